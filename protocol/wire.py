@@ -1,0 +1,235 @@
+"""Messages between device and verifier: binary WebSocket messages, subprotocol `outrider.v1`.
+
+A message is a MessagePack array `[type, fields...]`; vectors are one little-endian `bin`. Fields are only
+ever appended, with defaults; type numbers are never reused. Every bound that does not depend on the model is
+checked while decoding. A frame is the message, one byte 0x80, then zeros up to the next size bucket
+(ISO/IEC 7816-4 padding), so that frame sizes do not fingerprint prompts.
+
+One session lives on one `stream` (a small number the client picks per connection). The committed sequence
+is prompt plus verified tokens; its last token, the *root*, has no key/value rows on the server yet.
+
+    device                                verifier
+    HELLO  ------------------------------>
+           <------------------------------ WELCOME | ERROR (hashes differ)
+    OPEN (token ids, rows it has) -------->
+           <------------------------------ OPENED, then FEATURES... (rows the device lacks)
+    VERIFY seq (tree) -------------------->
+           <------------------------------ VERDICT seq (path, bonus token, rows) | RESYNC | ERROR
+    CLOSE -------------------------------->
+
+The device may send VERIFY right behind OPEN. A VERIFY repeated with the same seq gets the same bytes back.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from protocol.sampling import Sampling
+from protocol.tree import MAX_NODES, ROOT, TokenTree, TreeError
+
+SUBPROTOCOL = "outrider.v1"
+PROTOCOL_VERSION = 1
+#: largest frame the verifier accepts: a 128k-token prompt is 512 KiB
+MAX_CLIENT_FRAME = 1 << 20
+#: largest frame the device accepts
+MAX_SERVER_FRAME = 1 << 20
+#: feature rows of one FEATURES message hold at most this many bytes
+FEATURE_CHUNK = 60 * 1024
+
+MAX_TOKENS = 1 << 17
+STREAMS = 1 << 16
+
+Stream = Annotated[int, Meta(ge=0, lt=STREAMS)]
+Count = Annotated[int, Meta(ge=0, lt=2**31)]
+Seq = Annotated[int, Meta(ge=0, lt=2**32)]
+Hash = Annotated[str, Meta(max_length=64)]
+Ids = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS)]
+
+
+class WireError(ValueError):
+    """A frame that cannot be understood: truncated, out of range, wrong type, broken padding."""
+
+
+class _Message(Struct, array_like=True, frozen=True):
+    pass
+
+
+class Hello(_Message, tag=1, frozen=True):
+    protocol: Annotated[int, Meta(ge=1, lt=1 << 16)]
+    target_hash: Hash  # models.target.Target.model_hash in the bundle
+    drafter_hash: Hash
+    client: Annotated[str, Meta(max_length=128)] = ""
+
+
+class Welcome(_Message, tag=2, frozen=True):
+    protocol: int
+    target_hash: Hash
+    drafter_hash: Hash
+    vocab_size: Count
+    max_context: Count  # committed + drafted tokens
+    max_nodes: Count  # of one tree
+    tree_budget: Count  # nodes the server would like at most, now
+    server: Annotated[str, Meta(max_length=128)] = ""
+
+
+class Open(_Message, tag=3, frozen=True):
+    """Begin or resume: the verifier needs nothing else to take a session over from another replica."""
+
+    stream: Stream
+    session: Annotated[bytes, Meta(min_length=16, max_length=16)]  # random, chosen by the device
+    seq: Seq  # the last VERIFY that the device holds settled
+    tokens: Ids  # uint32 token ids, prompt and committed
+    features_have: Count  # rows 0..features_have-1 need not be sent
+    sampling: Sampling
+
+
+class Opened(_Message, tag=4, frozen=True):
+    stream: Stream
+    committed: Count
+    cached: Count  # rows of key/value found alive (0 after a restart or an eviction)
+
+
+class Features(_Message, tag=5, frozen=True):
+    stream: Stream
+    start: Count  # position of the first row
+    rows: bytes  # protocol.rows; newest rows are sent first
+
+
+class Verify(_Message, tag=6, frozen=True):
+    stream: Stream
+    seq: Seq
+    base_len: Count  # committed tokens the tree hangs below
+    tokens: Annotated[bytes, Meta(max_length=4 * MAX_NODES)]  # uint32 per node
+    parents: Annotated[bytes, Meta(max_length=MAX_NODES)]  # uint8 per node, 255 = root
+
+
+class Verdict(_Message, tag=7, frozen=True):
+    stream: Stream
+    seq: Seq
+    base_len: Count  # committed tokens before this verdict
+    accepted: Annotated[bytes, Meta(max_length=MAX_NODES)]  # node numbers of the accepted path
+    bonus: Count  # the target's own next token
+    finish: Annotated[int, Meta(ge=0, lt=16)]  # FINISH_*
+    rows: bytes  # rows of positions base_len-1 .. base_len-1+len(accepted)
+    tree_budget: Count = 0
+    queue_us: Count = 0  # time the round waited for the engine
+    engine_us: Count = 0  # time the engine took
+
+
+FINISH_NONE, FINISH_EOS, FINISH_LENGTH = 0, 1, 2
+
+
+class Resync(_Message, tag=8, frozen=True):
+    """The VERIFY hung below another length than the verifier's: OPEN again with what you hold committed."""
+
+    stream: Stream
+    committed: Count
+
+
+class Generate(_Message, tag=9, frozen=True):
+    """The target decodes alone: VERDICTs with empty paths and no rows, one per token (baseline, fallback)."""
+
+    stream: Stream
+    seq: Seq
+    base_len: Count
+    max_new: Annotated[int, Meta(ge=1, lt=MAX_TOKENS)]
+
+
+class Cancel(_Message, tag=10, frozen=True):
+    """Stop a GENERATE, or drop a VERIFY that waits. The session stays."""
+
+    stream: Stream
+
+
+class Close(_Message, tag=11, frozen=True):
+    """The session is over; the verifier may forget it. (A lost socket is not a CLOSE.)"""
+
+    stream: Stream
+
+
+class Error(_Message, tag=12, frozen=True):
+    code: Annotated[int, Meta(ge=0, lt=256)]  # ERR_*
+    text: Annotated[str, Meta(max_length=512)]
+    stream: Annotated[int, Meta(ge=-1, lt=STREAMS)] = -1  # -1: the connection
+    retry_after_ms: Count = 0
+
+
+ERR_MALFORMED = 1  # frame not understood; the connection goes on
+ERR_MISMATCH = 2  # protocol, target or drafter differ; the connection is closed
+ERR_BOUNDS = 3  # a field is out of the model's range
+ERR_UNKNOWN = 4  # no such stream on this connection: OPEN first
+ERR_ORDER = 5  # message out of order (before HELLO, a seq that was skipped, a second VERIFY in flight)
+ERR_BUSY = 6  # no room now; retry after retry_after_ms
+ERR_TOO_LONG = 7  # the context is full
+ERR_INTERNAL = 8
+
+ClientMessage = Hello | Open | Verify | Generate | Cancel | Close
+ServerMessage = Welcome | Opened | Features | Verdict | Resync | Error
+
+_encoder = msgspec.msgpack.Encoder()
+_client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+_server_decoder: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decoder(ServerMessage)
+
+
+def bucket(size: int) -> int:
+    """The frame size that `size` bytes are padded to: steps of 64 up to 1 KiB, then of 512."""
+    step = 64 if size <= 1024 else 512
+    return -(-size // step) * step
+
+
+def encode(message: ClientMessage | ServerMessage) -> bytes:
+    """A padded frame."""
+    data = _encoder.encode(message) + b"\x80"
+    return data.ljust(bucket(len(data)), b"\0")
+
+
+def _unpad(frame: bytes) -> bytes:
+    data = frame.rstrip(b"\0")
+    if not data.endswith(b"\x80"):
+        raise WireError("frame without padding mark")
+    return data[:-1]
+
+
+def decode_client(frame: bytes) -> ClientMessage:
+    """Decode what a device sent. Raises WireError and nothing else, whatever the bytes."""
+    try:
+        return _client_decoder.decode(_unpad(frame))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"not a client message: {error}") from None
+
+
+def decode_server(frame: bytes) -> ServerMessage:
+    """Decode what a verifier sent. Raises WireError and nothing else, whatever the bytes."""
+    try:
+        return _server_decoder.decode(_unpad(frame))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"not a server message: {error}") from None
+
+
+def pack_ids(ids: list[int] | tuple[int, ...]) -> bytes:
+    return np.asarray(ids, "<u4").tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    """uint32 ids. Raises WireError unless the length is a multiple of four."""
+    if len(data) % 4:
+        raise WireError(f"{len(data)} bytes are no uint32 ids")
+    ids: list[int] = np.frombuffer(data, "<u4").tolist()
+    return ids
+
+
+def pack_tree(tree: TokenTree) -> tuple[bytes, bytes]:
+    """(tokens, parents) as VERIFY carries them."""
+    return pack_ids(tree.tokens), bytes(255 if parent == ROOT else parent for parent in tree.parents)
+
+
+def unpack_tree(tokens: bytes, parents: bytes) -> TokenTree:
+    """The inverse. Raises WireError on anything that is no tree."""
+    try:
+        return TokenTree(tuple(unpack_ids(tokens)), tuple(ROOT if p == 255 else p for p in parents))
+    except TreeError as error:
+        raise WireError(f"no valid tree: {error}") from None
