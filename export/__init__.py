@@ -1,0 +1,1 @@
+"""`python -m export`: train a drafter, write a bundle, and report what came out."""

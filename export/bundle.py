@@ -1,0 +1,243 @@
+"""Write a bundle: the device half as an ONNX file, tokenizer, chat template and manifest, all checked.
+
+The folder is written aside and renamed when everything in it has been proved to load and to agree with the
+eager model, so a half-written bundle never carries the final name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+import shutil
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from rich.console import Console
+from safetensors.torch import save_file
+
+from edge_runtime.bundle import FORMAT_VERSION, MANIFEST, EngineEntry, FileEntry, Manifest, open_bundle
+from edge_runtime.engines.onnx import OnnxEngine
+from models.moa import SERVER_PREFIXES, DeviceHalf, MoAConfig, device_half, load_drafter
+from models.target import Target, load_target
+
+OPSET = 20
+ENGINE_FILE = "drafter.onnx"
+DRAFT_IDS_FILE = "draft_ids.u32"
+#: file of the server half; it goes with the bundle for whoever runs the verifier, not into the app
+ENCODER_FILE = "encoder.safetensors"
+#: least share of steps whose most likely token must agree with the eager model
+TOP1_BOUND = 0.9
+INPUTS = ["tokens", "positions", "wanted", "sa_mask", "sa_keys", "sa_values", "rows"]
+OUTPUTS = ["logits", "new_keys", "new_values"]
+
+
+class BundleError(RuntimeError):
+    """The bundle cannot be written. The message is one line that says what to do."""
+
+
+def write_bundle(target_name: str, drafter: Path, output: Path, quant: str = "int8") -> dict[str, Any]:
+    """Export `drafter` for `target_name` to the folder `output` and return its report.
+
+    quant: "int8" (weights int8 per channel, activations int8 per step) or "none" (float32).
+    Raises BundleError, TargetError or DrafterError with one clear line; `output` is then as it was.
+    """
+    if output.exists() and not (output / MANIFEST).is_file() and any(output.iterdir()):
+        raise BundleError(f"{output} exists and is no bundle; choose an empty or new --output-dir")
+    console = Console(stderr=True)
+    with console.status("loading target and drafter"):
+        target = load_target(target_name, dtype="float32")
+        config, tensors, drafter_hash = load_drafter(drafter)
+        _check_fit(target, config, drafter)
+        half = device_half(config, tensors, target.model)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+    try:
+        with console.status(f"exporting the device half to ONNX ({quant})"):
+            _export_onnx(half, config, aside, quant)
+        tensors["draft_ids"].numpy().astype("<u4").tofile(aside / DRAFT_IDS_FILE)
+        _copy_tokenizer(target, aside)
+        encoder = {k: v.half() for k, v in tensors.items() if k.startswith(SERVER_PREFIXES)}
+        save_file(encoder, aside / ENCODER_FILE, metadata={"drafter_hash": drafter_hash})
+        _write_manifest(target, config, drafter_hash, quant, aside)
+        with console.status("checking the bundle against the eager model"):
+            report = _report(half, config, aside, quant)
+        (aside / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+        (aside / "report.md").write_text(_markdown(report))
+        if report["parity"]["top1_agreement"] < TOP1_BOUND:
+            raise BundleError(
+                f"the exported model agrees with the eager one on only {report['parity']['top1_agreement']:.0%} of "
+                f"steps (bound {TOP1_BOUND:.0%}); try --quant none"
+            )
+        if output.exists():
+            shutil.rmtree(output)
+        aside.chmod(0o755)
+        aside.rename(output)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    size = report["files"][ENGINE_FILE] / 1e6
+    console.print(
+        f"wrote {output}: {ENGINE_FILE} {size:.1f} MB, top-1 agreement {report['parity']['top1_agreement']:.3f}, "
+        f"8-wide step {report['step_ms']['8']['p50']:.1f} ms; loads with EdgeRuntime.from_bundle({str(output)!r})"
+    )
+    return report
+
+
+def _check_fit(target: Target, config: MoAConfig, drafter: Path) -> None:
+    if config.target_hash != target.model_hash:
+        raise BundleError(
+            f"{drafter} was trained on target {config.target_hash}, but {target.name} is {target.model_hash}; "
+            "give the target it was trained on, or train a drafter for this one"
+        )
+    if not target.eos_ids:
+        raise BundleError(f"{target.name} names no eos_token_id, so no answer would ever end; add it to config.json")
+    if not target.tokenizer.chat_template:
+        raise BundleError(f"{target.name} has no chat template; add chat_template.jinja to its folder")
+
+
+def example_inputs(config: MoAConfig, width: int, past: int, rows: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Random inputs of one draft step, in the order of INPUTS, with the shapes of DeviceHalf.forward."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    return (
+        torch.randint(0, config.vocab_size, (width,), generator=generator),
+        torch.arange(past, past + width),
+        torch.arange(width),
+        torch.full((width, past + width), 0.0).triu(past + 1) + torch.full((width, past + width), -1e9).triu(past + 1),
+        normal(past, config.sa_kv_heads, config.head_dim),
+        normal(past, config.sa_kv_heads, config.head_dim),
+        normal(rows, 2, config.ca_kv_heads, config.head_dim),
+    )
+
+
+def _export_onnx(half: DeviceHalf, config: MoAConfig, folder: Path, quant: str) -> None:
+    width, past, rows = (torch.export.Dim(name) for name in ("width", "past", "rows"))
+    wanted = torch.export.Dim("wanted")
+    shapes = (
+        {0: width}, {0: width}, {0: wanted}, {0: width, 1: torch.export.Dim.AUTO}, {0: past}, {0: past}, {0: rows},
+    )  # fmt: skip
+    exact = folder / ("exact.onnx" if quant != "none" else ENGINE_FILE)
+    inputs = list(example_inputs(config, 5, 7, 9))
+    inputs[2] = torch.tensor([0, 2, 4])
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            half, tuple(inputs), str(exact), input_names=INPUTS, output_names=OUTPUTS, opset_version=OPSET,
+            dynamo=True, dynamic_shapes=shapes, external_data=False, verbose=False, optimize=True,
+        )  # fmt: skip
+    onnx.checker.check_model(str(exact))
+    if quant == "int8":
+        logging.getLogger().setLevel(logging.ERROR)
+        model = onnx.load(exact)
+        del model.graph.value_info[:]  # the exporter's shapes predate its own constant folding
+        quantize_dynamic(
+            model, folder / ENGINE_FILE, op_types_to_quantize=["MatMul", "Gather", "Gemm"], per_channel=True,
+            weight_type=QuantType.QInt8, extra_options={"MatMulConstBOnly": True},
+        )  # fmt: skip
+        exact.unlink()
+
+
+def _copy_tokenizer(target: Target, folder: Path) -> None:
+    target.tokenizer.save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(target.tokenizer.chat_template, encoding="utf-8")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            raise BundleError(f"{target.name}: its tokenizer writes no {name}; a fast tokenizer is needed")
+
+
+def _write_manifest(target: Target, config: MoAConfig, drafter_hash: str, quant: str, folder: Path) -> None:
+    files = {}
+    for path in sorted(folder.iterdir()):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        files[path.name] = FileEntry(digest, path.stat().st_size)
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        target=target.name if not Path(target.name).is_dir() else Path(target.name).name,
+        target_hash=target.model_hash,
+        drafter_hash=drafter_hash,
+        vocab_size=config.vocab_size,
+        eos_ids=list(target.eos_ids),
+        max_context=config.max_context,
+        hidden_size=config.hidden_size,
+        sa_kv_heads=config.sa_kv_heads,
+        ca_kv_heads=config.ca_kv_heads,
+        head_dim=config.head_dim,
+        draft_vocab_size=config.draft_vocab_size,
+        draft_ids_file=DRAFT_IDS_FILE,
+        engines={"onnx": EngineEntry(ENGINE_FILE, quant)},
+        files=files,
+    )
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    (folder / MANIFEST).write_bytes(text + b"\n")
+
+
+def _report(half: DeviceHalf, config: MoAConfig, folder: Path, quant: str) -> dict[str, Any]:
+    """Open the bundle as an app would, compare with the eager model and time draft steps."""
+    bundle = open_bundle(folder)
+    began = time.perf_counter()
+    engine = OnnxEngine(bundle)
+    load_ms = (time.perf_counter() - began) * 1e3
+    errors, agree, top4, total = [], 0, 0, 0
+    for seed, (width, past, rows) in enumerate([(1, 0, 0), (8, 30, 29), (32, 100, 99), (64, 300, 299)]):
+        inputs = example_inputs(config, width, past, rows, seed)
+        with torch.inference_mode():
+            exact = half(*inputs)[0].numpy()
+        got = engine.step(*(x.numpy() for x in inputs))[0]
+        errors.append(np.abs(got - exact))
+        agree += int((got.argmax(-1) == exact.argmax(-1)).sum())
+        best = np.argpartition(-got, 3, axis=-1)[:, :4]
+        top4 += int((best == exact.argmax(-1)[:, None]).any(-1).sum())
+        total += width
+    every = np.concatenate([e.ravel() for e in errors])
+    return {
+        "quant": quant,
+        "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
+        "load_ms": round(load_ms, 1),
+        "parity": {
+            "steps": total,
+            "inputs": "random tokens, rows and cache",
+            "top1_agreement": round(agree / total, 4),
+            "eager_top1_in_exported_top4": round(top4 / total, 4),
+            "mean_abs_logit_error": round(float(every.mean()), 5),
+            "max_abs_logit_error": round(float(every.max()), 5),
+        },
+        "step_ms": {str(width): _time_step(engine, config, width) for width in (1, 8, 32)},
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "versions": {"onnxruntime": onnxruntime.__version__, "onnx": onnx.__version__, "torch": torch.__version__},
+    }
+
+
+def _time_step(engine: OnnxEngine, config: MoAConfig, width: int) -> dict[str, float]:
+    inputs = [x.numpy() for x in example_inputs(config, width, 256, 255)]
+    times = []
+    for _ in range(25):
+        began = time.perf_counter()
+        engine.step(*inputs)
+        times.append((time.perf_counter() - began) * 1e3)
+    p50, p95 = np.percentile(times[5:], [50, 95])
+    return {"p50": round(float(p50), 2), "p95": round(float(p95), 2)}
+
+
+def _markdown(report: dict[str, Any]) -> str:
+    lines = ["# Bundle report", "", f"Measured on {report['machine']}.", "", "| file | MB |", "|---|---|"]
+    lines += [f"| {name} | {size / 1e6:.2f} |" for name, size in report["files"].items()]
+    lines += ["", "| figure | value |", "|---|---|", f"| weights | {report['quant']} |"]
+    lines += [f"| load time | {report['load_ms']} ms |"]
+    lines += [f"| {name.replace('_', ' ')} | {value} |" for name, value in report["parity"].items()]
+    for width, ms in report["step_ms"].items():
+        lines.append(f"| step, {width} tokens behind 256, p50 / p95 | {ms['p50']} / {ms['p95']} ms |")
+    return "\n".join(lines) + "\n"

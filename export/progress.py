@@ -1,0 +1,51 @@
+"""Progress of long work: a bar on a terminal, a line now and then in a log file."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+#: seconds between lines where there is no terminal
+LOG_EVERY = 30.0
+
+
+class Meter:
+    """`with Meter("train", total) as meter: meter.update(done, "820 tokens/s")`."""
+
+    def __init__(self, name: str, total: int) -> None:
+        self.name, self.total, self.done, self.note = name, total, 0, ""
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=self._console,
+        )  # fmt: skip
+        self._task = self._bar.add_task(name, total=total, note="")
+        self._logged = time.monotonic()
+
+    def __enter__(self) -> Meter:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+        else:
+            self._log()
+
+    def update(self, done: int, note: str) -> None:
+        """`done` of `total` so far."""
+        self.done, self.note = done, note
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=done, note=note)
+        elif time.monotonic() - self._logged > LOG_EVERY:
+            self._log()
+
+    def _log(self) -> None:
+        self._logged = time.monotonic()
+        print(f"{self.name} {self.done}/{self.total} {self.note}", flush=True)
