@@ -1,0 +1,283 @@
+"""One device's connection without I/O: frames in, frames out, the engine in between."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from cloud.batcher import Job, Reply
+from cloud.features import FeatureRows
+from cloud.service import Verifier
+from protocol.wire import (
+    ERR_BOUNDS,
+    ERR_BUSY,
+    ERR_MALFORMED,
+    ERR_MISMATCH,
+    ERR_ORDER,
+    ERR_TOO_LONG,
+    ERR_UNKNOWN,
+    FEATURE_CHUNK,
+    PROTOCOL_VERSION,
+    Cancel,
+    ClientMessage,
+    Close,
+    Error,
+    Features,
+    Generate,
+    Hello,
+    Open,
+    ServerMessage,
+    Verify,
+    WireError,
+    decode_client,
+    encode,
+    unpack_ids,
+    unpack_tree,
+)
+
+MAX_STREAMS = 16
+#: malformed frames that one connection may send
+MAX_MALFORMED = 100
+#: frames waiting for a slow reader above which nothing more is read from it
+MAX_WAITING = 8
+#: requests the engine thread has not looked at yet, above which nothing more is read
+MAX_BACKLOG = 2 * MAX_STREAMS
+
+CLOSE_POLICY = 1008
+CLOSE_MISMATCH = 4001
+
+
+class Outbox:
+    """Frames to send: messages first; feature rows, newest first, one chunk at a time in between."""
+
+    def __init__(self) -> None:
+        self._messages: deque[bytes] = deque()
+        self._features: dict[int, FeatureRows] = {}  # per stream, the rows still to send
+
+    def put(self, message: ServerMessage) -> None:
+        self._messages.append(encode(message))
+
+    def put_features(self, stream: int, rows: FeatureRows) -> None:
+        if len(rows):
+            self._features[stream] = rows
+
+    def forget_features(self, stream: int) -> None:
+        self._features.pop(stream, None)
+
+    @property
+    def crowded(self) -> bool:
+        """The other side reads too slowly."""
+        return len(self._messages) > MAX_WAITING
+
+    def next(self) -> bytes | None:
+        """The next frame to send, or None."""
+        if self._messages:
+            return self._messages.popleft()
+        if not self._features:
+            return None
+        stream = next(iter(self._features))
+        rows = self._features.pop(stream)
+        start = max(rows.start, rows.stop - FEATURE_CHUNK // rows.shape.nbytes)
+        block = rows.block(start, rows.stop)
+        rows.truncate(start)
+        self.put_features(stream, rows)  # behind the other streams'
+        return encode(Features(stream, start, block))
+
+
+class Stream:
+    """A session on this connection. jobs: what the engine has of it; round: its VERIFY or GENERATE."""
+
+    def __init__(self, connection: Connection, number: int, session: bytes) -> None:
+        self.connection, self.number, self.session = connection, number, session
+        self.opening: Job | None = None
+        self.round: Job | None = None
+
+    def cancel(self) -> None:
+        for job in (self.opening, self.round):
+            if job is not None:
+                job.cancelled = True
+        self.opening = self.round = None
+
+
+class Connection:
+    """Checks what a device sends, hands it to the engine and queues the answers in `outbox`.
+
+    streams_by_session: of all connections of this process; a session OPENed here leaves the connection it
+    was on. post(function, *args) runs a function in the thread that calls `receive` (an event loop's
+    call_soon_threadsafe). wake() is called when `outbox` or `closing` has something new.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        streams_by_session: dict[bytes, Stream],
+        post: Callable[..., Any],
+        wake: Callable[[], None],
+    ) -> None:
+        self.outbox = Outbox()
+        self.closing: tuple[int, str] | None = None  # close code and reason, once the outbox is empty
+        self.greeted = False
+        self._verifier, self._post, self._wake = verifier, post, wake
+        self._streams: dict[int, Stream] = {}
+        self._streams_by_session = streams_by_session
+        self._malformed = 0
+        self._backlog: deque[Job] = deque()
+
+    @property
+    def backlogged(self) -> bool:
+        """The engine is slower than this device sends; this bounds what one connection can pile up."""
+        while self._backlog and self._backlog[0].admitted:
+            self._backlog.popleft()
+        return len(self._backlog) > MAX_BACKLOG
+
+    def receive(self, frame: bytes) -> None:
+        """Handle one frame, whatever its bytes."""
+        try:
+            self._handle(decode_client(frame))
+        except WireError as error:
+            self._malformed += 1
+            self._error(ERR_MALFORMED, str(error))
+            if self._malformed >= MAX_MALFORMED:
+                self.close(CLOSE_POLICY, "too many malformed frames")
+
+    def close(self, code: int, reason: str) -> None:
+        """Close the socket behind what the outbox holds."""
+        self.closing = (code, reason)
+        self._wake()
+
+    def lost(self) -> None:
+        """The socket is gone: drop what waits. Session records stay, to be resumed."""
+        for stream in list(self._streams.values()):
+            self._unbind(stream)
+
+    def _handle(self, message: ClientMessage) -> None:
+        if isinstance(message, Hello):
+            self._hello(message)
+        elif not self.greeted:
+            self._error(ERR_ORDER, "the first message must be HELLO")
+            self.close(CLOSE_POLICY, "no HELLO")
+        elif isinstance(message, Open):
+            self._open(message)
+        else:
+            stream = self._streams.get(message.stream)
+            if stream is None:
+                self._error(ERR_UNKNOWN, f"no stream {message.stream} on this connection: OPEN first", message.stream)
+            elif isinstance(message, Verify | Generate):
+                self._round(stream, message)
+            elif isinstance(message, Cancel):
+                if stream.round is not None:
+                    stream.round.cancelled, stream.round = True, None
+            elif isinstance(message, Close):
+                self._unbind(stream)
+                self._submit(Job(stream.session, message, lambda reply, done: None))
+
+    def _hello(self, hello: Hello) -> None:
+        verifier = self._verifier
+        if self.greeted:
+            self._error(ERR_ORDER, "HELLO came twice")
+            return
+        mine = (PROTOCOL_VERSION, verifier.target_hash, verifier.drafter_hash)
+        yours = (hello.protocol, hello.target_hash, hello.drafter_hash)
+        if mine != yours:
+            names = ("protocol", "target", "drafter")
+            differ = [
+                f"{name} {your!r} here is {my!r}"
+                for name, my, your in zip(names, mine, yours, strict=True)
+                if my != your
+            ]
+            self._error(ERR_MISMATCH, f"{'; '.join(differ)}; use a bundle made for this verifier")
+            self.close(CLOSE_MISMATCH, "protocol, target or drafter differ")
+            return
+        self.greeted = True
+        self._send(verifier.welcome())
+
+    def _open(self, message: Open) -> None:
+        verifier, number = self._verifier, message.stream
+        tokens = unpack_ids(message.tokens)
+        if not tokens:
+            self._error(ERR_BOUNDS, "OPEN needs at least one token", number)
+        elif max(tokens) >= verifier.vocab_size:
+            self._error(ERR_BOUNDS, f"token {max(tokens)}, the vocabulary has {verifier.vocab_size}", number)
+        elif len(tokens) > verifier.max_context:
+            self._error(ERR_TOO_LONG, f"{len(tokens)} tokens, the context holds {verifier.max_context}", number)
+        elif number not in self._streams and len(self._streams) >= MAX_STREAMS:
+            self._error(ERR_BUSY, f"{MAX_STREAMS} streams are open on this connection: CLOSE one", number)
+        else:
+            for old in (self._streams.get(number), self._streams_by_session.get(message.session)):
+                if old is not None:
+                    old.connection._unbind(old)
+            stream = Stream(self, number, message.session)
+            self._streams[number] = self._streams_by_session[message.session] = stream
+            stream.opening = self._job(stream, message, tokens=tokens)
+            self._submit(stream.opening)
+
+    def _round(self, stream: Stream, message: Verify | Generate) -> None:
+        verifier, number = self._verifier, stream.number
+        if stream.round is not None:
+            under_way = stream.round.request
+            if type(under_way) is type(message) and under_way.seq == message.seq:  # type: ignore[union-attr]
+                return  # sent again out of impatience; its reply comes
+            self._error(ERR_ORDER, f"seq {message.seq} came while another is under way; CANCEL that first", number)
+            return
+        if isinstance(message, Generate):
+            stream.round = self._job(stream, message)
+            self._submit(stream.round)
+            return
+        tree = unpack_tree(message.tokens, message.parents)
+        depth = max(tree.depths, default=0)
+        if len(tree) > verifier.max_nodes:
+            self._error(ERR_BOUNDS, f"{len(tree)} nodes, at most {verifier.max_nodes}", number)
+        elif max(tree.tokens, default=0) >= verifier.vocab_size:
+            self._error(ERR_BOUNDS, f"token {max(tree.tokens)}, the vocabulary has {verifier.vocab_size}", number)
+        elif message.base_len + depth > verifier.max_context:
+            self._error(
+                ERR_TOO_LONG,
+                f"{message.base_len} tokens and {depth} levels, the context holds {verifier.max_context}",
+                number,
+            )
+        else:
+            stream.round = self._job(stream, message, tree=tree)
+            self._submit(stream.round)
+
+    def _job(self, stream: Stream, request: Open | Verify | Generate, **content: Any) -> Job:
+        """A job whose replies come back to this thread."""
+
+        def reply(answer: Reply, done: bool) -> None:
+            self._post(partial(self._deliver, stream, job, answer, done))
+
+        job = Job(stream.session, request, reply, **content)
+        return job
+
+    def _submit(self, job: Job) -> None:
+        self._backlog.append(job)
+        self._verifier.submit(job)
+
+    def _deliver(self, stream: Stream, job: Job, answer: Reply, done: bool) -> None:
+        if done and stream.opening is job:
+            stream.opening = None
+        if done and stream.round is job:
+            stream.round = None
+        if self._streams.get(stream.number) is not stream:
+            return  # closed, moved away or opened anew meanwhile
+        if isinstance(answer, FeatureRows):
+            self.outbox.put_features(stream.number, answer)
+        else:
+            self.outbox.put(answer)
+        self._wake()
+
+    def _unbind(self, stream: Stream) -> None:
+        stream.cancel()
+        self.outbox.forget_features(stream.number)
+        if self._streams.get(stream.number) is stream:
+            del self._streams[stream.number]
+        if self._streams_by_session.get(stream.session) is stream:
+            del self._streams_by_session[stream.session]
+
+    def _error(self, code: int, text: str, stream: int = -1) -> None:
+        self._send(Error(code, text[:512], stream))
+
+    def _send(self, message: ServerMessage) -> None:
+        self.outbox.put(message)
+        self._wake()

@@ -1,0 +1,77 @@
+"""Feature rows: what the drafter's cross-attention reads of a verified token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cloud.kvpool import KVPool
+from models.moa import MoAConfig, ServerHalf
+from protocol.rows import RowShape
+
+
+class FeatureProducer:
+    """Keys and values of the target's layers -> feature rows, through the drafter's server half."""
+
+    def __init__(self, config: MoAConfig, half: ServerHalf, pool: KVPool) -> None:
+        self.shape = RowShape(config.ca_kv_heads, config.head_dim)
+        self._pool = pool
+        self._half = half.to(device=pool.keys.device, dtype=torch.float32)
+        self._layers = torch.tensor(config.target_layers, device=pool.keys.device)
+
+    @torch.inference_mode()
+    def rows(self, pool_rows: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
+        """Rows [T, 2, heads, head_dim] of the tokens in `pool_rows` at absolute `positions`, T > 0."""
+        device = self._pool.keys.device
+        index = torch.tensor(pool_rows, device=device)
+        taken = (self._layers[:, None], index[None])
+        # per key head the key, then the value: [layers, T, kv_heads, 2, head_dim] -> [T, layers, kv_width]
+        both = torch.stack([self._pool.keys[taken], self._pool.values[taken]], 3)
+        kv = both.transpose(0, 1).flatten(2).float()
+        rows: NDArray[np.float32] = self._half(kv, torch.tensor(positions, device=device)).cpu().numpy()
+        return rows
+
+
+class FeatureRows:
+    """Packed rows (protocol.rows) of positions start..start+len-1; a row once packed is kept as it was sent."""
+
+    def __init__(self, shape: RowShape, start: int = 0) -> None:
+        self.shape, self.start = shape, start
+        self._scales, self._values = bytearray(), bytearray()
+        self._scale_bytes = 2 * shape.heads * 2
+        self._value_bytes = 2 * shape.heads * shape.head_dim
+
+    def __len__(self) -> int:
+        return len(self._scales) // self._scale_bytes
+
+    @property
+    def stop(self) -> int:
+        """The position behind the last row."""
+        return self.start + len(self)
+
+    def append(self, packed: bytes) -> None:
+        """Add a packed block of rows behind the last."""
+        split = len(packed) // self.shape.nbytes * self._scale_bytes
+        self._scales += packed[:split]
+        self._values += packed[split:]
+
+    def truncate(self, stop: int) -> None:
+        """Forget the rows of positions `stop` and above."""
+        count = max(0, stop - self.start)
+        del self._scales[count * self._scale_bytes :]
+        del self._values[count * self._value_bytes :]
+
+    def block(self, start: int, stop: int) -> bytes:
+        """Positions start..stop-1 as one packed block."""
+        begin, end = start - self.start, stop - self.start
+        scales = self._scales[begin * self._scale_bytes : end * self._scale_bytes]
+        return bytes(scales + self._values[begin * self._value_bytes : end * self._value_bytes])
+
+    def copy(self, start: int, stop: int) -> FeatureRows:
+        """Positions start..stop-1, for use in another thread."""
+        copy = FeatureRows(self.shape, start)
+        copy.append(self.block(start, stop))
+        return copy

@@ -1,0 +1,111 @@
+"""Key/value rows of all sessions, each session in one contiguous extent."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+
+import torch
+
+#: extents are whole multiples of this many rows, so that most steps need no growth
+GRANULE = 256
+
+
+@dataclass
+class Extent:
+    """Rows base..base+size-1 belong to one owner; the first `used` hold its committed prefix."""
+
+    base: int
+    size: int
+    used: int = 0
+
+
+class KVPool:
+    """Keys and values [layers, rows, kv_heads, head_dim] with one contiguous extent per owner.
+
+    Contiguous extents give attention plain views of the pool. When room is short, the least recently used
+    extents are forgotten; their owners keep token ids and run them through the target again.
+    """
+
+    def __init__(
+        self, layers: int, rows: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.rows = rows
+        shape = (layers, rows, kv_heads, head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self._extents: OrderedDict[bytes, Extent] = OrderedDict()  # least recently used first
+
+    def used(self, owner: bytes) -> int:
+        """Rows of the owner's prefix that are alive, 0 after an eviction."""
+        extent = self._extents.get(owner)
+        return extent.used if extent else 0
+
+    def extent(self, owner: bytes) -> Extent:
+        """The owner's extent. Raises KeyError where `reserve` did not come first."""
+        return self._extents[owner]
+
+    def owners(self) -> list[bytes]:
+        """Owners of live extents, least recently used first."""
+        return list(self._extents)
+
+    def reserve(self, owner: bytes, rows: int, keep: Set[bytes]) -> bool:
+        """Make the owner's extent at least `rows` long, evicting extents of owners outside `keep`.
+
+        The owner's used rows move along. Returns False, with the owner's extent as it was, where even that
+        gives no room.
+        """
+        extent = self._extents.get(owner)
+        if extent is None or extent.size < rows:
+            need = min(-(-max(rows, 1) // GRANULE) * GRANULE, max(rows, self.rows))
+            while (base := self._place(owner, need)) is None:
+                victim = next((other for other in self._extents if other != owner and other not in keep), None)
+                if victim is None:
+                    return False
+                del self._extents[victim]
+            if extent is None:
+                extent = self._extents[owner] = Extent(base, need)
+            else:
+                if base != extent.base:
+                    old, new = range(extent.base, extent.base + extent.used), range(base, base + extent.used)
+                    self.move(old, new)
+                extent.base, extent.size = base, need
+        self._extents.move_to_end(owner)
+        return True
+
+    def truncate(self, owner: bytes, rows: int) -> None:
+        """Forget all but the first `rows` rows."""
+        if extent := self._extents.get(owner):
+            extent.used = min(extent.used, rows)
+
+    def release(self, owner: bytes) -> None:
+        """Forget the owner's extent, if it has one."""
+        self._extents.pop(owner, None)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy rows over rows, in all layers. Sources and targets may overlap: sources are read first."""
+        if len(sources):
+            source = torch.tensor(sources, device=self.keys.device)
+            target = torch.tensor(targets, device=self.keys.device)
+            for tensor in (self.keys, self.values):
+                tensor.index_copy_(1, target, tensor.index_select(1, source))
+
+    def _place(self, owner: bytes, size: int) -> int | None:
+        """First row of `size` free rows, the owner's own counted as free; where it lies, if that will do."""
+        gaps = list(self._gaps(owner))
+        extent = self._extents.get(owner)
+        if extent and any(begin <= extent.base and extent.base + size <= end for begin, end in gaps):
+            return extent.base
+        return next((begin for begin, end in gaps if end - begin >= size), None)
+
+    def _gaps(self, owner: bytes) -> Iterator[tuple[int, int]]:
+        """(begin, end) of free stretches, the owner's own extent counted as free."""
+        begin = 0
+        others = (extent for other, extent in self._extents.items() if other != owner)
+        for extent in sorted(others, key=lambda extent: extent.base):
+            if begin < extent.base:
+                yield begin, extent.base
+            begin = extent.base + extent.size
+        if begin < self.rows:
+            yield begin, self.rows

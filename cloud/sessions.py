@@ -1,0 +1,128 @@
+"""Session records: committed tokens, feature rows and the last reply, outliving sockets and evictions."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+
+from cloud.features import FeatureRows
+from cloud.kvpool import KVPool
+from protocol.rows import RowShape
+from protocol.sampling import Sampling
+from protocol.wire import Open, Verdict, Verify
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The last VERIFY that was answered, what it said and the tokens it committed: a retry gets the same."""
+
+    request: Verify
+    verdict: Verdict
+    committed: tuple[int, ...]
+
+    def answers(self, request: Verify) -> bool:
+        """Whether `request` is that VERIFY again, perhaps on another stream."""
+        mine, other = self.request, request
+        return (mine.seq, mine.base_len, mine.tokens, mine.parents) == (
+            other.seq,
+            other.base_len,
+            other.tokens,
+            other.parents,
+        )
+
+
+@dataclass(eq=False)
+class Session:
+    """One conversation. tokens: committed ids, the last is the root; rows: feature rows from position 0 on.
+
+    seq: the last VERIFY or GENERATE that is over. Keys and values lie in the pool under the session's id.
+    """
+
+    id: bytes
+    tokens: list[int]
+    sampling: Sampling
+    seq: int
+    rows: FeatureRows
+    settled: Settled | None = None
+    last_used: float = 0.0
+
+
+class SessionStore:
+    """All records of this process, at most `max_sessions`, forgotten when unused for `ttl` seconds."""
+
+    def __init__(
+        self,
+        pool: KVPool,
+        shape: RowShape,
+        max_sessions: int,
+        ttl: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool, self._shape = pool, shape
+        self._max_sessions, self._ttl, self._clock = max_sessions, ttl, clock
+        self._sessions: OrderedDict[bytes, Session] = OrderedDict()  # least recently used first
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, session_id: bytes) -> Session | None:
+        """The record, marked as just used."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            self._sessions.move_to_end(session_id)
+            session.last_used = self._clock()
+        return session
+
+    def open(self, request: Open, tokens: list[int], busy: Set[bytes]) -> Session | None:
+        """Begin or resume a session at `tokens`, keeping what its record knows of their common prefix.
+
+        Returns None where the store is full of `busy` sessions.
+        """
+        session = self.get(request.session)
+        if session is None:
+            if not self._make_room(busy):
+                return None
+            rows = FeatureRows(self._shape)
+            session = Session(request.session, list(tokens), request.sampling, request.seq, rows)
+            self._sessions[session.id] = session
+            session.last_used = self._clock()
+            return session
+        common = common_prefix(session.tokens, tokens)
+        alive = min(common, len(tokens) - 1)
+        self._pool.truncate(session.id, alive)
+        session.rows.truncate(alive)
+        if common < len(tokens) or request.sampling != session.sampling:
+            session.settled = None  # the last reply belongs to another text
+        session.tokens, session.sampling, session.seq = list(tokens), request.sampling, request.seq
+        return session
+
+    def forget(self, session_id: bytes) -> None:
+        """Drop the record and its keys and values."""
+        self._sessions.pop(session_id, None)
+        self._pool.release(session_id)
+
+    def expire(self, busy: Set[bytes]) -> None:
+        """Forget sessions unused for longer than the time to live."""
+        limit = self._clock() - self._ttl
+        old = [s.id for s in self._sessions.values() if s.last_used < limit and s.id not in busy]
+        for session_id in old:
+            self.forget(session_id)
+
+    def _make_room(self, busy: Set[bytes]) -> bool:
+        if len(self._sessions) < self._max_sessions:
+            return True
+        victim = next((session_id for session_id in self._sessions if session_id not in busy), None)
+        if victim is None:
+            return False
+        self.forget(victim)
+        return True
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """Length of the longest common prefix."""
+    limit = min(len(a), len(b))
+    if a[:limit] == b[:limit]:
+        return limit
+    return next(i for i in range(limit) if a[i] != b[i])

@@ -1,0 +1,234 @@
+"""Drive a verifier in tests: in process (Direct) and over a real socket (serve, Client)."""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import uvicorn
+from websockets.sync.client import ClientConnection, connect
+
+from cloud.batcher import Job, Reply
+from cloud.features import FeatureRows
+from cloud.server import create_app, uvicorn_config
+from cloud.service import Verifier
+from cloud.settings import Settings
+from models.moa import server_half
+from protocol.rows import pack_rows, unpack_rows
+from protocol.sampling import Sampling
+from protocol.tree import ROOT, TokenTree
+from protocol.wire import (
+    SUBPROTOCOL,
+    ClientMessage,
+    Features,
+    Generate,
+    Hello,
+    Open,
+    Opened,
+    ServerMessage,
+    Verdict,
+    Verify,
+    Welcome,
+    decode_server,
+    encode,
+    pack_ids,
+    pack_tree,
+)
+from tests.tiny import tiny_drafter_config, tiny_target
+
+DRAFTER_HASH = "tiny-drafter"
+HELLO = Hello(1, "tiny-target", DRAFTER_HASH)
+GREEDY = Sampling()
+
+
+def make_verifier(model: Any, eos_ids: tuple[int, ...] = (3,), **settings: Any) -> Verifier:
+    """A verifier of the tiny model, not started."""
+    values = {"max_context": 128, "max_nodes": 24, "kv_tokens": 512, "max_sessions": 32, "prefill_chunk": 16}
+    drafter = (*tiny_drafter_config(model), DRAFTER_HASH)
+    return Verifier(tiny_target(model, eos_ids), drafter, Settings(**{**values, **settings}))
+
+
+@contextmanager
+def started(verifier: Verifier) -> Iterator[Direct]:
+    verifier.start()
+    try:
+        yield Direct(verifier)
+    finally:
+        verifier.stop()
+        assert not verifier.alive
+
+
+class Direct:
+    """Jobs straight to the engine thread."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self.verifier = verifier
+
+    def submit(self, job_session: bytes, request: Any, **content: Any) -> tuple[Job, queue.Queue[Reply]]:
+        replies: queue.Queue[Reply] = queue.Queue()
+        job = Job(job_session, request, lambda reply, done: replies.put(reply), **content)
+        self.verifier.submit(job)
+        return job, replies
+
+    def open(
+        self, session: bytes, tokens: Sequence[int], seq: int = 0, sampling: Sampling = GREEDY, have: int = 0
+    ) -> tuple[Opened, FeatureRows]:
+        """OPEN and wait for the prefill."""
+        request = Open(0, session, seq, pack_ids(list(tokens)), have, sampling)
+        _, replies = self.submit(session, request, tokens=list(tokens))
+        opened, rows = replies.get(timeout=20), replies.get(timeout=20)
+        assert isinstance(opened, Opened) and isinstance(rows, FeatureRows), (opened, rows)
+        return opened, rows
+
+    def verify(self, session: bytes, seq: int, base_len: int, tree: TokenTree) -> queue.Queue[Reply]:
+        request = Verify(0, seq, base_len, *pack_tree(tree))
+        return self.submit(session, request, tree=tree)[1]
+
+
+@contextmanager
+def serve(verifier: Verifier, **options: Any) -> Iterator[str]:
+    """A real uvicorn server on loopback; yields host:port."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    config = uvicorn_config(create_app(verifier, **options))
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.started
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive() and not verifier.alive
+
+
+class Client:
+    """A device on a real socket, blocking."""
+
+    def __init__(self, address: str, hello: Hello | None = HELLO) -> None:
+        protocols: Any = [SUBPROTOCOL]
+        self.socket: ClientConnection = connect(f"ws://{address}/v1/verify", subprotocols=protocols, compression=None)
+        if hello is not None:
+            self.send(hello)
+            self.welcome = self.receive(Welcome)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, message: ClientMessage) -> None:
+        self.socket.send(encode(message))
+
+    def frame(self) -> bytes:
+        frame = self.socket.recv(timeout=20)
+        assert isinstance(frame, bytes)
+        return frame
+
+    def any(self) -> ServerMessage:
+        return decode_server(self.frame())
+
+    def receive(self, kind: type[Any]) -> Any:
+        """The next message, which must be of this kind; FEATURES are skipped where others are wanted."""
+        while True:
+            message = self.any()
+            if isinstance(message, kind):
+                return message
+            assert isinstance(message, Features), message
+
+    def open(
+        self, tokens: Sequence[int], stream: int = 0, session: bytes | None = None, seq: int = 0, have: int = 1 << 20,
+        sampling: Sampling = GREEDY,
+    ) -> Opened:  # fmt: skip
+        self.send(Open(stream, session or os.urandom(16), seq, pack_ids(list(tokens)), have, sampling))
+        opened: Opened = self.receive(Opened)
+        return opened
+
+    def verify(self, seq: int, base_len: int, tree: TokenTree, stream: int = 0) -> Verdict:
+        self.send(Verify(stream, seq, base_len, *pack_tree(tree)))
+        verdict: Verdict = self.receive(Verdict)
+        return verdict
+
+    def generate(self, seq: int, base_len: int, max_new: int, stream: int = 0) -> list[int]:
+        self.send(Generate(stream, seq, base_len, max_new))
+        tokens: list[int] = []
+        while True:
+            verdict = self.receive(Verdict)
+            assert (verdict.seq, verdict.accepted, verdict.rows) == (seq, b"", b"")
+            assert verdict.base_len == base_len + len(tokens)
+            tokens.append(verdict.bonus)
+            if verdict.finish or len(tokens) == max_new:
+                return tokens
+
+
+def random_tree(rng: random.Random, truth: Sequence[int], vocab: int, max_nodes: int = 12) -> TokenTree:
+    """A random tree that holds some of the true continuation, its nodes in random (valid) order."""
+    depth = rng.choice([0, 0, 1, 2, 3, 5])
+    paths = [list(truth[:depth])] if depth else []
+    for _ in range(rng.randrange(5)):
+        path = list(truth[: rng.randrange(depth + 1)])
+        paths.append(path + [rng.randrange(vocab) for _ in range(rng.randrange(1, 4))])
+    rng.shuffle(paths)
+    tokens: list[int] = []
+    parents: list[int] = []
+    nodes: dict[tuple[int, ...], int] = {(): ROOT}
+    while paths:
+        path = rng.choice(paths)  # nodes of several paths take turns, so that paths are not contiguous
+        prefix = next(tuple(path[:n]) for n in range(len(path) + 1) if tuple(path[:n]) not in nodes or n == len(path))
+        if prefix not in nodes and len(tokens) < max_nodes:
+            nodes[prefix] = len(tokens)
+            tokens.append(prefix[-1])
+            parents.append(nodes[prefix[:-1]])
+        if len(prefix) == len(path) or len(tokens) >= max_nodes:
+            paths.remove(path)
+    return TokenTree(tuple(tokens), tuple(parents))
+
+
+def expected_path(tree: TokenTree, truth: Sequence[int]) -> list[int]:
+    """Nodes that must be accepted where the target's continuation, longer than the tree is deep, is `truth`."""
+    assert len(truth) > max(tree.depths, default=0)
+    node, path = ROOT, list[int]()
+    for token in truth:
+        child = tree.child(node, token)
+        if child is None:
+            break
+        path.append(node := child)
+    return path
+
+
+@torch.inference_mode()
+def reference_rows(model: Any, tokens: Sequence[int]) -> bytes:
+    """Packed rows of all positions from one plain forward of the unmodified model."""
+    config, tensors = tiny_drafter_config(model)
+    cache = model(input_ids=torch.tensor([list(tokens)]), use_cache=True).past_key_values
+    parts = []
+    for layer in config.target_layers:
+        key, value = cache.layers[layer].keys[0], cache.layers[layer].values[0]  # [heads, T, head_dim]
+        heads = [part[head] for head in range(key.shape[0]) for part in (key, value)]
+        parts.append(torch.cat(heads, -1))
+    kv = torch.stack(parts, 1).float()
+    return pack_rows(server_half(config, tensors)(kv, torch.arange(len(tokens))).numpy())
+
+
+def assert_rows(model: Any, verifier: Verifier, tokens: Sequence[int], start: int, packed: bytes) -> None:
+    """`packed` are the rows from `start` on of this text, to within one int8 step."""
+    shape = verifier.features.shape
+    got = unpack_rows(packed, shape)
+    want = unpack_rows(reference_rows(model, tokens), shape)[start : start + len(got)]
+    assert got.shape == want.shape and len(got)
+    step = abs(want).max(-1, keepdims=True) / 127 * 1.01 + 1e-6
+    assert (abs(got - want) <= step).all()
+    assert abs(want).max() > 0.01

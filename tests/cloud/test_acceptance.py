@@ -1,0 +1,55 @@
+"""The walk: descends on equality, asks only for what it visits, stops at end of answer and context."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cloud.acceptance import Walk, walk
+from protocol.sampling import Sampling, draw
+from protocol.tree import TokenTree
+from protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE
+
+#          node: 0  1  2  3  4
+TREE = TokenTree((7, 8, 9, 3, 9), (-1, -1, 1, 2, 0))
+
+
+class Rows:
+    """Logits whose argmax is given per row; remembers which were asked for."""
+
+    def __init__(self, *best: int) -> None:
+        self.best, self.asked = best, list[int]()
+
+    def __call__(self, row: int) -> NDArray[np.float64]:
+        self.asked.append(row)
+        logits = np.zeros(12)
+        logits[self.best[row]] = 5.0
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("best", "limit", "want", "asked"),
+    [
+        ((5, 0, 0, 0, 0, 0), 100, Walk([], 5, FINISH_NONE), [0]),
+        ((8, 0, 9, 1, 0, 0), 100, Walk([1, 2], 1, FINISH_NONE), [0, 2, 3]),
+        ((8, 0, 9, 3, 0, 0), 100, Walk([1, 2], 3, FINISH_EOS), [0, 2, 3]),  # node 3 holds it, yet it ends
+        ((7, 9, 0, 0, 0, 6), 100, Walk([0, 4], 6, FINISH_NONE), [0, 1, 5]),
+        ((8, 0, 9, 1, 0, 0), 12, Walk([1], 9, FINISH_LENGTH), [0, 2]),
+        ((8, 0, 9, 1, 0, 0), 11, Walk([], 8, FINISH_LENGTH), [0]),
+        ((3, 0, 9, 1, 0, 0), 11, Walk([], 3, FINISH_EOS), [0]),
+    ],
+)
+def test_walk(best: tuple[int, ...], limit: int, want: Walk, asked: list[int]) -> None:
+    rows = Rows(*best)
+    assert walk(rows, TREE, Sampling(), 10, {3}, limit) == want
+    assert rows.asked == asked
+
+
+def test_draws_are_keyed_by_absolute_position() -> None:
+    sampling = Sampling(temperature=1.0, seed=9)
+    flat = np.zeros(12)
+    tokens = [draw(flat, sampling, position) for position in range(20, 24)]
+    assert len(set(tokens)) > 1
+    found = walk(lambda _: flat, TokenTree.chain(tokens[:3]), sampling, 20, (), 100)
+    assert found == Walk([0, 1, 2], tokens[3], FINISH_NONE)

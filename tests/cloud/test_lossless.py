@@ -1,0 +1,259 @@
+"""Ragged batched tree verification equals plain decoding, token for token, in float64."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cloud.attention import span_mask
+from cloud.engine import Segment
+from cloud.sessions import Session
+from protocol.sampling import Sampling
+from protocol.tree import TokenTree
+from protocol.wire import FINISH_EOS, FINISH_LENGTH, Generate, Open, Verdict, pack_ids
+from tests.cloud.drive import Direct, assert_rows, expected_path, make_verifier, random_tree, started
+from tests.tiny import plain_decode, tiny_model
+
+VOCAB = 199
+#: the oracle runs this far ahead: more than a tree is deep
+SPARE = 10
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.7, seed=1),
+    Sampling(temperature=1.0, seed=2**62 + 5),
+    Sampling(temperature=1.0, top_p=0.9, seed=3),
+    Sampling(temperature=1.3, top_k=20, seed=4),
+    Sampling(temperature=0.8, top_k=50, top_p=0.95, min_p=0.02, seed=5),
+]
+MODELS = {
+    "llama": {"layers": 2},
+    "qwen2": {"layers": 3, "tied": True},
+    "qwen3": {"layers": 2, "kv_heads": 1},
+    "mistral": {"layers": 2, "kv_heads": 4, "hidden": 48},
+}
+
+
+@dataclass
+class Conversation:
+    """What a device knows, and the oracle."""
+
+    prompt: list[int]
+    sampling: Sampling
+    truth: list[int]
+    id: bytes = field(default_factory=lambda: os.urandom(16))
+    tokens: list[int] = field(default_factory=list)
+    seq: int = 0
+    accepted: int = 0
+
+    @property
+    def rest(self) -> list[int]:
+        return self.truth[len(self.tokens) - len(self.prompt) :]
+
+
+def conversations(model: Any, rng: random.Random, count: int, new: int) -> list[Conversation]:
+    made = []
+    for index in range(count):
+        prompt = [rng.randrange(4, VOCAB) for _ in range(rng.choice([1, 2, 9, 40, 70]))]
+        sampling = SAMPLINGS[index % len(SAMPLINGS)]
+        truth = plain_decode(model, prompt, sampling, new, eos_ids=())
+        made.append(Conversation(prompt, sampling, truth, tokens=list(prompt)))
+    return made
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_many_sessions_with_evictions_and_replicas(family: str) -> None:
+    model = tiny_model(family, seed=7, vocab=VOCAB, **MODELS[family])
+    rng = random.Random(family)
+    talks = conversations(model, rng, 6, 26 + SPARE)
+    # two extents of 256 rows for six sessions, so every round evicts
+    replicas = [make_verifier(model, (), kv_tokens=512) for _ in range(2)]
+    resumed = evicted = 0
+    with started(replicas[0]) as one, started(replicas[1]) as two:
+        home: dict[bytes, Direct] = {}
+        for talk in talks:
+            home[talk.id] = one
+            one.open(talk.id, talk.tokens, 0, talk.sampling)
+        while any(len(talk.rest) > SPARE for talk in talks):
+            waiting = []
+            for talk in talks:
+                if len(talk.rest) <= SPARE:
+                    continue
+                if rng.random() < 0.15:
+                    home[talk.id] = rng.choice([one, two])
+                    back = rng.randrange(min(4, len(talk.tokens) - len(talk.prompt) + 1))
+                    talk.tokens = talk.tokens[: len(talk.tokens) - back]
+                    home[talk.id].open(talk.id, talk.tokens, talk.seq, talk.sampling)
+                    resumed += 1
+                evicted += home[talk.id].verifier.engine.pool.used(talk.id) == 0
+                talk.seq += 1
+                tree = random_tree(rng, talk.rest, VOCAB)
+                waiting.append((talk, tree, home[talk.id].verify(talk.id, talk.seq, len(talk.tokens), tree)))
+            for talk, tree, replies in waiting:
+                verdict = replies.get(timeout=20)
+                assert isinstance(verdict, Verdict), verdict
+                path = list(verdict.accepted)
+                assert path == expected_path(tree, talk.rest)
+                emitted = [tree.tokens[node] for node in path] + [verdict.bonus]
+                assert emitted == talk.rest[: len(emitted)]
+                assert verdict.base_len == len(talk.tokens) and verdict.seq == talk.seq
+                assert_rows(model, home[talk.id].verifier, talk.tokens + emitted, len(talk.tokens) - 1, verdict.rows)
+                talk.tokens += emitted
+                talk.accepted += len(path)
+    assert resumed > 3 and evicted > 10
+    assert sum(talk.accepted for talk in talks) > 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_session_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
+    """Logits, keys and values of one tree, alone and among others with chains and trees of their own."""
+    model = tiny_model("llama", seed=3, vocab=VOCAB, dtype=dtype)
+    rng = random.Random(1)
+    prompt = [rng.randrange(4, VOCAB) for _ in range(30)]
+    tree = random_tree(random.Random(5), [10, 11, 12, 13, 14, 15], VOCAB)
+    assert len(tree) > 3 and max(tree.depths) > 1
+
+    def run(others: int) -> list[torch.Tensor]:
+        verifier = make_verifier(model, (), kv_tokens=4096)
+        engine, store = verifier.engine, verifier.sessions
+        keep: set[bytes] = set()
+        segments = []
+        for index in range(others + 1):
+            tokens = prompt if index == others else [rng.randrange(VOCAB) for _ in range(rng.randrange(2, 60))]
+            name = bytes([index]) * 16
+            session = store.open(Open(0, name, 0, pack_ids(tokens), 0, Sampling()), tokens, set())
+            assert isinstance(session, Session)
+            drafted = tree if index == others else random_tree(rng, [1, 2, 3, 4, 5], VOCAB)
+            keep.add(name)
+            assert engine.pool.reserve(name, len(tokens) + len(drafted), keep)
+            segments.append(Segment(session, len(tokens), drafted))
+        return [logits.clone() for logits in engine._forward(segments)]
+
+    alone, together = run(0)[-1], run(5)[-1]
+    assert alone.shape == (1 + len(tree), VOCAB)
+    tolerance = 1e-10 if dtype == torch.float64 else 2e-4
+    torch.testing.assert_close(alone, together, rtol=0, atol=tolerance)
+    # and both are what the unmodified model says on each path
+    for node in range(-1, len(tree)):
+        ids = prompt + [tree.tokens[n] for n in tree.path(node)]
+        want = model(input_ids=torch.tensor([ids])).logits[0, -1]
+        torch.testing.assert_close(alone[node + 1], want, rtol=0, atol=tolerance)
+
+
+def test_mask_shows_past_chain_and_ancestors() -> None:
+    tree = TokenTree((1, 2, 3, 4), (-1, 0, -1, 1))
+    mask = span_mask(2, 3, tree, torch.float32)
+    assert mask is not None
+    want = [
+        "11100 00",
+        "11110 00",
+        "11111 0000",
+        "11111 1000",
+        "11111 1100",
+        "11111 0010",
+        "11111 1101",
+    ]
+    rows = np.array([[int(c) for c in row.replace(" ", "").ljust(9, "0")] for row in want])
+    assert (np.isfinite(mask.numpy()) == rows).all() and (mask.numpy()[rows == 1] == 0).all()
+    assert span_mask(5, 1, TokenTree(), torch.float32) is None
+    assert span_mask(0, 4, TokenTree(), torch.float32) is None
+    wide = TokenTree.chain(range(255))
+    assert (torch.isfinite(span_mask(0, 1, wide, torch.float64)).numpy() == np.tri(256)).all()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:3])
+def test_generate_equals_plain_decoding(sampling: Sampling) -> None:
+    model = tiny_model("qwen2", seed=11, vocab=VOCAB)
+    prompt = [20, 21, 22]
+    truth = plain_decode(model, prompt, sampling, 15, eos_ids=())
+    with started(make_verifier(model, ())) as direct:
+        session = os.urandom(16)
+        direct.open(session, prompt, 0, sampling)
+        _, replies = direct.submit(session, Generate(0, 1, 3, 10))
+        got = [replies.get(timeout=20).bonus for _ in range(10)]  # type: ignore[union-attr]
+        assert got == truth[:10]
+        # a tree behind it, and the rows that GENERATE left out
+        tree = TokenTree.chain(truth[10:12])
+        verdict = direct.verify(session, 2, 13, tree).get(timeout=20)
+        assert isinstance(verdict, Verdict)
+        assert list(verdict.accepted) == [0, 1] and verdict.bonus == truth[12]
+        tokens = prompt + truth[:13]
+        opened, rows = direct.open(session, tokens, 2, sampling, have=1)
+        assert opened.cached == len(tokens) - 1 and (rows.start, rows.stop) == (1, len(tokens) - 1)
+        assert_rows(model, direct.verifier, tokens, 1, rows.block(1, rows.stop))
+
+
+def test_end_of_answer_ends_the_walk() -> None:
+    model = tiny_model("llama", seed=2, vocab=VOCAB)
+    prompt = [9, 8, 7]
+    truth = plain_decode(model, prompt, Sampling(), 12, eos_ids=())
+    eos = truth[4]
+    assert eos not in truth[:4]
+    with started(make_verifier(model, (eos,))) as direct:
+        session = os.urandom(16)
+        direct.open(session, prompt)
+        verdict = direct.verify(session, 1, 3, TokenTree.chain(truth[:8])).get(timeout=20)
+        assert isinstance(verdict, Verdict)
+        assert (list(verdict.accepted), verdict.bonus, verdict.finish) == ([0, 1, 2, 3], eos, FINISH_EOS)
+        direct.open(session, prompt, 1)
+        _, replies = direct.submit(session, Generate(0, 2, 3, 100))
+        got = [replies.get(timeout=20) for _ in range(5)]
+        assert [v.bonus for v in got] == truth[:5]  # type: ignore[union-attr]
+        assert [v.finish for v in got] == [0, 0, 0, 0, FINISH_EOS]  # type: ignore[union-attr]
+
+
+def test_full_context_ends_the_walk() -> None:
+    model = tiny_model("llama", seed=2, vocab=VOCAB)
+    prompt = [9, 8, 7]
+    truth = plain_decode(model, prompt, Sampling(), 12, eos_ids=(), max_context=10)
+    assert len(truth) == 7
+    with started(make_verifier(model, (), max_context=10)) as direct:
+        session = os.urandom(16)
+        direct.open(session, prompt)
+        verdict = direct.verify(session, 1, 3, TokenTree.chain(truth)).get(timeout=20)
+        assert isinstance(verdict, Verdict)
+        assert (list(verdict.accepted), verdict.bonus, verdict.finish) == ([*range(6)], truth[6], FINISH_LENGTH)
+
+
+def test_compaction_leaves_what_a_plain_prefill_would_have_written() -> None:
+    model = tiny_model("mistral", seed=5, vocab=VOCAB)
+    prompt = [4, 5, 6, 7, 8]
+    truth = plain_decode(model, prompt, Sampling(), 6, eos_ids=())
+    # the accepted path is nodes 1, 3, 6: none where a plain prefill would have put it
+    tree = TokenTree((9, truth[0], 10, truth[1], 11, 12, truth[2]), (-1, -1, 0, 1, 1, 3, 3))
+    with started(make_verifier(model, (), kv_tokens=1024)) as direct:
+        drafted, plain = os.urandom(16), os.urandom(16)
+        direct.open(drafted, prompt)
+        verdict = direct.verify(drafted, 1, 5, tree).get(timeout=20)
+        assert isinstance(verdict, Verdict) and list(verdict.accepted) == [1, 3, 6]
+        direct.open(plain, prompt + truth[:4])
+        pool = direct.verifier.engine.pool
+        a, b = pool.extent(drafted), pool.extent(plain)
+        assert a.used == b.used == 8
+        for tensor in (pool.keys, pool.values):
+            torch.testing.assert_close(
+                tensor[:, a.base : a.base + 8], tensor[:, b.base : b.base + 8], rtol=0, atol=1e-10
+            )
+
+
+def test_rows_across_prefill_chunks() -> None:
+    """70 tokens in chunks of 16; other sessions share the steps."""
+    model = tiny_model("qwen3", seed=6, vocab=VOCAB)
+    rng = random.Random(0)
+    texts = [[rng.randrange(4, VOCAB) for _ in range(n)] for n in (70, 33, 17, 16, 2)]
+    with started(make_verifier(model, (), kv_tokens=2048)) as direct:
+        waiting = []
+        for text in texts:
+            session = os.urandom(16)
+            request = Open(0, session, 0, pack_ids(text), 0, Sampling())
+            waiting.append((text, direct.submit(session, request, tokens=text)[1]))
+        for text, replies in waiting:
+            replies.get(timeout=20)
+            rows: Any = replies.get(timeout=20)
+            assert (rows.start, rows.stop) == (0, len(text) - 1)
+            assert_rows(model, direct.verifier, text, 0, rows.block(0, rows.stop))

@@ -1,0 +1,125 @@
+"""Tiny random targets and drafters, and the oracle: plain decoding. Shared by the tests of several rooms."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, MistralConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from models.moa import MoA, MoAConfig, save_drafter
+from models.target import Target, hash_model_folder
+from protocol.sampling import Sampling, draw
+
+FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "mistral": MistralConfig}
+EOS = 3
+
+
+def tiny_model(
+    family: str = "llama",
+    seed: int = 0,
+    vocab: int = 199,
+    *,
+    layers: int = 2,
+    hidden: int = 32,
+    heads: int = 4,
+    kv_heads: int = 2,
+    tied: bool = False,
+    dtype: torch.dtype = torch.float64,
+) -> Any:
+    """A random causal LM in eval mode whose logits are spread enough to make sampling matter."""
+    config = FAMILIES[family](
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=hidden // heads,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        eos_token_id=EOS,
+        bos_token_id=1,
+        pad_token_id=0,
+        sliding_window=None,
+    )
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.35)
+    return model.requires_grad_(False).eval()
+
+
+def tiny_target(model: Any, eos_ids: tuple[int, ...] = (EOS,)) -> Target:
+    """The model as a loaded Target; its own copy, since a verifier replaces the attention."""
+    return Target(copy.deepcopy(model), None, "tiny", Path("."), "tiny-target", eos_ids)
+
+
+def tiny_drafter_config(
+    model: Any, target_hash: str = "tiny-target", seed: int = 0
+) -> tuple[MoAConfig, dict[str, Tensor]]:
+    """Random MoA drafter for the model: (config, tensors under the checkpoint's names)."""
+    config = MoAConfig.for_target(model.config, target_hash, layers=3, draft_vocab=64, max_context=256)
+    torch.manual_seed(seed)
+    moa = MoA(config)
+    with torch.no_grad():
+        for parameter in moa.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.2)
+    moa.adopt(copy.deepcopy(model).float(), torch.arange(64))
+    return config, moa.trained()
+
+
+def tiny_tokenizer(vocab: int = 199) -> PreTrainedTokenizerFast:
+    """Words w4, w5, ... split at spaces, behind <pad>, <s>, <unk> and </s>; with a chat template."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"<pad>": 0, "<s>": 1, "<unk>": 2, "</s>": EOS, **{f"w{i}": i for i in range(4, vocab)}}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, **special)
+    tokenizer.chat_template = "<s> {% for message in messages %}{{ message['content'] }} </s> {% endfor %}"
+    return tokenizer
+
+
+def save_tiny_target(folder: Path, model: Any | None = None) -> str:
+    """Write model (default: a float32 llama) and tokenizer as a target folder; returns the model hash."""
+    model = tiny_model(dtype=torch.float32) if model is None else model
+    model.save_pretrained(folder)
+    tiny_tokenizer(model.config.vocab_size).save_pretrained(folder)
+    return hash_model_folder(folder)
+
+
+def save_tiny_drafter(folder: Path, model: Any, target_hash: str) -> None:
+    """Write a random drafter folder for the model."""
+    config, tensors = tiny_drafter_config(model, target_hash)
+    save_drafter(folder, config, tensors, {"note": "random, for tests"})
+
+
+@torch.inference_mode()
+def plain_decode(
+    model: Any,
+    ids: Sequence[int],
+    sampling: Sampling,
+    max_new: int,
+    eos_ids: Iterable[int] = (EOS,),
+    max_context: int = 1 << 30,
+) -> list[int]:
+    """The oracle: new tokens of plain decoding, a full forward without any cache for every token."""
+    tokens, stop = list(ids), set(eos_ids)
+    while len(tokens) < min(len(ids) + max_new, max_context):
+        logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        if logits.dtype not in (torch.float32, torch.float64):
+            logits = logits.float()
+        tokens.append(draw(logits.numpy(), sampling, len(tokens)))
+        if tokens[-1] in stop:
+            break
+    return tokens[len(ids) :]
