@@ -1,0 +1,203 @@
+"""Grow draft trees, and write single tokens when the link is down.
+
+The tree is EAGLE-2's dynamic one (arXiv 2406.16858; docs/design.md): expand the most likely frontier nodes
+level by level, then keep the nodes with the highest path probability. With sampling, candidates are ranked
+by log q + g with the verifier's own noise g, so the target's draw is likely to be among them. Ranking can
+only cost speed: what is emitted is the target's draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.engines.onnx import Floats, Ints
+from protocol.noise import gumbel_noise_at
+from protocol.rows import RowShape
+from protocol.sampling import Sampling
+from protocol.tree import MAX_NODES, ROOT, TokenTree
+
+#: additive mask value of what a query must not see
+MASKED = np.float32(-1e9)
+#: cache rows kept free for the expanded nodes of one tree
+TREE_ROWS = 512
+#: prompt tokens fed to the engine per step
+CHUNK = 64
+
+
+class Engine(Protocol):
+    """What a drafter needs of an engine; see edge_runtime.engines."""
+
+    def step(
+        self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
+        rows: Floats,
+    ) -> tuple[Floats, Floats, Floats]: ...  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded per level."""
+
+    nodes: int = 32
+    depth: int = 6
+    breadth: int = 8
+
+    def __post_init__(self) -> None:
+        if min(self.nodes, self.depth, self.breadth) < 1 or self.nodes > MAX_NODES:
+            raise ValueError(f"a tree needs 1..{MAX_NODES} nodes and at least one level and one branch, not {self}")
+        if self.depth * self.breadth > TREE_ROWS:
+            raise ValueError(f"depth {self.depth} x breadth {self.breadth} is more than {TREE_ROWS} drafted tokens")
+
+
+class Drafter:
+    """Drafting state of one conversation: self-attention cache and feature rows.
+
+    Not thread-safe: one thread calls it, in order.
+    """
+
+    def __init__(
+        self, engine: Engine, draft_ids: NDArray[np.int64], row_shape: RowShape, sa_kv_heads: int, max_context: int
+    ) -> None:
+        self.engine, self.draft_ids, self.max_context = engine, draft_ids, max_context
+        capacity = max_context + TREE_ROWS
+        self.keys = np.zeros((capacity, sa_kv_heads, row_shape.head_dim), np.float32)
+        self.values = np.zeros_like(self.keys)
+        self.cached: list[int] = []  # token ids whose keys and values stand in rows 0..len-1
+        self.rows = np.zeros((max_context, 2, *row_shape), np.float32)
+        self.row_count = 0
+        self.steps = 0
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+        self.cached, self.row_count = [], 0
+
+    def add_rows(self, rows: NDArray[np.float32]) -> None:
+        """Append feature rows [n, 2, heads, head_dim], in any order: their keys carry their position."""
+        end = min(self.row_count + len(rows), len(self.rows))
+        self.rows[self.row_count : end] = rows[: end - self.row_count]
+        self.row_count = end
+
+    def _step(self, tokens: Ints, positions: Ints, wanted: Ints, mask: Floats, past: int) -> Floats:
+        """Run the engine behind `past` cache rows; its keys and values land right behind them."""
+        logits, keys, values = self.engine.step(
+            tokens, positions, wanted, mask, self.keys[:past], self.values[:past], self.rows[: self.row_count]
+        )
+        self.keys[past : past + len(tokens)] = keys
+        self.values[past : past + len(tokens)] = values
+        self.steps += 1
+        return logits
+
+    def _advance(self, prefix: list[int]) -> Floats:
+        """Bring the cache to `prefix`; return the logits [draft_vocab] behind its last token."""
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.cached, prefix, strict=False)))
+        kept = min(same, len(prefix) - 1)  # the last token's logits are needed in any case
+        del self.cached[kept:]
+        logits = np.zeros((1, 0), np.float32)
+        for start in range(kept, len(prefix), CHUNK):
+            chunk = np.array(prefix[start : start + CHUNK], np.int64)
+            size = len(chunk)
+            mask = np.zeros((size, start + size), np.float32)
+            mask[:, start:] = np.triu(np.full((size, size), MASKED, np.float32), 1)
+            positions = np.arange(start, start + size)
+            logits = self._step(chunk, positions, np.array([size - 1]), mask, start)
+            self.cached.extend(chunk.tolist())
+        last: Floats = logits[0]
+        return last
+
+    def _log_q(self, logits: Floats, sampling: Sampling) -> NDArray[np.float64]:
+        x = logits.astype(np.float64)
+        if not sampling.greedy:
+            x /= sampling.temperature
+        x -= x.max(-1, keepdims=True)
+        x -= np.log(np.exp(x).sum(-1, keepdims=True))
+        return x
+
+    def write(self, prefix: list[int], sampling: Sampling) -> int:
+        """The drafter's own next token behind `prefix`, drawn with the noise the target would use."""
+        score = self._log_q(self._advance(prefix), sampling)
+        if not sampling.greedy:
+            score = score + gumbel_noise_at(sampling.seed, len(prefix), self.draft_ids)
+        return int(self.draft_ids[int(np.argmax(score))])
+
+    def grow(
+        self, prefix: list[int], sampling: Sampling, shape: TreeShape, stop: Callable[[], bool] = lambda: False
+    ) -> TokenTree:
+        """A draft tree of at most shape.nodes nodes below the last token of `prefix`.
+
+        `stop()` is asked between levels; when true, what is there is returned.
+        """
+        room = self.max_context - len(prefix)
+        depth = min(shape.depth, room)
+        if depth < 1:
+            return TokenTree()
+        base = len(prefix)
+        tokens: list[int] = []
+        parents: list[int] = []
+        scores: list[float] = []
+        slots: list[int] = []  # cache row of an expanded node, -1 for the others
+        frontier: list[int] = [ROOT]
+        logits = self._advance(prefix)[None]
+        used = base
+        for level in range(1, depth + 1):
+            first = len(tokens)
+            self._propose(frontier, logits, base + level - 1, sampling, shape.breadth, tokens, parents, scores)
+            slots += [-1] * (len(tokens) - first)
+            if level == depth or stop():
+                break
+            frontier = sorted(range(first, len(tokens)), key=lambda n: -scores[n])[: shape.breadth]
+            if len(tokens) >= shape.nodes:
+                worst = sorted(scores, reverse=True)[shape.nodes - 1]
+                frontier = [n for n in frontier if scores[n] > worst]  # only these can still be kept
+            if not frontier:
+                break
+            logits = self._expand(frontier, tokens, parents, slots, base, level, used)
+            used += len(frontier)
+        return self._best(tokens, parents, scores, shape.nodes)
+
+    def _propose(
+        self, frontier: list[int], logits: Floats, position: int, sampling: Sampling, breadth: int,
+        tokens: list[int], parents: list[int], scores: list[float],
+    ) -> None:  # fmt: skip
+        """Append each frontier node's `breadth` best children; logits [frontier, draft_vocab]."""
+        ranked = self._log_q(logits, sampling)
+        if not sampling.greedy:
+            ranked = ranked + gumbel_noise_at(sampling.seed, position, self.draft_ids)
+            ranked -= ranked.max(-1, keepdims=True)
+            ranked -= np.log(np.exp(ranked).sum(-1, keepdims=True))
+        count = min(breadth, ranked.shape[1])
+        best = np.argpartition(-ranked, count - 1, axis=1)[:, :count]
+        for row, parent in enumerate(frontier):
+            base = scores[parent] if parent != ROOT else 0.0
+            for column in sorted(best[row].tolist(), key=lambda c: -ranked[row, c]):
+                tokens.append(int(self.draft_ids[column]))
+                parents.append(parent)
+                scores.append(base + float(ranked[row, column]))
+
+    def _expand(
+        self, frontier: list[int], tokens: list[int], parents: list[int], slots: list[int], base: int, level: int,
+        used: int,
+    ) -> Floats:  # fmt: skip
+        """Run the engine on the frontier nodes; each sees the prefix, its ancestors and itself."""
+        size = len(frontier)
+        mask = np.full((size, used + size), MASKED, np.float32)
+        mask[:, :base] = 0.0
+        for row, node in enumerate(frontier):
+            slots[node] = used + row
+            while node != ROOT:
+                mask[row, slots[node]] = 0.0
+                node = parents[node]
+        ids = np.array([tokens[n] for n in frontier], np.int64)
+        positions = np.full(size, base + level - 1, np.int64)
+        return self._step(ids, positions, np.arange(size), mask, used)
+
+    @staticmethod
+    def _best(tokens: list[int], parents: list[int], scores: list[float], limit: int) -> TokenTree:
+        """The `limit` nodes of highest path probability. Scores fall along a path, so parents come along."""
+        kept = sorted(sorted(range(len(tokens)), key=lambda n: (-scores[n], n))[:limit])
+        place = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
+        return TokenTree(tuple(tokens[n] for n in kept), tuple(place[parents[n]] for n in kept))

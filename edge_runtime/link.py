@@ -1,0 +1,175 @@
+"""The WebSocket to the verifier: connect, shake hands, receive, and dial again for ever.
+
+`Link.run` is one task for the runtime's whole life. It reports what happens as events and never raises
+for a network reason; `send` drops what cannot be sent, because every message is repeated by the session
+after the next link-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidURI, WebSocketException
+
+from protocol.wire import (
+    ERR_MISMATCH,
+    MAX_SERVER_FRAME,
+    PROTOCOL_VERSION,
+    SUBPROTOCOL,
+    ClientMessage,
+    Error,
+    Hello,
+    ServerMessage,
+    Welcome,
+    WireError,
+    decode_server,
+    encode,
+)
+
+PATH = "/v1/verify"
+#: seconds to wait for the TCP connection, TLS and the handshake
+CONNECT_TIMEOUT = 5.0
+#: delays between attempts: the first retry comes fast, because an answer is waiting
+FIRST_RETRY, LAST_RETRY = 0.1, 3.0
+
+
+class LinkRefused(RuntimeError):
+    """The verifier will never accept this bundle (other target, drafter or protocol)."""
+
+
+@dataclass(frozen=True)
+class LinkUp:
+    welcome: Welcome
+
+
+@dataclass(frozen=True)
+class LinkDown:
+    reason: str
+
+
+@dataclass(frozen=True)
+class Arrived:
+    message: ServerMessage
+
+
+LinkEvent = LinkUp | LinkDown | Arrived | LinkRefused
+
+
+@dataclass
+class Traffic:
+    """Bytes of WebSocket frames, headers and masks included; TCP and TLS not."""
+
+    up: int = 0
+    down: int = 0
+    #: bytes of the last frame sent and received, by message type
+    last: dict[str, int] = field(default_factory=dict)
+
+
+def frame_bytes(payload: int, masked: bool) -> int:
+    """Size of one WebSocket frame around `payload` bytes (RFC 6455, section 5.2)."""
+    header = 2 if payload < 126 else 4 if payload < 65536 else 10
+    return header + (4 if masked else 0) + payload
+
+
+def verifier_url(server: str) -> str:
+    """`host:port`, `ws://host:port` or `wss://...` -> the WebSocket URL of the verifier's endpoint."""
+    url = server if "://" in server else f"ws://{server}"
+    url = url.replace("http://", "ws://", 1).replace("https://", "wss://", 1).rstrip("/")
+    return url if url.endswith(PATH) else url + PATH
+
+
+class Link:
+    """Keeps one connection to `server` alive and hands events to `report`, in order."""
+
+    def __init__(self, server: str, hello: Hello, report: Callable[[LinkEvent], None]) -> None:
+        self.url, self.hello, self.report = verifier_url(server), hello, report
+        self.traffic = Traffic()
+        self.welcome: Welcome | None = None
+        self._connection: ClientConnection | None = None
+
+    @property
+    def rtt(self) -> float:
+        """Seconds of the last WebSocket ping, 0 before the first."""
+        return self._connection.latency if self._connection else 0.0
+
+    async def run(self) -> None:
+        """Connect, receive, reconnect; ends only by cancellation or a refusal."""
+        delay = FIRST_RETRY
+        while True:
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    connection = await self._dial()
+            except LinkRefused as error:
+                self.report(error)
+                return
+            except InvalidURI as error:
+                self.report(LinkRefused(f"{self.url} is no WebSocket address: {error}"))
+                return
+            except (OSError, TimeoutError, WebSocketException, WireError) as error:
+                self.report(LinkDown(str(error) or type(error).__name__))
+            else:
+                delay = FIRST_RETRY
+                await self._receive(connection)
+            await asyncio.sleep(delay * random.uniform(0.7, 1.3))
+            delay = min(LAST_RETRY, delay * 2)
+
+    async def _dial(self) -> ClientConnection:
+        connection = await connect(
+            self.url, subprotocols=[SUBPROTOCOL], compression=None, max_size=MAX_SERVER_FRAME,  # type: ignore[list-item]
+            open_timeout=CONNECT_TIMEOUT, close_timeout=0.5, ping_interval=10, ping_timeout=20, proxy=None,
+        )  # fmt: skip
+        try:
+            await connection.send(encode(self.hello))
+            frame = await connection.recv(decode=False)
+            answer = decode_server(frame)
+        except BaseException:
+            connection.transport.abort()
+            raise
+        if isinstance(answer, Error):
+            await connection.close()
+            if answer.code == ERR_MISMATCH:
+                raise LinkRefused(answer.text)
+            raise WireError(f"the verifier refused: {answer.text}")
+        if not isinstance(answer, Welcome) or answer.protocol != PROTOCOL_VERSION:
+            connection.transport.abort()
+            raise WireError("the other side is no Outrider verifier of this protocol version")
+        self._connection, self.welcome = connection, answer
+        self.report(LinkUp(answer))
+        return connection
+
+    async def _receive(self, connection: ClientConnection) -> None:
+        reason = "closed"
+        try:
+            while True:
+                frame = await connection.recv(decode=False)
+                message = decode_server(frame)
+                self.traffic.down += frame_bytes(len(frame), masked=False)
+                self.traffic.last[type(message).__name__] = frame_bytes(len(frame), masked=False)
+                self.report(Arrived(message))
+        except (WebSocketException, OSError, WireError) as error:
+            reason = str(error)
+        finally:
+            self._connection = None
+            connection.transport.abort()
+            self.report(LinkDown(reason))
+
+    async def send(self, message: ClientMessage) -> None:
+        """Send `message` if there is a connection; a failure shows as LinkDown."""
+        connection = self._connection
+        if connection is None:
+            return
+        frame = encode(message)
+        with contextlib.suppress(WebSocketException, OSError):
+            await connection.send(frame)
+            self.traffic.up += frame_bytes(len(frame), masked=True)
+            self.traffic.last[type(message).__name__] = frame_bytes(len(frame), masked=True)
+
+    def drop(self) -> None:
+        """Cut the connection without ceremony and dial again (half-open links do not answer a close)."""
+        if self._connection is not None:
+            self._connection.transport.abort()
