@@ -1,0 +1,1 @@
+"""Measurements: the demo and the acceptance-length benchmark. Every one writes JSON and prints a table."""

@@ -1,0 +1,161 @@
+"""Acceptance length tau through the exported bundle and a real verifier.
+
+    python -m benchmarks.acceptance --prompts questions.jsonl --count 60
+
+tau is the number of tokens committed per tree round: accepted draft tokens plus the target's own one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.baseline import plain_decode
+from benchmarks.server import VerifierProcess
+from edge_runtime.bundle import BundleError
+from edge_runtime.drafter import TreeShape
+from edge_runtime.link import LinkRefused
+from edge_runtime.runtime import AnswerStats, EdgeRuntime, Finished
+from protocol.sampling import Sampling
+
+
+def read_questions(path: Path, count: int) -> list[tuple[str, str]]:
+    """(category, question) of `count` lines spread evenly over the file; the first turn of each."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    step = max(1, len(rows) // count)
+    chosen = rows[::step][:count]
+    return [(row.get("category", "all"), row["prompt"] if "prompt" in row else row["turns"][0]) for row in chosen]
+
+
+async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    questions = read_questions(options.prompts, options.count)
+    verifier = VerifierProcess(options.drafter, Path("build/verifier.log"), "--dtype", options.dtype)
+    shape = TreeShape(options.nodes, options.depth, options.breadth)
+    by_category: dict[str, list[AnswerStats]] = defaultdict(list)
+    ratios: list[float] = []
+    same = compared = largest = skipped = 0
+    sampling = Sampling(temperature=options.temperature, seed=options.seed)
+    try:
+        with console.status("starting the verifier"):
+            verifier.start()
+            await asyncio.to_thread(verifier.wait_ready)
+        async with EdgeRuntime.from_bundle(options.bundle, verifier.address, shape=shape) as runtime:
+            for category, question in track(questions, "questions", console=console):
+                prompt = runtime.encode_prompt(question)
+                if len(prompt) + options.max_new_tokens > runtime.bundle.manifest.max_context:
+                    skipped += 1
+                    continue
+                async for event in runtime.generate(
+                    prompt, max_new_tokens=options.max_new_tokens, temperature=options.temperature, seed=options.seed
+                ):
+                    last = event
+                assert isinstance(last, Finished)
+                by_category[category].append(last.stats)
+                assert runtime.link is not None
+                largest = max(largest, runtime.link.traffic.last.get("Verify", 0))
+                if options.plain:
+                    (plain,) = await plain_decode(
+                        verifier.address, runtime.bundle, [prompt], sampling, options.max_new_tokens
+                    )
+                    ratios.append(last.stats.tokens_per_second / plain.tokens_per_second)
+                    compared += 1
+                    same += last.token_ids == plain.tokens
+    finally:
+        verifier.stop()
+    everything = [stats for group in by_category.values() for stats in group]
+    return {
+        "machine": f"{platform.machine()}, {platform.system()}",
+        "tree": {"nodes": options.nodes, "depth": options.depth, "breadth": options.breadth},
+        "temperature": options.temperature,
+        "dtype": options.dtype,
+        "questions": len(everything),
+        "skipped_too_long": skipped,
+        "overall": summarise(everything),
+        "by_category": {name: summarise(group) for name, group in sorted(by_category.items())},
+        "largest_verify_frame_bytes": largest,
+        "speed_over_plain_median": round(statistics.median(ratios), 3) if ratios else None,
+        "same_as_plain": f"{same} of {compared}" if compared else None,
+    }
+
+
+def summarise(group: list[AnswerStats]) -> dict[str, Any]:
+    tokens, rounds = sum(s.tokens for s in group), sum(s.rounds for s in group)
+    return {
+        "answers": len(group),
+        "tokens": tokens,
+        "rounds": rounds,
+        "tau": round(sum(s.tau * s.rounds for s in group) / max(1, rounds), 3),
+        "bytes_up_per_round": round(sum(s.bytes_up for s in group) / max(1, rounds)),
+        "bytes_down_per_round": round(sum(s.bytes_down for s in group) / max(1, rounds)),
+        "draft_ms_per_round": round(1e3 * sum(s.draft_seconds for s in group) / max(1, rounds), 1),
+        "verifier_ms_per_round": round(1e3 * sum(s.engine_seconds for s in group) / max(1, rounds), 1),
+        "tokens_per_second": round(tokens / max(1e-9, sum(s.seconds for s in group)), 2),
+        "stalls": sum(s.stalls for s in group),
+    }
+
+
+def show(figures: dict[str, Any], console: Console) -> None:
+    tree = figures["tree"]
+    title = f"{tree['nodes']}-node trees, temperature {figures['temperature']}, {figures['questions']} questions"
+    table = Table(title=title, title_justify="left")
+    for column in ("group", "answers", "tokens", "tau", "draft ms", "verifier ms", "tokens/s"):
+        table.add_column(column, justify="left" if column == "group" else "right")
+    for name, row in [*figures["by_category"].items(), ("all", figures["overall"])]:
+        table.add_row(
+            name, str(row["answers"]), str(row["tokens"]), f"{row['tau']:.2f}", f"{row['draft_ms_per_round']:.0f}",
+            f"{row['verifier_ms_per_round']:.0f}", f"{row['tokens_per_second']:.1f}",
+        )  # fmt: skip
+    console.print(table)
+    if figures["speed_over_plain_median"]:
+        console.print(
+            f"speed over plain decoding on the same server, median: {figures['speed_over_plain_median']:.2f}; "
+            f"same tokens: {figures['same_as_plain']}"
+        )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.acceptance", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--prompts", type=Path, required=True, help="JSONL with `turns` or `prompt` and `category`")
+    parser.add_argument("--count", type=int, default=60, help="questions, spread evenly over the file")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--nodes", type=int, default=TreeShape.nodes)
+    parser.add_argument("--depth", type=int, default=TreeShape.depth)
+    parser.add_argument("--breadth", type=int, default=TreeShape.breadth)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", default="float32", help="the verifier's number format")
+    parser.add_argument("--plain", action="store_true", help="also decode plainly and compare, side by side")
+    parser.add_argument("--bundle", type=Path, default=Path("build/bundle"))
+    parser.add_argument("--drafter", type=Path, default=Path("drafters/smollm2-135m-instruct-moa"))
+    parser.add_argument("--json", type=Path, default=Path("build/acceptance.json"), help="where the figures go")
+    options = parser.parse_args(argv)
+    console = Console()
+    try:
+        figures = asyncio.run(measure(options, console))
+    except (BundleError, LinkRefused, RuntimeError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    show(figures, console)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    console.print(f"figures: {options.json}", style="dim")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

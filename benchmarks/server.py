@@ -1,0 +1,75 @@
+"""Start, kill and restart a real `python -m cloud.verifier` process."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class VerifierProcess:
+    """A verifier on loopback. `arguments` are added to its command line; its output goes to `log`."""
+
+    def __init__(self, drafter: Path, log: Path, *arguments: str, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.log = log
+        self.command = [
+            sys.executable, "-m", "cloud.verifier", "--drafter", str(drafter), "--port", str(self.port), *arguments,
+        ]  # fmt: skip
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start the process without waiting for it."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT)
+
+    def is_ready(self) -> bool:
+        """Ask /readyz once. Raises RuntimeError if the process has ended."""
+        assert self.process is not None, "start() first"
+        if self.process.poll() is not None:
+            tail = self.log.read_text(errors="replace").strip().splitlines()[-1:]
+            raise RuntimeError(f"the verifier ended with {self.process.returncode}: {' '.join(tail)}; see {self.log}")
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/readyz", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def wait_ready(self, seconds: float = 180.0) -> None:
+        end = time.monotonic() + seconds
+        while not self.is_ready():
+            if time.monotonic() > end:
+                raise RuntimeError(f"the verifier was not ready after {seconds:.0f} s; see {self.log}")
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye, as when a machine dies."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def stop(self) -> None:
+        """SIGTERM, then wait; SIGKILL after ten seconds."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()

@@ -1,0 +1,242 @@
+"""The default model, real processes, real sockets, real faults."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.baseline import plain_decode
+from benchmarks.proxy import FaultyLink
+from benchmarks.server import VerifierProcess
+from edge_runtime.bundle import open_bundle
+from edge_runtime.link import LinkRefused
+from edge_runtime.runtime import EdgeRuntime, Finished, Provisional, RolledBack, Verified
+from protocol.sampling import Sampling
+
+ROOT = Path(__file__).parents[2]
+BUNDLE = ROOT / "build/bundle"
+DRAFTER = ROOT / "drafters/smollm2-135m-instruct-moa"
+QUESTIONS = [
+    "Name three uses of copper and explain one of them.",
+    "Write two sentences about the sea in winter.",
+    "A train travels 60 km in 45 minutes. How fast is it?",
+]
+FAULTS = ("kill", "reset", "silence")
+#: seconds by which the first provisional token may come after the verdict was due (95 % of cuts)
+STALL_BOUND = 0.5
+
+pytestmark = pytest.mark.skipif(
+    not (BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run the tests with: make test"
+)
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifierProcess]:
+    process = VerifierProcess(DRAFTER, tmp_path_factory.mktemp("log") / "verifier.log")
+    process.start()
+    process.wait_ready()
+    yield process
+    process.stop()
+
+
+async def follow(runtime: EdgeRuntime, question: str | list[int], max_new: int, **sampling: float | int) -> Finished:
+    async for event in runtime.generate(question, max_new_tokens=max_new, **sampling):  # type: ignore[arg-type]
+        last = event
+    assert isinstance(last, Finished)
+    return last
+
+
+def test_greedy_output_is_the_targets_own(verifier: VerifierProcess) -> None:
+    """fp32, token for token, several questions and two of them at the same time."""
+
+    async def run() -> None:
+        bundle = open_bundle(BUNDLE)
+        async with EdgeRuntime(bundle, verifier.address) as one, EdgeRuntime(bundle, verifier.address) as two:
+            prompts = [one.encode_prompt(question) for question in QUESTIONS]
+            together = await asyncio.gather(follow(one, prompts[0], 48), follow(two, prompts[1], 48))
+            answers = [*together, await follow(one, prompts[2], 48)]
+            plain = await plain_decode(verifier.address, bundle, prompts, Sampling(), 48)
+        for answer, expected in zip(answers, plain, strict=True):
+            assert answer.token_ids == expected.tokens
+            assert answer.verified == one.decode(expected.tokens) and not answer.provisional
+        assert sum(a.stats.rounds for a in answers) < sum(a.stats.tokens for a in answers)
+
+    asyncio.run(run())
+
+
+def test_seeded_sampling_equals_plain_decoding(verifier: VerifierProcess) -> None:
+    async def run() -> None:
+        bundle = open_bundle(BUNDLE)
+        async with EdgeRuntime(bundle, verifier.address) as runtime:
+            prompt = runtime.encode_prompt(QUESTIONS[1])
+            sampling = Sampling(temperature=0.7, top_p=0.95, seed=1234)
+            answer = await follow(runtime, prompt, 40, temperature=0.7, top_p=0.95, seed=1234)
+            (plain,) = await plain_decode(verifier.address, bundle, [prompt], sampling, 40)
+        assert answer.token_ids == plain.tokens
+
+    asyncio.run(run())
+
+
+async def answer_with_cut(
+    runtime: EdgeRuntime, link: FaultyLink, verifier: VerifierProcess, fault: str, prompt: list[int], after: int,
+    alone: int, max_new: int,
+) -> tuple[Finished, list[int]]:  # fmt: skip
+    """One answer with one fault after `after` verified tokens, healed after `alone` provisional ones.
+
+    Returns the end and the tokens as a user would have collected them from the events.
+    """
+    shown: list[int] = []
+    verified = provisional = 0
+    broken = healed = False
+    async for event in runtime.generate(prompt, max_new_tokens=max_new):
+        if isinstance(event, Verified):
+            shown[verified:] = event.tokens + shown[verified + len(event.tokens) :]
+            verified += len(event.tokens)
+        if isinstance(event, Provisional):
+            shown.append(event.token)
+            provisional += 1
+        if isinstance(event, RolledBack):
+            del shown[len(shown) - event.count :]
+        if verified >= after and not broken:
+            broken = True
+            if fault == "kill":
+                verifier.kill()
+            elif fault == "reset":
+                link.cut()
+            else:
+                link.silent = True
+        ended = bool(shown) and (shown[-1] in runtime.bundle.manifest.eos_ids or len(shown) >= max_new)
+        if broken and not healed and (provisional >= alone or ended):
+            healed = True
+            link.silent = False
+            if fault == "kill":
+                verifier.start()
+                await asyncio.to_thread(verifier.wait_ready)
+    assert isinstance(event, Finished)
+    return event, shown
+
+
+def cuts(verifier: VerifierProcess, count: int, seed: int) -> None:
+    rng = random.Random(seed)
+    max_new = 64
+    figures = []
+
+    async def run() -> None:
+        bundle = open_bundle(BUNDLE)
+        async with FaultyLink(verifier.port) as link, EdgeRuntime(bundle, link.address) as runtime:
+            prompts = [runtime.encode_prompt(question) for question in QUESTIONS]
+            plain = await plain_decode(verifier.address, bundle, prompts, Sampling(), max_new)
+            for number in range(count):
+                which = rng.randrange(len(prompts))
+                expected = plain[which].tokens
+                after, alone = rng.randrange(1, max(2, len(expected) - 8)), rng.randrange(1, 20)
+                fault = FAULTS[number % len(FAULTS)]
+                end, shown = await answer_with_cut(
+                    runtime, link, verifier, fault, prompts[which], after, alone, max_new
+                )
+                assert end.token_ids == expected, f"cut {number}: {fault} after {after}"
+                assert shown == expected, f"cut {number}: the events do not add up to the text"
+                stats = end.stats
+                assert stats.provisional == stats.kept + stats.rolled_back
+                figures.append({"fault": fault, "after": after, **stats.as_dict()})
+
+    asyncio.run(run())
+    stalls = sorted(stall for figure in figures for stall in figure["stall_seconds"])
+    assert stalls, "no cut was noticed at all"
+    p95 = stalls[min(len(stalls) - 1, int(len(stalls) * 0.95))]
+    summary = {
+        "cuts": count,
+        "stalls": len(stalls),
+        "stall_p95_ms": round(p95 * 1e3, 1),
+        "stall_max_ms": round(stalls[-1] * 1e3, 1),
+        "provisional": sum(f["provisional"] for f in figures),
+        "kept": sum(f["kept"] for f in figures),
+        "rolled_back": sum(f["rolled_back"] for f in figures),
+    }
+    print(json.dumps(summary))
+    (ROOT / "build").mkdir(exist_ok=True)
+    (ROOT / f"build/cuts-{count}.json").write_text(json.dumps({**summary, "answers": figures}, indent=2) + "\n")
+    assert p95 <= STALL_BOUND
+
+
+def test_six_cuts_lose_nothing(verifier: VerifierProcess) -> None:
+    cuts(verifier, 6, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_twenty_cuts_lose_nothing(verifier: VerifierProcess) -> None:
+    cuts(verifier, 20, seed=2)
+
+
+def test_chat_goes_on_where_it_was(verifier: VerifierProcess) -> None:
+    """The second turn reuses the session: its text equals plain decoding of the whole conversation."""
+
+    async def run() -> None:
+        bundle = open_bundle(BUNDLE)
+        async with EdgeRuntime(bundle, verifier.address) as runtime:
+            messages = [{"role": "user", "content": QUESTIONS[1]}]
+            first = await follow(runtime, messages, 24)  # type: ignore[arg-type]
+            messages += [
+                {"role": "assistant", "content": first.verified},
+                {"role": "user", "content": "Shorter, please."},
+            ]
+            prompt = runtime.encode_prompt(messages)
+            second = await follow(runtime, prompt, 24)
+            (plain,) = await plain_decode(verifier.address, bundle, [prompt], Sampling(), 24)
+        assert second.token_ids == plain.tokens
+
+    asyncio.run(run())
+
+
+def test_offline_from_the_start_writes_unverified_text() -> None:
+    async def run() -> None:
+        async with EdgeRuntime.from_bundle(BUNDLE) as runtime:
+            events = [event async for event in runtime.generate(QUESTIONS[1], max_new_tokens=12)]
+        end = events[-1]
+        assert isinstance(end, Finished) and end.reason == "unverified"
+        assert not end.verified and end.provisional and 0 < len(end.token_ids) <= 12
+
+    asyncio.run(run())
+
+
+def test_another_drafters_verifier_is_refused(verifier: VerifierProcess, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(BUNDLE, folder)
+    manifest = folder / "manifest.json"
+    text = manifest.read_text()
+    drafter_hash = json.loads(text)["drafter_hash"]
+    manifest.write_text(text.replace(drafter_hash, "0" * 16))
+
+    async def run() -> None:
+        async with EdgeRuntime.from_bundle(folder, verifier.address) as runtime:
+            await follow(runtime, QUESTIONS[0], 8)
+
+    with pytest.raises(LinkRefused, match="drafter"):
+        asyncio.run(run())
+
+
+def test_command_line_answers_and_fails_clearly(verifier: VerifierProcess) -> None:
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "edge_runtime", *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120,
+            env={**os.environ, "COLUMNS": "100"},
+        )  # fmt: skip
+
+    good = command(
+        "generate", "--bundle", str(BUNDLE), "--server", verifier.address, "--json", "--max-new-tokens", "8",
+        "What is the capital of France?",
+    )  # fmt: skip
+    assert good.returncode == 0, good.stderr
+    assert "Paris" in json.loads(good.stdout)["text"]
+    bad = command("generate", "--bundle", "/nonexistent", "hello")
+    assert bad.returncode == 1 and bad.stderr.startswith("error: ") and len(bad.stderr.splitlines()) == 1
