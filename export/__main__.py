@@ -85,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
             keep_freed_memory()
             train(arguments)
         else:
-            from export.bundle import BundleError, write_bundle
+            from edge_runtime.bundle import BundleError
+            from export.bundle import write_bundle
 
             try:
                 write_bundle(arguments.target, arguments.drafter, arguments.output_dir, arguments.quant)

@@ -32,8 +32,11 @@ def read_prompts(paths: Iterable[Path]) -> list[str]:
                 continue
             try:
                 row = json.loads(line)
-                prompts.append(row["prompt"] if "prompt" in row else row["turns"][0])
-            except (ValueError, KeyError, IndexError, TypeError):
+                prompt = row["prompt"] if "prompt" in row else row["turns"][0]
+                if not isinstance(prompt, str) or isinstance(row.get("turns"), str):
+                    raise TypeError("no text")
+                prompts.append(prompt)
+            except (ValueError, KeyError, IndexError, TypeError, AttributeError):
                 raise ValueError(f"{path}:{number}: not a JSON object with `prompt` or `turns`") from None
     return prompts
 
@@ -158,18 +161,20 @@ def generate_answers(
             on_tokens(len(job["answer"]), 1)
 
         def refill() -> None:
-            fresh: dict[int, list[int]] = {}
-            for slot in [slot for slot, job in enumerate(jobs) if job is None]:
-                decoder.lengths[slot] = 0
-                for index in waiting:
-                    ids = render_prompt(target, prompts[index])
-                    if len(ids) > max_prompt:
-                        write({"index": index, "prompt": ids, "answer": []})
-                        continue
-                    jobs[slot] = {"index": index, "prompt": ids, "answer": []}
-                    fresh[slot] = ids
-                    break
-            if fresh:
+            while None in jobs:  # again where an answer ends with its first token
+                fresh: dict[int, list[int]] = {}
+                for slot in [slot for slot, job in enumerate(jobs) if job is None]:
+                    decoder.lengths[slot] = 0
+                    for index in waiting:
+                        ids = render_prompt(target, prompts[index])
+                        if len(ids) > max_prompt:
+                            write({"index": index, "prompt": ids, "answer": []})
+                            continue
+                        jobs[slot] = {"index": index, "prompt": ids, "answer": []}
+                        fresh[slot] = ids
+                        break
+                if not fresh:
+                    return
                 accept(list(fresh), decoder.prefill(fresh))
 
         def accept(slots: list[int], logits: torch.Tensor) -> None:

@@ -14,6 +14,8 @@ import shutil
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +27,44 @@ import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from rich.console import Console
 from safetensors.torch import save_file
+from transformers import DynamicCache
 
-from edge_runtime.bundle import FORMAT_VERSION, MANIFEST, EngineEntry, FileEntry, Manifest, open_bundle
+from edge_runtime.bundle import (
+    FORMAT_VERSION,
+    MANIFEST,
+    BundleError,
+    EngineEntry,
+    FileEntry,
+    Manifest,
+    open_bundle,
+)
 from edge_runtime.engines.onnx import OnnxEngine
-from models.moa import SERVER_PREFIXES, DeviceHalf, MoAConfig, device_half, load_drafter
+from models.moa import SERVER_PREFIXES, DeviceHalf, MoAConfig, ServerHalf, device_half, load_drafter, server_half
 from models.target import Target, load_target
+from protocol.rows import RowShape, pack_rows, unpack_rows
 
 OPSET = 20
 ENGINE_FILE = "drafter.onnx"
 DRAFT_IDS_FILE = "draft_ids.u32"
-#: file of the server half; it goes with the bundle for whoever runs the verifier, not into the app
+#: the server half, beside the bundle for whoever runs the verifier; the manifest does not list it, so an app may
+#: leave it out
 ENCODER_FILE = "encoder.safetensors"
-#: least share of steps whose most likely token must agree with the eager model
+#: least share of draft steps on `SAMPLE` whose most likely token must agree with the eager model
 TOP1_BOUND = 0.9
+#: what the bundle is checked on: a question and an answer, drafted 1 to 6 tokens ahead all along
+SAMPLE = [
+    {"role": "user", "content": "Why does bread rise, and what can go wrong?"},
+    {
+        "role": "assistant",
+        "content": "Bread rises because yeast eats the sugars in the dough and gives off carbon dioxide. The gas is "
+        "caught in a net of gluten, which forms when flour and water are kneaded together. If the water is too hot, "
+        "the yeast dies and the dough stays flat. If the dough rests for too long, the net tears and the loaf falls "
+        "in the oven. Here is a simple list of things to check:\n\n1. The yeast is fresh.\n2. The water is warm, not "
+        "hot.\n3. The dough has doubled in size before it is baked.\n",
+    },
+]
 INPUTS = ["tokens", "positions", "wanted", "sa_mask", "sa_keys", "sa_values", "rows"]
 OUTPUTS = ["logits", "new_keys", "new_values"]
-
-
-class BundleError(RuntimeError):
-    """The bundle cannot be written. The message is one line that says what to do."""
 
 
 def write_bundle(target_name: str, drafter: Path, output: Path, quant: str = "int8") -> dict[str, Any]:
@@ -52,7 +73,8 @@ def write_bundle(target_name: str, drafter: Path, output: Path, quant: str = "in
     quant: "int8" (weights int8 per channel, activations int8 per step) or "none" (float32).
     Raises BundleError, TargetError or DrafterError with one clear line; `output` is then as it was.
     """
-    if output.exists() and not (output / MANIFEST).is_file() and any(output.iterdir()):
+    taken = not output.is_dir() or any(output.iterdir()) if output.exists() else False
+    if taken and not (output / MANIFEST).is_file():
         raise BundleError(f"{output} exists and is no bundle; choose an empty or new --output-dir")
     console = Console(stderr=True)
     with console.status("loading target and drafter"):
@@ -67,11 +89,11 @@ def write_bundle(target_name: str, drafter: Path, output: Path, quant: str = "in
             _export_onnx(half, config, aside, quant)
         tensors["draft_ids"].numpy().astype("<u4").tofile(aside / DRAFT_IDS_FILE)
         _copy_tokenizer(target, aside)
+        _write_manifest(target, config, drafter_hash, quant, aside)
         encoder = {k: v.half() for k, v in tensors.items() if k.startswith(SERVER_PREFIXES)}
         save_file(encoder, aside / ENCODER_FILE, metadata={"drafter_hash": drafter_hash})
-        _write_manifest(target, config, drafter_hash, quant, aside)
         with console.status("checking the bundle against the eager model"):
-            report = _report(half, config, aside, quant)
+            report = _report(half, server_half(config, tensors), target, aside, quant)
         (aside / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         (aside / "report.md").write_text(_markdown(report))
         if report["parity"]["top1_agreement"] < TOP1_BOUND:
@@ -123,6 +145,18 @@ def example_inputs(config: MoAConfig, width: int, past: int, rows: int, seed: in
     )
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporters warn about their own inner workings; what matters here is checked afterwards."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 def _export_onnx(half: DeviceHalf, config: MoAConfig, folder: Path, quant: str) -> None:
     width, past, rows = (torch.export.Dim(name) for name in ("width", "past", "rows"))
     wanted = torch.export.Dim("wanted")
@@ -132,22 +166,20 @@ def _export_onnx(half: DeviceHalf, config: MoAConfig, folder: Path, quant: str) 
     exact = folder / ("exact.onnx" if quant != "none" else ENGINE_FILE)
     inputs = list(example_inputs(config, 5, 7, 9))
     inputs[2] = torch.tensor([0, 2, 4])
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet():
         torch.onnx.export(
             half, tuple(inputs), str(exact), input_names=INPUTS, output_names=OUTPUTS, opset_version=OPSET,
             dynamo=True, dynamic_shapes=shapes, external_data=False, verbose=False, optimize=True,
         )  # fmt: skip
     onnx.checker.check_model(str(exact))
     if quant == "int8":
-        logging.getLogger().setLevel(logging.ERROR)
         model = onnx.load(exact)
         del model.graph.value_info[:]  # the exporter's shapes predate its own constant folding
-        quantize_dynamic(
-            model, folder / ENGINE_FILE, op_types_to_quantize=["MatMul", "Gather", "Gemm"], per_channel=True,
-            weight_type=QuantType.QInt8, extra_options={"MatMulConstBOnly": True},
-        )  # fmt: skip
+        with _quiet():
+            quantize_dynamic(
+                model, folder / ENGINE_FILE, op_types_to_quantize=["MatMul", "Gather", "Gemm"], per_channel=True,
+                weight_type=QuantType.QInt8, extra_options={"MatMulConstBOnly": True},
+            )  # fmt: skip
         exact.unlink()
 
 
@@ -185,37 +217,58 @@ def _write_manifest(target: Target, config: MoAConfig, drafter_hash: str, quant:
     (folder / MANIFEST).write_bytes(text + b"\n")
 
 
-def _report(half: DeviceHalf, config: MoAConfig, folder: Path, quant: str) -> dict[str, Any]:
+def sample_steps(half: ServerHalf, target: Target) -> list[tuple[torch.Tensor, ...]]:
+    """Draft steps on `SAMPLE`, as inputs of DeviceHalf.forward: behind every sixth root, six tokens ahead.
+
+    Rows are the server half's, through int8 as on the wire.
+    """
+    config = half.config
+    ids = list(target.tokenizer.apply_chat_template(SAMPLE, return_dict=False))[: config.max_context]
+    tokens, positions = torch.tensor(ids), torch.arange(len(ids))
+    with torch.inference_mode():
+        cache = DynamicCache(config=target.config)
+        target.model.model(tokens[None], past_key_values=cache, use_cache=True)
+        layers = [cache.layers[layer] for layer in config.target_layers]
+        kv = torch.stack([torch.stack([x.keys[0], x.values[0]], 1).permute(2, 0, 1, 3).flatten(1) for x in layers], 1)
+        exact = half(kv.float(), positions).numpy()
+    rows = torch.from_numpy(unpack_rows(pack_rows(exact), RowShape(config.ca_kv_heads, config.head_dim)))
+    empty = torch.zeros(0, config.sa_kv_heads, config.head_dim)
+    steps: list[tuple[torch.Tensor, ...]] = []
+    for root in range(6, len(ids) - 6, 6):
+        end = root + 6
+        mask = torch.full((end, end), -1e9).triu(1)
+        steps.append((tokens[:end], positions[:end], positions[root:end], mask, empty, empty, rows[:root]))
+    return steps
+
+
+def _report(half: DeviceHalf, server: ServerHalf, target: Target, folder: Path, quant: str) -> dict[str, Any]:
     """Open the bundle as an app would, compare with the eager model and time draft steps."""
     bundle = open_bundle(folder)
     began = time.perf_counter()
     engine = OnnxEngine(bundle)
     load_ms = (time.perf_counter() - began) * 1e3
-    errors, agree, top4, total = [], 0, 0, 0
-    for seed, (width, past, rows) in enumerate([(1, 0, 0), (8, 30, 29), (32, 100, 99), (64, 300, 299)]):
-        inputs = example_inputs(config, width, past, rows, seed)
+    exact, got = [], []
+    for inputs in sample_steps(server, target):
         with torch.inference_mode():
-            exact = half(*inputs)[0].numpy()
-        got = engine.step(*(x.numpy() for x in inputs))[0]
-        errors.append(np.abs(got - exact))
-        agree += int((got.argmax(-1) == exact.argmax(-1)).sum())
-        best = np.argpartition(-got, 3, axis=-1)[:, :4]
-        top4 += int((best == exact.argmax(-1)[:, None]).any(-1).sum())
-        total += width
-    every = np.concatenate([e.ravel() for e in errors])
+            exact.append(half(*inputs)[0].numpy())
+        got.append(engine.step(*(x.numpy() for x in inputs))[0])
+    eager, exported = np.concatenate(exact), np.concatenate(got)
+    first = eager.argmax(-1)
+    width = min(4, eager.shape[1])
+    top4 = np.argpartition(-exported, width - 1, axis=-1)[:, :width]
+    error = np.abs(exported - eager)
     return {
         "quant": quant,
         "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
         "load_ms": round(load_ms, 1),
         "parity": {
-            "steps": total,
-            "inputs": "random tokens, rows and cache",
-            "top1_agreement": round(agree / total, 4),
-            "eager_top1_in_exported_top4": round(top4 / total, 4),
-            "mean_abs_logit_error": round(float(every.mean()), 5),
-            "max_abs_logit_error": round(float(every.max()), 5),
+            "steps": len(eager),
+            "top1_agreement": round(float((exported.argmax(-1) == first).mean()), 4),
+            "eager_top1_in_exported_top4": round(float((top4 == first[:, None]).any(-1).mean()), 4),
+            "mean_abs_logit_error": round(float(error.mean()), 5),
+            "max_abs_logit_error": round(float(error.max()), 5),
         },
-        "step_ms": {str(width): _time_step(engine, config, width) for width in (1, 8, 32)},
+        "step_ms": {str(width): _time_step(engine, half.config, width) for width in (1, 8, 32)},
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "versions": {"onnxruntime": onnxruntime.__version__, "onnx": onnx.__version__, "torch": torch.__version__},
     }

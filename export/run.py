@@ -48,6 +48,8 @@ def train(arguments: argparse.Namespace) -> None:
     sequences = [
         Sequence(row["prompt"] + row["answer"], len(row["prompt"])) for row in read_answers(answers) if row["answer"]
     ]
+    if not sequences:
+        raise ValueError("no prompt is short enough to be answered; raise --max-prompt-tokens")
     tokens, answered = sum(len(s.ids) for s in sequences), sum(len(s.ids) - s.start for s in sequences)
     print(f"{len(sequences)} answers, {answered:,} answer tokens, {tokens:,} in all")
 

@@ -13,6 +13,7 @@ import json
 import math
 import random
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from export.features import FeatureCache, Sequence
 from models.moa import MoA
 
 MASKED = -1e9
+# Under autocast the norms get bfloat16 input and keep float32 gains; torch says once that this is not its fastest path.
+warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
 
 
 @dataclass(frozen=True)

