@@ -50,7 +50,9 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         with console.status("starting the verifier"):
             verifier.start()
             await asyncio.to_thread(verifier.wait_ready)
-        async with EdgeRuntime.from_bundle(options.bundle, verifier.address, shape=shape) as runtime:
+        async with EdgeRuntime.from_bundle(
+            options.bundle, verifier.address, shape=shape, lookup=not options.no_lookup
+        ) as runtime:
             for category, question in track(questions, "questions", console=console):
                 prompt = runtime.encode_prompt(question)
                 if len(prompt) + options.max_new_tokens > runtime.bundle.manifest.max_context:
@@ -77,6 +79,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
     return {
         "machine": f"{platform.machine()}, {platform.system()}",
         "tree": {"nodes": options.nodes, "depth": options.depth, "breadth": options.breadth},
+        "lookup": not options.no_lookup,
         "temperature": options.temperature,
         "dtype": options.dtype,
         "questions": len(everything),
@@ -137,6 +140,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", default="float32", help="the verifier's number format")
+    parser.add_argument("--no-lookup", action="store_true", help="draft without prompt lookup")
     parser.add_argument("--plain", action="store_true", help="also decode plainly and compare, side by side")
     parser.add_argument("--bundle", type=Path, default=Path("build/bundle"))
     parser.add_argument("--drafter", type=Path, default=Path("drafters/smollm2-135m-instruct-moa"))

@@ -8,6 +8,8 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +51,18 @@ def panel(question: str, event: Event | None, state: str, note: str) -> Panel:
     return Panel(body, title=title, title_align="left", subtitle=Text.assemble((badge, style), "  ", (note, "dim")))
 
 
+@contextmanager
+def live_panel(console: Console) -> Iterator[Live]:
+    with Live(console=console, refresh_per_second=10) as live:
+        yield live
+    if not console.is_terminal:
+        console.print()
+
+
 async def ask(runtime: EdgeRuntime, question: str, console: Console) -> Finished:
     """One answer with the link up."""
     state, last = "connecting", None
-    with Live(console=console, refresh_per_second=10) as live:
+    with live_panel(console) as live:
         async for event in runtime.generate(question, max_new_tokens=MAX_NEW):
             state = event.state if isinstance(event, LinkState) else state
             last = event
@@ -72,7 +82,7 @@ async def ask_with_cut(
     killed = restarted = resumed = 0.0
     rolled_back = kept = 0
     last: Event | None = None
-    with Live(console=console, refresh_per_second=10) as live:
+    with live_panel(console) as live:
         async for event in runtime.generate(CUT_QUESTION, max_new_tokens=MAX_NEW):
             last = event
             if isinstance(event, LinkState):

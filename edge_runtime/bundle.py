@@ -107,9 +107,11 @@ def open_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
         raise BundleError(f"{folder}/{manifest.draft_ids_file} does not fit the manifest; export the bundle again")
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        settings: dict[str, Any] = msgspec.json.decode((folder / "tokenizer_config.json").read_bytes())
+        settings: Any = msgspec.json.decode((folder / "tokenizer_config.json").read_bytes())
     except Exception as error:  # tokenizers raises bare Exception
         raise BundleError(f"{folder}: tokenizer files do not load: {error}") from None
+    if not isinstance(settings, dict):
+        raise BundleError(f"{folder}/tokenizer_config.json is no JSON object; export the bundle again")
     special = {name: _text(settings.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     return Bundle(folder, manifest, tokenizer, draft_ids, template, special)

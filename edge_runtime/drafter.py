@@ -3,7 +3,7 @@
 The tree is EAGLE-2's dynamic one (arXiv 2406.16858; docs/design.md): expand the most likely frontier nodes
 level by level, then keep the nodes with the highest path probability. With sampling, candidates are ranked
 by log q + g with the verifier's own noise g, so the target's draw is likely to be among them. Ranking can
-only cost speed: what is emitted is the target's draw.
+only cost speed: what is emitted is the target's draw. Prompt lookup (edge_runtime.lookup) is mixed into q.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.engines.onnx import Floats, Ints
+from edge_runtime.lookup import Lookup
 from protocol.noise import gumbel_noise_at
 from protocol.rows import RowShape
 from protocol.sampling import Sampling
@@ -24,6 +25,10 @@ from protocol.tree import MAX_NODES, ROOT, TokenTree
 
 #: additive mask value of what a query must not see
 MASKED = np.float32(-1e9)
+#: tokens the drafter looks back, in both attentions: about the length it was trained on; beyond it, it gets worse
+WINDOW = 320
+#: the drafter's law estimates the target's; how likely a token is to be the target's *most* likely one is sharper
+GREEDY_TEMPERATURE = 0.6
 #: cache rows kept free for the expanded nodes of one tree
 TREE_ROWS = 512
 #: prompt tokens fed to the engine per step
@@ -44,7 +49,7 @@ class TreeShape:
     """nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded per level."""
 
     nodes: int = 32
-    depth: int = 6
+    depth: int = 10
     breadth: int = 8
 
     def __post_init__(self) -> None:
@@ -61,32 +66,47 @@ class Drafter:
     """
 
     def __init__(
-        self, engine: Engine, draft_ids: NDArray[np.int64], row_shape: RowShape, sa_kv_heads: int, max_context: int
-    ) -> None:
+        self, engine: Engine, draft_ids: NDArray[np.int64], row_shape: RowShape, sa_kv_heads: int, max_context: int,
+        lookup: bool = True, window: int = WINDOW,
+    ) -> None:  # fmt: skip
         self.engine, self.draft_ids, self.max_context = engine, draft_ids, max_context
         capacity = max_context + TREE_ROWS
         self.keys = np.zeros((capacity, sa_kv_heads, row_shape.head_dim), np.float32)
         self.values = np.zeros_like(self.keys)
         self.cached: list[int] = []  # token ids whose keys and values stand in rows 0..len-1
-        self.rows = np.zeros((max_context, 2, *row_shape), np.float32)
-        self.row_count = 0
+        self.rows = np.zeros((max_context, 2, *row_shape), np.float32)  # by position
+        self.row_filled = np.zeros(max_context, bool)
+        self.window = window
         self.steps = 0
+        self.lookup = Lookup() if lookup else None
+        self._columns = {int(token): column for column, token in enumerate(draft_ids)}
 
-    def reset(self) -> None:
-        """Forget the conversation."""
-        self.cached, self.row_count = [], 0
+    def keep_rows(self, length: int) -> None:
+        """Forget the rows of positions `length` and above: another text stands there now."""
+        self.row_filled[length:] = False
 
-    def add_rows(self, rows: NDArray[np.float32]) -> None:
-        """Append feature rows [n, 2, heads, head_dim], in any order: their keys carry their position."""
-        end = min(self.row_count + len(rows), len(self.rows))
-        self.rows[self.row_count : end] = rows[: end - self.row_count]
-        self.row_count = end
+    def add_rows(self, positions: Ints, rows: Floats) -> None:
+        """Feature rows [n, 2, heads, head_dim] of the tokens at `positions` [n]."""
+        self.rows[positions] = rows
+        self.row_filled[positions] = True
+
+    def visible_rows(self) -> Floats:
+        """The newest rows without a gap, at most a window of them: what cross-attention reads."""
+        filled = np.flatnonzero(self.row_filled)
+        if not len(filled):
+            return self.rows[:0]
+        end = int(filled[-1]) + 1
+        start = max(0, end - self.window)
+        gaps = np.flatnonzero(~self.row_filled[start:end])
+        return self.rows[start + (int(gaps[-1]) + 1 if len(gaps) else 0) : end]
 
     def _step(self, tokens: Ints, positions: Ints, wanted: Ints, mask: Floats, past: int) -> Floats:
         """Run the engine behind `past` cache rows; its keys and values land right behind them."""
+        first = max(0, int(positions[0]) - self.window)
         logits, keys, values = self.engine.step(
-            tokens, positions, wanted, mask, self.keys[:past], self.values[:past], self.rows[: self.row_count]
-        )
+            tokens, positions, wanted, np.ascontiguousarray(mask[:, first:]), self.keys[first:past],
+            self.values[first:past], self.visible_rows(),
+        )  # fmt: skip
         self.keys[past : past + len(tokens)] = keys
         self.values[past : past + len(tokens)] = values
         self.steps += 1
@@ -111,8 +131,7 @@ class Drafter:
 
     def _log_q(self, logits: Floats, sampling: Sampling) -> NDArray[np.float64]:
         x = logits.astype(np.float64)
-        if not sampling.greedy:
-            x /= sampling.temperature
+        x /= GREEDY_TEMPERATURE if sampling.greedy else sampling.temperature
         x -= x.max(-1, keepdims=True)
         x -= np.log(np.exp(x).sum(-1, keepdims=True))
         return x
@@ -135,6 +154,8 @@ class Drafter:
         depth = min(shape.depth, room)
         if depth < 1:
             return TokenTree()
+        if self.lookup:
+            self.lookup.follow(prefix)
         base = len(prefix)
         tokens: list[int] = []
         parents: list[int] = []
@@ -164,19 +185,48 @@ class Drafter:
         tokens: list[int], parents: list[int], scores: list[float],
     ) -> None:  # fmt: skip
         """Append each frontier node's `breadth` best children; logits [frontier, draft_vocab]."""
+        ids = np.broadcast_to(self.draft_ids, (len(frontier), len(self.draft_ids)))
         ranked = self._log_q(logits, sampling)
+        if self.lookup:
+            ids, ranked = self._mix(self.lookup, frontier, tokens, parents, ranked)
         if not sampling.greedy:
-            ranked = ranked + gumbel_noise_at(sampling.seed, position, self.draft_ids)
+            ranked = ranked + gumbel_noise_at(sampling.seed, position, ids)
             ranked -= ranked.max(-1, keepdims=True)
             ranked -= np.log(np.exp(ranked).sum(-1, keepdims=True))
-        count = min(breadth, ranked.shape[1])
+        count = min(breadth, len(self.draft_ids))
         best = np.argpartition(-ranked, count - 1, axis=1)[:, :count]
         for row, parent in enumerate(frontier):
             base = scores[parent] if parent != ROOT else 0.0
             for column in sorted(best[row].tolist(), key=lambda c: -ranked[row, c]):
-                tokens.append(int(self.draft_ids[column]))
+                tokens.append(int(ids[row, column]))
                 parents.append(parent)
                 scores.append(base + float(ranked[row, column]))
+
+    def _mix(
+        self, lookup: Lookup, frontier: list[int], tokens: list[int], parents: list[int], log_q: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Token ids and log-probabilities [frontier, draft_vocab + 1] with the lookup's guesses mixed in.
+
+        A guess of hit rate w gets w, the drafter's law the rest. The last column is for guesses outside the draft
+        vocabulary, at probability 0 where there is none.
+        """
+        ids = np.empty((len(frontier), len(self.draft_ids) + 1), np.int64)
+        ids[:, :-1], ids[:, -1] = self.draft_ids, self.draft_ids[0]
+        mixed = np.concatenate([log_q, np.full((len(frontier), 1), -np.inf)], 1)
+        for row, node in enumerate(frontier):
+            path: list[int] = []
+            while node != ROOT:
+                path.append(tokens[node])
+                node = parents[node]
+            guess = lookup.guess(path[::-1])
+            if guess is not None:
+                token, weight = guess
+                mixed[row] += np.log1p(-weight)
+                column = self._columns.get(token, -1)
+                mixed[row, column] = np.logaddexp(mixed[row, column], np.log(weight))
+                if column < 0:
+                    ids[row, -1] = token
+        return ids, mixed
 
     def _expand(
         self, frontier: list[int], tokens: list[int], parents: list[int], slots: list[int], base: int, level: int,

@@ -89,7 +89,8 @@ class Link:
     def __init__(self, server: str, hello: Hello, report: Callable[[LinkEvent], None]) -> None:
         self.url, self.hello, self.report = verifier_url(server), hello, report
         self.traffic = Traffic()
-        self.welcome: Welcome | None = None
+        self.welcome: Welcome | None = None  # while there is a connection
+        self.refused: LinkRefused | None = None
         self._connection: ClientConnection | None = None
 
     @property
@@ -105,11 +106,9 @@ class Link:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     connection = await self._dial()
             except LinkRefused as error:
-                self.report(error)
-                return
+                return self._refuse(error)
             except InvalidURI as error:
-                self.report(LinkRefused(f"{self.url} is no WebSocket address: {error}"))
-                return
+                return self._refuse(LinkRefused(f"{self.url} is no WebSocket address: {error}"))
             except (OSError, TimeoutError, WebSocketException, WireError) as error:
                 self.report(LinkDown(str(error) or type(error).__name__))
             else:
@@ -117,6 +116,10 @@ class Link:
                 await self._receive(connection)
             await asyncio.sleep(delay * random.uniform(0.7, 1.3))
             delay = min(LAST_RETRY, delay * 2)
+
+    def _refuse(self, error: LinkRefused) -> None:
+        self.refused = error
+        self.report(error)
 
     async def _dial(self) -> ClientConnection:
         connection = await connect(
@@ -154,7 +157,7 @@ class Link:
         except (WebSocketException, OSError, WireError) as error:
             reason = str(error)
         finally:
-            self._connection = None
+            self._connection = self.welcome = None
             connection.transport.abort()
             self.report(LinkDown(reason))
 

@@ -35,7 +35,7 @@ from edge_runtime.session import (
 )
 from protocol.sampling import Sampling
 from protocol.tree import TokenTree
-from protocol.wire import PROTOCOL_VERSION, Close, Hello
+from protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class EdgeRuntime:
 
     def __init__(
         self, bundle: Bundle, server: str | None, *, threads: int = 0, shape: TreeShape | None = None,
-        patience: Patience | None = None,
+        patience: Patience | None = None, lookup: bool = True,
     ) -> None:  # fmt: skip
         self.bundle = bundle
         self.shape = shape or TreeShape()
@@ -129,7 +129,7 @@ class EdgeRuntime:
         manifest = bundle.manifest
         self.drafter = Drafter(
             OnnxEngine(bundle, threads), bundle.draft_ids, bundle.row_shape, manifest.sa_kv_heads,
-            manifest.max_context,
+            manifest.max_context, lookup,
         )  # fmt: skip
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
         #: what happens: link events and finished drafter jobs
@@ -139,15 +139,16 @@ class EdgeRuntime:
         # one thread owns the drafter, so that its jobs run in the order they were asked for
         self._worker = ThreadPoolExecutor(1, "drafter")
         self._session_id = secrets.token_bytes(16)
-        self._known: list[int] = []  # conversation so far, whose rows the drafter holds
-        self._known_rows = 0
+        self._text: list[int] = []  # committed tokens of the last answer and its conversation
+        self._rows_seen = bytearray()  # per position of `_text`, 1 if the drafter holds its row
         self._stream = 0
 
     @classmethod
     def from_bundle(cls, folder: str | Path, server: str | None = None, **options: Any) -> EdgeRuntime:
         """Open and check the bundle `folder`. Raises BundleError with one clear line.
 
-        options: threads (engine threads, 0 = all cores), shape (TreeShape), patience (Patience).
+        options: threads (engine threads, 0 = all cores), shape (TreeShape), patience (Patience), lookup (False:
+        draft without prompt lookup).
         """
         return cls(open_bundle(folder), server, **options)
 
@@ -192,7 +193,9 @@ class EdgeRuntime:
         iterator cancels. Raises ValueError on a prompt that leaves no room, LinkRefused if the verifier
         serves another target or drafter.
         """
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        if not prompt:
+            raise ValueError("the prompt is empty")
+        if isinstance(prompt, list) and isinstance(prompt[0], int):
             ids: list[int] = [int(token) for token in prompt]  # type: ignore[arg-type]
         else:
             ids = self.encode_prompt(prompt)  # type: ignore[arg-type]
@@ -210,18 +213,16 @@ class EdgeRuntime:
             await answer.close()
 
     def _begin(self, ids: list[int], sampling: Sampling, max_new: int) -> Session:
-        """A session for `ids`; a conversation that goes on keeps its rows and its verifier session."""
+        """A session for `ids`. What it shares with the text before keeps its rows, here and on the verifier."""
         same = 0
-        while same < min(len(ids), self._known_rows) and ids[same] == self._known[same]:
+        while same < min(len(ids), len(self._text)) and ids[same] == self._text[same]:
             same += 1
-        if same < self._known_rows:  # another conversation: the drafter's rows do not fit it
-            self._session_id, same = secrets.token_bytes(16), 0
-            self._worker.submit(self.drafter.reset)
-        self._stream = (self._stream + 1) % 65536
+        self._worker.submit(self.drafter.keep_rows, same)
+        self._stream = (self._stream + 1) % STREAMS
         return Session(
             prompt=ids, sampling=sampling, eos_ids=frozenset(self.bundle.manifest.eos_ids), max_new=max_new,
             max_context=self.bundle.manifest.max_context, row_shape=self.bundle.row_shape,
-            session_id=self._session_id, stream=self._stream, have_rows=same, close_at_end=False,
+            session_id=self._session_id, stream=self._stream, rows_seen=self._rows_seen[:same],
             patience=self.patience,
         )  # fmt: skip
 
@@ -254,8 +255,12 @@ class _Answer:
         session, link = self.session, self.link
         up, down = (link.traffic.up, link.traffic.down) if link else (0, 0)
         self._state("connecting", link.url if link else "no server given")
+        while not self.runtime._inbox.empty():  # what happened between two answers shows in the link's state
+            self.runtime._inbox.get_nowait()
+        if link and link.refused:
+            raise link.refused
         await self._do(session.start(self._now()))
-        if link and link.welcome and link._connection:
+        if link and link.welcome:
             await self._do(session.link_up(link.welcome, self._now()))
         while True:
             for event in self.pending:
@@ -270,13 +275,7 @@ class _Answer:
     async def close(self) -> None:
         if not self.session.finished:
             await self._do(self.session.cancel(self._now()))
-        self.runtime._known = self.session.committed
-        seen = self.session.rows_seen
-        self.runtime._known_rows = len(seen) if 0 not in seen else -1
-        if self.runtime._known_rows < 0:  # rows with holes cannot be continued: start over next time
-            self.runtime._known_rows = 0
-            self.runtime._session_id = secrets.token_bytes(16)
-            self.runtime._worker.submit(self.runtime.drafter.reset)
+        self.runtime._text, self.runtime._rows_seen = self.session.committed, self.session.rows_seen
 
     def _now(self) -> float:
         return time.monotonic()
@@ -308,8 +307,8 @@ class _Answer:
                 if getattr(message, "stream", session.stream) in (session.stream, -1):
                     self._measure(message, now)
                     await self._do(session.message(message, now))
-            case LinkRefused() as refusal:
-                raise refusal
+            case LinkRefused() as refused:
+                raise refused
 
     def _measure(self, message: object, now: float) -> None:
         flight = self.session.flight
@@ -327,8 +326,8 @@ class _Answer:
                         await self.link.send(message)
                 case DraftTree() | WriteToken():
                     self._draft(action)
-                case AddRows(rows=rows):
-                    self.runtime._worker.submit(self.runtime.drafter.add_rows, rows)
+                case AddRows(positions=positions, rows=rows):
+                    self.runtime._worker.submit(self.runtime.drafter.add_rows, positions, rows)
                 case Commit(tokens=tokens, confirmed=confirmed):
                     if not self.stats.first_token_seconds:
                         self.stats.first_token_seconds = self._now() - self.began

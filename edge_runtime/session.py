@@ -27,7 +27,6 @@ from protocol.wire import (
     ERR_UNKNOWN,
     FINISH_NONE,
     ClientMessage,
-    Close,
     Error,
     Features,
     Open,
@@ -74,8 +73,9 @@ class WriteToken:
 
 @dataclass(frozen=True)
 class AddRows:
-    """Feature rows [n, 2, heads, head_dim] the drafter has not seen yet."""
+    """Feature rows [n, 2, heads, head_dim] of tokens at `positions` [n], which the drafter has not seen yet."""
 
+    positions: NDArray[np.int64]
     rows: NDArray[np.float32]
 
 
@@ -195,8 +195,7 @@ class Session:
     """One answer. Feed events by calling the methods; each returns the actions to carry out, in order.
 
     prompt: token ids of the conversation so far. max_new: committed tokens at most. stream, session_id: as
-    on the wire. row_shape: the drafter's. have_rows: rows of the prompt's beginning the drafter holds.
-    close_at_end: tell the verifier to forget the session (False in a chat that goes on).
+    on the wire. row_shape: the drafter's. rows_seen: per position of the prompt, 1 if the drafter holds its row.
     """
 
     prompt: list[int]
@@ -207,8 +206,7 @@ class Session:
     row_shape: RowShape
     session_id: bytes
     stream: int = 0
-    have_rows: int = 0
-    close_at_end: bool = True
+    rows_seen: bytearray = field(default_factory=bytearray)
     patience: Patience = field(default_factory=Patience)
     timer: RoundTimer = field(default_factory=RoundTimer)
 
@@ -230,7 +228,6 @@ class Session:
         self.connect_by: float | None = None
         self.give_up_at: float | None = None
         self.max_nodes = 64
-        self.rows_seen = bytearray(b"\1" * self.have_rows)
         self.limit = min(len(self.prompt) + self.max_new, self.max_context)
 
     # --- events ---
@@ -360,14 +357,18 @@ class Session:
             return self._verify(TokenTree.chain(self.provisional[: self.max_nodes]), now) + self._write(now)
         if can_verify and self.ready_tree is not None:
             tree, self.ready_tree = self.ready_tree, None
-            return self._verify(tree, now)
+            # it may have been drafted before the verifier's limits were known
+            return self._verify(tree.pruned(self.max_nodes, self._room()), now)
         if self.alone:
             return self._write(now)
         if not self.busy and self.ready_tree is None and self.flight is None:
             self.busy = True
-            depth = self.limit - len(self.committed) - 1  # the bonus token takes the last place
-            return [DraftTree(list(self.committed), self.version, self.max_nodes, depth)]
+            return [DraftTree(list(self.committed), self.version, self.max_nodes, self._room())]
         return []
+
+    def _room(self) -> int:
+        """Levels a tree may have; the bonus token takes the last place."""
+        return self.limit - len(self.committed) - 1
 
     def _verify(self, tree: TokenTree, now: float) -> list[Action]:
         self.seq += 1
@@ -450,7 +451,10 @@ class Session:
 
     def _add_rows(self, start: int, data: bytes) -> list[Action]:
         """Rows of positions start.. that are new to the drafter."""
-        rows = unpack_rows(data, self.row_shape)
+        try:
+            rows = unpack_rows(data, self.row_shape)
+        except ValueError:
+            return []  # rows only ever cost speed
         if start + len(rows) > self.max_context:
             return []
         if len(self.rows_seen) < start + len(rows):
@@ -460,7 +464,7 @@ class Session:
             return []
         for i in new:
             self.rows_seen[start + i] = 1
-        return [AddRows(rows[new])]
+        return [AddRows(start + np.array(new), rows[new])]
 
     def _finish(self, reason: str) -> list[Action]:
         self.finished = reason
@@ -469,6 +473,4 @@ class Session:
             self.stats.rolled_back += len(self.provisional)
             actions.append(RollBack(self.provisional))
             self.provisional = []
-        if self.linked and self.close_at_end:
-            actions.append(Send(Close(self.stream)))
         return [*actions, Done(reason)]

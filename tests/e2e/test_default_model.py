@@ -198,6 +198,18 @@ def test_chat_goes_on_where_it_was(verifier: VerifierProcess) -> None:
     asyncio.run(run())
 
 
+def test_many_conversations_on_one_connection(verifier: VerifierProcess) -> None:
+    """More than the verifier's limit of open streams: each finished conversation is closed."""
+
+    async def run() -> None:
+        async with EdgeRuntime.from_bundle(BUNDLE, verifier.address) as runtime:
+            for number in range(20):
+                end = await follow(runtime, f"Say the number {number}.", 1)
+                assert end.stats.tokens == 1 and end.stats.stalls == 0
+
+    asyncio.run(run())
+
+
 def test_offline_from_the_start_writes_unverified_text() -> None:
     async def run() -> None:
         async with EdgeRuntime.from_bundle(BUNDLE) as runtime:
@@ -240,3 +252,13 @@ def test_command_line_answers_and_fails_clearly(verifier: VerifierProcess) -> No
     assert "Paris" in json.loads(good.stdout)["text"]
     bad = command("generate", "--bundle", "/nonexistent", "hello")
     assert bad.returncode == 1 and bad.stderr.startswith("error: ") and len(bad.stderr.splitlines()) == 1
+
+
+def test_chat_answers_line_by_line(verifier: VerifierProcess) -> None:
+    command = [sys.executable, "-m", "edge_runtime", "chat", "--bundle", str(BUNDLE), "--server", verifier.address]
+    done = subprocess.run(
+        [*command, "--max-new-tokens", "8"], input="What is the capital of France?\nAnd of Italy?\n\n", text=True,
+        capture_output=True, cwd=ROOT, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout and done.stdout.count("verified tokens") == 2

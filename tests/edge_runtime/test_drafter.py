@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.drafter import Drafter, TreeShape
+from edge_runtime.drafter import GREEDY_TEMPERATURE, Drafter, TreeShape
 from edge_runtime.engines.onnx import Floats, Ints
+from edge_runtime.lookup import HIT_RATES, LONGEST, Lookup
 from protocol.noise import gumbel_noise
 from protocol.rows import RowShape
 from protocol.sampling import Sampling, draw
@@ -51,13 +52,15 @@ class TransparentEngine:
         return np.array(logits), keys, keys
 
 
-def make_drafter() -> Drafter:
-    return Drafter(TransparentEngine(), DRAFT_IDS, RowShape(1, 2), 1, MAX_CONTEXT)
+def make_drafter(lookup: bool = False) -> Drafter:
+    return Drafter(TransparentEngine(), DRAFT_IDS, RowShape(1, 2), 1, MAX_CONTEXT, lookup)
 
 
 def log_q(sequence: list[int], sampling: Sampling) -> np.ndarray:
     x = logits_of(tuple(sequence), 0).astype(np.float64)
-    if not sampling.greedy:
+    if sampling.greedy:
+        x = x / GREEDY_TEMPERATURE
+    else:
         x = x / sampling.temperature
         x = x - np.log(np.exp(x).sum()) + gumbel_noise(sampling.seed, len(sequence), VOCAB)[DRAFT_IDS]
     return x - np.log(np.exp(x).sum())
@@ -107,7 +110,7 @@ def test_cache_reuse_never_shows(prefix: list[int], edits: list[tuple[int, list[
 
 def test_only_new_tokens_are_fed() -> None:
     engine = TransparentEngine()
-    drafter = Drafter(engine, DRAFT_IDS, RowShape(1, 2), 1, MAX_CONTEXT)
+    drafter = Drafter(engine, DRAFT_IDS, RowShape(1, 2), 1, MAX_CONTEXT, False)
     drafter.write(list(range(10)), GREEDY)
     engine.fed.clear()
     drafter.write([*range(10), 11, 12], GREEDY)
@@ -136,13 +139,98 @@ def test_shared_noise_puts_the_targets_draw_first() -> None:
         assert tree.tokens == (draw(full, sampling, len(prefix)),)
 
 
-def test_rows_change_what_is_drafted_and_reset_forgets_them() -> None:
+def test_lookup_adds_what_followed_last_time_even_outside_the_draft_vocabulary() -> None:
+    outside = next(token for token in range(VOCAB) if token not in DRAFT_IDS)
+    prefix = [30, 31, 32, 33, outside, 34, 35, 30, 31, 32, 33]
+    tree = make_drafter(lookup=True).grow(prefix, GREEDY, TreeShape(6, 3, 2))
+    assert tree.child(ROOT, outside) is not None
+    assert (outside, 34, 35) in [path[:3] for path in tree.paths()]
+    assert all(outside != token for token in make_drafter().grow(prefix, GREEDY, TreeShape(6, 3, 2)).tokens)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), samplings)
+def test_mixed_law_is_a_law_and_sums_to_one(prefix: list[int], sampling: Sampling) -> None:
+    """With every candidate kept, the children of the root carry all the probability, lookup or not."""
+    drafter = make_drafter(lookup=True)
+    tokens: list[int] = []
+    scores: list[float] = []
+    assert drafter.lookup is not None
+    drafter.lookup.follow(prefix)
+    drafter._propose([ROOT], drafter._advance(prefix)[None], len(prefix), sampling, 10**6, tokens, [], scores)
+    guess = drafter.lookup.guess([])
+    inside = guess is None or guess[0] in DRAFT_IDS
+    assert len(set(tokens)) == len(tokens) == len(DRAFT_IDS)
+    assert np.exp(scores).sum() == pytest.approx(1.0, abs=1e-9) or not inside
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=4), st.lists(st.integers(0, 3), max_size=3))
+def test_lookup_equals_a_search_through_the_text(texts: list[list[int]], path: list[int]) -> None:
+    lookup = Lookup()
+    text: list[int] = []
+    for number, more in enumerate(texts):
+        text = text + more if number % 3 else list(more)  # grows, or is another text
+        lookup.follow(text)
+    tail = (text + path)[-LONGEST:] if text or path else []
+    expected = None
+    for length in range(len(tail), 0, -1):
+        run = tail[-length:]
+        ends = [end for end in range(length, len(text)) if text[end - length : end] == run]
+        if ends:
+            expected = (text[ends[-1]], HIT_RATES[length - 1])
+            break
+    assert lookup.guess(path) == expected
+
+
+def test_rows_are_kept_up_to_a_length() -> None:
     drafter = make_drafter()
     without = drafter.write([1], GREEDY)
-    drafter.add_rows(np.ones((3, 2, 1, 2), np.float32))
-    assert drafter.row_count == 3
-    drafter.reset()
-    assert drafter.row_count == 0 and drafter.write([1], GREEDY) == without
+    drafter.add_rows(np.arange(3), np.ones((3, 2, 1, 2), np.float32))
+    assert len(drafter.visible_rows()) == 3
+    drafter.keep_rows(2)
+    assert len(drafter.visible_rows()) == 2
+    drafter.keep_rows(0)
+    assert len(drafter.visible_rows()) == 0 and drafter.write([1], GREEDY) == without
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.permutations(range(12)), st.integers(0, 12), st.integers(1, 12))
+def test_visible_rows_are_the_newest_without_a_gap(order: list[int], count: int, window: int) -> None:
+    drafter = Drafter(TransparentEngine(), DRAFT_IDS, RowShape(1, 2), 1, MAX_CONTEXT, False, window)
+    there = order[:count]
+    for position in there:
+        drafter.add_rows(np.array([position]), np.full((1, 2, 1, 2), position, np.float32))
+    expected = []
+    if there:
+        position = max(there)
+        while position in there and len(expected) < window:
+            expected.insert(0, position)
+            position -= 1
+    assert drafter.visible_rows()[:, 0, 0, 0].tolist() == expected
+
+
+def test_self_attention_looks_back_one_window() -> None:
+    """The law behind a long text is that of its last window and the chunk's own beginning."""
+    engine = WindowEngine()
+    drafter = Drafter(engine, DRAFT_IDS, RowShape(1, 2), 1, MAX_CONTEXT, False, 10)
+    drafter.write(list(range(30)), GREEDY)
+    drafter.write([*range(30), 35], GREEDY)
+    assert engine.seen == list(range(20, 31))
+
+
+class WindowEngine(TransparentEngine):
+    """Notes the positions the last query could see."""
+
+    def step(
+        self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
+        rows: Floats,
+    ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
+        keys = np.zeros((len(tokens), *sa_keys.shape[1:]), np.float32)
+        keys[:, 0, 0], keys[:, 0, 1] = tokens, positions
+        every = np.concatenate([sa_keys, keys])
+        self.seen = every[sa_mask[wanted[-1]] == 0.0][:, 0, 1].astype(int).tolist()
+        return np.zeros((len(wanted), len(DRAFT_IDS)), np.float32), keys, keys
 
 
 def test_stop_returns_what_is_there() -> None:
@@ -158,5 +246,5 @@ def test_a_full_context_gives_no_tree_and_a_nearly_full_one_a_shallow_one() -> N
 
 @pytest.mark.parametrize("numbers", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (300, 1, 1), (10, 100, 100)])
 def test_impossible_shapes_are_refused(numbers: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="tree|depth"):
+    with pytest.raises(ValueError, match=r"tree|depth"):
         TreeShape(*numbers)

@@ -1,0 +1,182 @@
+"""The whole stack on a tiny random float64 target: exported bundle, runtime, socket, faults, verifier.
+
+The oracle is plain decoding without any cache. Sessions run at once, the pool is too small for all of them,
+and links are reset or fall silent at random moments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.proxy import FaultyLink
+from cloud.service import Verifier
+from cloud.settings import Settings
+from edge_runtime.bundle import Bundle, open_bundle
+from edge_runtime.drafter import TreeShape
+from edge_runtime.runtime import EdgeRuntime, Event, Finished, Provisional, RolledBack, Verified
+from edge_runtime.session import Patience
+from export.bundle import write_bundle
+from models.moa import load_drafter
+from models.target import load_target
+from protocol.sampling import Sampling
+from tests.cloud.drive import serve
+from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
+
+MAX_NEW = 40
+PATIENCE = Patience(open=0.6, connect=0.3, silence=1.0, offline=60.0)
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.7, seed=11),
+    Sampling(temperature=1.0, seed=12),
+    Sampling(temperature=1.0, top_p=0.9, top_k=40, seed=13),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    root = tmp_path_factory.mktemp("tiny")
+    target, drafter, bundle = root / "target", root / "drafter", root / "bundle"
+    model = tiny_model(seed=5, dtype=torch.float32)
+    save_tiny_drafter(drafter, model, save_tiny_target(target, model))
+    write_bundle(str(target), drafter, bundle, "none")
+    return target, drafter, bundle
+
+
+@pytest.fixture(scope="module")
+def bundle(folders: tuple[Path, Path, Path]) -> Bundle:
+    return open_bundle(folders[2])
+
+
+def make_verifier(folders: tuple[Path, Path, Path]) -> Verifier:
+    settings = Settings(max_context=120, max_nodes=16, kv_tokens=600, max_sessions=8, prefill_chunk=16)
+    return Verifier(load_target(str(folders[0]), "float64"), load_drafter(folders[1]), settings)
+
+
+def oracle(folders: tuple[Path, Path, Path], prompt: list[int], sampling: Sampling) -> list[int]:
+    return plain_decode(load_target(str(folders[0]), "float64").model, prompt, sampling, MAX_NEW, max_context=120)
+
+
+class Screen:
+    """What a user sees, kept from the events alone."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.verified = 0
+
+    def show(self, event: Event) -> None:
+        match event:
+            case Verified(tokens=tokens):
+                self.tokens[self.verified :] = tokens + self.tokens[self.verified + len(tokens) :]
+                self.verified += len(tokens)
+            case Provisional(token=token):
+                self.tokens.append(token)
+            case RolledBack(count=count):
+                del self.tokens[len(self.tokens) - count :]
+
+
+async def answer(runtime: EdgeRuntime, prompt: list[int], sampling: Sampling) -> tuple[Finished, list[int]]:
+    screen = Screen()
+    async for event in runtime.generate(
+        prompt, max_new_tokens=MAX_NEW, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
+        seed=sampling.seed,
+    ):  # fmt: skip
+        screen.show(event)
+    assert isinstance(event, Finished)
+    return event, screen.tokens
+
+
+async def break_links(link: FaultyLink, rng: random.Random) -> None:
+    for _ in range(10):
+        await asyncio.sleep(rng.uniform(0.05, 0.6))
+        if rng.random() < 0.6:
+            link.cut()
+        else:
+            link.silent = True
+            await asyncio.sleep(rng.uniform(0.3, 1.5))
+            link.silent = False
+
+
+@pytest.mark.parametrize("faults", [False, True], ids=["steady", "faulty"])
+def test_concurrent_answers_equal_plain_decoding(
+    folders: tuple[Path, Path, Path], bundle: Bundle, faults: bool
+) -> None:
+    rng = random.Random(7)
+    jobs = [([rng.randrange(4, 190) for _ in range(rng.randrange(1, 50))], sampling) for sampling in SAMPLINGS * 2]
+
+    async def run(address: str) -> list[tuple[Finished, list[int]]]:
+        async with FaultyLink(int(address.rsplit(":", 1)[1])) as link:
+            breaker = asyncio.create_task(break_links(link, rng)) if faults else None
+
+            async def one(number: int, prompt: list[int], sampling: Sampling) -> tuple[Finished, list[int]]:
+                shape = TreeShape(nodes=4 + 2 * (number % 6), depth=1 + number % 5, breadth=3)
+                async with EdgeRuntime(bundle, link.address, shape=shape, patience=PATIENCE, threads=1) as runtime:
+                    return await answer(runtime, prompt, sampling)
+
+            ends = await asyncio.gather(*(one(n, *job) for n, job in enumerate(jobs)))
+            if breaker:
+                await breaker
+            return ends
+
+    with serve(make_verifier(folders)) as address:
+        ends = asyncio.run(run(address))
+    for (prompt, sampling), (end, shown) in zip(jobs, ends, strict=True):
+        expected = oracle(folders, prompt, sampling)
+        assert end.token_ids == expected and shown == expected
+        assert end.reason in ("stop", "length")
+    if faults:
+        assert sum(end.stats.opens for end, _ in ends) > len(jobs), "no link was lost in mid-answer"
+
+
+def test_another_replica_takes_the_session_over(folders: tuple[Path, Path, Path], bundle: Bundle) -> None:
+    """The first verifier vanishes in mid-answer; one that never saw the session finishes it."""
+    prompt, sampling = [7, 8, 9, 10], Sampling(temperature=1.0, seed=3)
+
+    async def run(first: str, second: str) -> tuple[Finished, list[int]]:
+        screen = Screen()
+        async with (
+            FaultyLink(int(first.rsplit(":", 1)[1])) as link,
+            EdgeRuntime(bundle, link.address, patience=PATIENCE) as runtime,
+        ):
+            async for event in runtime.generate(prompt, max_new_tokens=MAX_NEW, temperature=1.0, seed=3):
+                screen.show(event)
+                if screen.verified >= 5 and link.upstream_port != int(second.rsplit(":", 1)[1]):
+                    link.upstream_port = int(second.rsplit(":", 1)[1])
+                    link.cut()
+        assert isinstance(event, Finished)
+        return event, screen.tokens
+
+    with serve(make_verifier(folders)) as first, serve(make_verifier(folders)) as second:
+        end, shown = asyncio.run(run(first, second))
+    assert end.token_ids == shown == oracle(folders, prompt, sampling)
+    assert end.stats.opens == 2
+
+
+def test_cancelled_answer_leaves_the_runtime_usable(folders: tuple[Path, Path, Path], bundle: Bundle) -> None:
+    prompt = [20, 21, 22]
+
+    async def run(address: str) -> list[int]:
+        async with EdgeRuntime(bundle, address, patience=PATIENCE) as runtime:
+            stream = runtime.generate(prompt, max_new_tokens=MAX_NEW)
+            async for event in stream:
+                if isinstance(event, Verified):
+                    break
+            await stream.aclose()  # type: ignore[attr-defined]
+            return (await answer(runtime, prompt, Sampling()))[1]
+
+    with serve(make_verifier(folders)) as address:
+        assert asyncio.run(run(address)) == oracle(folders, prompt, Sampling())
+
+
+def test_prompts_that_do_not_fit_are_refused(bundle: Bundle) -> None:
+    async def run(prompt: list[int]) -> None:
+        async with EdgeRuntime(bundle, None) as runtime:
+            await answer(runtime, prompt, Sampling())
+
+    for prompt in ([5] * bundle.manifest.max_context, []):
+        with pytest.raises(ValueError, match=r"tokens|empty"):
+            asyncio.run(run(prompt))
