@@ -25,10 +25,6 @@ from protocol.tree import MAX_NODES, ROOT, TokenTree
 
 #: additive mask value of what a query must not see
 MASKED = np.float32(-1e9)
-#: tokens the drafter looks back, in both attentions: about the length it was trained on; beyond it, it gets worse
-WINDOW = 320
-#: the drafter's law estimates the target's; how likely a token is to be the target's *most* likely one is sharper
-GREEDY_TEMPERATURE = 0.6
 #: cache rows kept free for the expanded nodes of one tree
 TREE_ROWS = 512
 #: prompt tokens fed to the engine per step
@@ -67,7 +63,7 @@ class Drafter:
 
     def __init__(
         self, engine: Engine, draft_ids: NDArray[np.int64], row_shape: RowShape, sa_kv_heads: int, max_context: int,
-        lookup: bool = True, window: int = WINDOW,
+        lookup: bool = True,
     ) -> None:  # fmt: skip
         self.engine, self.draft_ids, self.max_context = engine, draft_ids, max_context
         capacity = max_context + TREE_ROWS
@@ -76,7 +72,6 @@ class Drafter:
         self.cached: list[int] = []  # token ids whose keys and values stand in rows 0..len-1
         self.rows = np.zeros((max_context, 2, *row_shape), np.float32)  # by position
         self.row_filled = np.zeros(max_context, bool)
-        self.window = window
         self.steps = 0
         self.lookup = Lookup() if lookup else None
         self._columns = {int(token): column for column, token in enumerate(draft_ids)}
@@ -91,22 +86,19 @@ class Drafter:
         self.row_filled[positions] = True
 
     def visible_rows(self) -> Floats:
-        """The newest rows without a gap, at most a window of them: what cross-attention reads."""
+        """What cross-attention reads: the newest rows back to the first gap (the verifier sends newest first)."""
         filled = np.flatnonzero(self.row_filled)
         if not len(filled):
             return self.rows[:0]
         end = int(filled[-1]) + 1
-        start = max(0, end - self.window)
-        gaps = np.flatnonzero(~self.row_filled[start:end])
-        return self.rows[start + (int(gaps[-1]) + 1 if len(gaps) else 0) : end]
+        gaps = np.flatnonzero(~self.row_filled[:end])
+        return self.rows[int(gaps[-1]) + 1 if len(gaps) else 0 : end]
 
     def _step(self, tokens: Ints, positions: Ints, wanted: Ints, mask: Floats, past: int) -> Floats:
         """Run the engine behind `past` cache rows; its keys and values land right behind them."""
-        first = max(0, int(positions[0]) - self.window)
         logits, keys, values = self.engine.step(
-            tokens, positions, wanted, np.ascontiguousarray(mask[:, first:]), self.keys[first:past],
-            self.values[first:past], self.visible_rows(),
-        )  # fmt: skip
+            tokens, positions, wanted, mask, self.keys[:past], self.values[:past], self.visible_rows()
+        )
         self.keys[past : past + len(tokens)] = keys
         self.values[past : past + len(tokens)] = values
         self.steps += 1
@@ -131,7 +123,8 @@ class Drafter:
 
     def _log_q(self, logits: Floats, sampling: Sampling) -> NDArray[np.float64]:
         x = logits.astype(np.float64)
-        x /= GREEDY_TEMPERATURE if sampling.greedy else sampling.temperature
+        if not sampling.greedy:
+            x /= sampling.temperature
         x -= x.max(-1, keepdims=True)
         x -= np.log(np.exp(x).sum(-1, keepdims=True))
         return x

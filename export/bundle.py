@@ -6,6 +6,7 @@ eager model, so a half-written bundle never carries the final name.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
@@ -24,7 +25,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
-from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 from rich.console import Console
 from safetensors.torch import save_file
 from transformers import DynamicCache
@@ -44,6 +45,11 @@ from models.target import Target, load_target
 from protocol.rows import RowShape, pack_rows, unpack_rows
 
 OPSET = 20
+#: int8 weights share one scale per this many inputs; measured on the default drafter, one scale per output and
+#: step-wide activation scales (dynamic quantisation) lost 11 % of the top-1 agreement, this loses under 3 %
+BLOCK = 64
+#: MatMulNBits computes in int8; without it weights are unpacked to float32 first, which is four times slower
+INT8_ACTIVATIONS = 4
 ENGINE_FILE = "drafter.onnx"
 DRAFT_IDS_FILE = "draft_ids.u32"
 #: the server half, beside the bundle for whoever runs the verifier; the manifest does not list it, so an app may
@@ -70,7 +76,7 @@ OUTPUTS = ["logits", "new_keys", "new_values"]
 def write_bundle(target_name: str, drafter: Path, output: Path, quant: str = "int8") -> dict[str, Any]:
     """Export `drafter` for `target_name` to the folder `output` and return its report.
 
-    quant: "int8" (weights int8 per channel, activations int8 per step) or "none" (float32).
+    quant: "int8" (weights int8 in blocks of 64, activations int8, embedding int8 per token) or "none" (float32).
     Raises BundleError, TargetError or DrafterError with one clear line; `output` is then as it was.
     """
     taken = not output.is_dir() or any(output.iterdir()) if output.exists() else False
@@ -163,6 +169,9 @@ def _export_onnx(half: DeviceHalf, config: MoAConfig, folder: Path, quant: str) 
     shapes = (
         {0: width}, {0: width}, {0: wanted}, {0: width, 1: torch.export.Dim.AUTO}, {0: past}, {0: past}, {0: rows},
     )  # fmt: skip
+    if quant == "int8":
+        half = copy.deepcopy(half)
+        half.embedding = Int8Embedding(half.embedding.weight.detach())  # type: ignore[assignment]
     exact = folder / ("exact.onnx" if quant != "none" else ENGINE_FILE)
     inputs = list(example_inputs(config, 5, 7, 9))
     inputs[2] = torch.tensor([0, 2, 4])
@@ -175,12 +184,28 @@ def _export_onnx(half: DeviceHalf, config: MoAConfig, folder: Path, quant: str) 
     if quant == "int8":
         model = onnx.load(exact)
         del model.graph.value_info[:]  # the exporter's shapes predate its own constant folding
+        settings = DefaultWeightOnlyQuantConfig(
+            block_size=BLOCK, is_symmetric=True, accuracy_level=INT8_ACTIVATIONS, bits=8
+        )
         with _quiet():
-            quantize_dynamic(
-                model, folder / ENGINE_FILE, op_types_to_quantize=["MatMul", "Gather", "Gemm"], per_channel=True,
-                weight_type=QuantType.QInt8, extra_options={"MatMulConstBOnly": True},
-            )  # fmt: skip
+            quantizer = MatMulNBitsQuantizer(model, algo_config=settings)
+            quantizer.process()
+        quantizer.model.save_model_to_file(str(folder / ENGINE_FILE))
         exact.unlink()
+
+
+class Int8Embedding(torch.nn.Module):
+    """A token embedding in int8 with one scale per token: tokens [...] int64 -> float32 [..., width]."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-8) / 127
+        self.register_buffer("weight", (weight / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.weight[tokens].float() * self.scale[tokens]
+        return values
 
 
 def _copy_tokenizer(target: Target, folder: Path) -> None:

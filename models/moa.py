@@ -323,7 +323,7 @@ class DeviceHalf(nn.Module):
         x, key, value = self.hidden(
             tokens[None], positions[None], sa_mask[None], sa_keys[None], sa_values[None], rows[None], None
         )
-        return self.head(x[0][wanted]), key[0], value[0]
+        return self.head(x[:, wanted])[0], key[0], value[0]
 
 
 class MoA(nn.Module):

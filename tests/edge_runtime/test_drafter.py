@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.drafter import GREEDY_TEMPERATURE, Drafter, TreeShape
+from edge_runtime.drafter import Drafter, TreeShape
 from edge_runtime.engines.onnx import Floats, Ints
 from edge_runtime.lookup import HIT_RATES, LONGEST, Lookup
 from protocol.noise import gumbel_noise
@@ -58,9 +58,7 @@ def make_drafter(lookup: bool = False) -> Drafter:
 
 def log_q(sequence: list[int], sampling: Sampling) -> np.ndarray:
     x = logits_of(tuple(sequence), 0).astype(np.float64)
-    if sampling.greedy:
-        x = x / GREEDY_TEMPERATURE
-    else:
+    if not sampling.greedy:
         x = x / sampling.temperature
         x = x - np.log(np.exp(x).sum()) + gumbel_noise(sampling.seed, len(sequence), VOCAB)[DRAFT_IDS]
     return x - np.log(np.exp(x).sum())
@@ -195,42 +193,19 @@ def test_rows_are_kept_up_to_a_length() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.permutations(range(12)), st.integers(0, 12), st.integers(1, 12))
-def test_visible_rows_are_the_newest_without_a_gap(order: list[int], count: int, window: int) -> None:
-    drafter = Drafter(TransparentEngine(), DRAFT_IDS, RowShape(1, 2), 1, MAX_CONTEXT, False, window)
+@given(st.permutations(range(12)), st.integers(0, 12))
+def test_visible_rows_are_the_newest_without_a_gap(order: list[int], count: int) -> None:
+    drafter = make_drafter()
     there = order[:count]
     for position in there:
         drafter.add_rows(np.array([position]), np.full((1, 2, 1, 2), position, np.float32))
     expected = []
     if there:
         position = max(there)
-        while position in there and len(expected) < window:
+        while position in there:
             expected.insert(0, position)
             position -= 1
     assert drafter.visible_rows()[:, 0, 0, 0].tolist() == expected
-
-
-def test_self_attention_looks_back_one_window() -> None:
-    """The law behind a long text is that of its last window and the chunk's own beginning."""
-    engine = WindowEngine()
-    drafter = Drafter(engine, DRAFT_IDS, RowShape(1, 2), 1, MAX_CONTEXT, False, 10)
-    drafter.write(list(range(30)), GREEDY)
-    drafter.write([*range(30), 35], GREEDY)
-    assert engine.seen == list(range(20, 31))
-
-
-class WindowEngine(TransparentEngine):
-    """Notes the positions the last query could see."""
-
-    def step(
-        self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
-        rows: Floats,
-    ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
-        keys = np.zeros((len(tokens), *sa_keys.shape[1:]), np.float32)
-        keys[:, 0, 0], keys[:, 0, 1] = tokens, positions
-        every = np.concatenate([sa_keys, keys])
-        self.seen = every[sa_mask[wanted[-1]] == 0.0][:, 0, 1].astype(int).tolist()
-        return np.zeros((len(wanted), len(DRAFT_IDS)), np.float32), keys, keys
 
 
 def test_stop_returns_what_is_there() -> None:
