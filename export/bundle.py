@@ -197,6 +197,9 @@ def _export_onnx(half: DeviceHalf, config: MoAConfig, folder: Path, quant: str) 
 class Int8Embedding(torch.nn.Module):
     """A token embedding in int8 with one scale per token: tokens [...] int64 -> float32 [..., width]."""
 
+    weight: torch.Tensor
+    scale: torch.Tensor
+
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
         scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-8) / 127
@@ -204,8 +207,7 @@ class Int8Embedding(torch.nn.Module):
         self.register_buffer("scale", scale)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        values: torch.Tensor = self.weight[tokens].float() * self.scale[tokens]
-        return values
+        return self.weight[tokens].float() * self.scale[tokens]
 
 
 def _copy_tokenizer(target: Target, folder: Path) -> None:
