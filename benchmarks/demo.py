@@ -22,6 +22,7 @@ from rich.text import Text
 from benchmarks.baseline import plain_decode
 from benchmarks.server import VerifierProcess
 from edge_runtime.bundle import BundleError
+from edge_runtime.drafter import TreeShape
 from edge_runtime.runtime import EdgeRuntime, Event, Finished, LinkState, Provisional, RolledBack, Verified
 from protocol.sampling import Sampling
 
@@ -32,6 +33,8 @@ QUESTIONS = [
 ]
 CUT_QUESTION = "Give me a plan for a weekend in the mountains."
 MAX_NEW = 120
+#: on a CPU every node costs the verifier time; a GPU has room for 32 and more
+SHAPE = TreeShape(nodes=12)
 CUT_AFTER = 30  # verified tokens
 ALONE = 40  # provisional tokens before the verifier is started again
 BADGES = {
@@ -130,7 +133,7 @@ async def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         with console.status("starting the verifier (the first start converts the model, about 20 s)"):
             verifier.start()
             await asyncio.to_thread(verifier.wait_ready)
-        async with EdgeRuntime.from_bundle(options.bundle, verifier.address) as runtime:
+        async with EdgeRuntime.from_bundle(options.bundle, verifier.address, shape=SHAPE) as runtime:
             console.print("[bold]1.[/] Questions with the link up")
             answers = [await ask(runtime, question, console) for question in QUESTIONS]
             prompts = [runtime.encode_prompt(question) for question in [*QUESTIONS, CUT_QUESTION]]
@@ -151,6 +154,7 @@ def report(answers: list[Finished], plain: list[Any], cut: Finished, outage: dic
     plain_speed = sum(len(p.tokens) for p in straight) / sum(p.seconds for p in straight)
     return {
         "machine": f"{platform.machine()}, {platform.system()}",
+        "tree_nodes": SHAPE.nodes,
         "tokens": tokens,
         "rounds": rounds,
         "tau": round(sum(s.tau * s.rounds for s in stats) / rounds, 3),

@@ -10,6 +10,7 @@ from cloud.batcher import Batcher, Job
 from cloud.engine import Engine
 from cloud.features import FeatureProducer
 from cloud.kvpool import KVPool
+from cloud.packing import pack_linears
 from cloud.sessions import SessionStore
 from cloud.settings import Settings
 from models.moa import DrafterError, MoAConfig, load_drafter, server_half
@@ -103,7 +104,9 @@ def load_verifier(settings: Settings) -> Verifier:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     drafter = load_drafter(Path(settings.drafter).expanduser())
-    return Verifier(load_target(settings.model, settings.dtype, device), drafter, settings)
+    target = load_target(settings.model, settings.dtype, device)
+    pack_linears(target.model)
+    return Verifier(target, drafter, settings)
 
 
 def _check_drafter(config: MoAConfig, target: Target) -> None:

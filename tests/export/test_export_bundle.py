@@ -142,9 +142,9 @@ def test_manifest_names_the_weights(exact: Path, quantised: tuple[Path, dict[str
     assert (manifest.engines["onnx"].file, manifest.engines["onnx"].quant) == (ENGINE_FILE, quant)
 
 
-def test_manifest_lists_every_file_with_its_hash(exact: Path) -> None:
+def test_manifest_lists_every_file_an_app_ships_with_its_hash(exact: Path) -> None:
     listed = json.loads((exact / MANIFEST).read_text())["files"]
-    written = {path.name for path in exact.iterdir()} - {MANIFEST, "report.json", "report.md"}
+    written = {path.name for path in exact.iterdir()} - {MANIFEST, ENCODER_FILE, "report.json", "report.md"}
     assert set(listed) == written
     for name, entry in listed.items():
         data = (exact / name).read_bytes()

@@ -1,0 +1,43 @@
+"""Linear layers packed once for the CPU.
+
+PyTorch's float32 matrix product on a CPU rearranges the weights at every call, which for the few rows of a draft
+tree costs more than the arithmetic. oneDNN can do it once. Measured on SmolLM2-135M's layers, two cores: 33 rows
+in 38 ms instead of 96, one row in 21 instead of 46.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+#: rows the layout is chosen for; other numbers work as well
+TYPICAL_ROWS = 32
+
+
+class PackedLinear(nn.Module):
+    """x @ weight.T + bias in float32, with the weight in oneDNN's own layout."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), TYPICAL_ROWS)
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return output
+
+
+def pack_linears(model: Any) -> int:
+    """Replace the model's float32 CPU linears by packed ones; returns how many (0 where that is not possible)."""
+    if not torch.backends.mkldnn.is_available():
+        return 0
+    count = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            weight = getattr(child, "weight", None)
+            if type(child) is nn.Linear and weight.dtype == torch.float32 and weight.device.type == "cpu":
+                setattr(parent, name, PackedLinear(child))
+                count += 1
+    return count
