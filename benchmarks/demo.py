@@ -85,6 +85,7 @@ async def ask_with_cut(
     killed = restarted = resumed = 0.0
     rolled_back = kept = 0
     last: Event | None = None
+    draft = ""  # the most that stood there unverified
     with live_panel(console) as live:
         async for event in runtime.generate(CUT_QUESTION, max_new_tokens=MAX_NEW):
             last = event
@@ -97,6 +98,7 @@ async def ask_with_cut(
                     resumed = time.monotonic()
             if isinstance(event, Provisional):
                 alone += 1
+                draft = max(draft, event.provisional, key=len)
             if isinstance(event, RolledBack):
                 rolled_back += event.count
             if count >= CUT_AFTER and not killed:
@@ -110,6 +112,10 @@ async def ask_with_cut(
             live.update(panel(CUT_QUESTION, event, state, note))
     assert isinstance(last, Finished)
     stats = last.stats
+    title = (
+        f"What the device wrote alone, then checked by the full model: {kept} tokens kept, {rolled_back} rolled back"
+    )
+    console.print(Panel(Text(draft, style="yellow underline"), title=title, title_align="left", border_style="yellow"))
     return last, {
         "stall_seconds": stats.stall_seconds,
         "provisional": stats.provisional,

@@ -77,6 +77,8 @@ async def answer(
                 last = event
             badge = {"verified": "[cloud-verified]", "alone": "[on its own]"}.get(state, "[connecting]")
             live.update(render(event) if last else Text.assemble(render(event), (f"  {badge}", "dim")))
+    if not console.is_terminal:
+        console.print()
     assert last is not None, "generate() always ends with Finished"
     return last
 

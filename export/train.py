@@ -1,6 +1,6 @@
 """Train a MoA drafter on the target's own answers.
 
-The lagged masks of the paper (section 1.7 of its digest in docs/design.md): within a window that begins
+The lagged masks of the MoA paper (arXiv 2410.03804; docs/design.md lists what differs): within a window that begins
 at a root position r, every query sees the feature rows of tokens 0..r-1 and nothing younger, which is
 exactly what the device has while it drafts behind root r. Two deliberate changes: keys are strictly
 older than the root (the published lag 0 shows the drafter its own token's features, which never exist
@@ -41,8 +41,8 @@ class TrainSettings:
     learning_rate: float = 2e-3
     final_rate: float = 0.05  # of learning_rate, where the cosine ends
     warmup: int = 50  # steps
-    distribution_weight: float = 1.0  # soft cross-entropy with the target's distribution (paper 1.8)
-    feature_weight: float = 0.1  # SmoothL1 to the target's last hidden state (paper 1.8)
+    distribution_weight: float = 1.0  # soft cross-entropy with the target's distribution (as in the paper)
+    feature_weight: float = 0.1  # SmoothL1 to the target's last hidden state (as in the paper)
     lag_decay: float = 0.9  # loss weight per extra token of lag, floored at 0.25
     held_out: int = 64  # sequences kept from training to measure agreement
     seed: int = 0
@@ -144,7 +144,7 @@ class SoftCrossEntropy(torch.autograd.Function):
 
 
 def losses(moa: MoA, batch: Batch, settings: TrainSettings) -> tuple[Tensor, Tensor]:
-    """(loss, top-1 agreement) over the learnt positions. Loss terms: paper 1.8."""
+    """(loss, top-1 agreement) over the learnt positions. Both loss terms are the paper's."""
     chosen = batch.weight > 0
     state, truth, weight = forward(moa, batch)[chosen], batch.hidden[chosen], batch.weight[chosen]
     weight = weight / weight.sum()

@@ -230,7 +230,7 @@ class CrossAttentionKeys(nn.Module):
 
 
 class ServerHalf(nn.Module):
-    """K and V of the target's layers -> feature rows. Papers 1.3, 1.5; cut as in the design, section 3."""
+    """K and V of the target's layers -> feature rows (layer self-attention, Ekv2E, cross-attention keys and values)."""
 
     def __init__(self, config: MoAConfig) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class ServerHalf(nn.Module):
 
 
 class DeviceHalf(nn.Module):
-    """Draft tokens -> logits over the draft vocabulary. Papers 1.4, 1.5 (TLI = 0: no final norm)."""
+    """Draft tokens -> logits over the draft vocabulary (self-attention, cross-attention; TLI 0: no final norm)."""
 
     draft_ids: Tensor  # [draft_vocab] int32: target ids of the LM head's rows
 
