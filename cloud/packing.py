@@ -36,8 +36,7 @@ def pack_linears(model: Any) -> int:
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            weight = getattr(child, "weight", None)
-            if type(child) is nn.Linear and weight.dtype == torch.float32 and weight.device.type == "cpu":
+            if type(child) is nn.Linear and child.weight.dtype == torch.float32 and child.weight.device.type == "cpu":
                 setattr(parent, name, PackedLinear(child))
                 count += 1
     return count
