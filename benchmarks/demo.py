@@ -112,10 +112,9 @@ async def ask_with_cut(
             live.update(panel(CUT_QUESTION, event, state, note))
     assert isinstance(last, Finished)
     stats = last.stats
-    title = (
-        f"What the device wrote alone, then checked by the full model: {kept} tokens kept, {rolled_back} rolled back"
-    )
-    console.print(Panel(Text(draft, style="yellow underline"), title=title, title_align="left", border_style="yellow"))
+    fate = f"then checked by the full model: {kept} tokens kept, {rolled_back} rolled back"
+    body = Text(draft, style="yellow underline")
+    console.print(Panel(body, title="What the device wrote alone", title_align="left", subtitle=fate))
     return last, {
         "stall_seconds": stats.stall_seconds,
         "provisional": stats.provisional,
