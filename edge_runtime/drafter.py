@@ -72,7 +72,6 @@ class Drafter:
         self.cached: list[int] = []  # token ids whose keys and values stand in rows 0..len-1
         self.rows = np.zeros((max_context, 2, *row_shape), np.float32)  # by position
         self.row_filled = np.zeros(max_context, bool)
-        self.steps = 0
         self.lookup = Lookup() if lookup else None
         self._columns = {int(token): column for column, token in enumerate(draft_ids)}
 
@@ -101,7 +100,6 @@ class Drafter:
         )
         self.keys[past : past + len(tokens)] = keys
         self.values[past : past + len(tokens)] = values
-        self.steps += 1
         return logits
 
     def _advance(self, prefix: list[int]) -> Floats:

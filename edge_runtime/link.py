@@ -93,11 +93,6 @@ class Link:
         self.refused: LinkRefused | None = None
         self._connection: ClientConnection | None = None
 
-    @property
-    def rtt(self) -> float:
-        """Seconds of the last WebSocket ping, 0 before the first."""
-        return self._connection.latency if self._connection else 0.0
-
     async def run(self) -> None:
         """Connect, receive, reconnect; ends only by cancellation or a refusal."""
         delay = FIRST_RETRY
