@@ -22,7 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.baseline import plain_decode
-from benchmarks.server import VerifierProcess
+from cloud.process import VerifierProcess
 from edge_runtime.bundle import BundleError
 from edge_runtime.drafter import TreeShape
 from edge_runtime.link import LinkRefused

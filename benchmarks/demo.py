@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.baseline import plain_decode
-from benchmarks.server import VerifierProcess
+from cloud.process import VerifierProcess
 from edge_runtime.bundle import BundleError
 from edge_runtime.drafter import TreeShape
 from edge_runtime.runtime import EdgeRuntime, Event, Finished, LinkState, Provisional, RolledBack, Verified

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from edge_runtime.bundle import BundleError
 from edge_runtime.drafter import TreeShape
+from edge_runtime.engines import RUNTIMES
 from edge_runtime.link import LinkRefused
 from edge_runtime.runtime import EdgeRuntime, Event, Finished, LinkState
 
@@ -47,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument("--seed", type=int, default=None, help="same seed, same text; default: random")
         command.add_argument("--nodes", type=int, default=TreeShape.nodes, help="nodes of a draft tree")
         command.add_argument("--depth", type=int, default=TreeShape.depth, help="levels of a draft tree")
+        command.add_argument("--engine", choices=list(RUNTIMES), default=None, help="default: what is there")
         command.add_argument("--threads", type=int, default=0, help="threads of the engine, 0 = all cores")
         if name == "generate":
             command.add_argument("--json", action="store_true", help="print text, token ids and figures as JSON")
@@ -97,7 +99,9 @@ async def generate(options: argparse.Namespace) -> int:
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     shape = TreeShape(nodes=options.nodes, depth=options.depth)
     console = Console(stderr=options.json)
-    async with EdgeRuntime.from_bundle(options.bundle, options.server, threads=options.threads, shape=shape) as runtime:
+    async with EdgeRuntime.from_bundle(
+        options.bundle, options.server, threads=options.threads, shape=shape, engine=options.engine
+    ) as runtime:
         if not options.server:
             console.print("no --server: everything below is the drafter's own, unverified text", style="dim")
         event = await answer(runtime, [{"role": "user", "content": prompt}], options, console)
@@ -113,7 +117,9 @@ async def chat(options: argparse.Namespace) -> int:
     console = Console()
     messages: list[dict[str, str]] = []
     shape = TreeShape(nodes=options.nodes, depth=options.depth)
-    async with EdgeRuntime.from_bundle(options.bundle, options.server, threads=options.threads, shape=shape) as runtime:
+    async with EdgeRuntime.from_bundle(
+        options.bundle, options.server, threads=options.threads, shape=shape, engine=options.engine
+    ) as runtime:
         console.print("Ctrl-D or an empty line ends the chat.", style="dim")
         while True:
             try:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from protocol.rows import RowShape
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -31,15 +31,37 @@ class FileEntry(Struct):
     bytes: int
 
 
-class EngineEntry(Struct):
-    """One exported device half. quant: "int8" or "none"."""
+class Bounds(Struct, kw_only=True):
+    """What an engine file must keep of the eager model, or `export check` fails (shares of 1)."""
+
+    top1_agreement: float
+    top4_agreement: float
+    acceptance_ratio: float
+
+
+class EngineEntry(Struct, kw_only=True):
+    """One exported device half.
+
+    quant: "fp32", "fp16", "int8" or "int4" (linears); embedding_bits: 32, 16, 8 or 4. step_bytes: weights one
+    draft step reads (linears and LM head). max_width: tokens of one step at most. data: the file beside `file` with
+    its weights, if they stand apart.
+    """
 
     file: str
+    data: str | None = None
     quant: str
+    embedding_bits: int
+    step_bytes: int
+    max_width: int
+    bounds: Bounds
 
 
 class Manifest(Struct, kw_only=True):
-    """manifest.json. Widths in values; hashes as models.target and models.moa define them."""
+    """manifest.json. Widths in values; hashes as models.target and models.moa define them.
+
+    tokenizer_hash: sha256 of tokenizer.json. null_row_file: float32 [2 (K, V), ca_kv_heads, head_dim], the row
+    that cross-attention always sees, or null for a drafter without one. versions: what wrote the bundle.
+    """
 
     format_version: int
     target: str
@@ -54,18 +76,25 @@ class Manifest(Struct, kw_only=True):
     head_dim: Positive
     draft_vocab_size: Positive
     draft_ids_file: str
+    null_row_file: str | None
+    tokenizer_hash: str
+    versions: dict[str, str]
     engines: Annotated[dict[str, EngineEntry], Meta(min_length=1)]
     files: dict[str, FileEntry]
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A checked bundle. draft_ids [draft_vocab] int64 maps the LM head's rows to target token ids."""
+    """A checked bundle.
+
+    draft_ids [draft_vocab] int64 maps the LM head's rows to target token ids; null_row [2, kv_heads, head_dim].
+    """
 
     folder: Path
     manifest: Manifest
     tokenizer: Tokenizer
     draft_ids: NDArray[np.int64]
+    null_row: NDArray[np.float32] | None
     chat_template: str
     special_tokens: dict[str, str]
 
@@ -96,8 +125,12 @@ def open_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
     """
     folder = Path(folder)
     manifest = _read_manifest(folder)
-    named = {manifest.draft_ids_file, *(engine.file for engine in manifest.engines.values())}
+    named = {manifest.draft_ids_file}
+    for engine in manifest.engines.values():
+        named |= {engine.file, engine.data or engine.file}
     needed = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} | named
+    if manifest.null_row_file:
+        needed.add(manifest.null_row_file)
     if missing := sorted(needed - manifest.files.keys()):
         raise BundleError(f"{folder}/{MANIFEST} lists no {missing[0]}; export the bundle again")
     for name, entry in manifest.files.items():
@@ -105,6 +138,7 @@ def open_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
     draft_ids = np.fromfile(folder / manifest.draft_ids_file, "<u4").astype(np.int64)
     if len(draft_ids) != manifest.draft_vocab_size or draft_ids.max() >= manifest.vocab_size:
         raise BundleError(f"{folder}/{manifest.draft_ids_file} does not fit the manifest; export the bundle again")
+    null_row = _read_null_row(folder, manifest)
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         settings: Any = msgspec.json.decode((folder / "tokenizer_config.json").read_bytes())
@@ -114,7 +148,17 @@ def open_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
         raise BundleError(f"{folder}/tokenizer_config.json is no JSON object; export the bundle again")
     special = {name: _text(settings.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    return Bundle(folder, manifest, tokenizer, draft_ids, template, special)
+    return Bundle(folder, manifest, tokenizer, draft_ids, null_row, template, special)
+
+
+def _read_null_row(folder: Path, manifest: Manifest) -> NDArray[np.float32] | None:
+    if manifest.null_row_file is None:
+        return None
+    values = np.fromfile(folder / manifest.null_row_file, "<f4")
+    shape = (2, manifest.ca_kv_heads, manifest.head_dim)
+    if values.size != np.prod(shape):
+        raise BundleError(f"{folder}/{manifest.null_row_file} does not fit the manifest; export the bundle again")
+    return values.reshape(shape)
 
 
 def _text(token: Any) -> str:

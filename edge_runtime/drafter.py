@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.engines.onnx import Floats, Ints
+from edge_runtime.engines import Engine, Floats, Ints
 from edge_runtime.lookup import Lookup
 from protocol.noise import gumbel_noise_at
 from protocol.rows import RowShape
@@ -27,17 +26,10 @@ from protocol.tree import MAX_NODES, ROOT, TokenTree
 MASKED = np.float32(-1e9)
 #: cache rows kept free for the expanded nodes of one tree
 TREE_ROWS = 512
-#: prompt tokens fed to the engine per step
-CHUNK = 64
-
-
-class Engine(Protocol):
-    """What a drafter needs of an engine; see edge_runtime.engines."""
-
-    def step(
-        self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
-        rows: Floats,
-    ) -> tuple[Floats, Floats, Floats]: ...  # fmt: skip
+#: tokens the engine takes in one step at most: breadth of a tree, chunk of a prompt (export writes for this many)
+MAX_WIDTH = 64
+#: tokens of a prompt fed in one step: as fast as more, and attention's temporaries stay small
+PROMPT_CHUNK = 32
 
 
 @dataclass(frozen=True)
@@ -51,8 +43,10 @@ class TreeShape:
     def __post_init__(self) -> None:
         if min(self.nodes, self.depth, self.breadth) < 1 or self.nodes > MAX_NODES:
             raise ValueError(f"a tree needs 1..{MAX_NODES} nodes and at least one level and one branch, not {self}")
-        if self.depth * self.breadth > TREE_ROWS:
-            raise ValueError(f"depth {self.depth} x breadth {self.breadth} is more than {TREE_ROWS} drafted tokens")
+        if self.breadth > MAX_WIDTH or self.depth * self.breadth > TREE_ROWS:
+            raise ValueError(
+                f"breadth must be at most {MAX_WIDTH} and depth x breadth at most {TREE_ROWS} tokens, not {self}"
+            )
 
 
 class Drafter:
@@ -63,17 +57,22 @@ class Drafter:
 
     def __init__(
         self, engine: Engine, draft_ids: NDArray[np.int64], row_shape: RowShape, sa_kv_heads: int, max_context: int,
-        lookup: bool = True,
+        lookup: bool = True, null_row: Floats | None = None,
     ) -> None:  # fmt: skip
         self.engine, self.draft_ids, self.max_context = engine, draft_ids, max_context
         capacity = max_context + TREE_ROWS
         self.keys = np.zeros((capacity, sa_kv_heads, row_shape.head_dim), np.float32)
         self.values = np.zeros_like(self.keys)
         self.cached: list[int] = []  # token ids whose keys and values stand in rows 0..len-1
-        self.rows = np.zeros((max_context, 2, *row_shape), np.float32)  # by position
+        # The row of position p stands at p + 1; the slot before the first visible row takes the null row, so that
+        # what cross-attention reads is one slice and nothing is copied.
+        self.row_keys = np.zeros((1 + max_context, *row_shape), np.float32)
+        self.row_values = np.zeros_like(self.row_keys)
         self.row_filled = np.zeros(max_context, bool)
+        self.null_row = null_row  # [2 (K, V), kv_heads, head_dim], or None: the drafter has none
         self.lookup = Lookup() if lookup else None
-        self._columns = {int(token): column for column, token in enumerate(draft_ids)}
+        self._columns = np.full(int(draft_ids.max()) + 1, -1, np.int32)  # token id -> row of the LM head
+        self._columns[draft_ids] = np.arange(len(draft_ids))
 
     def keep_rows(self, length: int) -> None:
         """Forget the rows of positions `length` and above: another text stands there now."""
@@ -81,23 +80,33 @@ class Drafter:
 
     def add_rows(self, positions: Ints, rows: Floats) -> None:
         """Feature rows [n, 2, heads, head_dim] of the tokens at `positions` [n]."""
-        self.rows[positions] = rows
+        self.row_keys[positions + 1], self.row_values[positions + 1] = rows[:, 0], rows[:, 1]
         self.row_filled[positions] = True
 
-    def visible_rows(self) -> Floats:
-        """What cross-attention reads: the newest rows back to the first gap (the verifier sends newest first)."""
+    def visible_rows(self) -> slice:
+        """What cross-attention reads of row_keys and row_values: the null row and the newest rows.
+
+        Rows count back to the first gap (the verifier sends newest first). A drafter without a null row reads
+        one row of zeros until the first row is there.
+        """
         filled = np.flatnonzero(self.row_filled)
-        if not len(filled):
-            return self.rows[:0]
-        end = int(filled[-1]) + 1
-        gaps = np.flatnonzero(~self.row_filled[:end])
-        return self.rows[int(gaps[-1]) + 1 if len(gaps) else 0 : end]
+        start = end = 0
+        if len(filled):
+            end = int(filled[-1]) + 1
+            gaps = np.flatnonzero(~self.row_filled[:end])
+            start = int(gaps[-1]) + 1 if len(gaps) else 0
+            if self.null_row is None:
+                return slice(start + 1, end + 1)
+        self.row_keys[start], self.row_values[start] = (0.0, 0.0) if self.null_row is None else self.null_row
+        return slice(start, end + 1)
 
     def _step(self, tokens: Ints, positions: Ints, wanted: Ints, mask: Floats, past: int) -> Floats:
         """Run the engine behind `past` cache rows; its keys and values land right behind them."""
+        seen = self.visible_rows()
         logits, keys, values = self.engine.step(
-            tokens, positions, wanted, mask, self.keys[:past], self.values[:past], self.visible_rows()
-        )
+            tokens, positions, wanted, mask, self.keys[:past], self.values[:past], self.row_keys[seen],
+            self.row_values[seen],
+        )  # fmt: skip
         self.keys[past : past + len(tokens)] = keys
         self.values[past : past + len(tokens)] = values
         return logits
@@ -108,8 +117,8 @@ class Drafter:
         kept = min(same, len(prefix) - 1)  # the last token's logits are needed in any case
         del self.cached[kept:]
         logits = np.zeros((1, 0), np.float32)
-        for start in range(kept, len(prefix), CHUNK):
-            chunk = np.array(prefix[start : start + CHUNK], np.int64)
+        for start in range(kept, len(prefix), PROMPT_CHUNK):
+            chunk = np.array(prefix[start : start + PROMPT_CHUNK], np.int64)
             size = len(chunk)
             mask = np.zeros((size, start + size), np.float32)
             mask[:, start:] = np.triu(np.full((size, size), MASKED, np.float32), 1)
@@ -213,7 +222,7 @@ class Drafter:
             if guess is not None:
                 token, weight = guess
                 mixed[row] += np.log1p(-weight)
-                column = self._columns.get(token, -1)
+                column = int(self._columns[token]) if token < len(self._columns) else -1
                 mixed[row, column] = np.logaddexp(mixed[row, column], np.log(weight))
                 if column < 0:
                     ids[row, -1] = token

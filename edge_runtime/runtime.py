@@ -15,7 +15,7 @@ from typing import Any
 
 from edge_runtime.bundle import Bundle, open_bundle
 from edge_runtime.drafter import Drafter, TreeShape
-from edge_runtime.engines.onnx import OnnxEngine
+from edge_runtime.engines import Engine, open_engine
 from edge_runtime.link import Arrived, Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from edge_runtime.session import (
     Action,
@@ -117,19 +117,20 @@ class EdgeRuntime:
     """A bundle, its engine and one link; answers one prompt at a time.
 
     server: `host:port`, `ws://...` or `wss://...` of a `python -m cloud.verifier`; None: write alone.
+    engine: "onnx", "executorch", an engine object, or None: the first that is in the bundle and installed.
     """
 
     def __init__(
         self, bundle: Bundle, server: str | None, *, threads: int = 0, shape: TreeShape | None = None,
-        patience: Patience | None = None, lookup: bool = True,
+        patience: Patience | None = None, lookup: bool = True, engine: str | Engine | None = None,
     ) -> None:  # fmt: skip
         self.bundle = bundle
         self.shape = shape or TreeShape()
         self.patience = (patience or Patience()) if server else Patience(connect=0.0, offline=0.0)
         manifest = bundle.manifest
         self.drafter = Drafter(
-            OnnxEngine(bundle, threads), bundle.draft_ids, bundle.row_shape, manifest.sa_kv_heads,
-            manifest.max_context, lookup,
+            open_engine(bundle, engine, threads) if engine is None or isinstance(engine, str) else engine,
+            bundle.draft_ids, bundle.row_shape, manifest.sa_kv_heads, manifest.max_context, lookup, bundle.null_row,
         )  # fmt: skip
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
         #: what happens: link events and finished drafter jobs

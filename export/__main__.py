@@ -1,18 +1,24 @@
-"""`python -m export train` and `python -m export bundle`."""
+"""`python -m export`: train, import, bundle, check and bench."""
 
 from __future__ import annotations
 
 import argparse
 import ctypes
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from edge_runtime.probe import numbers, whole
 from models.target import DEFAULT_TARGET, TargetError
 
 EPILOG = """\
 examples:
   python -m export train --prompts prompts.jsonl --output-dir drafters/mine
-  python -m export bundle --drafter drafters/mine --output-dir build/bundle
+  python -m export import --source moa-llama3/ --target llama3/ --output-dir drafters/llama3
+  python -m export bundle --drafter drafters/mine --output-dir build/bundle --dry-run
+  python -m export bundle --drafter drafters/mine --output-dir build/bundle --format onnx,executorch --quant int4
+  python -m export check build/bundle
+  python -m export bench build/bundle
 """
 
 
@@ -48,18 +54,123 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument("--threads", type=int, default=0, help="CPU threads, 0 = torch's choice")
     train.add_argument("--seed", type=int, default=0)
 
+    source = commands.add_parser(
+        "import", help="turn a published MoA checkpoint into a drafter folder",
+        description="Read a checkpoint in the layout of the MoA authors' code (safetensors) and write a drafter folder "
+        "that `bundle` and the verifier take.", formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    source.add_argument("--source", required=True, help="folder or Hugging Face id of the checkpoint")
+    source.add_argument("--target", required=True, help="alias, Hugging Face id or folder it was trained on")
+    source.add_argument("--output-dir", type=Path, required=True, help="drafter folder to write")
+    source.add_argument("--max-context", type=int, default=None, help="tokens; default: 2048 or the target's, if less")
+    source.add_argument("--draft-vocab-from", type=Path, default=None, metavar="DRAFTER",
+                        help="take the draft vocabulary of this drafter folder; default: the whole vocabulary, whose "
+                        "LM head is most of a step's work")  # fmt: skip
+
     bundle = commands.add_parser(
         "bundle", help="write the folder an app ships",
-        description="Export the drafter's device half to ONNX, check it against the eager model and put "
-        "tokenizer, chat template and manifest beside it.",
+        description="Export the drafter's device half for ONNX Runtime and ExecuTorch, compare it with the eager model "
+        "and put tokenizer, chat template and manifest beside it. After Ctrl-C the same command goes on.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )  # fmt: skip
-    bundle.add_argument("--target", default=DEFAULT_TARGET, help="alias, Hugging Face id or folder")
-    bundle.add_argument("--drafter", type=Path, required=True, help="folder that `train` wrote")
-    bundle.add_argument("--output-dir", type=Path, required=True, help="folder to write; replaced if it is a bundle")
-    bundle.add_argument("--format", choices=["onnx"], default="onnx", help="engine file to write")
-    bundle.add_argument("--quant", choices=["int8", "none"], default="int8", help="weights of the engine file")
+    add_bundle_options(bundle)
+
+    check = commands.add_parser(
+        "check", help="prove a bundle again",
+        description="Verify hashes and metadata, compare every engine with the eager drafter on a fixed prompt set "
+        "and measure acceptance length through a real verifier. Exits 1 if a bound of the manifest is broken.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    check.add_argument("bundle", type=Path, help="folder that `bundle` wrote")
+    check.add_argument("--drafter", type=Path, default=None, help="default: the one under drafters/ with its hash")
+    check.add_argument("--target", default=None, help="default: the name in the manifest")
+    check.add_argument("--prompts", type=Path, nargs="+", default=None, metavar="FILE",
+                       help="measure acceptance on these instead of the fixed set")  # fmt: skip
+    check.add_argument("--no-acceptance", action="store_true", help="hashes, metadata and parity only: no verifier")
+
+    bench = commands.add_parser(
+        "bench", help="measure a bundle's engines on this machine",
+        description="Load time, peak memory and step times by width and context, beside the time that memory bandwidth "
+        "alone would take. Figures go into the bundle's report.json and report.md.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    bench.add_argument("bundle", type=Path, help="folder that `bundle` wrote")
+    bench.add_argument("--engines", default=None, help="by commas; default: all in the bundle that run here")
+    bench.add_argument("--threads", type=numbers, default=None, metavar="N,N", help="default: 1 and all cores")
+    bench.add_argument(
+        "--widths", type=numbers, default=[1, 2, 4, 8, 16, 32, 64], metavar="N,N", help="tokens of one step"
+    )
+    bench.add_argument(
+        "--contexts", type=numbers, default=[128, 512, 1024, 2048], metavar="N,N", help="cache and feature rows"
+    )
+    bench.add_argument("--repeats", type=whole, default=30, help="timed steps for each figure")
     return parser
+
+
+def add_bundle_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `bundle`, which `optimum-cli export outrider` shares."""
+    parser.add_argument("--target", default=DEFAULT_TARGET, help="alias, Hugging Face id or folder")
+    parser.add_argument("--drafter", type=Path, required=True, help="folder that `train` or `import` wrote")
+    parser.add_argument("--output-dir", type=Path, required=True, help="folder to write; replaced if it is a bundle")
+    parser.add_argument("--format", default="onnx", help="engine files, by commas: onnx, executorch")
+    parser.add_argument("--quant", default="int8", choices=["fp32", "fp16", "int8", "int4", "8da8w", "8da4w", "none"],
+                        help="weights of linear layers (8da8w, 8da4w: ExecuTorch's names of int8, int4)")  # fmt: skip
+    parser.add_argument("--embedding-bits", type=int, default=None, choices=[4, 8, 16, 32],
+                        help="embedding and LM head; default: as --quant, 8 with int4")  # fmt: skip
+    parser.add_argument("--max-context", type=int, default=None, help="longest conversation, at most the drafter's")
+    parser.add_argument("--backend", default="xnnpack", choices=["xnnpack", "coreml", "qualcomm"],
+                        help="what ExecuTorch delegates to")  # fmt: skip
+    parser.add_argument("--check", action="store_true", help="also measure acceptance length, as `check` does")
+    parser.add_argument("--bench", action="store_true", help="also measure step times, as `bench` does")
+    parser.add_argument("--dry-run", action="store_true", help="show sizes and memory needed, write nothing")
+
+
+def run_bundle(arguments: argparse.Namespace) -> None:
+    from export.quiet import quiet
+
+    with quiet():
+        from export.bundle import write_bundle
+        from export.plan import Options
+
+    options = Options(
+        arguments.target, arguments.drafter, arguments.output_dir,
+        formats=tuple(name.strip() for name in arguments.format.split(",") if name.strip()), quant=arguments.quant,
+        embedding_bits=arguments.embedding_bits, max_context=arguments.max_context, backend=arguments.backend,
+        check=arguments.check, bench=arguments.bench,
+    )  # fmt: skip
+    write_bundle(options, arguments.dry_run)
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    from export.quiet import quiet
+
+    with quiet():
+        from export.answers import read_prompts
+        from export.check import check_bundle
+
+    prompts = read_prompts(arguments.prompts) if arguments.prompts else None
+    broken = check_bundle(
+        arguments.bundle, arguments.drafter, arguments.target, prompts, acceptance=not arguments.no_acceptance
+    )
+    for line in broken:
+        print(f"error: {line}", file=sys.stderr)
+    if not broken:
+        print("all bounds hold")
+    return 1 if broken else 0
+
+
+def run_import(arguments: argparse.Namespace) -> None:
+    from export.reference import import_checkpoint
+    from models.moa import load_drafter
+
+    ids = load_drafter(arguments.draft_vocab_from)[1]["draft_ids"] if arguments.draft_vocab_from else None
+    config = import_checkpoint(
+        arguments.source, arguments.target, arguments.output_dir, draft_vocab_ids=ids, max_context=arguments.max_context
+    )
+    print(
+        f"wrote {arguments.output_dir}: width {config.hidden_size}, {config.draft_vocab_size} of {config.vocab_size} "
+        f"tokens drafted, {len(config.target_layers)} target layers read; next: python -m export bundle"
+    )
 
 
 def keep_freed_memory() -> None:
@@ -74,31 +185,45 @@ def keep_freed_memory() -> None:
     mallopt(-2, 1 << 28)  # M_TOP_PAD
 
 
-def main(argv: list[str] | None = None) -> int:
-    arguments = build_parser().parse_args(argv)
+def guarded(run: Callable[[], int | None]) -> int:
+    """Run a command: its exit status, 1 with one line for an expected error, 130 for Ctrl-C."""
+    from edge_runtime.bundle import BundleError
     from models.moa import DrafterError
 
     try:
-        if arguments.command == "train":
-            from export.run import train
-
-            keep_freed_memory()
-            train(arguments)
-        else:
-            from edge_runtime.bundle import BundleError
-            from export.bundle import write_bundle
-
-            try:
-                write_bundle(arguments.target, arguments.drafter, arguments.output_dir, arguments.quant)
-            except BundleError as error:
-                raise ValueError(str(error)) from None
-    except (TargetError, DrafterError, ValueError, OSError) as error:
+        return run() or 0
+    except (TargetError, DrafterError, BundleError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on from here", file=sys.stderr)
         return 130
-    return 0
+
+
+def run_train(arguments: argparse.Namespace) -> None:
+    from export.run import train
+
+    keep_freed_memory()
+    train(arguments)
+
+
+def run_bench(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from export.bench import bench
+
+    bench(
+        arguments.bundle, Console(), engines=arguments.engines.split(",") if arguments.engines else None,
+        threads=arguments.threads, widths=arguments.widths, contexts=arguments.contexts, repeats=arguments.repeats,
+    )  # fmt: skip
+
+
+COMMANDS = {"train": run_train, "import": run_import, "bundle": run_bundle, "check": run_check, "bench": run_bench}
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = build_parser().parse_args(argv)
+    return guarded(lambda: COMMANDS[arguments.command](arguments))
 
 
 if __name__ == "__main__":

@@ -117,7 +117,10 @@ def forward(moa: MoA, batch: Batch) -> Tensor:
     shape = (count, 0, moa.config.sa_kv_heads, moa.config.head_dim)
     empty = rows.new_zeros(shape)
     positions = positions.expand(count, size)
-    return moa.device_half.hidden(batch.tokens, positions, batch.sa_mask, empty, empty, rows, batch.row_mask)[0]
+    assert moa.device_half.null_row is not None, "drafters are trained with a null row"
+    rows = torch.cat([moa.device_half.null_row.to(rows.dtype).expand(count, 1, -1, -1, -1), rows], 1)
+    keys, values = rows.unbind(2)
+    return moa.device_half.hidden(batch.tokens, positions, batch.sa_mask, empty, empty, keys, values, batch.row_mask)[0]
 
 
 class SoftCrossEntropy(torch.autograd.Function):
@@ -194,7 +197,7 @@ class Trainer:
 
     def __init__(self, moa: MoA, cache: FeatureCache, settings: TrainSettings, checkpoint: Path) -> None:
         self.moa, self.cache, self.settings, self.checkpoint = moa, cache, settings, checkpoint
-        self.device = moa.device_half.null_row.device
+        self.device = next(moa.parameters()).device
         self.parameters = {n: p for n, p in moa.named_parameters() if p.requires_grad}
         # Muon for the matrices: at the same learning rate it needs about half of AdamW's steps here.
         matrices = [p for p in self.parameters.values() if p.ndim == 2]

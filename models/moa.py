@@ -12,7 +12,8 @@ Device half (drafter), one pass per *draft* token:
 Every width is explicit configuration, independent of the target's own head counts. Module and tensor
 names follow the authors' checkpoints (`layer_self_attention.*`, `Ekv2E.*`, `self_attention.*`,
 `cross_attention.*`). Beyond the paper, cross-attention always sees one learned *null row*, so that the
-device can draft before any feature row has arrived and in conversations begun offline.
+device can draft before any feature row has arrived and in conversations begun offline; a checkpoint of the
+authors' has none and is fed zeros until the first row.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class MoAConfig:
     rope_theta: float
     norm_eps: float
     max_context: int
+    null_row: bool  # cross-attention sees one learned row besides the text's; the authors' checkpoints have none
 
     @property
     def kv_width(self) -> int:
@@ -121,6 +123,7 @@ class MoAConfig:
             rope_theta=float(rope.get("rope_theta", 10000.0)),
             norm_eps=config.rms_norm_eps,
             max_context=min(max_context, config.max_position_embeddings),
+            null_row=True,
         )
 
     @classmethod
@@ -170,19 +173,36 @@ class Attention(nn.Module):
         return self.v_proj(x).unflatten(-1, (self.kv_heads, self.head_dim))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """q [B, n, heads, d], k and v [B, m, kv_heads, d], mask additive [B or 1, n, m] -> [B, n, width].
-
-        Query heads that share a key head are folded into the query length, so keys are never repeated.
-        """
-        batch, n, heads, d = q.shape
-        groups = heads // self.kv_heads
-        folded = q.view(batch, n, self.kv_heads, groups, d).permute(0, 2, 3, 1, 4).reshape(batch, self.kv_heads, -1, d)
-        scores = folded @ k.permute(0, 2, 3, 1) * d**-0.5
+        """q [B, n, heads, d], k and v [B, m, kv_heads, d], mask additive [B or 1, n, m] -> [B, n, width]."""
+        scores = self._scores(q, k)
         if mask is not None:
-            scores = scores + mask.repeat(1, groups, 1)[:, None]
+            scores = scores + mask[:, None, None]
+        return self._join(self._mix(torch.softmax(scores.float(), -1).to(v.dtype), v))
+
+    def attend_past(
+        self, q: Tensor, past_k: Tensor, past_v: Tensor, k: Tensor, v: Tensor, mask: Tensor
+    ) -> Tensor:  # fmt: skip
+        """Like `attend` over past and new keys, mask [B or 1, n, past + n], without copying past keys or values."""
+        past = past_k.shape[1]
+        scores = torch.cat([self._scores(q, past_k), self._scores(q, k)], -1) + mask[:, None, None]
         weights = torch.softmax(scores.float(), -1).to(v.dtype)
-        output = (weights @ v.permute(0, 2, 1, 3)).view(batch, self.kv_heads, groups, n, d)
-        return self.o_proj(output.permute(0, 3, 1, 2, 4).reshape(batch, n, heads * d))
+        return self._join(self._mix(weights[..., :past], past_v) + self._mix(weights[..., past:], v))
+
+    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """-> [B, kv_heads, groups, n, m]. Query heads that share a key head are folded together: no key repeats."""
+        batch, n, heads, d = q.shape
+        folded = q.unflatten(2, (self.kv_heads, -1)).permute(0, 2, 3, 1, 4) * d**-0.5
+        scores = torch.bmm(folded.flatten(2, 3).flatten(0, 1), k.permute(0, 2, 3, 1).flatten(0, 1))
+        return scores.view(batch, self.kv_heads, heads // self.kv_heads, n, k.shape[1])
+
+    def _mix(self, weights: Tensor, v: Tensor) -> Tensor:
+        """weights [B, kv_heads, groups, n, m], v [B, m, kv_heads, d] -> [B, kv_heads, groups, n, d]."""
+        batch, kv_heads, groups, n, _ = weights.shape
+        mixed = torch.bmm(weights.flatten(2, 3).flatten(0, 1), v.permute(0, 2, 1, 3).flatten(0, 1))
+        return mixed.view(batch, kv_heads, groups, n, v.shape[-1])
+
+    def _join(self, mixed: Tensor) -> Tensor:
+        return self.o_proj(mixed.permute(0, 3, 1, 2, 4).flatten(2))
 
 
 class MLP(nn.Module):
@@ -277,20 +297,30 @@ class DeviceHalf(nn.Module):
         self.cross_attention = Block(width, *shape, config.ca_mlp, eps)
         # keys and values of verified tokens are the server half's work
         del self.cross_attention.self_attn.k_proj, self.cross_attention.self_attn.v_proj
-        self.null_row = nn.Parameter(torch.zeros(2, config.ca_kv_heads, config.head_dim))
+        shape = (2, config.ca_kv_heads, config.head_dim)
+        self.null_row = nn.Parameter(torch.zeros(shape)) if config.null_row else None
         self.embedding = nn.Embedding(config.vocab_size, width)  # frozen, the target's
         self.head = nn.Linear(width, config.draft_vocab_size, bias=False)  # frozen, rows of the target's
         self.register_buffer("draft_ids", torch.arange(config.draft_vocab_size, dtype=torch.int32))
 
+    def with_null_row(self, rows: Tensor) -> Tensor:
+        """Rows [m, 2, ca_kv_heads, head_dim] as `forward` wants them: the null row before them.
+
+        A drafter without a null row sees zeros as long as there is no row, which adds nothing to its states.
+        """
+        if self.null_row is None:
+            return rows if len(rows) else rows.new_zeros(1, *rows.shape[1:])
+        return torch.cat([self.null_row[None].to(rows.dtype), rows])
+
     def hidden(
         self, tokens: Tensor, positions: Tensor, sa_mask: Tensor, sa_keys: Tensor, sa_values: Tensor,
-        rows: Tensor, row_mask: Tensor | None,
+        row_keys: Tensor, row_values: Tensor, row_mask: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """The drafter up to (not including) the LM head, for a batch of B sequences.
 
         tokens, positions [B, n] int64; sa_mask additive [B, n, past + n]; sa_keys, sa_values
-        [B, past, sa_kv_heads, head_dim]; rows [B, m, 2, ca_kv_heads, head_dim]; row_mask additive
-        [B, n, m + 1], its first column the null row, or None: every query sees every row.
+        [B, past, sa_kv_heads, head_dim]; row_keys, row_values [B, m, ca_kv_heads, head_dim], the null row
+        among them; row_mask additive [B, n, m] or None: every query sees every row.
         Returns (hidden [B, n, hidden_size], new keys, new values [B, n, sa_kv_heads, head_dim]).
         """
         block, attn = self.self_attention, self.self_attention.self_attn
@@ -299,31 +329,29 @@ class DeviceHalf(nn.Module):
         u = block.input_layernorm(x)
         key, value = rotate(attn.key(u), *angles), attn.value(u)
         query = rotate(attn.query(u), *angles)
-        attended = attn.attend(query, torch.cat([sa_keys, key], 1), torch.cat([sa_values, value], 1), sa_mask)
-        x = block.finish(x, attended)
+        x = block.finish(x, attn.attend_past(query, sa_keys, sa_values, key, value, sa_mask))
 
         block, attn = self.cross_attention, self.cross_attention.self_attn
         query = rotate(attn.query(block.input_layernorm(x)), *angles)
-        null = self.null_row.expand(rows.shape[0], 1, *self.null_row.shape).to(rows.dtype)
-        seen = torch.cat([null, rows], 1)
-        x = block.finish(x, attn.attend(query, seen[:, :, 0], seen[:, :, 1], row_mask))
+        x = block.finish(x, attn.attend(query, row_keys, row_values, row_mask))
         return x, key, value
 
     def forward(
         self, tokens: Tensor, positions: Tensor, wanted: Tensor, sa_mask: Tensor, sa_keys: Tensor,
-        sa_values: Tensor, rows: Tensor,
+        sa_values: Tensor, row_keys: Tensor, row_values: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """One draft step of one sequence, the shape that is exported. All state is the caller's.
 
         tokens, positions [n] int64; wanted [w] int64, the steps' indices whose logits are asked for; sa_mask
-        additive float [n, past + n]; sa_keys, sa_values [past, sa_kv_heads, head_dim]; rows
-        [m, 2, ca_kv_heads, head_dim], m may be 0.
+        additive float [n, past + n]; sa_keys, sa_values [past, sa_kv_heads, head_dim]; row_keys, row_values
+        [m, ca_kv_heads, head_dim], m >= 1: the caller puts the null row among them.
         Returns (logits [w, draft_vocab], new keys, new values [n, sa_kv_heads, head_dim]).
         """
         x, key, value = self.hidden(
-            tokens[None], positions[None], sa_mask[None], sa_keys[None], sa_values[None], rows[None], None
-        )
-        return self.head(x[:, wanted])[0], key[0], value[0]
+            tokens[None], positions[None], sa_mask[None], sa_keys[None], sa_values[None], row_keys[None],
+            row_values[None], None,
+        )  # fmt: skip
+        return self.head(x[0, wanted]), key[0], value[0]
 
 
 class MoA(nn.Module):
@@ -361,6 +389,7 @@ def save_drafter(folder: Path, config: MoAConfig, tensors: dict[str, Tensor], no
     folder.mkdir(parents=True, exist_ok=True)
     half = {k: (v.half() if v.is_floating_point() else v).contiguous().cpu() for k, v in tensors.items()}
     save_file(half, folder / WEIGHTS_FILE)
+    (folder / WEIGHTS_FILE).chmod(0o644)  # safetensors leaves it readable to its owner only
     text = json.dumps({"type": "moa", **asdict(config), "notes": notes}, indent=2)
     (folder / CONFIG_FILE).write_text(text + "\n")
 
@@ -396,21 +425,34 @@ def server_half(config: MoAConfig, tensors: dict[str, Tensor]) -> ServerHalf:
 
 
 def device_half(config: MoAConfig, tensors: dict[str, Tensor], target_model: Any) -> DeviceHalf:
-    """Build the frozen device half from a drafter's tensors and the target's embedding and LM head."""
-    half = DeviceHalf(config)
+    """Build the frozen device half from a drafter's tensors and a loaded target's embedding and LM head."""
+    embedding, head = target_model.get_input_embeddings().weight, target_model.get_output_embeddings().weight
+    return device_half_on(config, tensors, embedding, head)
+
+
+def device_half_on(config: MoAConfig, tensors: dict[str, Tensor], embedding: Tensor, lm_head: Tensor) -> DeviceHalf:
+    """The same from the target's tables, each [vocab, hidden_size]."""
+    if tuple(embedding.shape) != (config.vocab_size, config.hidden_size):
+        raise DrafterError(
+            f"the target's embedding is {tuple(embedding.shape)}, the drafter was made for "
+            f"{(config.vocab_size, config.hidden_size)}; give the target it was trained on"
+        )
     ids = tensors.get("draft_ids", torch.empty(0))
-    if len(ids) != config.draft_vocab_size or ids.min() < 0 or ids.max() >= config.vocab_size:
-        raise DrafterError("drafter weights do not fit their config: draft_ids is missing or out of range")
+    if len(ids.unique()) != config.draft_vocab_size or ids.min() < 0 or ids.max() >= config.vocab_size:
+        raise DrafterError("drafter weights do not fit their config: draft_ids is missing, repeated or out of range")
+    with torch.device("meta"):
+        half = DeviceHalf(config)
     own = {k: v for k, v in tensors.items() if k in half.state_dict()}
-    own["embedding.weight"] = target_model.get_input_embeddings().weight.float()
-    own["head.weight"] = target_model.get_output_embeddings().weight[ids.long()].float()
+    own["embedding.weight"] = embedding.float()
+    whole = torch.equal(ids.long(), torch.arange(len(lm_head)))
+    own["head.weight"] = lm_head.float() if whole else lm_head[ids.long()].float()
     _load(half, own)
     return half
 
 
 def _load(module: nn.Module, tensors: dict[str, Tensor]) -> None:
     try:
-        module.load_state_dict(tensors)
+        module.load_state_dict(tensors, assign=True)
     except RuntimeError as error:
         raise DrafterError("drafter weights do not fit their config: " + str(error).splitlines()[-1].strip()) from None
     module.requires_grad_(False).eval()

@@ -175,38 +175,89 @@ def eos_ids_of(folder: Path) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
+@dataclass(frozen=True)
+class TargetFiles:
+    """A target on disk whose weights are not in memory. Fields as in `Target`; config: its transformers config."""
+
+    config: Any
+    tokenizer: Any
+    name: str
+    folder: Path
+    model_hash: str
+    eos_ids: tuple[int, ...]
+
+    def tables(self) -> tuple[Any, Any]:
+        """(token embedding, LM head), each a torch float32 tensor [vocab, width]; one object where they are tied.
+
+        Reads nothing else of the weights. Raises TargetError where the files hold no such tensors.
+        """
+        embedding = self._tensor("model.embed_tokens.weight")
+        tied = getattr(self.config, "tie_word_embeddings", False)
+        return embedding, embedding if tied else self._tensor("lm_head.weight")
+
+    def _tensor(self, name: str) -> Any:
+        from safetensors import SafetensorError, safe_open
+
+        for path in sorted(self.folder.glob("*.safetensors")):
+            try:
+                with safe_open(path, framework="pt") as file:
+                    if name in file.keys():  # noqa: SIM118 - not a mapping
+                        return file.get_tensor(name).float()
+            except (SafetensorError, OSError) as error:
+                raise TargetError(f"{self.name}: {path} does not load: {error}; download it again") from None
+        raise TargetError(f"{self.name}: no tensor {name} in {self.folder}; its layout is not that of a causal LM")
+
+
+def open_target(name: str = DEFAULT_TARGET) -> TargetFiles:
+    """Open `name` (alias, Hugging Face id or folder) without loading its weights.
+
+    Raises TargetError with one clear line on anything missing, broken or unsupported.
+    """
+    folder = resolve_target(name)
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        family = json.loads((folder / "config.json").read_text()).get("model_type")
+        if family not in SUPPORTED_FAMILIES:
+            known = ", ".join(SUPPORTED_FAMILIES)
+            raise TargetError(f"{name}: model type {family!r} is not supported (supported: {known})")
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        eos_ids = eos_ids_of(folder)
+    except TargetError:
+        raise
+    except Exception as error:
+        raise _unloadable(name, folder, error) from error
+    window = getattr(config, "sliding_window", None)
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if layer_types != {"full_attention"} or (window and getattr(config, "use_sliding_window", True)):
+        raise TargetError(f"{name}: sliding-window or linear attention layers are not supported")
+    return TargetFiles(config, tokenizer, name, folder, hash_model_folder(folder), eos_ids)
+
+
 def load_target(name: str = DEFAULT_TARGET, dtype: str = "float32", device: str = "cpu") -> Target:
     """Load `name` (alias, Hugging Face id or folder) as a frozen causal LM.
 
     dtype: "float64", "float32", "bfloat16" or "float16". device: "cpu", "cuda", "cuda:1", ...
     Raises TargetError with one clear line on anything missing, broken or unsupported.
     """
-    folder = resolve_target(name)
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise TargetError(f"device {device} was asked for, but torch sees no CUDA device; use --device cpu")
+    files = open_target(name)
     try:
-        family = json.loads((folder / "config.json").read_text()).get("model_type")
-        if family not in SUPPORTED_FAMILIES:
-            known = ", ".join(SUPPORTED_FAMILIES)
-            raise TargetError(f"{name}: model type {family!r} is not supported (supported: {known})")
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False
+            files.folder, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False
         )
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        eos_ids = eos_ids_of(folder)
-    except TargetError:
-        raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise TargetError(f"{name}: the files in {folder} do not load: {reason}") from error
-    window = getattr(model.config, "sliding_window", None)
-    layer_types = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-    if layer_types != {"full_attention"} or (window and getattr(model.config, "use_sliding_window", True)):
-        raise TargetError(f"{name}: sliding-window or linear attention layers are not supported")
+        raise _unloadable(name, files.folder, error) from error
     model.requires_grad_(False).eval().to(device)
-    return Target(model, tokenizer, name, folder, hash_model_folder(folder), eos_ids)
+    return Target(model, files.tokenizer, name, files.folder, files.model_hash, files.eos_ids)
+
+
+def _unloadable(name: str, folder: Path, error: Exception) -> TargetError:
+    return TargetError(f"{name}: the files in {folder} do not load: {' '.join(str(error).split())[:300]}")

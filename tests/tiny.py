@@ -29,6 +29,7 @@ def tiny_model(
     hidden: int = 32,
     heads: int = 4,
     kv_heads: int = 2,
+    head_dim: int | None = None,
     tied: bool = False,
     dtype: torch.dtype = torch.float64,
 ) -> Any:
@@ -40,7 +41,7 @@ def tiny_model(
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=hidden // heads,
+        head_dim=head_dim or hidden // heads,
         max_position_embeddings=512,
         tie_word_embeddings=tied,
         eos_token_id=EOS,
@@ -63,17 +64,21 @@ def tiny_target(model: Any, eos_ids: tuple[int, ...] = (EOS,)) -> Target:
 
 
 def tiny_drafter_config(
-    model: Any, target_hash: str = "tiny-target", seed: int = 0
+    model: Any, target_hash: str = "tiny-target", seed: int = 0, draft_ids: Tensor | None = None
 ) -> tuple[MoAConfig, dict[str, Tensor]]:
-    """Random MoA drafter for the model: (config, tensors under the checkpoint's names)."""
-    config = MoAConfig.for_target(model.config, target_hash, layers=3, draft_vocab=64, max_context=256)
+    """Random MoA drafter for the model: (config, tensors under the checkpoint's names).
+
+    It drafts `draft_ids`, by default the first 64 tokens.
+    """
+    ids = torch.arange(64) if draft_ids is None else draft_ids
+    config = MoAConfig.for_target(model.config, target_hash, layers=3, draft_vocab=len(ids), max_context=256)
     torch.manual_seed(seed)
     moa = MoA(config)
     with torch.no_grad():
         for parameter in moa.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.2)
-    moa.adopt(copy.deepcopy(model).float(), torch.arange(64))
+    moa.adopt(copy.deepcopy(model).float(), ids)
     return config, moa.trained()
 
 
@@ -98,9 +103,9 @@ def save_tiny_target(folder: Path, model: Any | None = None) -> str:
     return hash_model_folder(folder)
 
 
-def save_tiny_drafter(folder: Path, model: Any, target_hash: str) -> None:
+def save_tiny_drafter(folder: Path, model: Any, target_hash: str, draft_ids: Tensor | None = None) -> None:
     """Write a random drafter folder for the model."""
-    config, tensors = tiny_drafter_config(model, target_hash)
+    config, tensors = tiny_drafter_config(model, target_hash, draft_ids=draft_ids)
     save_drafter(folder, config, tensors, {"note": "random, for tests"})
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.baseline import plain_decode
 from benchmarks.proxy import FaultyLink
-from benchmarks.server import VerifierProcess
+from cloud.process import VerifierProcess
 from edge_runtime.bundle import open_bundle
 from edge_runtime.link import LinkRefused
 from edge_runtime.runtime import EdgeRuntime, Finished, Provisional, RolledBack, Verified

@@ -21,6 +21,7 @@ from edge_runtime.drafter import TreeShape
 from edge_runtime.runtime import EdgeRuntime, Event, Finished, Provisional, RolledBack, Verified
 from edge_runtime.session import Patience
 from export.bundle import write_bundle
+from export.plan import Options
 from models.moa import load_drafter
 from models.target import load_target
 from protocol.sampling import Sampling
@@ -43,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     target, drafter, bundle = root / "target", root / "drafter", root / "bundle"
     model = tiny_model(seed=5, dtype=torch.float32)
     save_tiny_drafter(drafter, model, save_tiny_target(target, model))
-    write_bundle(str(target), drafter, bundle, "none")
+    write_bundle(Options(str(target), drafter, bundle, quant="fp32"))
     return target, drafter, bundle
 
 

@@ -9,22 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.drafter import Drafter, TreeShape
-from edge_runtime.engines.onnx import Floats, Ints
+from edge_runtime.drafter import MAX_WIDTH, PROMPT_CHUNK, Drafter, TreeShape
+from edge_runtime.engines import Floats, Ints
 from edge_runtime.lookup import HIT_RATES, LONGEST, Lookup
 from protocol.noise import gumbel_noise
 from protocol.rows import RowShape
 from protocol.sampling import Sampling, draw
-from protocol.tree import ROOT
+from protocol.tree import MAX_NODES, ROOT
 
 VOCAB = 40
 DRAFT_IDS = np.array(sorted(random.Random(0).sample(range(VOCAB), 24)), np.int64)
 GREEDY = Sampling()
 MAX_CONTEXT = 200
+NULL_ROW = np.array([[[0.25, -0.5]], [[3.0, 4.0]]], np.float32)
 
 
 def logits_of(sequence: tuple[int, ...], row_count: int) -> Floats:
-    """A fixed random law for every visible sequence and number of feature rows."""
+    """A fixed random law for every visible sequence and number of rows that cross-attention reads."""
     rng = np.random.default_rng([len(sequence), row_count, *sequence])
     return (2.5 * rng.standard_normal(len(DRAFT_IDS))).astype(np.float32)
 
@@ -34,12 +35,18 @@ class TransparentEngine:
 
     def __init__(self) -> None:
         self.fed: list[int] = []
+        self.widths: list[int] = []
+        self.read: tuple[Floats, ...] = ()  # the caches and rows of the last step, as they came
 
     def step(
         self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
-        rows: Floats,
+        row_keys: Floats, row_values: Floats,
     ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
         self.fed += tokens.tolist()
+        self.widths.append(len(tokens))
+        self.read = sa_keys, sa_values, row_keys, row_values
+        assert row_keys.shape == row_values.shape and len(row_keys) >= 1
+        assert all(array.dtype == np.float32 and array.flags.c_contiguous for array in self.read)
         keys = np.zeros((len(tokens), *sa_keys.shape[1:]), np.float32)
         keys[:, 0, 0], keys[:, 0, 1] = tokens, positions
         every = np.concatenate([sa_keys, keys])
@@ -48,16 +55,19 @@ class TransparentEngine:
         for query in wanted:
             seen = every[sa_mask[query] == 0.0][:, 0]
             assert seen[:, 1].tolist() == list(range(len(seen))), "positions have gaps or repeats"
-            logits.append(logits_of(tuple(int(token) for token in seen[:, 0]), len(rows)))
+            logits.append(logits_of(tuple(int(token) for token in seen[:, 0]), len(row_keys)))
         return np.array(logits), keys, keys
 
 
-def make_drafter(lookup: bool = False) -> Drafter:
-    return Drafter(TransparentEngine(), DRAFT_IDS, RowShape(1, 2), 1, MAX_CONTEXT, lookup)
+def make_drafter(
+    lookup: bool = False, null_row: Floats | None = NULL_ROW, engine: TransparentEngine | None = None,
+    max_context: int = MAX_CONTEXT,
+) -> Drafter:  # fmt: skip
+    return Drafter(engine or TransparentEngine(), DRAFT_IDS, RowShape(1, 2), 1, max_context, lookup, null_row)
 
 
 def log_q(sequence: list[int], sampling: Sampling) -> np.ndarray:
-    x = logits_of(tuple(sequence), 0).astype(np.float64)
+    x = logits_of(tuple(sequence), 1).astype(np.float64)
     if not sampling.greedy:
         x = x / sampling.temperature
         x = x - np.log(np.exp(x).sum()) + gumbel_noise(sampling.seed, len(sequence), VOCAB)[DRAFT_IDS]
@@ -108,7 +118,7 @@ def test_cache_reuse_never_shows(prefix: list[int], edits: list[tuple[int, list[
 
 def test_only_new_tokens_are_fed() -> None:
     engine = TransparentEngine()
-    drafter = Drafter(engine, DRAFT_IDS, RowShape(1, 2), 1, MAX_CONTEXT, False)
+    drafter = make_drafter(engine=engine)
     drafter.write(list(range(10)), GREEDY)
     engine.fed.clear()
     drafter.write([*range(10), 11, 12], GREEDY)
@@ -118,9 +128,9 @@ def test_only_new_tokens_are_fed() -> None:
 def test_written_tokens_are_the_laws_own_draw() -> None:
     prefix = [1, 2, 3]
     drafter = make_drafter()
-    assert drafter.write(prefix, GREEDY) == DRAFT_IDS[np.argmax(logits_of((1, 2, 3), 0))]
+    assert drafter.write(prefix, GREEDY) == DRAFT_IDS[np.argmax(logits_of((1, 2, 3), 1))]
     full = np.full(VOCAB, -np.inf)
-    full[DRAFT_IDS] = logits_of((1, 2, 3), 0)
+    full[DRAFT_IDS] = logits_of((1, 2, 3), 1)
     for seed in range(20):
         sampling = Sampling(temperature=0.8, seed=seed)
         assert drafter.write(prefix, sampling) == draw(full, sampling, len(prefix))
@@ -130,7 +140,7 @@ def test_shared_noise_puts_the_targets_draw_first() -> None:
     """Where drafter and target agree on the law, the target's seeded draw is always the first child."""
     prefix = [5, 6]
     full = np.full(VOCAB, -np.inf)
-    full[DRAFT_IDS] = logits_of((5, 6), 0)
+    full[DRAFT_IDS] = logits_of((5, 6), 1)
     for seed in range(20):
         sampling = Sampling(temperature=1.0, seed=seed)
         tree = make_drafter().grow(prefix, sampling, TreeShape(1, 1, 1))
@@ -181,31 +191,161 @@ def test_lookup_equals_a_search_through_the_text(texts: list[list[int]], path: l
     assert lookup.guess(path) == expected
 
 
+# feature rows
+
+
+def feature_rows(*numbers: float) -> Floats:
+    """Rows [n, 2, 1, 2] that tell their number, and keys from values."""
+    rows = np.empty((len(numbers), 2, 1, 2), np.float32)
+    for row, number in zip(rows, numbers, strict=True):
+        row[0], row[1] = [number, number + 0.1], [-number, number + 0.2]
+    return rows
+
+
+def seen_rows(drafter: Drafter) -> Floats:
+    """What cross-attention reads [m, 2, 1, 2]."""
+    seen = drafter.visible_rows()
+    return np.stack([drafter.row_keys[seen], drafter.row_values[seen]], 1)
+
+
+def with_null(*numbers: float) -> Floats:
+    return np.concatenate([NULL_ROW[None], feature_rows(*numbers)])
+
+
+ZERO_ROW = np.zeros((1, 2, 1, 2), np.float32)
+
+
+def test_null_row_is_read_before_any_row_and_in_front_of_them() -> None:
+    drafter = make_drafter()
+    np.testing.assert_array_equal(seen_rows(drafter), with_null())
+    drafter.add_rows(np.arange(3), feature_rows(10, 11, 12))
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(10, 11, 12))
+
+
+def test_a_drafter_without_a_null_row_reads_zeros_until_the_first_row() -> None:
+    drafter = make_drafter(null_row=None)
+    np.testing.assert_array_equal(seen_rows(drafter), ZERO_ROW)
+    drafter.add_rows(np.array([4, 5]), feature_rows(14, 15))
+    np.testing.assert_array_equal(seen_rows(drafter), feature_rows(14, 15))
+    drafter.keep_rows(4)
+    np.testing.assert_array_equal(seen_rows(drafter), ZERO_ROW)
+
+
+def test_only_the_rows_behind_the_last_gap_are_read() -> None:
+    drafter = make_drafter()
+    drafter.add_rows(np.array([0, 1, 3, 6, 7]), feature_rows(10, 11, 13, 16, 17))
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(16, 17))
+    drafter.keep_rows(7)
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(16))
+    drafter.keep_rows(5)
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(13))
+    drafter.keep_rows(2)
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(10, 11))
+
+
+def test_a_row_that_fills_the_gap_takes_the_null_rows_place() -> None:
+    drafter = make_drafter()
+    drafter.add_rows(np.array([0, 1, 3]), feature_rows(10, 11, 13))
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(13))  # the null row now stands where row 2 belongs
+    drafter.add_rows(np.array([2]), feature_rows(12))
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(10, 11, 12, 13))
+
+
+def test_a_dropped_row_whose_place_the_null_row_took_comes_back_as_it_was_sent() -> None:
+    drafter = make_drafter()
+    drafter.add_rows(np.arange(4), feature_rows(10, 11, 12, 13))
+    drafter.keep_rows(2)
+    drafter.add_rows(np.array([3]), feature_rows(23))
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(23))
+    drafter.add_rows(np.array([2]), feature_rows(22))
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(10, 11, 22, 23))
+
+
 def test_rows_are_kept_up_to_a_length() -> None:
     drafter = make_drafter()
     without = drafter.write([1], GREEDY)
-    drafter.add_rows(np.arange(3), np.ones((3, 2, 1, 2), np.float32))
-    assert len(drafter.visible_rows()) == 3
+    drafter.add_rows(np.arange(3), feature_rows(10, 11, 12))
+    assert drafter.write([1], GREEDY) == DRAFT_IDS[np.argmax(logits_of((1,), 4))]
     drafter.keep_rows(2)
-    assert len(drafter.visible_rows()) == 2
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(10, 11))
     drafter.keep_rows(0)
-    assert len(drafter.visible_rows()) == 0 and drafter.write([1], GREEDY) == without
+    np.testing.assert_array_equal(seen_rows(drafter), with_null())
+    assert drafter.write([1], GREEDY) == without
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.permutations(range(12)), st.integers(0, 12))
-def test_visible_rows_are_the_newest_without_a_gap(order: list[int], count: int) -> None:
-    drafter = make_drafter()
-    there = order[:count]
-    for position in there:
-        drafter.add_rows(np.array([position]), np.full((1, 2, 1, 2), position, np.float32))
-    expected = []
-    if there:
-        position = max(there)
-        while position in there:
-            expected.insert(0, position)
+class NaiveRows:
+    """The rows in a dictionary, put together anew for every reader."""
+
+    def __init__(self, null_row: Floats | None) -> None:
+        self.null_row, self.there = null_row, dict[int, Floats]()
+
+    def seen(self) -> Floats:
+        newest: list[Floats] = []
+        position = max(self.there, default=-1)
+        while position in self.there:
+            newest.insert(0, self.there[position])
             position -= 1
-    assert drafter.visible_rows()[:, 0, 0, 0].tolist() == expected
+        if self.null_row is not None:
+            return np.stack([self.null_row, *newest])
+        return np.stack(newest or [ZERO_ROW[0]])
+
+
+SHORT = 10
+edits = st.lists(
+    st.one_of(
+        st.lists(st.integers(0, SHORT - 1), min_size=1, max_size=5, unique=True),  # add rows there, in this order
+        st.integers(0, SHORT),  # keep rows below
+        st.none(),  # read
+    ),
+    max_size=14,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(edits, st.booleans())
+def test_visible_rows_equal_a_naive_concatenation(edits: list[list[int] | int | None], null_row: bool) -> None:
+    drafter = make_drafter(null_row=NULL_ROW if null_row else None, max_context=SHORT)
+    naive, number = NaiveRows(drafter.null_row), 100
+    for edit in [*edits, None]:
+        if isinstance(edit, list):
+            rows = feature_rows(*range(number, number + len(edit)))
+            drafter.add_rows(np.array(edit), rows)
+            naive.there |= dict(zip(edit, rows, strict=True))
+            number += len(edit)
+        elif isinstance(edit, int):
+            drafter.keep_rows(edit)
+            naive.there = {position: row for position, row in naive.there.items() if position < edit}
+        else:
+            np.testing.assert_array_equal(seen_rows(drafter), naive.seen())
+
+
+@pytest.mark.parametrize("null_row", [NULL_ROW, None], ids=["null row", "no null row"])
+def test_a_step_reads_caches_and_rows_in_place(null_row: Floats | None) -> None:
+    engine = TransparentEngine()
+    drafter = make_drafter(null_row=null_row, engine=engine)
+    drafter.add_rows(np.array([0, 2, 3]), feature_rows(10, 12, 13))
+    drafter.write([7, 8, 9], GREEDY)
+    caches = drafter.keys, drafter.values, drafter.row_keys, drafter.row_values
+    drafter.write([7, 8, 9, 5], GREEDY)
+    assert [len(array) for array in engine.read] == [3, 3, *[2 if null_row is None else 3] * 2]
+    starts = [0, 0, *[3 if null_row is None else 2] * 2]
+    for array, cache, start in zip(engine.read, caches, starts, strict=True):
+        assert np.shares_memory(array, cache)
+        assert array.ctypes.data == cache[start:].ctypes.data
+    drafter.grow([7, 8, 9, 5], GREEDY, TreeShape(8, 3, 2))
+    after = drafter.keys, drafter.values, drafter.row_keys, drafter.row_values
+    assert all(array is cache for array, cache in zip(after, caches, strict=True))
+    assert all(np.shares_memory(array, cache) for array, cache in zip(engine.read, caches, strict=True))
+
+
+def test_no_step_is_wider_than_an_engine_takes() -> None:
+    engine = TransparentEngine()
+    drafter = make_drafter(engine=engine)
+    drafter.write([token % VOCAB for token in range(2 * PROMPT_CHUNK + 5)], GREEDY)
+    assert engine.widths == [PROMPT_CHUNK, PROMPT_CHUNK, 5]
+    engine.widths.clear()
+    drafter.grow([1], GREEDY, TreeShape(MAX_NODES, 4, MAX_WIDTH))
+    assert max(engine.widths) == MAX_WIDTH
 
 
 def test_stop_returns_what_is_there() -> None:
@@ -219,7 +359,20 @@ def test_a_full_context_gives_no_tree_and_a_nearly_full_one_a_shallow_one() -> N
     assert max(drafter.grow([1] * (MAX_CONTEXT - 2), GREEDY, TreeShape()).depths) == 2
 
 
-@pytest.mark.parametrize("numbers", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (300, 1, 1), (10, 100, 100)])
-def test_impossible_shapes_are_refused(numbers: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match=r"tree|depth"):
+@pytest.mark.parametrize("numbers", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (MAX_NODES + 1, 1, 1)])
+def test_trees_without_nodes_levels_or_branches_or_too_large_are_refused(numbers: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match=rf"a tree needs 1\.\.{MAX_NODES} nodes"):
         TreeShape(*numbers)
+
+
+@pytest.mark.parametrize(("depth", "breadth"), [(1, 65), (9, 64), (513, 1), (100, 100)])
+def test_shapes_wider_than_the_engine_or_larger_than_the_cache_are_refused(depth: int, breadth: int) -> None:
+    with pytest.raises(ValueError, match=f"breadth must be at most 64 .* at most 512 .*depth={depth}") as caught:
+        TreeShape(10, depth, breadth)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("numbers", [(1, 1, 1), (MAX_NODES, 8, 64), (MAX_NODES, 512, 1)])
+def test_the_largest_shapes_are_allowed(numbers: tuple[int, int, int]) -> None:
+    shape = TreeShape(*numbers)
+    assert (shape.nodes, shape.depth, shape.breadth) == numbers

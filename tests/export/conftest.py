@@ -1,19 +1,40 @@
-"""A tiny target folder and a drafter for it."""
+"""A tiny target folder, a drafter for it, their bundles, and random draft steps."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from onnx import TensorProto, numpy_helper
+from torch import nn
 
+from edge_runtime.bundle import MANIFEST
+from edge_runtime.engines import Engine
+from export import bundle as room
+from export.bundle import write_bundle
+from export.plan import Options
+from export.steps import example_inputs
+from export.to_executorch import write_executorch
+from export.to_onnx import write_onnx
+from models.moa import DeviceHalf, MoAConfig, device_half_on, load_drafter
+from models.target import open_target
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 
 # a busy machine may take its time
 settings.register_profile("outrider", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("outrider")
+
+Inputs = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -21,6 +42,10 @@ class Folders:
     target: Path
     drafter: Path
     target_hash: str
+
+    def options(self, output: Path, quant: str = "fp32", *formats: str, **others: object) -> Options:
+        """What writes a bundle of them to `output`, for ONNX Runtime unless `formats` say otherwise."""
+        return Options(str(self.target), self.drafter, output, formats or ("onnx",), quant, **others)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +55,159 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     target_hash = save_tiny_target(root / "target", model)
     save_tiny_drafter(root / "drafter", model, target_hash)
     return Folders(root / "target", root / "drafter", target_hash)
+
+
+def eager_half(folders: Folders) -> DeviceHalf:
+    config, tensors, _ = load_drafter(folders.drafter)
+    return device_half_on(config, tensors, *open_target(str(folders.target)).tables())
+
+
+@pytest.fixture(scope="session")
+def half(folders: Folders) -> DeviceHalf:
+    return eager_half(folders)
+
+
+def write_loosely(options: Options) -> None:
+    """Random weights in 4 and 8 bits flip more argmaxes than a bundle may. What a test has replaced is as it was."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(room.AGREEMENT, 8, (0.0, 0.0))
+        patch.setitem(room.AGREEMENT, 4, (0.0, 0.0))
+        patch.setattr(room, "write_onnx", write_onnx)
+        patch.setattr(room, "write_executorch", write_executorch)
+        write_bundle(options)
+
+
+class Bundles:
+    """Bundles of `folders`, each written when it is first asked for. A test that changes one copies it."""
+
+    def __init__(self, folders: Folders, root: Path) -> None:
+        self.folders, self.root = folders, root
+
+    def __call__(self, quant: str = "fp32", engine: str = "onnx", embedding_bits: int | None = None) -> Path:
+        """Its folder."""
+        output = self.root / f"{engine}-{quant}-{embedding_bits}" / "bundle"
+        if not output.exists():
+            write_loosely(self.folders.options(output, quant, engine, embedding_bits=embedding_bits))
+        return output
+
+
+@pytest.fixture(scope="session")
+def bundles(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Bundles:
+    return Bundles(folders, tmp_path_factory.mktemp("bundles"))
+
+
+class Reused:
+    """Stands for both exporters: copies float32 engines that were lowered before, and notes what was asked for.
+
+    `wrong` is raised instead by the exporter it is set for, once.
+    """
+
+    def __init__(self, bundles: Bundles) -> None:
+        self.bundles = bundles
+        self.lowered: list[str] = []
+        self.wrong: dict[str, BaseException] = {}
+
+    def __call__(self, engine: str, path: Path) -> dict[str, Any]:
+        self.lowered.append(engine)
+        if engine in self.wrong:
+            path.write_bytes(b"half of it")
+            raise self.wrong.pop(engine)
+        source = self.bundles("fp32", engine)
+        for part in source.glob(path.name + "*"):
+            shutil.copy(part, path.parent)
+        report: dict[str, Any] = json.loads((source / "report.json").read_text())["engines"][engine]["lowering"]
+        return report
+
+
+@pytest.fixture
+def reused(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> Reused:
+    stand_in = Reused(bundles)
+    monkeypatch.setattr(room, "write_onnx", lambda half, profile, path, *_: stand_in("onnx", path))
+    monkeypatch.setattr(room, "write_executorch", lambda half, profile, path, *_: stand_in("executorch", path))
+    return stand_in
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    path = folder / MANIFEST
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def tree_inputs(config: MoAConfig, width: int, past: int, rows: int, seed: int = 0) -> Inputs:
+    """A step on a random tree of `width` tokens behind `past`, of which some are wanted, in any order."""
+    rng = np.random.default_rng(seed)
+    inputs = list(example_inputs(config, width, past, rows, seed))
+    mask = torch.full((width, past + width), -1e9)
+    mask[:, :past] = 0.0
+    depth = []
+    for node in range(width):
+        parent = int(rng.integers(max(-1, node - 3), node))
+        depth.append(depth[parent] + 1 if parent >= 0 else 0)
+        if parent >= 0:
+            mask[node] = mask[parent]
+        mask[node, past + node] = 0.0
+    inputs[1] = past + torch.tensor(depth)
+    inputs[2] = torch.from_numpy(rng.integers(0, width, rng.integers(1, width + 1)))
+    inputs[3] = mask
+    return tuple(inputs)
+
+
+def only_drafted(half: DeviceHalf, inputs: Inputs) -> Inputs:
+    """The same step on tokens of the draft vocabulary."""
+    return half.draft_ids[inputs[0] % len(half.draft_ids)].long(), *inputs[1:]
+
+
+@torch.inference_mode()
+def both(engine: Engine, half: DeviceHalf, inputs: Inputs) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What the engine gives and what the eager model gives, output by output; shapes must be equal."""
+    expected = [x.numpy() for x in half(*inputs)]
+    got = engine.step(*(x.numpy() for x in inputs))  # type: ignore[call-arg]
+    assert [(x.shape, x.dtype) for x in got] == [(x.shape, np.float32) for x in expected]
+    return list(zip(got, expected, strict=True))
+
+
+def difference(engine: Engine, half: DeviceHalf, inputs: Inputs) -> float:
+    """Largest difference of any output."""
+    return max(float(np.abs(a - b).max()) for a, b in both(engine, half, inputs))
+
+
+def correlation(engine: Engine, half: DeviceHalf, steps: Iterable[Inputs]) -> float:
+    """Least correlation of any of the three outputs over all `steps`."""
+    outputs = zip(*(both(engine, half, inputs) for inputs in steps), strict=True)
+    sides = ([np.concatenate([pair[side].ravel() for pair in pairs]) for side in (0, 1)] for pairs in outputs)
+    return min(float(np.corrcoef(*pair)[0, 1]) for pair in sides)
+
+
+def stored(folder: Path) -> Counter[int]:
+    """Bytes of the ONNX file's weights by type."""
+    counts: Counter[int] = Counter()
+    for tensor in onnx.load(folder / "drafter.onnx").graph.initializer:
+        counts[tensor.data_type] += numpy_helper.to_array(tensor).nbytes
+    return counts
+
+
+def table_bytes(rows: int, width: int, bits: int) -> Counter[int]:
+    if bits >= 16:
+        return Counter({{32: TensorProto.FLOAT, 16: TensorProto.FLOAT16}[bits]: rows * width * bits // 8})
+    block = {4: 32, 8: 64}[bits]
+    blocks = rows * -(-width // block)  # each with a float32 scale
+    return Counter({TensorProto.UINT8: blocks * block * bits // 8, TensorProto.FLOAT: 4 * blocks})
+
+
+def expected(half: DeviceHalf, bits: int, embedding_bits: int, tied: bool) -> Counter[int]:
+    """The same by the format's description: one table for the draft vocabulary where the LM head is tied to the
+    embedding, else two; and where values are quantised, tokens that are never drafted take 4 bits."""
+    config = half.config
+    drafted, rare = config.draft_vocab_size, config.vocab_size - config.draft_vocab_size
+    counts = table_bytes(rare, config.hidden_size, 4 if embedding_bits < 16 else embedding_bits)
+    for _ in range(1 if tied else 2):
+        counts += table_bytes(drafted, config.hidden_size, embedding_bits)
+    for name, linear in half.named_modules():
+        if isinstance(linear, nn.Linear) and name != "head":
+            counts += table_bytes(*linear.weight.shape, bits)
+    return counts

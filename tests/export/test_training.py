@@ -166,6 +166,30 @@ def test_padding_changes_nothing(cache: FeatureCache, target: Target, config: Mo
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
+def test_first_column_of_the_row_mask_is_the_null_row(cache: FeatureCache, target: Target, config: MoAConfig) -> None:
+    """With every other column masked the text's features do not matter and the null row does; and the reverse."""
+    moa = fresh_moa(target, config).eval()
+    null_row = moa.device_half.null_row
+    assert null_row is not None
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in [p for p in moa.parameters() if p.requires_grad and p.dim() > 1]:
+            parameter.normal_(0, 0.2, generator=generator)
+    batch = build_batch(cache, [3, 4], random.Random(5), 0.9)
+    batch = replace(batch, kv=batch.kv.float(), hidden=batch.hidden.float())
+    other_kv = torch.randn(batch.kv.shape, generator=generator)
+    for first_masked in (False, True):
+        mask = torch.full_like(batch.row_mask, 0.0 if first_masked else room.MASKED)
+        mask[..., 0] = room.MASKED if first_masked else 0.0
+        one, other = (replace(batch, row_mask=mask, kv=kv) for kv in (batch.kv, other_kv))
+        with torch.no_grad():
+            before, moved = room.forward(moa, one), room.forward(moa, other)
+            null_row += 1.0
+            changed = room.forward(moa, one)
+        assert torch.equal(before, moved) != first_masked
+        assert torch.equal(before, changed) == first_masked
+
+
 # losses
 
 

@@ -24,6 +24,7 @@ from models.moa import (
     SERVER_PREFIXES,
     WEIGHTS_FILE,
     Attention,
+    DeviceHalf,
     DrafterError,
     MoA,
     MoAConfig,
@@ -39,6 +40,7 @@ ODD = MoAConfig(
     target_hash="0123456789abcdef", target_layers=(0, 2, 3), target_kv_heads=3, target_head_dim=6, vocab_size=50,
     draft_vocab_size=17, hidden_size=20, lsa_heads=6, lsa_kv_heads=2, lsa_mlp=14, heads=4, head_dim=10,
     sa_kv_heads=2, sa_mlp=26, ca_kv_heads=1, ca_mlp=22, rope_theta=500.0, norm_eps=1e-5, max_context=64,
+    null_row=True,
 )  # fmt: skip
 
 
@@ -94,7 +96,8 @@ class Device:
     @torch.no_grad()
     def step(self, tokens: list[int], positions: list[int], mask: Tensor) -> Tensor:
         inputs = torch.tensor(tokens), torch.tensor(positions), torch.arange(len(tokens))
-        logits, key, value = self.half(*inputs, mask, self.keys, self.values, self.rows)
+        rows = self.half.with_null_row(self.rows).unbind(1)
+        logits, key, value = self.half(*inputs, mask, self.keys, self.values, *rows)
         self.keys, self.values = torch.cat([self.keys, key]), torch.cat([self.values, value])
         return logits
 
@@ -203,7 +206,7 @@ def reference_row(w: dict[str, np.ndarray], c: MoAConfig, kv: np.ndarray, positi
 
 
 def reference_logits(w: dict[str, np.ndarray], c: MoAConfig, tokens: list[int], rows: list[np.ndarray]) -> np.ndarray:
-    """Logits behind the last token, all rows and the null row visible."""
+    """Logits behind the last token, all rows and the null row (if there is one) visible."""
     at, last = "self_attention", len(tokens) - 1
     embedded = [w["embedding.weight"][token] for token in tokens]
     u = [norm(x, w[f"{at}.input_layernorm.weight"], c.norm_eps) for x in embedded]
@@ -221,13 +224,14 @@ def reference_logits(w: dict[str, np.ndarray], c: MoAConfig, tokens: list[int], 
     at = "cross_attention"
     u_last = norm(x, w[f"{at}.input_layernorm.weight"], c.norm_eps)
     q = (w[f"{at}.self_attn.q_proj.weight"] @ u_last).reshape(c.heads, c.head_dim)
-    seen = [w["null_row"], *rows]
+    seen = [w["null_row"], *rows] if c.null_row else rows
     heads = []
-    for head in range(c.heads):
+    for head in range(c.heads if seen else 0):
         shared = head // (c.heads // c.ca_kv_heads)
         keys, values = [row[0][shared] for row in seen], [row[1][shared] for row in seen]
         heads.append(mix(turn(q[head], last, c.rope_theta), keys, values))
-    x = x + w[f"{at}.self_attn.o_proj.weight"] @ np.concatenate(heads)
+    if seen:  # what reads nothing adds nothing
+        x = x + w[f"{at}.self_attn.o_proj.weight"] @ np.concatenate(heads)
     x = x + mlp(norm(x, w[f"{at}.post_attention_layernorm.weight"], c.norm_eps), w, f"{at}.mlp")
     return w["head.weight"] @ x
 
@@ -249,15 +253,19 @@ def test_server_half_follows_the_formulas(ca_kv_heads: int) -> None:
     np.testing.assert_allclose(got, np.stack(expected), atol=2e-5)
 
 
+@pytest.mark.parametrize("null_row", [True, False], ids=["null row", "no null row"])
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_device_half_follows_the_formulas(count: int) -> None:
-    moa = random_moa(replace(ODD, ca_kv_heads=2))
+def test_device_half_follows_the_formulas(count: int, null_row: bool) -> None:
+    moa = random_moa(replace(ODD, ca_kv_heads=2, null_row=null_row))
     tokens, _ = random_sequence(moa.config, 6, 2, torch.float64)
     rows = torch.randn(count, 2, 2, 10, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     empty = torch.zeros(0, 2, 10, dtype=torch.float64)
     causal = torch.full((6, 6), MASKED, dtype=torch.float64).triu(1)
-    got = moa.device_half(tokens, torch.arange(6), torch.arange(6), causal, empty, empty, rows)[0].detach().numpy()
+    keys, values = moa.device_half.with_null_row(rows).unbind(1)
+    every = torch.arange(6)
+    got = moa.device_half(tokens, every, every, causal, empty, empty, keys, values)[0].detach().numpy()
     weights = arrays(moa.device_half)
+    assert ("null_row" in weights) == null_row
     expected = [reference_logits(weights, moa.config, tokens[: n + 1].tolist(), list(rows.numpy())) for n in range(6)]
     np.testing.assert_allclose(got, np.stack(expected), atol=2e-5)
 
@@ -286,33 +294,97 @@ def test_grouped_attention_equals_repeated_keys(batch: int, n: int, kv_heads: in
     torch.testing.assert_close(attention.attend(q, k, v, mask), expected, rtol=0, atol=1e-5)
 
 
+@given(
+    st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 6), st.booleans(),
+    st.integers(0, 99),
+)  # fmt: skip
+@settings(max_examples=40)
+def test_past_keys_apart_equal_past_keys_in_front(
+    batch: int, n: int, kv_heads: int, groups: int, past: int, one_mask: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    attention = Attention(12, groups * kv_heads, kv_heads, 4).double()
+    q = torch.randn(batch, n, groups * kv_heads, 4, dtype=torch.float64)
+    past_k, past_v = (torch.randn(batch, past, kv_heads, 4, dtype=torch.float64) for _ in range(2))
+    k, v = (torch.randn(batch, n, kv_heads, 4, dtype=torch.float64) for _ in range(2))
+    mask = torch.where(torch.rand(1 if one_mask else batch, n, past + n) < 0.4, MASKED, 0.0).double()
+    mask[:, torch.arange(n), past + torch.arange(n)] = 0.0
+    got = attention.attend_past(q, past_k, past_v, k, v, mask)
+    keys, values = torch.cat([past_k, k], 1), torch.cat([past_v, v], 1)
+    # softmax is float32
+    torch.testing.assert_close(got, attention.attend(q, keys, values, mask), rtol=0, atol=1e-6)
+    direct = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in (q, keys, values)), attn_mask=mask[:, None], enable_gqa=True
+    )
+    torch.testing.assert_close(got, attention.o_proj(direct.transpose(1, 2).flatten(2)), rtol=0, atol=1e-5)
+
+
 def test_only_wanted_steps_get_logits() -> None:
     moa = random_moa()
-    empty, rows = torch.zeros(0, 2, 10, dtype=torch.float64), torch.zeros(0, 2, 1, 10, dtype=torch.float64)
+    empty, row = torch.zeros(0, 2, 10, dtype=torch.float64), torch.ones(1, 1, 10, dtype=torch.float64)
     step = (torch.tensor([4, 5, 6]), torch.arange(3))
     mask = torch.full((3, 3), MASKED, dtype=torch.float64).triu(1)
-    every = moa.device_half(*step, torch.arange(3), mask, empty, empty, rows)[0]
-    some, keys, _ = moa.device_half(*step, torch.tensor([2, 0]), mask, empty, empty, rows)
+    every = moa.device_half(*step, torch.arange(3), mask, empty, empty, row, row)[0]
+    some, keys, _ = moa.device_half(*step, torch.tensor([2, 0]), mask, empty, empty, row, row)
     torch.testing.assert_close(some, every[[2, 0]], rtol=0, atol=1e-12)
     assert keys.shape == (3, 2, 10)
 
 
+@torch.no_grad()
+def first_logits(half: DeviceHalf, rows: Tensor) -> Tensor:
+    """Logits behind a text of one token; rows [m, 2, 1, 10]."""
+    zero, empty = torch.tensor([0]), torch.zeros(0, 2, 10, dtype=torch.float64)
+    return half(torch.tensor([4]), zero, zero, torch.zeros(1, 1).double(), empty, empty, *rows.unbind(1))[0]
+
+
 def test_null_row_alone_is_read() -> None:
     """Without any feature row the device drafts, and what it drafts depends on the null row's values only."""
-    moa = random_moa()
-    empty, rows = torch.zeros(0, 2, 10, dtype=torch.float64), torch.zeros(0, 2, 1, 10, dtype=torch.float64)
-    zero = torch.tensor([0])
-
-    def logits() -> Tensor:
-        with torch.no_grad():
-            return moa.device_half(torch.tensor([4]), zero, zero, torch.zeros(1, 1).double(), empty, empty, rows)[0]
-
-    before = logits()
+    half = random_moa().device_half
+    assert half.null_row is not None
+    nothing = torch.zeros(0, 2, 1, 10, dtype=torch.float64)
+    before = first_logits(half, half.with_null_row(nothing))
     assert before.isfinite().all()
-    moa.device_half.null_row.data[0] += 1.0  # a key alone always has weight 1
-    torch.testing.assert_close(logits(), before, rtol=0, atol=1e-12)
-    moa.device_half.null_row.data[1] += 1.0
-    assert (logits() - before).abs().max() > 1e-3
+    half.null_row.data[0] += 1.0  # a key alone always has weight 1
+    torch.testing.assert_close(first_logits(half, half.with_null_row(nothing)), before, rtol=0, atol=1e-12)
+    half.null_row.data[1] += 1.0
+    assert (first_logits(half, half.with_null_row(nothing)) - before).abs().max() > 1e-3
+
+
+def random_rows(count: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(count, 2, 1, 10, generator=torch.Generator().manual_seed(3), dtype=dtype)
+
+
+def test_null_row_comes_before_the_rows_in_their_precision() -> None:
+    half, rows = random_moa().device_half, random_rows(3, torch.float32)
+    got = half.with_null_row(rows)
+    assert half.null_row is not None and got.dtype == torch.float32
+    assert torch.equal(got[0], half.null_row.float()) and torch.equal(got[1:], rows)
+
+
+def test_null_row_may_stand_anywhere_among_the_rows() -> None:
+    half = random_moa().device_half
+    rows = half.with_null_row(random_rows(3))
+    before = first_logits(half, rows)
+    torch.testing.assert_close(first_logits(half, rows[[2, 1, 0, 3]]), before, rtol=0, atol=1e-6)
+    assert (first_logits(half, rows[1:]) - before).abs().max() > 1e-3
+
+
+def test_without_a_null_row_only_the_rows_themselves_are_read() -> None:
+    half, rows = random_moa(replace(ODD, null_row=False)).device_half, random_rows(3)
+    assert half.null_row is None and "null_row" not in dict(half.named_parameters())
+    assert torch.equal(half.with_null_row(rows), rows)
+
+
+def test_without_any_row_a_row_of_zeros_is_read() -> None:
+    """Its value adds nothing and its key does not matter, so it drafts from its own text."""
+    half = random_moa(replace(ODD, null_row=False)).device_half
+    rows = half.with_null_row(random_rows(0, torch.float32))
+    assert rows.shape == (1, 2, 1, 10) and rows.dtype == torch.float32 and not rows.any()
+    alone = first_logits(half, rows.double())
+    other_key = torch.cat([random_rows(1)[:, :1], rows[:, 1:].double()], 1)
+    torch.testing.assert_close(first_logits(half, other_key), alone, rtol=0, atol=1e-12)
+    half.cross_attention.self_attn.o_proj.weight.data.zero_()
+    torch.testing.assert_close(first_logits(half, random_rows(2)), alone, rtol=0, atol=1e-12)
 
 
 # configuration
@@ -342,6 +414,7 @@ def test_a_single_layer_is_the_last() -> None:
 def test_defaults_are_limited_by_the_target() -> None:
     config = MoAConfig.for_target(shape_config(3), "h", draft_vocab=500, max_context=4096)
     assert (config.draft_vocab_size, config.max_context, config.rope_theta) == (100, 512, 5000.0)
+    assert config.null_row
     config.check()
 
 
@@ -404,6 +477,16 @@ def test_save_and_load_round_trip(folder: Path) -> None:
     for name, tensor in tensors.items():
         half = expected[name].half().float() if expected[name].is_floating_point() else expected[name]
         torch.testing.assert_close(tensor, half, rtol=0, atol=0)
+
+
+def test_drafter_without_a_null_row_goes_through_its_folder(tmp_path: Path) -> None:
+    model = tiny_model(dtype=torch.float32)
+    config = replace(tiny_drafter_config(model)[0], null_row=False)
+    moa = MoA(config)
+    save_drafter(tmp_path, config, moa.trained(), {})
+    loaded, tensors, _ = load_drafter(tmp_path)
+    assert loaded == config and "null_row" not in tensors
+    assert device_half(loaded, tensors, model).null_row is None
 
 
 def test_weights_are_half_precision_on_disk_and_leave_the_target_out(folder: Path) -> None:
@@ -469,7 +552,9 @@ def test_drafter_hash_counts_every_tensor(folder: Path, name: str) -> None:
     assert load_drafter(folder)[2] != before
 
 
-@pytest.mark.parametrize("change", [{"rope_theta": 501.0}, {"target_layers": [0, 1, 3]}, {"target_hash": "other"}])
+@pytest.mark.parametrize(
+    "change", [{"rope_theta": 501.0}, {"target_layers": [0, 1, 3]}, {"target_hash": "other"}, {"null_row": False}]
+)
 def test_drafter_hash_counts_the_config(folder: Path, change: dict[str, Any]) -> None:
     before = load_drafter(folder)[2]
     (folder / CONFIG_FILE).write_text(json.dumps({**asdict(ODD), **change}))

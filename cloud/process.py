@@ -1,4 +1,4 @@
-"""Start, kill and restart a real `python -m cloud.verifier` process."""
+"""Start, kill and restart a real `python -m cloud.verifier` process, for benchmarks and `export check`."""
 
 from __future__ import annotations
 
