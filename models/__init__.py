@@ -2,3 +2,10 @@
 
 Import the module you need (`models.target`, `models.moa`); this package itself loads nothing heavy.
 """
+
+import logging
+
+# transformers imports torchao wherever it is installed (the exporter needs it), and torchao and torch then warn about
+# GPU kernels and about each other. None of it concerns a model here.
+for _name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_name).setLevel(logging.ERROR)

@@ -17,7 +17,7 @@ class OnnxEngine:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
-        options.enable_cpu_mem_arena = False  # as fast here, and 9 MB less: the arena grows by doubling
+        options.enable_cpu_mem_arena = False  # as fast here, and smaller: the arena grows by doubling
         # Spinning threads would burn a phone's battery, and a laptop's core, between steps.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:

@@ -27,10 +27,10 @@ SIZES = [(0, 1), (1, 2), (5, 64), (64, 1), (191, 257), (768, 3)]
 #: quant, embedding_bits (None: the default), least correlation of any output with the eager model's on tokens of the
 #: draft vocabulary and on all
 KINDS = [
-    pytest.param("int4", None, 0.94, 0.9),
+    pytest.param("int4", None, 0.93, 0.9),
     pytest.param("int8", None, 0.999, 0.96, marks=pytest.mark.slow),
-    pytest.param("int4", 4, 0.91, 0.91, marks=pytest.mark.slow),
-    pytest.param("int8", 4, 0.96, 0.96, marks=pytest.mark.slow),
+    pytest.param("int4", 4, 0.9, 0.9, marks=pytest.mark.slow),
+    pytest.param("int8", 4, 0.95, 0.95, marks=pytest.mark.slow),
     pytest.param("fp32", 8, 0.999, 0.96, marks=pytest.mark.slow),
 ]
 
@@ -56,14 +56,6 @@ def test_integers_agree_with_the_eager_model(
     engine = open_pte(bundles(quant, "executorch", embedding_bits))
     for past, rows in SIZES:
         steps = [tree_inputs(half.config, width, past, rows, width) for width in (1, 2, 5, 17, 64)]
-        print(
-            quant,
-            embedding_bits,
-            past,
-            rows,
-            correlation(engine, half, steps),
-            correlation(engine, half, [only_drafted(half, inputs) for inputs in steps]),
-        )
         assert every < correlation(engine, half, steps) < 0.99999, (past, rows)
         assert drafted < correlation(engine, half, [only_drafted(half, inputs) for inputs in steps]), (past, rows)
 

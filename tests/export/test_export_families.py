@@ -11,7 +11,7 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from edge_runtime.bundle import Bundle, open_bundle
+from edge_runtime.bundle import Bundle, BundleError, open_bundle
 from edge_runtime.drafter import Drafter, TreeShape
 from edge_runtime.engines import Engine, open_engine
 from edge_runtime.runtime import EdgeRuntime, Event, Finished
@@ -93,7 +93,7 @@ def check(folders: Folders, output: Path, quant: str, engine: str, least: float)
     opened = open_engine(bundle, engine, threads=1)
     for past, rows in ((0, 1), (40, 60)):
         steps = [tree_inputs(half.config, width, past, rows, width) for width in (1, 5, 20, 64)]
-        assert least < correlation(opened, half, steps) < 0.99999
+        assert correlation(opened, half, steps) > least
     drafts(bundle, opened, rows=0)
     drafts(bundle, opened, rows=20)
     writes_alone(bundle, engine)
@@ -101,6 +101,8 @@ def check(folders: Folders, output: Path, quant: str, engine: str, least: float)
 
 
 SLOW = pytest.mark.slow
+#: least correlation of any output with the eager model's; in 4 bits are also the tokens that are never drafted
+LEAST = {"fp32": 0.9999, "fp16": 0.9999, "int8": 0.97, "int4": 0.9}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_onnx_bundle(made: Any, tmp_path: Path, name: str, quant: str) -> None:
     """Agrees and drafts; the tables are stored once where embedding and LM head are tied."""
     folders, kind, output = made(name), KINDS[name], tmp_path / "bundle"
     bits = {"int8": (8, 8), "int4": (4, 8), "fp16": (16, 16), "fp32": (32, 32)}[quant]
-    half = check(folders, output, quant, "onnx", 0.9 if quant == "int4" else 0.97)
+    half = check(folders, output, quant, "onnx", LEAST[quant])
     found, wanted = stored(output), expected(half, *bits, tied=kind.tied)
     for number_type in (TensorProto.UINT8, TensorProto.FLOAT16):
         assert found[number_type] == wanted[number_type]
@@ -133,13 +135,22 @@ def test_onnx_bundle(made: Any, tmp_path: Path, name: str, quant: str) -> None:
 
 
 @SLOW
-@pytest.mark.parametrize(("name", "quant"), [("llama", "int4"), ("qwen2", "int8"), ("128k tied", "int4")])
+@pytest.mark.parametrize(("name", "quant"), [("llama", "int8"), ("qwen2", "int8"), ("128k tied", "int4")])
 def test_executorch_bundle(made: Any, tmp_path: Path, name: str, quant: str) -> None:
-    check(made(name), tmp_path / "bundle", quant, "executorch", 0.9 if quant == "int4" else 0.97)
+    check(made(name), tmp_path / "bundle", quant, "executorch", LEAST[quant])
     if "128k" in name:
         size = (tmp_path / "bundle" / "drafter.pte").stat().st_size
         plan = make_plan(made(name).options(tmp_path / "other", quant, "executorch"))
         assert plan.engine_bytes["executorch"] == pytest.approx(size, rel=0.1)
+
+
+@SLOW
+def test_widths_that_are_no_multiple_of_executorchs_groups(made: Any, tmp_path: Path) -> None:
+    """8da4w has one scale for 32 inputs; the 36 and 90 of this target are exported or refused as what they are."""
+    try:
+        check(made("llama"), tmp_path / "bundle", "int4", "executorch", LEAST["int4"])
+    except BundleError as error:
+        assert "--quant int8" in str(error) and not list(tmp_path.iterdir())
 
 
 def test_imported_checkpoint_becomes_a_bundle(tmp_path: Path) -> None:
