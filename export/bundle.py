@@ -72,15 +72,17 @@ def write_bundle(options: Options, dry_run: bool = False) -> dict[str, Any]:
     if dry_run:
         console.print("dry run: nothing written")
         return {}
-    output = options.output
+    output = options.output.resolve()
     output.parent.mkdir(parents=True, exist_ok=True)
-    aside = output.parent / f".{output.name}.partial"
+    aside, old = (output.parent / f".{output.name}.{kind}" for kind in ("partial", "old"))
     with _locked(aside):
         try:
+            shutil.rmtree(old, ignore_errors=True)
             report = _write_all(plan, aside, console)
             if output.exists():
-                shutil.rmtree(output)
+                output.rename(old)
             aside.rename(output)
+            shutil.rmtree(old, ignore_errors=True)
         except Exception:
             shutil.rmtree(aside, ignore_errors=True)
             raise
@@ -161,6 +163,10 @@ def _start_or_resume(plan: Plan, aside: Path, console: Console) -> None:
     with contextlib.suppress(OSError):
         if (aside / "work" / "key").read_text() == key:
             console.print("going on with the interrupted export")
+            done = {FORMATS[name] for name in FORMATS if (aside / "work" / f"{name}.json").is_file()}
+            for path in aside.iterdir():
+                if path.is_file() and path.name.removesuffix(".data") not in done:
+                    path.unlink()
             return
     shutil.rmtree(aside, ignore_errors=True)
     (aside / "work").mkdir(parents=True)

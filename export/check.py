@@ -6,6 +6,7 @@ import asyncio
 import json
 import platform
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,7 @@ def check_bundle(
     config, tensors, drafter_hash = load_drafter(drafter)
     if drafter_hash != manifest.drafter_hash:
         raise BundleError(f"{folder} was made of drafter {manifest.drafter_hash}, {drafter} is {drafter_hash}")
+    config = replace(config, max_context=manifest.max_context)
     half = device_half_on(config, tensors, *files.tables())
     load = target_fits(files)
     with tempfile.TemporaryDirectory() as work:

@@ -82,7 +82,9 @@ def make_plan(options: Options) -> Plan:
             )
         config = replace(config, max_context=options.max_context)
     wide = config.hidden_size
-    body = sum(x.numel() for name, x in tensors.items() if name.startswith(("self_attention.", "cross_attention.")))
+    on_server = ("cross_attention.self_attn.k_proj.", "cross_attention.self_attn.v_proj.")
+    own = (name for name in tensors if name.startswith(("self_attention.", "cross_attention.")))
+    body = sum(tensors[name].numel() for name in own if not name.startswith(on_server))
     head, embedding = config.draft_vocab_size * wide, config.vocab_size * wide
     tied = bool(getattr(target.config, "tie_word_embeddings", False))
     step_bytes = packed_bytes(body, profile.bits) + packed_bytes(head, profile.embedding_bits)

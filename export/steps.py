@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
+from edge_runtime.bundle import BundleError
 from edge_runtime.drafter import MASKED, MAX_WIDTH
 from edge_runtime.engines import Engine, Floats, Ints
 from export.answers import generate_answers, read_answers
@@ -79,16 +80,25 @@ def passages_for(
 ) -> list[Passage]:
     """What to compare on: the target's own answers, or without `load` the prompts with random rows.
 
-    Answers are kept in `folder`, so that an interrupted export goes on with them.
+    Answers are kept in `folder`, so that an interrupted export goes on with them. Raises BundleError where the
+    context is too short for either.
     """
-    if not load:
-        return synthetic_passages(files, config)
+    passages = _target_passages(files, config, tensors, folder) if load else []
+    if not passages:
+        passages = synthetic_passages(files, config)
+    if not passages:
+        raise BundleError(f"--max-context {config.max_context} leaves no room to compare engines in; give more")
+    return passages
+
+
+def _target_passages(
+    files: TargetFiles, config: MoAConfig, tensors: dict[str, torch.Tensor], folder: Path
+) -> list[Passage]:
     target = load_target(files.name, dtype="float32")
     with Meter("target answers to compare on", len(PROMPTS)) as meter:
-        passages = target_passages(
+        return target_passages(
             target, server_half(config, tensors), folder, lambda _, answers: meter.update(meter.done + answers, "")
         )
-    return passages or synthetic_passages(files, config)
 
 
 def target_passages(

@@ -75,7 +75,11 @@ def write_onnx(
     model = program.model
     DeduplicateInitializersPass()(model)
     model.metadata_props.update(metadata)
-    onnx_ir.save(model, path, external_data=data_file(path).name, size_threshold_bytes=DATA_FROM)
+    for node in model.graph:
+        node.metadata_props.clear()  # stack traces, with the folders of this machine
+    sizes = [value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None]
+    data = data_file(path).name if max(sizes) >= DATA_FROM else None
+    onnx_ir.save(model, path, external_data=data, size_threshold_bytes=DATA_FROM)
     onnx.checker.check_model(str(path))
     return {"opset": OPSET, "operators": dict(Counter(node.op_type for node in model.graph).most_common())}
 
