@@ -453,7 +453,9 @@ def device_half_on(config: MoAConfig, tensors: dict[str, Tensor], embedding: Ten
 def _load(module: nn.Module, tensors: dict[str, Tensor]) -> None:
     try:
         wanted = {name: tensor.dtype for name, tensor in module.state_dict().items()}
-        module.load_state_dict({k: v.to(wanted.get(k, v.dtype)) for k, v in tensors.items()}, assign=True)
+        # Detached, so that the module gets parameters of its own: the target's tables must not change with it.
+        owned = {name: tensor.detach().to(wanted.get(name, tensor.dtype)) for name, tensor in tensors.items()}
+        module.load_state_dict(owned, assign=True)
     except RuntimeError as error:
         raise DrafterError("drafter weights do not fit their config: " + str(error).splitlines()[-1].strip()) from None
     module.requires_grad_(False).eval()
