@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from protocol.sampling import Sampling, draw
+from protocol.sampling import Sampling
 from protocol.tree import ROOT, TokenTree
 from protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE
+
+#: (rows of the logits, sampling and absolute position of each) -> tokens
+Draw = Callable[[list[int], list[Sampling], list[int]], list[int]]
 
 
 class Walk(NamedTuple):
@@ -21,30 +22,42 @@ class Walk(NamedTuple):
     finish: int
 
 
-def walk(
-    logits: Callable[[int], NDArray[np.floating]],
-    tree: TokenTree,
-    sampling: Sampling,
-    committed: int,
-    eos_ids: Container[int],
-    max_context: int,
-) -> Walk:
-    """Walk from the root for as long as the drawn token is a child; the first that is none is the bonus.
+@dataclass(frozen=True)
+class Walker:
+    """committed: tokens up to and including the root; row: the root's logits, node i's are row + 1 + i."""
 
-    logits(0) are the root's [vocab], logits(i + 1) node i's; only visited ones are asked for. `committed`:
-    tokens up to and including the root. A drawn end-of-answer token is always the bonus, and so is the one
-    that makes the committed sequence `max_context` long.
+    tree: TokenTree
+    sampling: Sampling
+    committed: int
+    row: int
+
+
+def walk_all(draw: Draw, walkers: Sequence[Walker], eos_ids: Container[int], max_context: int) -> list[Walk]:
+    """Walk every tree from its root for as long as the drawn token is a child; the first that is none is the bonus.
+
+    Level by level, all trees together, so that a level is one call of `draw`; only visited rows are asked for.
+    A drawn end-of-answer token is always the bonus, and so is the one that makes the committed sequence
+    `max_context` long.
     """
-    node, accepted = ROOT, list[int]()
-    while True:
-        position = committed + len(accepted)
-        token = draw(logits(node + 1), sampling, position)
-        if token in eos_ids:
-            return Walk(accepted, token, FINISH_EOS)
-        if position + 1 >= max_context:
-            return Walk(accepted, token, FINISH_LENGTH)
-        child = tree.child(node, token)
-        if child is None:
-            return Walk(accepted, token, FINISH_NONE)
-        node = child
-        accepted.append(node)
+    paths: list[list[int]] = [[] for _ in walkers]
+    ends: dict[int, tuple[int, int]] = {}
+    going = list(range(len(walkers)))
+    while going:
+        nodes = [paths[index][-1] if paths[index] else ROOT for index in going]
+        positions = [walkers[index].committed + len(paths[index]) for index in going]
+        rows = [walkers[index].row + 1 + node for index, node in zip(going, nodes, strict=True)]
+        tokens = draw(rows, [walkers[index].sampling for index in going], positions)
+        on = list[int]()
+        for index, node, position, token in zip(going, nodes, positions, tokens, strict=True):
+            child = walkers[index].tree.child(node, token)
+            if token in eos_ids:
+                ends[index] = token, FINISH_EOS
+            elif position + 1 >= max_context:
+                ends[index] = token, FINISH_LENGTH
+            elif child is None:
+                ends[index] = token, FINISH_NONE
+            else:
+                paths[index].append(child)
+                on.append(index)
+        going = on
+    return [Walk(path, *ends[index]) for index, path in enumerate(paths)]

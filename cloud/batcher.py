@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
@@ -12,10 +13,13 @@ import structlog
 from msgspec.structs import replace
 
 from cloud.acceptance import Walk
+from cloud.colocated import Colocated
 from cloud.engine import Engine, Segment
 from cloud.features import FeatureRows
+from cloud.metrics import Metrics
+from cloud.scheduling import Budget, fair_shares
 from cloud.sessions import Session, SessionStore, Settled
-from protocol.tree import TokenTree
+from protocol.tree import MAX_NODES, TokenTree
 from protocol.wire import (
     ERR_BUSY,
     ERR_INTERNAL,
@@ -36,10 +40,14 @@ from protocol.wire import (
 
 #: tokens of one step, all sessions together; more wait for the next, so that logits stay bounded
 STEP_TOKENS = 1024
-#: a large target on a GPU turns compute-bound near this many tokens per step; above it nodes cost time
-RIDGE_TOKENS = 144
+#: an idle engine that knows several sessions waits so long for a second one before it takes the first alone
+IDLE_WINDOW = 0.0015
+#: tokens a GENERATE may write before its session goes behind those that wait for room in the pool
+QUANTUM = 32
 #: how long the idle thread sleeps before it looks for sessions to forget
 IDLE_SECONDS = 10.0
+#: a step that takes longer is taken for hung
+HUNG_SECONDS = 120.0
 RETRY_AFTER_MS = 1000
 
 log = structlog.get_logger()
@@ -52,9 +60,9 @@ Reply = ServerMessage | FeatureRows
 class Job:
     """One request to the engine thread.
 
-    tokens: OPEN's ids. tree: VERIFY's. reply(message, done) is called in the engine thread, `done` with the
-    last message. `cancelled` may be set by any thread; a step under way still ends and is answered.
-    `admitted`: the engine thread has it.
+    tokens: OPEN's ids. tree: VERIFY's. owner: who asks; owners share the engine evenly. reply(message, done) is
+    called in the engine thread, `done` with the last message. `cancelled` may be set by any thread; a step under
+    way still ends and is answered. `admitted`: the engine thread has it.
     """
 
     session: bytes
@@ -62,6 +70,7 @@ class Job:
     reply: Callable[[Reply, bool], None]
     tokens: list[int] = field(default_factory=list)
     tree: TokenTree = field(default_factory=TokenTree)
+    owner: str = ""
     cancelled: bool = False
     admitted: bool = False
     waiting_since: float = field(default_factory=time.perf_counter)
@@ -75,23 +84,57 @@ class Line:
     """What waits for one session: rows an OPEN asked for, and one VERIFY or GENERATE."""
 
     session: Session
+    owner: str
     opening: Job | None = None
     round: Job | None = None
     generated: int = 0  # tokens of the GENERATE so far
 
+    @property
+    def waiting_since(self) -> float:
+        """When the older of its requests came."""
+        return min(job.waiting_since for job in (self.opening, self.round) if job is not None)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A line's part of the next step: `chain` committed tokens, then `tree` (None: no round takes part)."""
+
+    line: Line
+    chain: int
+    prefill: int  # tokens of the chain that are prefill
+    tree: TokenTree | None
+
+    def __len__(self) -> int:
+        return self.chain + (len(self.tree) if self.tree is not None else 0)
+
 
 class Batcher:
-    """Owns the engine, the pool and the sessions; only its thread touches them once it is started."""
+    """Owns the engine, the pool and the sessions; only its thread touches them once it is started.
+
+    colocated: drafts for GENERATE on the server; None: the target decodes token by token.
+    """
 
     def __init__(
-        self, engine: Engine, store: SessionStore, *, max_context: int, max_nodes: int, prefill_chunk: int
+        self,
+        engine: Engine,
+        store: SessionStore,
+        metrics: Metrics,
+        *,
+        max_context: int,
+        max_nodes: int,
+        prefill_chunk: int,
+        colocated: Colocated | None = None,
     ) -> None:
-        self._engine, self._pool, self._store = engine, engine.pool, store
-        self._max_context, self._max_nodes, self._prefill_chunk = max_context, max_nodes, prefill_chunk
+        self._engine, self._pool, self._store, self._metrics = engine, engine.pool, store, metrics
+        self._max_context, self._prefill_chunk, self._colocated = max_context, prefill_chunk, colocated
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
-        self._lines: dict[bytes, Line] = {}  # oldest first
+        self._lines: dict[bytes, Line] = {}  # oldest claim on the pool first
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self.tree_budget = max_nodes
+        self._beat = time.monotonic()
+        self._busy = False
+        self._evictions = 0
+        self.budget = Budget(max_nodes)
+        self.fixed_budget = 0
 
     def start(self) -> None:
         self._thread.start()
@@ -104,7 +147,18 @@ class Batcher:
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        """The thread runs and has not hung in a step."""
+        return self._thread.is_alive() and not (self._busy and time.monotonic() - self._beat > HUNG_SECONDS)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is asked of it."""
+        return not self._lines and self._queue.empty() and not self._busy
+
+    @property
+    def tree_budget(self) -> int:
+        """Nodes per tree that devices are asked to stay within."""
+        return self.fixed_budget or self.budget.nodes
 
     def submit(self, job: Job) -> None:
         """Hand a job over, from any thread. Jobs of one session are taken in order."""
@@ -114,18 +168,38 @@ class Batcher:
         while self._take():
             self._store.expire(self._lines.keys())
             if self._lines:
+                self._busy, self._beat = True, time.monotonic()
                 self._step()
+            self._report()
+            self._busy = False
 
     def _take(self) -> bool:
-        """Take all that waits, sleeping only where there is nothing to do. False: the thread shall end."""
+        """Take all that waits; with nothing to do, sleep. False: the thread shall end."""
         try:
-            job = self._queue.get(timeout=IDLE_SECONDS) if not self._lines else self._queue.get_nowait()
-            while job is not None:
+            if self._lines:
+                return self._admit_waiting()
+            job = self._queue.get(timeout=IDLE_SECONDS)
+            self._busy, self._beat = True, time.monotonic()
+            if job is None:
+                return False
+            self._admit(job)
+            until = time.monotonic() + IDLE_WINDOW if len(self._store) > 1 else 0.0
+            while (left := until - time.monotonic()) > 0:
+                job = self._queue.get(timeout=left)
+                if job is None:
+                    return False
                 self._admit(job)
-                job = self._queue.get_nowait()
         except Empty:
-            return True
-        return False
+            pass
+        return self._admit_waiting()
+
+    def _admit_waiting(self) -> bool:
+        """Take what waits now."""
+        with suppress(Empty):
+            while (job := self._queue.get_nowait()) is not None:
+                self._admit(job)
+            return False
+        return True
 
     def _admit(self, job: Job) -> None:
         job.admitted = True
@@ -146,14 +220,16 @@ class Batcher:
         if job.cancelled:
             return
         self._lines.pop(job.session, None)  # the connection cancelled what was there
-        session = self._store.open(request, job.tokens, self._lines.keys())
+        session = self._store.open(job.session, request, job.tokens, self._lines.keys(), job.owner)
         if session is None:
             job.fail(ERR_BUSY, "all sessions of this verifier are busy", RETRY_AFTER_MS)
             return
         cached = self._pool.used(session.id)
+        found = "new" if request.seq == 0 else "cached" if cached else "evicted"
+        self._metrics.opened.labels(found).inc()
         log.info("session opened", session=short(session.id), committed=len(session.tokens), cached=cached)
         job.reply(Opened(request.stream, len(session.tokens), cached), False)
-        self._lines[session.id] = Line(session, opening=job)
+        self._lines[session.id] = Line(session, job.owner, opening=job)
 
     def _begin(self, job: Job, request: Verify | Generate) -> None:
         """Answer at once what needs no step; else put the job in its session's line."""
@@ -181,10 +257,12 @@ class Batcher:
         elif committed >= self._max_context:
             job.fail(ERR_TOO_LONG, f"the context of {self._max_context} tokens is full")
         else:
-            line = self._lines.setdefault(session.id, Line(session))
+            line = self._lines.setdefault(session.id, Line(session, job.owner))
             line.round, line.generated = job, 0
             if isinstance(request, Generate):
                 session.seq, session.settled = request.seq, None
+            elif session.answered:
+                self.budget.observe_pause(job.waiting_since - session.answered)
 
     def _drop(self, line: Line) -> None:
         """Forget a cancelled round. Its seq counts as used, whether or not a step came first."""
@@ -193,60 +271,100 @@ class Batcher:
         line.session.seq, line.session.settled, line.round = request.seq, None, None
 
     def _step(self) -> None:
-        running: list[Line] = []
+        planned: list[Work] = []
         try:
-            segments = self._plan(running)
+            planned = self._plan()
+            if not planned:
+                return
             begun = time.perf_counter()
-            walks = self._engine.step(segments)
+            walks = self._engine.step([self._segment(work) for work in planned])
             took = time.perf_counter() - begun
         except Exception:
-            log.exception("step failed", sessions=len(running))
-            for line in running or list(self._lines.values()):
+            log.exception("step failed", sessions=len(planned))
+            for line in [work.line for work in planned] or list(self._lines.values()):
                 self._fail(line)
             return
-        rounds = sum(walked is not None for walked in walks)
-        if rounds:
-            self.tree_budget = max(4, min(self._max_nodes, RIDGE_TOKENS // rounds))
-        for line, walked in zip(running, walks, strict=True):
-            self._finish(line, walked, begun, took)
+        self._count(planned, walks, begun, took)
+        for work, walked in zip(planned, walks, strict=True):
+            self._finish(work, walked, begun, took)
 
-    def _plan(self, running: list[Line]) -> list[Segment]:
-        """Segments of the next step, oldest line first; their lines go to `running`, in the same order.
+    def _plan(self) -> list[Work]:
+        """The next step: verifies first, the longest waiting first; prefill shares `prefill_chunk` of what is left.
 
-        Every line that has its rows takes part with its tree; lines that lack rows share `prefill_chunk`.
-        A line never loses its rows to a younger one.
+        A line never loses its rows to one with a younger claim on the pool.
         """
-        segments: list[Segment] = []
-        keep: set[bytes] = set()
-        prefill, room = self._prefill_chunk, STEP_TOKENS
         for line in list(self._lines.values()):
             self._drop_cancelled(line)
-            session = line.session
             if line.opening is None and line.round is None:
-                del self._lines[session.id]
-                continue
-            keep.add(session.id)
-            used = self._pool.used(session.id)
-            missing = len(session.tokens) - 1 - used
-            chain = min(missing, prefill)
-            tree = None
-            if line.round is not None and chain == missing:
-                tree, chain = line.round.tree, chain + 1
-            features = line.opening is not None or line.round is None or isinstance(line.round.request, Verify)
-            total = chain + (len(tree) if tree is not None else 0)
-            if total == 0 and (missing > 0 or session.rows.stop >= used):
-                if missing == 0:
-                    self._send_features(line)
-                continue
-            if total > room and segments:
-                continue
-            if not self._pool.reserve(session.id, used + total, keep):
-                continue
-            prefill -= min(missing, chain)
-            room -= total
-            segments.append(Segment(session, chain, tree, features))
-            running.append(line)
-        return segments
+                del self._lines[line.session.id]
+        missing = {id(line): self._missing(line) for line in self._lines.values()}
+        waiting = sorted(self._lines.values(), key=lambda line: line.waiting_since)
+        ready = [line for line in waiting if line.round is not None and not missing[id(line)]]
+        behind = [line for line in waiting if missing[id(line)]]
+        kept = min(self._prefill_chunk, STEP_TOKENS // 4) if behind else 0  # even trees without end leave this much
+        works = {id(work.line): work for work in self._verifies(ready[: STEP_TOKENS - kept], STEP_TOKENS - kept)}
+        room = STEP_TOKENS - sum(map(len, works.values()))
+        chunk = min(self._prefill_chunk, room)
+        shares = fair_shares([line.owner for line in behind], [missing[id(line)] for line in behind], chunk)
+        room -= sum(shares)
+        for line, share in zip(behind, shares, strict=True):
+            work = Work(line, share, share, None)
+            if line.round is not None and share == missing[id(line)] and room > 0:
+                tree = self._tree(line).pruned(room - 1, MAX_NODES)
+                work = Work(line, share + 1, share, tree)
+                room -= 1 + len(tree)
+            works[id(line)] = work
+        planned, held = list[Work](), set[bytes]()
+        for line in list(self._lines.values()):
+            held.add(line.session.id)
+            work = works.get(id(line)) or Work(line, 0, 0, None)
+            if self._admissible(work, held):
+                planned.append(work)
+        return planned
+
+    def _missing(self, line: Line) -> int:
+        """Committed tokens that must run before the root can."""
+        return len(line.session.tokens) - 1 - self._pool.used(line.session.id)
+
+    def _verifies(self, ready: list[Line], room: int) -> list[Work]:
+        """Rounds whose rows are all there, their trees pruned to fair shares of the budget. Pruning is lossless."""
+        trees = [self._tree(line) for line in ready]
+        capacity = min(self.tree_budget * len(ready), room - len(ready))
+        shares = fair_shares([line.owner for line in ready], [len(tree) for tree in trees], capacity)
+        return [
+            Work(line, 1, 0, tree.pruned(share, MAX_NODES))
+            for line, tree, share in zip(ready, trees, shares, strict=True)
+        ]
+
+    def _tree(self, line: Line) -> TokenTree:
+        """The round's tree: the device's, or for GENERATE the co-located drafter's."""
+        job = line.round
+        assert job is not None
+        if self._colocated is None or not isinstance(job.request, Generate):
+            return job.tree
+        left = job.request.max_new - line.generated
+        return self._colocated.draft(line.session, self.tree_budget).pruned(MAX_NODES, left - 1)
+
+    def _admissible(self, work: Work, held: Set[bytes]) -> bool:
+        """Whether the line has something to do in this step and the pool room for it, without what others hold."""
+        line, session = work.line, work.line.session
+        used, missing = self._pool.used(session.id), self._missing(line)
+        if work.tree is not None and work.chain != missing + 1:
+            return False  # an older line has just taken its rows
+        if not len(work):
+            if missing:
+                return False  # its turn at the prefill comes
+            if line.opening is None:
+                return False  # more sessions than a step takes
+            if session.rows.stop >= used:
+                self._send_features(line)
+                return False
+        return self._pool.reserve(session.id, used + len(work), held, line.owner)
+
+    def _segment(self, work: Work) -> Segment:
+        line = work.line
+        rounds = line.round is None or isinstance(line.round.request, Verify) or self._colocated is not None
+        return Segment(line.session, work.chain, work.tree, line.opening is not None or rounds)
 
     def _drop_cancelled(self, line: Line) -> None:
         if line.round is not None and line.round.cancelled:
@@ -254,37 +372,95 @@ class Batcher:
         if line.opening is not None and line.opening.cancelled:
             line.opening = None
 
-    def _finish(self, line: Line, walked: Walk | None, begun: float, took: float) -> None:
-        job, session = line.round, line.session
-        if walked is not None and job is not None:
-            base_len = len(session.tokens) - len(walked.accepted) - 1
-            verify = isinstance(job.request, Verify)
-            rows = session.rows.block(base_len - 1, base_len + len(walked.accepted)) if verify else b""
-            verdict = Verdict(
-                stream=job.request.stream,
-                seq=session.seq + 1 if verify else session.seq,
-                base_len=base_len,
-                accepted=bytes(walked.accepted),
-                bonus=walked.bonus,
-                finish=walked.finish,
-                rows=rows,
-                tree_budget=self.tree_budget,
-                queue_us=min(int((begun - job.waiting_since) * 1e6), 2**31 - 1),
-                engine_us=min(int(took * 1e6), 2**31 - 1),
-            )
-            done = True
-            if isinstance(job.request, Verify):
-                session.seq = verdict.seq
-                session.settled = Settled(job.request, verdict, tuple(session.tokens[base_len:]))
-            elif isinstance(job.request, Generate):
-                line.generated += 1
-                job.waiting_since = time.perf_counter()
-                done = walked.finish != FINISH_NONE or line.generated >= job.request.max_new
+    def _count(self, planned: list[Work], walks: Sequence[Walk | None], begun: float, took: float) -> None:
+        """Learn from the step and tell the metrics."""
+        metrics = self._metrics
+        sizes, accepted = list[int](), 0
+        for work, walked in zip(planned, walks, strict=True):
+            job = work.line.round
+            if walked is None or job is None or work.tree is None:
+                continue
+            metrics.queue_seconds.observe(max(0.0, begun - job.waiting_since))
+            metrics.generation_tokens.inc(len(walked.accepted) + 1)
+            if isinstance(job.request, Verify) or self._colocated is not None:
+                sizes.append(len(work.tree))
+                accepted += len(walked.accepted)
+                metrics.draft_tokens.inc(len(job.tree) or len(work.tree))
+        self.budget.observe_step(sizes, accepted)
+        metrics.drafts.inc(len(sizes))
+        metrics.verified_nodes.inc(sum(sizes))
+        metrics.accepted_tokens.inc(accepted)
+        metrics.prompt_tokens.inc(sum(work.prefill for work in planned))
+        metrics.step_tokens.observe(sum(map(len, planned)))
+        metrics.step_sessions.observe(len(planned))
+        metrics.step_seconds.observe(took)
+        metrics.running.set(len(planned))
+
+    def _report(self) -> None:
+        """Gauges, once a step or a sleep."""
+        metrics = self._metrics
+        metrics.waiting.set(len(self._lines))
+        metrics.kv_usage.set(self._pool.rows_used / self._pool.rows)
+        metrics.sessions.set(len(self._store))
+        metrics.tree_budget.set(self.tree_budget)
+        metrics.evictions.inc(self._pool.evictions - self._evictions)
+        self._evictions = self._pool.evictions
+        if not self._lines:
+            metrics.running.set(0)
+
+    def _finish(self, work: Work, walked: Walk | None, begun: float, took: float) -> None:
+        line = work.line
+        if walked is not None and line.round is not None:
+            if isinstance(line.round.request, Verify):
+                self._settle(line, line.round, line.round.request, walked, begun, took)
+            elif isinstance(line.round.request, Generate):
+                self._written(work, line.round, line.round.request, walked, begun, took)
+        if line.opening is not None and len(line.opening.tokens) - 1 <= self._pool.used(line.session.id):
+            self._send_features(line)
+
+    def _settle(self, line: Line, job: Job, request: Verify, walked: Walk, begun: float, took: float) -> None:
+        """Answer a VERIFY and remember the answer."""
+        session = line.session
+        base_len = len(session.tokens) - len(walked.accepted) - 1
+        rows = session.rows.block(base_len - 1, base_len + len(walked.accepted))
+        verdict = self._verdict(job, request, base_len, walked, rows, begun, took)
+        session.seq = request.seq
+        session.settled = Settled(request, verdict, tuple(session.tokens[base_len:]))
+        session.answered = time.perf_counter()
+        line.round = None
+        job.reply(verdict, True)
+
+    def _written(self, work: Work, job: Job, request: Generate, walked: Walk, begun: float, took: float) -> None:
+        """Send what a GENERATE wrote in this step, a VERDICT for each token."""
+        line, session = work.line, work.line.session
+        base_len = len(session.tokens) - len(walked.accepted) - 1
+        last = len(session.tokens) - 1
+        for at in range(base_len, last + 1):
+            single = Walk([], session.tokens[at], walked.finish if at == last else FINISH_NONE)
+            line.generated += 1
+            done = single.finish != FINISH_NONE or line.generated >= request.max_new
             if done:
                 line.round = None
-            job.reply(verdict, done)
-        if line.opening is not None and len(line.opening.tokens) - 1 <= self._pool.used(session.id):
-            self._send_features(line)
+            job.reply(self._verdict(job, request, at, single, b"", begun, took), done)
+        job.waiting_since = time.perf_counter()
+        if line.round is not None and line.generated // QUANTUM != (line.generated - (last - base_len + 1)) // QUANTUM:
+            self._lines[session.id] = self._lines.pop(session.id)  # others' turn to claim room in the pool
+
+    def _verdict(
+        self, job: Job, request: Verify | Generate, base_len: int, walked: Walk, rows: bytes, begun: float, took: float
+    ) -> Verdict:
+        return Verdict(
+            stream=request.stream,
+            seq=request.seq,
+            base_len=base_len,
+            accepted=bytes(walked.accepted),
+            bonus=walked.bonus,
+            finish=walked.finish,
+            rows=rows,
+            tree_budget=self.tree_budget,
+            queue_us=min(int(max(0.0, begun - job.waiting_since) * 1e6), 2**31 - 1),
+            engine_us=min(int(took * 1e6), 2**31 - 1),
+        )
 
     def _send_features(self, line: Line) -> None:
         """The OPEN's rows are all there: hand over those the device lacks."""

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from cloud.auth import Account
 from cloud.batcher import Job, Reply
 from cloud.features import FeatureRows
 from cloud.service import Verifier
 from protocol.wire import (
     ERR_BOUNDS,
     ERR_BUSY,
+    ERR_GOING_AWAY,
     ERR_MALFORMED,
     ERR_MISMATCH,
     ERR_ORDER,
@@ -29,6 +31,7 @@ from protocol.wire import (
     Hello,
     Open,
     ServerMessage,
+    Verdict,
     Verify,
     WireError,
     decode_client,
@@ -44,6 +47,10 @@ MAX_MALFORMED = 100
 MAX_WAITING = 8
 #: requests the engine thread has not looked at yet, above which nothing more is read
 MAX_BACKLOG = 2 * MAX_STREAMS
+
+#: when a device may try the same verifier again
+RESTART_SECONDS = 1.0
+BUSY_SECONDS = 1.0
 
 CLOSE_POLICY = 1008
 CLOSE_MISMATCH = 4001
@@ -87,7 +94,8 @@ class Outbox:
 
 
 class Stream:
-    """A session on this connection. jobs: what the engine has of it; round: its VERIFY or GENERATE."""
+    """A session on this connection, under the verifier's own id of it. What the engine has of it: `opening` and `round`
+    (its VERIFY or GENERATE)."""
 
     def __init__(self, connection: Connection, number: int, session: bytes) -> None:
         self.connection, self.number, self.session = connection, number, session
@@ -104,14 +112,16 @@ class Stream:
 class Connection:
     """Checks what a device sends, hands it to the engine and queues the answers in `outbox`.
 
-    streams_by_session: of all connections of this process; a session OPENed here leaves the connection it
-    was on. post(function, *args) runs a function in the thread that calls `receive` (an event loop's
-    call_soon_threadsafe). wake() is called when `outbox` or `closing` has something new.
+    account: whose connection it is; its limits hold for all its connections together. streams_by_session: of all
+    connections of this process; a session OPENed here leaves the connection it was on. post(function, *args) runs
+    a function in the thread that calls `receive` (an event loop's call_soon_threadsafe). wake() is called when
+    `outbox` or `closing` has something new.
     """
 
     def __init__(
         self,
         verifier: Verifier,
+        account: Account,
         streams_by_session: dict[bytes, Stream],
         post: Callable[..., Any],
         wake: Callable[[], None],
@@ -119,6 +129,7 @@ class Connection:
         self.outbox = Outbox()
         self.closing: tuple[int, str] | None = None  # close code and reason, once the outbox is empty
         self.greeted = False
+        self.account = account
         self._verifier, self._post, self._wake = verifier, post, wake
         self._streams: dict[int, Stream] = {}
         self._streams_by_session = streams_by_session
@@ -146,6 +157,11 @@ class Connection:
         """Close the socket behind what the outbox holds."""
         self.closing = (code, reason)
         self._wake()
+
+    def going_away(self) -> None:
+        """Tell the device that the verifier ends. What is under way is still answered."""
+        if self.greeted:
+            self._error(ERR_GOING_AWAY, "the verifier ends; OPEN elsewhere", retry_after=RESTART_SECONDS)
 
     def lost(self) -> None:
         """The socket is gone: drop what waits. Session records stay, to be resumed."""
@@ -203,13 +219,21 @@ class Connection:
         elif len(tokens) > verifier.max_context:
             self._error(ERR_TOO_LONG, f"{len(tokens)} tokens, the context holds {verifier.max_context}", number)
         elif number not in self._streams and len(self._streams) >= MAX_STREAMS:
-            self._error(ERR_BUSY, f"{MAX_STREAMS} streams are open on this connection: CLOSE one", number)
-        else:
-            for old in (self._streams.get(number), self._streams_by_session.get(message.session)):
+            self._error(ERR_BUSY, f"{MAX_STREAMS} streams are open on this connection: CLOSE one", number, BUSY_SECONDS)
+        elif not self._draining(number):
+            session = self.account.scoped(message.session)
+            for old in (self._streams.get(number), self._streams_by_session.get(session)):
                 if old is not None:
                     old.connection._unbind(old)
-            stream = Stream(self, number, message.session)
-            self._streams[number] = self._streams_by_session[message.session] = stream
+            if self.account.streams >= self.account.limits.sessions:
+                limit = self.account.limits.sessions
+                self._error(ERR_BUSY, f"this token's {limit} sessions are open: CLOSE one", number, BUSY_SECONDS)
+                return
+            if self._limited(number, prefill=len(tokens)):
+                return
+            stream = Stream(self, number, session)
+            self._streams[number] = self._streams_by_session[session] = stream
+            self.account.streams += 1
             stream.opening = self._job(stream, message, tokens=tokens)
             self._submit(stream.opening)
 
@@ -221,9 +245,12 @@ class Connection:
                 return  # sent again out of impatience; its reply comes
             self._error(ERR_ORDER, f"seq {message.seq} came while another is under way; CANCEL that first", number)
             return
+        if self._draining(number):
+            return
         if isinstance(message, Generate):
-            stream.round = self._job(stream, message)
-            self._submit(stream.round)
+            if not self._limited(number, verifies=1):
+                stream.round = self._job(stream, message)
+                self._submit(stream.round)
             return
         tree = unpack_tree(message.tokens, message.parents)
         depth = max(tree.depths, default=0)
@@ -237,9 +264,22 @@ class Connection:
                 f"{message.base_len} tokens and {depth} levels, the context holds {verifier.max_context}",
                 number,
             )
-        else:
+        elif not self._limited(number, verifies=1, nodes=len(tree)):
             stream.round = self._job(stream, message, tree=tree)
             self._submit(stream.round)
+
+    def _draining(self, number: int) -> bool:
+        """Refuse what is new while the verifier ends."""
+        if self._verifier.draining:
+            self._error(ERR_GOING_AWAY, "the verifier ends; OPEN elsewhere", number, RESTART_SECONDS)
+        return self._verifier.draining
+
+    def _limited(self, number: int, **amounts: float) -> bool:
+        """Charge the account; refuse where its limits do not allow it yet."""
+        wait = self.account.charge(**amounts)
+        if wait:
+            self._error(ERR_BUSY, f"over this token's limit of {' or '.join(amounts)} per second", number, wait)
+        return wait > 0
 
     def _job(self, stream: Stream, request: Open | Verify | Generate, **content: Any) -> Job:
         """A job whose replies come back to this thread."""
@@ -247,7 +287,7 @@ class Connection:
         def reply(answer: Reply, done: bool) -> None:
             self._post(partial(self._deliver, stream, job, answer, done))
 
-        job = Job(stream.session, request, reply, **content)
+        job = Job(stream.session, request, reply, owner=self.account.name, **content)
         return job
 
     def _submit(self, job: Job) -> None:
@@ -259,12 +299,14 @@ class Connection:
             stream.opening = None
         if done and stream.round is job:
             stream.round = None
+        if isinstance(job.request, Generate) and isinstance(answer, Verdict):
+            self.account.spend(verifies=1)
         if self._streams.get(stream.number) is not stream:
             return  # closed, moved away or opened anew meanwhile
         if isinstance(answer, FeatureRows):
             self.outbox.put_features(stream.number, answer)
         else:
-            self.outbox.put(answer)
+            self._send(answer)
         self._wake()
 
     def _unbind(self, stream: Stream) -> None:
@@ -272,12 +314,15 @@ class Connection:
         self.outbox.forget_features(stream.number)
         if self._streams.get(stream.number) is stream:
             del self._streams[stream.number]
+            self.account.streams -= 1
         if self._streams_by_session.get(stream.session) is stream:
             del self._streams_by_session[stream.session]
 
-    def _error(self, code: int, text: str, stream: int = -1) -> None:
-        self._send(Error(code, text[:512], stream))
+    def _error(self, code: int, text: str, stream: int = -1, retry_after: float = 0.0) -> None:
+        self._send(Error(code, text[:512], stream, min(int(1000 * retry_after), 2**31 - 1)))
 
     def _send(self, message: ServerMessage) -> None:
+        if isinstance(message, Error):
+            self._verifier.metrics.errors.labels(str(message.code)).inc()
         self.outbox.put(message)
         self._wake()

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from cloud.acceptance import Walk, walk
-from cloud.attention import ATTENTION, Plan, Span, span_mask
+from cloud.acceptance import Walk, Walker, walk_all
+from cloud.drawing import draw_tokens
 from cloud.features import FeatureProducer
 from cloud.kvpool import KVPool
+from cloud.runner import Part, Runs
 from cloud.sessions import Session
 from protocol.rows import pack_rows
+from protocol.sampling import Sampling
 from protocol.tree import TokenTree
 
 _NO_TREE = TokenTree()
@@ -37,19 +36,13 @@ class Segment:
 
 
 class Engine:
-    """Runs steps on a transformers causal LM; one thread at a time.
-
-    All tokens of a step travel in one row [1, T] without padding. Attention reads and writes the pool, so
-    a session's result does not depend on its neighbours.
-    """
+    """Runs steps on a target; one thread at a time. A session's result does not depend on its neighbours."""
 
     def __init__(
-        self, model: Any, eos_ids: Iterable[int], max_context: int, pool: KVPool, producer: FeatureProducer
+        self, runner: Runs, pool: KVPool, producer: FeatureProducer, eos_ids: Iterable[int], max_context: int
     ) -> None:
-        self.pool, self.producer = pool, producer
-        self._model, self._eos_ids, self._max_context = model, frozenset(eos_ids), max_context
-        self._device = pool.keys.device
-        model.set_attn_implementation(ATTENTION)
+        self.runner, self.pool, self.producer = runner, pool, producer
+        self._eos_ids, self._max_context = frozenset(eos_ids), max_context
 
     @torch.inference_mode()
     def step(self, segments: Sequence[Segment]) -> list[Walk | None]:
@@ -57,17 +50,12 @@ class Engine:
 
         Sessions change only when all of it succeeded: tokens, feature rows and the extent's used rows grow.
         """
-        logits = iter(self._forward(segments))
-        walks: list[Walk | None] = []
-        for segment in segments:
-            if segment.tree is None:
-                walks.append(None)
-            else:
-                walks.append(self._walk(segment.session, segment.tree, next(logits)))
+        parts = [self._part(segment) for segment in segments]
+        walks = self._walk(segments, self._forward(parts))
         self._compact(segments, walks)
         used = [
-            self.pool.used(segment.session.id) + segment.chain + (len(walked.accepted) if walked else 0)
-            for segment, walked in zip(segments, walks, strict=True)
+            part.past + len(part.chain) + (len(walked.accepted) if walked else 0)
+            for part, walked in zip(parts, walks, strict=True)
         ]
         features = self._features(segments, used)
         for segment, walked, rows_used, packed in zip(segments, walks, used, features, strict=True):
@@ -79,50 +67,28 @@ class Engine:
                 session.tokens.append(walked.bonus)
         return walks
 
-    def _forward(self, segments: Sequence[Segment]) -> list[Tensor]:
-        """Logits [1 + nodes, vocab] per segment with a tree, in order."""
-        ids, positions, rows, kept = list[int](), list[int](), list[int](), list[int]()
-        spans: list[Span] = []
-        counts: list[int] = []
+    def _part(self, segment: Segment) -> Part:
+        session, extent = segment.session, self.pool.extent(segment.session.id)
+        chain = tuple(session.tokens[extent.used : extent.used + segment.chain])
+        return Part(extent.base, extent.used, chain, segment.tree or _NO_TREE, segment.tree is not None)
+
+    def _forward(self, parts: Sequence[Part]) -> Tensor:
+        """Logits of all wanted tokens, [n, vocab]; parts without tokens only lack feature rows."""
+        busy = [part for part in parts if len(part)]
+        return self.runner.forward(busy) if busy else torch.empty(0, 0)
+
+    def _walk(self, segments: Sequence[Segment], logits: Tensor) -> list[Walk | None]:
+        def draw(rows: list[int], samplings: list[Sampling], positions: list[int]) -> list[int]:
+            return draw_tokens(logits[rows], samplings, positions)
+
+        walkers, row = list[Walker](), 0
         for segment in segments:
-            session, tree, chain = segment.session, segment.tree or _NO_TREE, segment.chain
-            extent = self.pool.extent(session.id)
-            past, begin = extent.used, len(ids)
-            total = chain + len(tree)
-            if total == 0:
-                continue
-            ids += session.tokens[past : past + chain]
-            ids += tree.tokens
-            positions += range(past, past + chain)
-            positions += [past + chain - 1 + depth for depth in tree.depths]
-            rows += range(extent.base + past, extent.base + past + total)
-            mask = span_mask(past, chain, tree, self.pool.keys.dtype)
-            causal = mask is None and total > 1
-            device_mask = None if mask is None else mask.to(self._device)
-            spans.append(Span(begin, begin + total, extent.base, past + total, device_mask, causal))
             if segment.tree is not None:
-                kept += range(begin + chain - 1, begin + total)
-                counts.append(1 + len(tree))
-        if not ids:
-            return []
-        packed = torch.tensor([ids, positions, rows], device=self._device)
-        plan = Plan(self.pool.keys, self.pool.values, packed[2], tuple(spans))
-        # no logits are wanted of prefill alone, but the model must be given some row
-        keep = torch.tensor(kept or [0], device=self._device)
-        output = self._model(
-            input_ids=packed[:1], position_ids=packed[1:2], use_cache=False, logits_to_keep=keep, plan=plan
-        )
-        return list(output.logits[0, : len(kept)].split(counts))
-
-    def _walk(self, session: Session, tree: TokenTree, logits: Tensor) -> Walk:
-        def row(index: int) -> NDArray[np.floating]:
-            values = logits[index]
-            if values.dtype not in (torch.float32, torch.float64):
-                values = values.float()
-            visited: NDArray[np.floating] = values.cpu().numpy()
-            return visited
-
-        return walk(row, tree, session.sampling, len(session.tokens), self._eos_ids, self._max_context)
+                session = segment.session
+                walkers.append(Walker(segment.tree, session.sampling, len(session.tokens), row))
+                row += 1 + len(segment.tree)
+        walks = iter(walk_all(draw, walkers, self._eos_ids, self._max_context))
+        return [None if segment.tree is None else next(walks) for segment in segments]
 
     def _compact(self, segments: Sequence[Segment], walks: Sequence[Walk | None]) -> None:
         """Move accepted nodes' rows right behind the prefix, for all sessions in one gather."""
@@ -151,7 +117,7 @@ class Engine:
             positions += span
         if not positions:
             return [b""] * len(segments)
-        rows = self.producer.rows(pool_rows, positions)
+        rows = self.producer.rows(self.runner.gather(self.producer.layers, pool_rows), positions)
         packed, begin = list[bytes](), 0
         for span in lacking:
             packed.append(pack_rows(rows[begin : begin + len(span)]) if len(span) else b"")

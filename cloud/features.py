@@ -7,31 +7,25 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from cloud.kvpool import KVPool
 from models.moa import MoAConfig, ServerHalf
 from protocol.rows import RowShape
 
 
 class FeatureProducer:
-    """Keys and values of the target's layers -> feature rows, through the drafter's server half."""
+    """Keys and values of the target's layers -> feature rows, through the drafter's server half on `device`."""
 
-    def __init__(self, config: MoAConfig, half: ServerHalf, pool: KVPool) -> None:
+    def __init__(self, config: MoAConfig, half: ServerHalf, device: torch.device) -> None:
         self.shape = RowShape(config.ca_kv_heads, config.head_dim)
-        self._pool = pool
-        self._half = half.to(device=pool.keys.device, dtype=torch.float32)
-        self._layers = torch.tensor(config.target_layers, device=pool.keys.device)
+        self.layers = config.target_layers
+        self._half = half.to(device=device, dtype=torch.float32)
+        self._device = device
 
     @torch.inference_mode()
-    def rows(self, pool_rows: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
-        """Rows [T, 2, heads, head_dim] of the tokens in `pool_rows` at absolute `positions`, T > 0."""
-        device = self._pool.keys.device
-        index = torch.tensor(pool_rows, device=device)
-        taken = (self._layers[:, None], index[None])
-        # per key head the key, then the value: [layers, T, kv_heads, 2, head_dim] -> [T, layers, kv_width]
-        both = torch.stack([self._pool.keys[taken], self._pool.values[taken]], 3)
-        kv = both.transpose(0, 1).flatten(2).float()
-        rows: NDArray[np.float32] = self._half(kv, torch.tensor(positions, device=device)).cpu().numpy()
+    def rows(self, kv: Tensor, positions: Sequence[int]) -> NDArray[np.float32]:
+        """Rows [T, 2, heads, head_dim] of tokens at absolute `positions`; kv: what `Runs.gather` gives, T > 0."""
+        rows: NDArray[np.float32] = self._half(kv.float(), torch.tensor(positions, device=self._device)).cpu().numpy()
         return rows
 
 

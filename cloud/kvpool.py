@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence, Set
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -19,22 +19,44 @@ class Extent:
     base: int
     size: int
     used: int = 0
+    tenant: str = ""
 
 
-class KVPool:
-    """Keys and values [layers, rows, kv_heads, head_dim] with one contiguous extent per owner.
-
-    Contiguous extents give attention plain views of the pool. When room is short, the least recently used
-    extents are forgotten; their owners keep token ids and run them through the target again.
-    """
+class KVStore:
+    """The tensors: keys and values [layers, rows, kv_heads, head_dim]."""
 
     def __init__(
         self, layers: int, rows: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.rows = rows
         shape = (layers, rows, kv_heads, head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy rows over rows, in all layers. Sources and targets may overlap: sources are read first."""
+        source = torch.tensor(sources, device=self.keys.device)
+        target = torch.tensor(targets, device=self.keys.device)
+        for tensor in (self.keys, self.values):
+            tensor.index_copy_(1, target, tensor.index_select(1, source))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        return 2 * self.keys[:, 0].numel() * self.keys.element_size()
+
+
+class KVPool:
+    """One contiguous extent of the store's rows per owner.
+
+    Contiguous extents give attention plain views of the store. When room is short, the least recently used
+    extents are forgotten; their owners keep token ids and run them through the target again. A row is read only
+    after its owner has written it, so nothing of one owner is ever seen by another.
+    """
+
+    def __init__(self, rows: int, move: Callable[[Sequence[int], Sequence[int]], None]) -> None:
+        self.rows = rows
+        self.evictions = 0
+        self._move = move
         self._extents: OrderedDict[bytes, Extent] = OrderedDict()  # least recently used first
 
     def used(self, owner: bytes) -> int:
@@ -50,22 +72,23 @@ class KVPool:
         """Owners of live extents, least recently used first."""
         return list(self._extents)
 
-    def reserve(self, owner: bytes, rows: int, keep: Set[bytes]) -> bool:
+    def reserve(self, owner: bytes, rows: int, keep: Set[bytes], tenant: str = "") -> bool:
         """Make the owner's extent at least `rows` long, evicting extents of owners outside `keep`.
 
-        The owner's used rows move along. Returns False, with the owner's extent as it was, where even that
-        gives no room.
+        The tenant that holds most rows gives way first, its least recently used extent first. The owner's used rows
+        move along. Returns False, with the owner's extent as it was, where even that gives no room.
         """
         extent = self._extents.get(owner)
         if extent is None or extent.size < rows:
             need = min(-(-max(rows, 1) // GRANULE) * GRANULE, max(rows, self.rows))
             while (base := self._place(owner, need)) is None:
-                victim = next((other for other in self._extents if other != owner and other not in keep), None)
+                victim = self._victim(owner, keep)
                 if victim is None:
                     return False
                 del self._extents[victim]
+                self.evictions += 1
             if extent is None:
-                extent = self._extents[owner] = Extent(base, need)
+                extent = self._extents[owner] = Extent(base, need, tenant=tenant)
             else:
                 if base != extent.base:
                     old, new = range(extent.base, extent.base + extent.used), range(base, base + extent.used)
@@ -73,6 +96,13 @@ class KVPool:
                 extent.base, extent.size = base, need
         self._extents.move_to_end(owner)
         return True
+
+    def _victim(self, owner: bytes, keep: Set[bytes]) -> bytes | None:
+        held = Counter[str]()
+        for extent in self._extents.values():
+            held[extent.tenant] += extent.size
+        others = [other for other in self._extents if other != owner and other not in keep]
+        return max(others, key=lambda other: held[self._extents[other].tenant], default=None)
 
     def truncate(self, owner: bytes, rows: int) -> None:
         """Forget all but the first `rows` rows."""
@@ -84,12 +114,14 @@ class KVPool:
         self._extents.pop(owner, None)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy rows over rows, in all layers. Sources and targets may overlap: sources are read first."""
+        """Copy rows over rows; see KVStore.move."""
         if len(sources):
-            source = torch.tensor(sources, device=self.keys.device)
-            target = torch.tensor(targets, device=self.keys.device)
-            for tensor in (self.keys, self.values):
-                tensor.index_copy_(1, target, tensor.index_select(1, source))
+            self._move(sources, targets)
+
+    @property
+    def rows_used(self) -> int:
+        """Rows of all committed prefixes that are alive."""
+        return sum(extent.used for extent in self._extents.values())
 
     def _place(self, owner: bytes, size: int) -> int | None:
         """First row of `size` free rows, the owner's own counted as free; where it lies, if that will do."""

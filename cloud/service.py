@@ -2,81 +2,118 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import structlog
 import torch
 
+from cloud.auth import Accounts
 from cloud.batcher import Batcher, Job
+from cloud.colocated import Colocated
 from cloud.engine import Engine
 from cloud.features import FeatureProducer
 from cloud.kvpool import KVPool
+from cloud.metrics import Metrics
 from cloud.packing import pack_linears
+from cloud.parallel import Leader, Ranks, follow
+from cloud.runner import Runner, Runs
+from cloud.scheduling import measure_costs
 from cloud.sessions import SessionStore
 from cloud.settings import Settings
-from models.moa import DrafterError, MoAConfig, load_drafter, server_half
-from models.target import Target, load_target
+from models.moa import DeviceHalf, DrafterError, MoAConfig, device_half_on, load_drafter, server_half
+from models.target import Target, TargetError, load_target, open_target
 from protocol.wire import MAX_TOKENS, PROTOCOL_VERSION, Welcome
 
 Drafter = tuple[MoAConfig, dict[str, torch.Tensor], str]
+VERSION = "0.1.0"
+
+log = structlog.get_logger()
 
 
 class Verifier:
     """What the sockets talk to. `start` it before use and `stop` it at the end.
 
-    The target's attention is replaced: do not use its model elsewhere at the same time.
+    The target's attention is replaced: do not use its model elsewhere at the same time. runner: what runs the
+    target (default: this process alone). device: the drafter's device half, to draft here too.
     Raises DrafterError where the drafter does not belong to the target.
     """
 
-    def __init__(self, target: Target, drafter: Drafter, settings: Settings) -> None:
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        settings: Settings,
+        accounts: Accounts | None = None,
+        runner: Runs | None = None,
+        device: DeviceHalf | None = None,
+    ) -> None:
         config, tensors, self.drafter_hash = drafter
-        model, shape = target.model, target.config
+        shape = target.config
         _check_drafter(config, target)
-        self.target_hash = target.model_hash
+        self.target_hash, self.tokenizer, self.eos_ids = target.model_hash, target.tokenizer, target.eos_ids
+        self.model_name = settings.served_model_name or target.name
         self.vocab_size: int = shape.vocab_size
         self.max_context = min(settings.max_context, shape.max_position_embeddings, MAX_TOKENS)
         self.max_nodes = settings.max_nodes
-        pool = KVPool(
-            shape.num_hidden_layers,
-            settings.kv_tokens,
-            config.target_kv_heads,
-            config.target_head_dim,
-            model.dtype,
-            model.device,
-        )
-        self.features = FeatureProducer(config, server_half(config, tensors), pool)
-        self.engine = Engine(model, target.eos_ids, self.max_context, pool, self.features)
+        self.accounts = Accounts() if accounts is None else accounts
+        self.metrics = Metrics()
+        self.metrics.serving(version=VERSION, target=self.target_hash, drafter=self.drafter_hash)
+        self._runner = runner or make_runner(target, settings)
+        self._kv_tokens = settings.kv_tokens
+        pool = KVPool(settings.kv_tokens, self._runner.move)
+        self.features = FeatureProducer(config, server_half(config, tensors), target.model.device)
+        self.engine = Engine(self._runner, pool, self.features, target.eos_ids, self.max_context)
         self.sessions = SessionStore(pool, self.features.shape, settings.max_sessions, settings.session_ttl)
         self._batcher = Batcher(
             self.engine,
             self.sessions,
+            self.metrics,
             max_context=self.max_context,
             max_nodes=self.max_nodes,
             prefill_chunk=settings.prefill_chunk,
+            colocated=None if device is None else Colocated(device, self.max_context),
         )
-        self._draining = False
+        self._batcher.fixed_budget = min(settings.tree_budget, self.max_nodes)
+        self.draining = False
+
+    def calibrate(self) -> None:
+        """Time steps of several sizes, so that `tree_budget` follows what trees cost here. Before `start`."""
+        self._batcher.budget.curve = curve = measure_costs(self._runner, self._kv_tokens)
+        self._batcher.budget.choose()
+        times = {str(tokens): round(1000 * took, 2) for tokens, took in zip(curve.tokens, curve.seconds, strict=True)}
+        log.info("steps timed", milliseconds=times, tree_budget=self._batcher.tree_budget)
 
     def start(self) -> None:
         """Start the engine thread."""
         self._batcher.start()
 
     def drain(self) -> None:
-        """Take no new connections."""
-        self._draining = True
+        """Take nothing new."""
+        self.draining = True
+        self.metrics.draining.set(1)
 
     def stop(self) -> None:
-        """End the engine thread after the step under way."""
+        """End the engine thread after the step under way, and the other ranks."""
         self.drain()
         self._batcher.stop()
+        if isinstance(self._runner, Leader):
+            self._runner.stop()
 
     @property
     def alive(self) -> bool:
-        """The engine thread runs."""
+        """The engine thread runs and does not hang."""
         return self._batcher.alive
+
+    @property
+    def idle(self) -> bool:
+        """No request is under way."""
+        return self._batcher.idle
 
     @property
     def ready(self) -> bool:
         """New connections are welcome."""
-        return self.alive and not self._draining
+        return self.alive and not self.draining
 
     def submit(self, job: Job) -> None:
         """Hand a job to the engine thread, from any thread."""
@@ -92,21 +129,66 @@ class Verifier:
             self.max_context,
             self.max_nodes,
             self._batcher.tree_budget,
-            "outrider",
+            f"outrider {VERSION}",
         )
 
 
+def make_runner(target: Target, settings: Settings) -> Runner:
+    """This rank's runner: its share of the KV heads."""
+    shape = target.config
+    head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    return Runner(target.model, settings.kv_tokens, shape.num_key_value_heads // settings.tp, head_dim)
+
+
 def load_verifier(settings: Settings) -> Verifier:
-    """Load what the settings name. Raises TargetError or DrafterError with one clear line."""
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    """Load what the settings name. Raises TargetError, DrafterError or AuthError with one clear line.
+
+    With settings.tp > 1 only rank 0 returns; the others follow it until it ends, and leave with SystemExit(0).
+    """
+    accounts = Accounts(settings.auth_file)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     drafter = load_drafter(Path(settings.drafter).expanduser())
-    target = load_target(settings.model, settings.dtype, device)
-    pack_linears(target.model)
-    return Verifier(target, drafter, settings)
+    ranks = _ranks(settings)
+    begun = time.perf_counter()
+    target = load_target(settings.model, settings.dtype, _device(settings, ranks), settings.tp)
+    device = None
+    if settings.colocated_drafter and (ranks is None or ranks.rank == 0):
+        device = device_half_on(*drafter[:2], *open_target(settings.model).tables()).to(target.model.device)
+    if ranks is None:
+        pack_linears(target.model)
+        verifier = Verifier(target, drafter, settings, accounts, device=device)
+    else:
+        runner = make_runner(target, settings)
+        if ranks.rank > 0:
+            follow(runner, ranks)
+            raise SystemExit(0)
+        verifier = Verifier(target, drafter, settings, accounts, Leader(runner, ranks), device)
+    log.info("loaded", model=settings.model, dtype=settings.dtype, seconds=round(time.perf_counter() - begun, 1))
+    if not settings.tree_budget:
+        verifier.calibrate()
+    return verifier
+
+
+def _ranks(settings: Settings) -> Ranks | None:
+    if settings.tp == 1:
+        return None
+    ranks = Ranks() if torch.distributed.is_torchelastic_launched() else None
+    if ranks is None or ranks.size != settings.tp:
+        found = 1 if ranks is None else ranks.size
+        raise TargetError(
+            f"--tp {settings.tp} wants as many processes, here is {found}; "
+            f"start with: torchrun --nproc-per-node {settings.tp} -m cloud.verifier --tp {settings.tp} ..."
+        )
+    return ranks
+
+
+def _device(settings: Settings, ranks: Ranks | None) -> str:
+    if settings.device != "auto":
+        return settings.device
+    if not torch.cuda.is_available():
+        return "cpu"
+    return "cuda" if ranks is None else f"cuda:{torch.cuda.current_device()}"
 
 
 def _check_drafter(config: MoAConfig, target: Target) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
@@ -46,11 +46,16 @@ class Session:
     seq: int
     rows: FeatureRows
     settled: Settled | None = None
+    owner: str = ""
+    answered: float = 0.0  # when its last verdict went out (time.perf_counter)
     last_used: float = 0.0
 
 
 class SessionStore:
-    """All records of this process, at most `max_sessions`, forgotten when unused for `ttl` seconds."""
+    """All records of this process, at most `max_sessions`, forgotten when unused for `ttl` seconds.
+
+    An owner with more than an even share of a full store loses its own oldest record first.
+    """
 
     def __init__(
         self,
@@ -75,17 +80,19 @@ class SessionStore:
             session.last_used = self._clock()
         return session
 
-    def open(self, request: Open, tokens: list[int], busy: Set[bytes]) -> Session | None:
+    def open(
+        self, session_id: bytes, request: Open, tokens: list[int], busy: Set[bytes], owner: str = ""
+    ) -> Session | None:
         """Begin or resume a session at `tokens`, keeping what its record knows of their common prefix.
 
         Returns None where the store is full of `busy` sessions.
         """
-        session = self.get(request.session)
+        session = self.get(session_id)
         if session is None:
             if not self._make_room(busy):
                 return None
             rows = FeatureRows(self._shape)
-            session = Session(request.session, list(tokens), request.sampling, request.seq, rows)
+            session = Session(session_id, list(tokens), request.sampling, request.seq, rows, owner=owner)
             self._sessions[session.id] = session
             session.last_used = self._clock()
             return session
@@ -113,10 +120,11 @@ class SessionStore:
     def _make_room(self, busy: Set[bytes]) -> bool:
         if len(self._sessions) < self._max_sessions:
             return True
-        victim = next((session_id for session_id in self._sessions if session_id not in busy), None)
-        if victim is None:
+        counts = Counter(session.owner for session in self._sessions.values())
+        idle = [session for session in self._sessions.values() if session.id not in busy]
+        if not idle:
             return False
-        self.forget(victim)
+        self.forget(max(idle, key=lambda session: counts[session.owner]).id)  # the first, so the oldest, of the most
         return True
 
 

@@ -1,13 +1,16 @@
-"""Settings of the verifier: command line flags and `VERIFIER_*` environment variables, one class for both."""
+"""The verifier's settings: flags, `VERIFIER_*` environment variables and a TOML file, checked once at start."""
 
 from __future__ import annotations
 
 import ipaddress
+import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from models.target import DEFAULT_TARGET
 from protocol.tree import MAX_NODES
@@ -16,7 +19,11 @@ DRAFTERS = Path(__file__).resolve().parent.parent / "drafters"
 
 
 class Settings(BaseSettings):
-    """Serve a target to Outrider devices: verify their draft trees, decode for them, send feature rows."""
+    """Serve a target to Outrider devices: verify their draft trees, decode for them, send feature rows.
+
+    Every flag can also be set as VERIFIER_<NAME> in the environment or as a line of the --config file; flags win,
+    then the environment.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="VERIFIER_",
@@ -31,33 +38,70 @@ class Settings(BaseSettings):
     drafter: Annotated[Path, Field(description="drafter folder, trained on this target")] = (
         DRAFTERS / f"{DEFAULT_TARGET}-moa"
     )
+    served_model_name: Annotated[str, Field(description="the target's name in /v1/models; empty: as --model")] = ""
+    config: Annotated[Path | None, Field(description="TOML file with these settings")] = None
+    print_config: Annotated[bool, Field(description="print the settings in effect as TOML and exit")] = False
+
     host: Annotated[str, Field(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="TCP port; 0 picks a free one")] = 8765
-    insecure: Annotated[
-        bool, Field(description="listen beyond loopback although there is no TLS and no authentication")
-    ] = False
+    auth_file: Annotated[
+        Path | None,
+        Field(description="hashed tokens and limits, made by python -m cloud.auth; SIGHUP reads it again"),
+    ] = None
+    tls_cert: Annotated[Path | None, Field(description="certificate chain, PEM")] = None
+    tls_key: Annotated[Path | None, Field(description="its private key, PEM")] = None
+    insecure: Annotated[bool, Field(description="listen beyond loopback without TLS or without authentication")] = False
+    allow_origin: Annotated[
+        list[str], Field(description="web pages that may connect, as https://host[:port]; others are refused")
+    ] = []
+    max_connections: Annotated[int, Field(ge=1, description="sockets at a time; more get 503")] = 10_000
+
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16", "float64"], Field(description="the target's number format")
     ] = "float32"
     device: Annotated[str, Field(description="torch device; auto takes CUDA where there is one")] = "auto"
     threads: Annotated[int, Field(ge=0, description="CPU threads of torch; 0 leaves torch's choice")] = 0
+    tp: Annotated[
+        int, Field(ge=1, description="tensor-parallel ranks; start with torchrun --nproc-per-node TP -m cloud.verifier")
+    ] = 1
+
     max_context: Annotated[
         int, Field(ge=2, le=1 << 17, description="longest sequence in tokens, if the target can do it")
     ] = 2048
     max_nodes: Annotated[int, Field(ge=0, le=MAX_NODES, description="most nodes of one draft tree")] = 128
+    tree_budget: Annotated[
+        int,
+        Field(ge=0, le=MAX_NODES, description="nodes per tree to ask for; 0 chooses by measured step times"),
+    ] = 0
     max_sessions: Annotated[int, Field(ge=1, description="session records kept")] = 256
     session_ttl: Annotated[float, Field(gt=0, description="seconds an unused session is remembered")] = 3600.0
     kv_tokens: Annotated[int, Field(ge=1, description="key/value rows of all sessions together")] = 16384
     prefill_chunk: Annotated[
         int, Field(ge=1, le=4096, description="prompt tokens run per step, all sessions together")
     ] = 512
+    colocated_drafter: Annotated[
+        bool, Field(description="draft on the server too when the target decodes alone (STREAM, chat completions)")
+    ] = False
+
+    shutdown_timeout: Annotated[
+        float, Field(ge=0, description="seconds that answers under way may take after SIGTERM")
+    ] = 20.0
+    log_format: Annotated[
+        Literal["auto", "json", "console"], Field(description="auto: console on a terminal, else a JSON object a line")
+    ] = "auto"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Field(description="least level logged")] = "info"
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
-        if not self.insecure and not _is_loopback(self.host):
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together; give both or none")
+        lacking = [
+            name for name, value in (("--auth-file", self.auth_file), ("--tls-cert", self.tls_cert)) if not value
+        ]
+        if lacking and not self.insecure and not is_loopback(self.host):
             raise ValueError(
-                f"host {self.host} is reachable from outside, but there is no TLS and no authentication yet; "
-                "use 127.0.0.1 behind a proxy, or add --insecure"
+                f"host {self.host} is reachable from outside, but {' and '.join(lacking)} are not given; "
+                "use 127.0.0.1 behind a proxy that does both, or add --insecure"
             )
         least = self.max_context + self.max_nodes
         if self.kv_tokens < least:
@@ -67,8 +111,54 @@ class Settings(BaseSettings):
             )
         return self
 
+    def as_toml(self) -> str:
+        """The settings in effect, as a --config file."""
+        lines = []
+        for name, value in self.model_dump(mode="json", exclude={"config", "print_config"}, exclude_none=True).items():
+            lines.append(f"{name} = {json.dumps(value)}")
+        return "\n".join(lines) + "\n"
 
-def _is_loopback(host: str) -> bool:
+
+def read_settings(flags: Sequence[str]) -> Settings:
+    """Flags, then environment, then the file that either names.
+
+    Raises pydantic's ValidationError or SettingsError, or OSError or ValueError where the file cannot be read.
+    """
+    path = _config_path(flags)
+    if path is not None and not path.is_file():
+        raise OSError(f"--config: {path} is no file")
+
+    class WithFile(Settings):
+        __doc__ = Settings.__doc__
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            file = [TomlConfigSettingsSource(settings_cls, path)] if path else []
+            return init_settings, env_settings, *file
+
+    arguments: dict[str, Any] = {"_cli_parse_args": list(flags)}
+    return WithFile(**arguments)
+
+
+def _config_path(flags: Sequence[str]) -> Path | None:
+    for index, flag in enumerate(flags):
+        if flag == "--config" and index + 1 < len(flags):
+            return Path(flags[index + 1])
+        if flag.startswith("--config="):
+            return Path(flag.removeprefix("--config="))
+    named = os.environ.get("VERIFIER_CONFIG")
+    return Path(named) if named else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
     if host == "localhost":
         return True
     try:

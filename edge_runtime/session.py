@@ -23,6 +23,7 @@ from protocol.sampling import Sampling
 from protocol.tree import MAX_NODES, TokenTree
 from protocol.wire import (
     ERR_BUSY,
+    ERR_GOING_AWAY,
     ERR_TOO_LONG,
     ERR_UNKNOWN,
     FINISH_NONE,
@@ -266,12 +267,14 @@ class Session:
                 return self._add_rows(message.start, message.rows)
             case Resync():
                 return self._open(now) if self.flight else []
+            case Error(code=code, stream=-1) if code == ERR_GOING_AWAY:
+                return []  # what is under way is still answered; then the link goes down and comes up elsewhere
             case Error(code=code) if code == ERR_UNKNOWN:
                 return self._open(now)
             case Error(code=code) if code == ERR_TOO_LONG:
                 return self._finish("length")
             case Error():
-                wait = max(0.05, message.retry_after_ms / 1000) if message.code == ERR_BUSY else 1.0
+                wait = max(0.05, message.retry_after_ms / 1000) if message.code in (ERR_BUSY, ERR_GOING_AWAY) else 1.0
                 self.flight, self.retry_at = None, now + wait
                 return self._alone(now, now)
             case Opened() | Welcome():

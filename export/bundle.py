@@ -43,9 +43,10 @@ from export.parity import compare
 from export.plan import FORMATS, Options, Plan, check_resources, make_plan, show_plan
 from export.quiet import quiet
 from export.report import markdown
-from export.steps import RANDOM_ROWS, TARGET_ANSWERS, EagerEngine, Passage, passages_for
+from export.steps import RANDOM_ROWS, TARGET_ANSWERS, Passage, passages_for
 from export.to_executorch import write_executorch
 from export.to_onnx import INT8_ACTIVATIONS, accuracy_levels, data_file, write_onnx
+from models.eager import EagerEngine
 from models.moa import SERVER_PREFIXES, DeviceHalf, device_half_on
 
 DRAFT_IDS_FILE = "draft_ids.u32"

@@ -24,7 +24,8 @@ from export.parity import compare
 from export.plan import target_fits
 from export.progress import Meter
 from export.report import check_markdown, put_section
-from export.steps import PROMPTS, RANDOM_ROWS, TARGET_ANSWERS, EagerEngine, passages_for
+from export.steps import PROMPTS, RANDOM_ROWS, TARGET_ANSWERS, passages_for
+from models.eager import EagerEngine
 from models.moa import DeviceHalf, DrafterError, device_half_on, load_drafter
 from models.target import open_target
 

@@ -16,7 +16,7 @@ from edge_runtime.drafter import MASKED, MAX_WIDTH
 from edge_runtime.engines import Engine, Floats, Ints
 from export.answers import generate_answers, read_answers
 from export.progress import Meter
-from models.moa import DeviceHalf, MoAConfig, ServerHalf, server_half
+from models.moa import MoAConfig, ServerHalf, server_half
 from models.target import Target, TargetFiles, load_target
 from protocol.rows import RowShape, pack_rows, unpack_rows
 
@@ -47,23 +47,6 @@ def example_inputs(config: MoAConfig, width: int, past: int, rows: int, seed: in
         row_keys.contiguous(),
         row_values.contiguous(),
     )
-
-
-class EagerEngine:
-    """The eager device half behind the interface of edge_runtime.engines.Engine."""
-
-    def __init__(self, half: DeviceHalf) -> None:
-        self.half = half
-
-    @torch.inference_mode()
-    def step(
-        self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
-        row_keys: Floats, row_values: Floats,
-    ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
-        """One draft step, see `edge_runtime.engines.Engine`."""
-        inputs = (tokens, positions, wanted, sa_mask, sa_keys, sa_values, row_keys, row_values)
-        logits, keys, values = self.half(*(torch.from_numpy(x) for x in inputs))
-        return logits.numpy(), keys.numpy(), values.numpy()
 
 
 @dataclass(frozen=True)

@@ -235,10 +235,11 @@ def open_target(name: str = DEFAULT_TARGET) -> TargetFiles:
     return TargetFiles(config, tokenizer, name, folder, hash_model_folder(folder), eos_ids)
 
 
-def load_target(name: str = DEFAULT_TARGET, dtype: str = "float32", device: str = "cpu") -> Target:
+def load_target(name: str = DEFAULT_TARGET, dtype: str = "float32", device: str = "cpu", tp: int = 1) -> Target:
     """Load `name` (alias, Hugging Face id or folder) as a frozen causal LM.
 
-    dtype: "float64", "float32", "bfloat16" or "float16". device: "cpu", "cuda", "cuda:1", ...
+    dtype: "float64", "float32", "bfloat16" or "float16". device: "cpu", "cuda", "cuda:1", ... tp: ranks that share
+    the weights; torch's process group must be up, and every rank calls this.
     Raises TargetError with one clear line on anything missing, broken or unsupported.
     """
     import torch
@@ -249,14 +250,28 @@ def load_target(name: str = DEFAULT_TARGET, dtype: str = "float32", device: str 
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise TargetError(f"device {device} was asked for, but torch sees no CUDA device; use --device cpu")
     files = open_target(name)
+    sharing: dict[str, Any] = {}
+    if tp > 1:
+        from transformers.distributed import DistributedConfig
+
+        _check_shares(name, files.config, tp)
+        sharing["distributed_config"] = DistributedConfig(tp_size=tp)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            files.folder, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False
+            files.folder, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False, **sharing
         )
     except Exception as error:
         raise _unloadable(name, files.folder, error) from error
-    model.requires_grad_(False).eval().to(device)
+    model.requires_grad_(False).eval()
+    if tp == 1:
+        model.to(device)
     return Target(model, files.tokenizer, name, files.folder, files.model_hash, files.eos_ids)
+
+
+def _check_shares(name: str, config: Any, tp: int) -> None:
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    if heads % tp or kv_heads % tp:
+        raise TargetError(f"{name}: {heads} heads and {kv_heads} key/value heads cannot be divided among {tp} ranks")
 
 
 def _unloadable(name: str, folder: Path, error: Exception) -> TargetError:

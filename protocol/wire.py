@@ -166,6 +166,7 @@ ERR_ORDER = 5  # message out of order (before HELLO, a seq that was skipped, a s
 ERR_BUSY = 6  # no room now; retry after retry_after_ms
 ERR_TOO_LONG = 7  # the context is full
 ERR_INTERNAL = 8
+ERR_GOING_AWAY = 9  # the verifier ends; it finishes what is under way: OPEN elsewhere, or again after retry_after_ms
 
 ClientMessage = Hello | Open | Verify | Generate | Cancel | Close
 ServerMessage = Welcome | Opened | Features | Verdict | Resync | Error

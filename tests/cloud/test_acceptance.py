@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cloud.acceptance import Walk, walk
+from cloud.acceptance import Walk, Walker, walk_all
 from protocol.sampling import Sampling, draw
 from protocol.tree import TokenTree
 from protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE
@@ -21,8 +21,11 @@ class Rows:
     def __init__(self, *best: int) -> None:
         self.best, self.asked = best, list[int]()
 
-    def __call__(self, row: int) -> NDArray[np.float64]:
-        self.asked.append(row)
+    def __call__(self, rows: list[int], samplings: list[Sampling], positions: list[int]) -> list[int]:
+        self.asked += rows
+        return [draw(self._logits(row), *how) for row, *how in zip(rows, samplings, positions, strict=True)]
+
+    def _logits(self, row: int) -> NDArray[np.float64]:
         logits = np.zeros(12)
         logits[self.best[row]] = 5.0
         return logits
@@ -42,8 +45,17 @@ class Rows:
 )
 def test_walk(best: tuple[int, ...], limit: int, want: Walk, asked: list[int]) -> None:
     rows = Rows(*best)
-    assert walk(rows, TREE, Sampling(), 10, {3}, limit) == want
+    assert walk_all(rows, [Walker(TREE, Sampling(), 10, 0)], {3}, limit) == [want]
     assert rows.asked == asked
+
+
+def test_all_trees_go_down_together() -> None:
+    """Rows of the second tree lie behind the first's; each level is asked for once."""
+    rows = Rows(8, 0, 9, 1, 0, 0, 7, 9, 0, 0, 0, 6)
+    walkers = [Walker(TREE, Sampling(), 10, 0), Walker(TREE, Sampling(), 20, 6)]
+    assert walk_all(rows, walkers, {3}, 100) == [Walk([1, 2], 1, FINISH_NONE), Walk([0, 4], 6, FINISH_NONE)]
+    assert rows.asked == [0, 6, 2, 7, 3, 11]
+    assert walk_all(rows, [], {3}, 100) == []
 
 
 def test_draws_are_keyed_by_absolute_position() -> None:
@@ -51,5 +63,9 @@ def test_draws_are_keyed_by_absolute_position() -> None:
     flat = np.zeros(12)
     tokens = [draw(flat, sampling, position) for position in range(20, 24)]
     assert len(set(tokens)) > 1
-    found = walk(lambda _: flat, TokenTree.chain(tokens[:3]), sampling, 20, (), 100)
-    assert found == Walk([0, 1, 2], tokens[3], FINISH_NONE)
+
+    def flat_draw(rows: list[int], samplings: list[Sampling], positions: list[int]) -> list[int]:
+        return [draw(flat, *how) for how in zip(samplings, positions, strict=True)]
+
+    found = walk_all(flat_draw, [Walker(TokenTree.chain(tokens[:3]), sampling, 20, 0)], (), 100)
+    assert found == [Walk([0, 1, 2], tokens[3], FINISH_NONE)]

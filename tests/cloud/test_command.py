@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed
 
 from protocol.sampling import Sampling
 from protocol.tree import TokenTree
-from protocol.wire import Hello
+from protocol.wire import ERR_GOING_AWAY, Error, Hello
 from tests.cloud.drive import Client
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 
@@ -66,6 +66,7 @@ def test_serves_until_a_signal_and_exits_0(folders: tuple[Path, Path, str], numb
         truth = plain_decode(tiny_model(dtype=torch.float32), [5, 6, 7], Sampling(), 3)
         assert client.verify(1, 3, TokenTree.chain(truth[:2])).bonus == truth[2]
         process.send_signal(number)
+        assert client.receive(Error).code == ERR_GOING_AWAY
         with pytest.raises(ConnectionClosed) as closed:
             client.socket.recv(timeout=20)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloud import kvpool
-from cloud.kvpool import KVPool
+from cloud.kvpool import KVPool, KVStore
 
 ROWS = 40
 OWNERS = [bytes([i]) * 16 for i in range(5)]
@@ -21,17 +21,25 @@ def small_granule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kvpool, "GRANULE", 4)
 
 
-def make_pool(rows: int = ROWS) -> KVPool:
-    return KVPool(2, rows, 1, 2, torch.float64, torch.device("cpu"))
+class Pool(KVPool):
+    """A pool with the store it keeps books of."""
+
+    def __init__(self, rows: int) -> None:
+        self.store = KVStore(2, rows, 1, 2, torch.float64, torch.device("cpu"))
+        super().__init__(rows, self.store.move)
 
 
-def write(pool: KVPool, owner: bytes, count: int, stamp: int) -> list[int]:
+def make_pool(rows: int = ROWS) -> Pool:
+    return Pool(rows)
+
+
+def write(pool: Pool, owner: bytes, count: int, stamp: int) -> list[int]:
     """Fill `count` rows behind the used ones with new stamps."""
     extent = pool.extent(owner)
     stamps = list(range(stamp, stamp + count))
     rows = slice(extent.base + extent.used, extent.base + extent.used + count)
-    pool.keys[:, rows] = torch.tensor(stamps, dtype=torch.float64)[None, :, None, None]
-    pool.values[:, rows] = -pool.keys[:, rows]
+    pool.store.keys[:, rows] = torch.tensor(stamps, dtype=torch.float64)[None, :, None, None]
+    pool.store.values[:, rows] = -pool.store.keys[:, rows]
     extent.used += count
     return stamps
 
@@ -77,8 +85,8 @@ def test_owners_keep_what_they_wrote(steps: list[tuple[str, bytes, int, set[byte
         for other, stamps in content.items():
             extent = pool.extent(other)
             assert extent.used == len(stamps)
-            assert pool.keys[1, extent.base : extent.base + extent.used, 0, 1].tolist() == stamps
-            assert (-pool.values[0, extent.base : extent.base + extent.used, 0, 0]).tolist() == stamps
+            assert pool.store.keys[1, extent.base : extent.base + extent.used, 0, 1].tolist() == stamps
+            assert (-pool.store.values[0, extent.base : extent.base + extent.used, 0, 0]).tolist() == stamps
 
 
 def test_least_recently_used_goes_first() -> None:
@@ -105,12 +113,12 @@ def test_one_owner_can_always_have_the_whole_pool() -> None:
     write(pool, OWNERS[1], 8, 1)
     assert pool.reserve(OWNERS[1], 40, set())  # moves over itself
     base = pool.extent(OWNERS[1]).base
-    assert pool.owners() == [OWNERS[1]] and pool.keys[0, base : base + 8, 0, 0].tolist() == [*range(1, 9)]
+    assert pool.owners() == [OWNERS[1]] and pool.store.keys[0, base : base + 8, 0, 0].tolist() == [*range(1, 9)]
 
 
 def test_move_reads_before_it_writes() -> None:
     pool = make_pool()
-    pool.keys[:, :, 0, 0] = torch.arange(40.0, dtype=torch.float64)
+    pool.store.keys[:, :, 0, 0] = torch.arange(40.0, dtype=torch.float64)
     pool.move([3, 5, 8], [2, 3, 5])
-    assert pool.keys[0, :9, 0, 0].tolist() == [0, 1, 3, 5, 4, 8, 6, 7, 8]
-    assert pool.keys[1, :9, 0, 0].tolist() == [0, 1, 3, 5, 4, 8, 6, 7, 8]
+    assert pool.store.keys[0, :9, 0, 0].tolist() == [0, 1, 3, 5, 4, 8, 6, 7, 8]
+    assert pool.store.keys[1, :9, 0, 0].tolist() == [0, 1, 3, 5, 4, 8, 6, 7, 8]

@@ -118,7 +118,7 @@ def test_a_session_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None
     tree = random_tree(random.Random(5), [10, 11, 12, 13, 14, 15], VOCAB)
     assert len(tree) > 3 and max(tree.depths) > 1
 
-    def run(others: int) -> list[torch.Tensor]:
+    def run(others: int) -> torch.Tensor:
         verifier = make_verifier(model, (), kv_tokens=4096)
         engine, store = verifier.engine, verifier.sessions
         keep: set[bytes] = set()
@@ -126,15 +126,17 @@ def test_a_session_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None
         for index in range(others + 1):
             tokens = prompt if index == others else [rng.randrange(VOCAB) for _ in range(rng.randrange(2, 60))]
             name = bytes([index]) * 16
-            session = store.open(Open(0, name, 0, pack_ids(tokens), 0, Sampling()), tokens, set())
+            session = store.open(name, Open(0, name, 0, pack_ids(tokens), 0, Sampling()), tokens, set())
             assert isinstance(session, Session)
             drafted = tree if index == others else random_tree(rng, [1, 2, 3, 4, 5], VOCAB)
             keep.add(name)
             assert engine.pool.reserve(name, len(tokens) + len(drafted), keep)
             segments.append(Segment(session, len(tokens), drafted))
-        return [logits.clone() for logits in engine._forward(segments)]
+        logits = engine._forward([engine._part(segment) for segment in segments])
+        assert logits.shape == (sum(1 + len(segment.tree or ()) for segment in segments), VOCAB)
+        return logits[-1 - len(tree) :].clone()
 
-    alone, together = run(0)[-1], run(5)[-1]
+    alone, together = run(0), run(5)
     assert alone.shape == (1 + len(tree), VOCAB)
     tolerance = 1e-10 if dtype == torch.float64 else 2e-4
     torch.testing.assert_close(alone, together, rtol=0, atol=tolerance)
@@ -232,10 +234,10 @@ def test_compaction_leaves_what_a_plain_prefill_would_have_written() -> None:
         verdict = direct.verify(drafted, 1, 5, tree).get(timeout=20)
         assert isinstance(verdict, Verdict) and list(verdict.accepted) == [1, 3, 6]
         direct.open(plain, prompt + truth[:4])
-        pool = direct.verifier.engine.pool
+        pool, store = direct.verifier.engine.pool, direct.verifier.engine.runner.store
         a, b = pool.extent(drafted), pool.extent(plain)
         assert a.used == b.used == 8
-        for tensor in (pool.keys, pool.values):
+        for tensor in (store.keys, store.values):
             torch.testing.assert_close(
                 tensor[:, a.base : a.base + 8], tensor[:, b.base : b.base + 8], rtol=0, atol=1e-10
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from cloud.features import FeatureRows
 from cloud.kvpool import KVPool
@@ -18,7 +17,7 @@ IDS = [bytes([i]) * 16 for i in range(4)]
 
 
 def make_store(max_sessions: int = 2, ttl: float = 10.0) -> tuple[SessionStore, KVPool, list[float]]:
-    pool = KVPool(1, 1024, 1, 2, torch.float32, torch.device("cpu"))
+    pool = KVPool(1024, lambda sources, targets: None)
     now = [0.0]
     return SessionStore(pool, SHAPE, max_sessions, ttl, lambda: now[0]), pool, now
 
@@ -35,15 +34,15 @@ def test_common_prefix() -> None:
 
 def test_reopen_keeps_the_common_prefix() -> None:
     store, pool, _ = make_store()
-    session = store.open(request(IDS[0], [1, 2, 3, 4, 5]), [1, 2, 3, 4, 5], set())
+    session = store.open(IDS[0], request(IDS[0], [1, 2, 3, 4, 5]), [1, 2, 3, 4, 5], set())
     assert session is not None
     pool.reserve(IDS[0], 5, set())
     pool.extent(IDS[0]).used = 4
     session.rows.append(pack_rows(np.ones((4, 2, 2, 4), np.float32)))
-    again = store.open(request(IDS[0], [1, 2, 3, 9, 9, 9], 4), [1, 2, 3, 9, 9, 9], set())
+    again = store.open(IDS[0], request(IDS[0], [1, 2, 3, 9, 9, 9], 4), [1, 2, 3, 9, 9, 9], set())
     assert again is session and (session.seq, session.tokens) == (4, [1, 2, 3, 9, 9, 9])
     assert pool.used(IDS[0]) == len(session.rows) == 3
-    store.open(request(IDS[0], [1, 2]), [1, 2], set())
+    store.open(IDS[0], request(IDS[0], [1, 2]), [1, 2], set())
     assert pool.used(IDS[0]) == len(session.rows) == 1  # the root has none
 
 
@@ -58,10 +57,10 @@ def test_reopen_keeps_the_last_reply_only_for_the_same_text() -> None:
         ([1, 2, 7, 8], Sampling(), False),
         ([1, 2], Sampling(temperature=1.0), False),
     ):
-        session = store.open(request(IDS[0], [1, 2, 7]), [1, 2, 7], set())
+        session = store.open(IDS[0], request(IDS[0], [1, 2, 7]), [1, 2, 7], set())
         assert session is not None
         session.settled = settled
-        store.open(request(IDS[0], tokens, 0, sampling), tokens, set())
+        store.open(IDS[0], request(IDS[0], tokens, 0, sampling), tokens, set())
         assert (session.settled is settled) == kept
         store.forget(IDS[0])
 
@@ -70,11 +69,11 @@ def test_room_and_time_to_live() -> None:
     store, pool, now = make_store()
     for index, session_id in enumerate(IDS[:2]):
         now[0] = float(index)
-        assert store.open(request(session_id, [1]), [1], set())
+        assert store.open(session_id, request(session_id, [1]), [1], set())
     store.get(IDS[0])
     pool.reserve(IDS[1], 1, set())
-    assert store.open(request(IDS[2], [1]), [1], {IDS[0], IDS[1]}) is None
-    assert store.open(request(IDS[2], [1]), [1], set()) and store.get(IDS[1]) is None  # the least recently used
+    assert store.open(IDS[2], request(IDS[2], [1]), [1], {IDS[0], IDS[1]}) is None
+    assert store.open(IDS[2], request(IDS[2], [1]), [1], set()) and store.get(IDS[1]) is None  # the least recently used
     assert pool.owners() == []
     now[0] = 10.5
     store.expire(set())

@@ -19,6 +19,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from cloud.auth import Accounts
 from cloud.connection import MAX_BACKLOG, MAX_MALFORMED, MAX_STREAMS, Connection, Outbox
 from cloud.features import FeatureRows
 from cloud.service import Verifier
@@ -499,7 +500,7 @@ def test_ten_thousand_mutated_frames_in_process() -> None:
             seen[name] = seen.get(name, 0) + 1
 
     def fresh() -> Connection:
-        connection = Connection(verifier, streams, posted.put, lambda: None)
+        connection = Connection(verifier, Accounts().authenticate(None), streams, posted.put, lambda: None)
         connection.receive(frames[0])
         assert connection.greeted
         return connection

@@ -23,7 +23,6 @@ from export.steps import (
     ANSWER_TOKENS,
     LOOKAHEAD,
     PROMPTS,
-    EagerEngine,
     Passage,
     example_inputs,
     follow,
@@ -31,6 +30,7 @@ from export.steps import (
     roots,
 )
 from export.to_onnx import accuracy_levels
+from models.eager import EagerEngine
 from models.moa import DeviceHalf, MoAConfig, load_drafter
 from models.target import load_target, open_target
 from protocol.sampling import Sampling

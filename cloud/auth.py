@@ -1,0 +1,213 @@
+"""Who may use the verifier, and how much of it: a file of hashed tokens with limits, read again on SIGHUP.
+
+    # name     sha256 of the token, hex      limits (all optional)
+    app-1      9f86d081884c7d65...           sessions=32 verifies=100 prefill=20000 nodes=5000
+
+`python -m cloud.auth FILE NAME` makes a token, prints it once and adds its line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+#: seconds of its rate that an account may use at once
+BURST = 3.0
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class AuthError(RuntimeError):
+    """The token file cannot be used. One line that says where and why."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one account may do. sessions: streams open at a time, and records kept; the others are per second."""
+
+    sessions: int = 32
+    verifies: float = 100.0  # VERIFYs; a token that the target writes alone counts as one
+    prefill: float = 20_000.0  # tokens of OPENs
+    nodes: float = 5_000.0  # nodes of trees
+
+
+UNLIMITED = Limits(1 << 31, float("inf"), float("inf"), float("inf"))
+
+
+class Bucket:
+    """A token bucket that may go into debt once: any single request passes, the next waits until it is paid for."""
+
+    def __init__(self, rate: float, clock: Callable[[], float]) -> None:
+        self._rate, self._clock = rate, clock
+        self._level, self._at = rate * BURST, clock()
+
+    def wait(self) -> float:
+        """Seconds until something may be taken; 0 if it may now."""
+        if self._rate == float("inf"):
+            return 0.0
+        now = self._clock()
+        self._level = min(self._rate * BURST, self._level + (now - self._at) * self._rate)
+        self._at = now
+        return 0.0 if self._level > 0 else (1.0 - self._level) / self._rate
+
+    def take(self, amount: float) -> None:
+        """Use `amount`, even into debt."""
+        self._level -= amount
+
+
+class Account:
+    """One client of the verifier. streams: sessions it has open now, on all its connections."""
+
+    def __init__(self, name: str, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name, self.limits = name, limits
+        self.revoked = False
+        self.streams = 0
+        self._buckets = {kind: Bucket(getattr(limits, kind), clock) for kind in ("verifies", "prefill", "nodes")}
+
+    def charge(self, **amounts: float) -> float:
+        """Take amounts by kind (verifies, prefill, nodes). Returns 0, or seconds to wait if nothing was taken."""
+        if wait := max(self._buckets[kind].wait() for kind in amounts):
+            return wait
+        self.spend(**amounts)
+        return 0.0
+
+    def spend(self, **amounts: float) -> None:
+        """Take amounts that were already given, even into debt."""
+        for kind, amount in amounts.items():
+            self._buckets[kind].take(amount)
+
+    def scoped(self, session: bytes) -> bytes:
+        """The verifier's own id [16 bytes] of this account's session: no account can name another's."""
+        return hashlib.blake2b(session, digest_size=16, key=hashlib.sha256(self.name.encode()).digest()).digest()
+
+
+@dataclass
+class Accounts:
+    """All accounts by token digest; without a file there is one for everybody, without limits."""
+
+    path: Path | None = None
+    clock: Callable[[], float] = time.monotonic
+    _by_digest: dict[bytes, Account] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._everybody = Account("", UNLIMITED, self.clock)
+        if self.path is not None:
+            self.reload()
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    @property
+    def required(self) -> bool:
+        """Whether a token is asked for."""
+        return self.path is not None
+
+    def authenticate(self, token: str | None) -> Account | None:
+        """The token's account, or None. Takes the same time whichever account it is, if any."""
+        if not self.required:
+            return self._everybody
+        digest = hashlib.sha256((token or "").encode("utf-8", "surrogateescape")).digest()
+        found = None
+        for known, account in self._by_digest.items():
+            if hmac.compare_digest(known, digest):
+                found = account
+        return found
+
+    def reload(self) -> None:
+        """Read the file again. Accounts that stay as they were keep their debts; those gone or changed are revoked.
+
+        Raises AuthError, with everything as it was.
+        """
+        assert self.path is not None
+        fresh = dict[bytes, Account]()
+        for digest, name, limits in _read(self.path):
+            old = self._by_digest.get(digest)
+            same = old is not None and (old.name, old.limits) == (name, limits)
+            fresh[digest] = old if same and old is not None else Account(name, limits, self.clock)
+        for digest, account in self._by_digest.items():
+            account.revoked = fresh.get(digest) is not account
+        self._by_digest = fresh
+
+
+def _read(path: Path) -> list[tuple[bytes, str, Limits]]:
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AuthError(f"{path}: cannot be read: {error}") from None
+    kinds = {limit.name: (int if limit.name == "sessions" else float) for limit in fields(Limits)}
+    accounts: list[tuple[bytes, str, Limits]] = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        where = f"{path} line {number}"
+        if len(words) < 2 or not _NAME.fullmatch(words[0]) or not _DIGEST.fullmatch(words[1].lower()):
+            raise AuthError(f"{where}: wants a name and the token's sha256 in hex, as python -m cloud.auth writes it")
+        given = dict[str, float]()
+        for word in words[2:]:
+            key, _, value = word.partition("=")
+            try:
+                given[key] = kinds[key](value)
+            except (KeyError, ValueError):
+                raise AuthError(f"{where}: {word!r} is no limit; known are {', '.join(kinds)}, as key=number") from None
+            if not given[key] > 0:
+                raise AuthError(f"{where}: {key} must be above 0")
+        digest = bytes.fromhex(words[1])
+        if any(digest == known or words[0] == name for known, name, _ in accounts):
+            raise AuthError(f"{where}: name or token stands there twice")
+        accounts.append((digest, words[0], Limits(**given)))  # type: ignore[arg-type]
+    if not accounts:
+        raise AuthError(f"{path}: no tokens in it; python -m cloud.auth {path} NAME adds one")
+    return accounts
+
+
+def bearer(authorization: str | None, subprotocols: Sequence[str] = ()) -> str | None:
+    """The token of an `Authorization: Bearer` header, or of a `bearer.TOKEN` subprotocol (browsers set no headers)."""
+    scheme, _, token = (authorization or "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return next((name.removeprefix("bearer.") for name in subprotocols if name.startswith("bearer.")), None)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make a token and add its hash to a file."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cloud.auth",
+        description="Make a token for the verifier: it is printed once, its hash goes into FILE.",
+        epilog="A running verifier reads the file again on SIGHUP. To revoke a token, delete its line.",
+    )
+    parser.add_argument("file", type=Path, help="token file, made if need be (the verifier's --auth-file)")
+    parser.add_argument("name", help="who the token is for: letters, digits, dot, dash, underscore")
+    for limit in fields(Limits):
+        kind = int if limit.name == "sessions" else float
+        parser.add_argument(f"--{limit.name}", type=kind, metavar="N", help=f"limit (default {limit.default:g})")
+    arguments = parser.parse_args(argv)
+    limits = [f"{f.name}={v:g}" for f in fields(Limits) if (v := getattr(arguments, f.name)) is not None]
+    token = secrets.token_urlsafe(32)
+    line = " ".join([arguments.name, hashlib.sha256(token.encode()).hexdigest(), *limits])
+    path: Path = arguments.file
+    before = path.read_bytes() if path.exists() else b""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write((b"" if before.endswith(b"\n") or not before else b"\n") + line.encode() + b"\n")
+    try:
+        _read(path)
+    except AuthError as error:
+        path.write_bytes(before)
+        print(f"auth: {error}; nothing was added", file=sys.stderr)
+        return 2
+    print(token)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

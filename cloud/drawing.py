@@ -1,0 +1,80 @@
+"""Draw the target's tokens from rows of logits, where they lie.
+
+On the CPU `protocol.sampling.draw` itself is used, row by row (for the default model's 49k vocabulary 0.3 ms a row;
+the same in torch took 2.4 ms). On a GPU the same rule runs there for all rows together, so that only token ids
+travel. Both give the same tokens; tests compare them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from protocol.noise import noise_key
+from protocol.sampling import Sampling, draw
+
+_MASK = 0xFFFFFFFF
+
+
+def draw_tokens(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+    """One token per row of logits [n, vocab], drawn for absolute position positions[i]."""
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.float()
+    if logits.device.type == "cpu":
+        rows = logits.numpy()
+        return [draw(row, sampling, at) for row, sampling, at in zip(rows, samplings, positions, strict=True)]
+    return draw_on_device(logits, samplings, positions)
+
+
+def draw_on_device(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+    """The same on the logits' own device, in float64; [n, vocab] float32 or float64."""
+    tokens = _first_argmax(logits)
+    sampled = [row for row, sampling in enumerate(samplings) if not sampling.greedy]
+    if sampled:
+        scores = torch.stack([_log_probs(logits[row], samplings[row]) for row in sampled])
+        keys = torch.tensor([noise_key(samplings[row].seed, positions[row]) for row in sampled], device=logits.device)
+        tokens[sampled] = _first_argmax(scores + _gumbel(keys, logits.shape[1]))
+    drawn: list[int] = tokens.tolist()
+    return drawn
+
+
+def _first_argmax(x: Tensor) -> Tensor:
+    """argmax over the last axis; ties go to the lowest id, on every device."""
+    ids = torch.arange(x.shape[-1], device=x.device)
+    return torch.where(x == x.amax(-1, keepdim=True), ids, x.shape[-1]).amin(-1)
+
+
+def _log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
+    """protocol.sampling.log_probs for one row [vocab], not greedy, in torch."""
+    x = logits.double()
+    x = (x - x.max()) / sampling.temperature
+    x = x - torch.logsumexp(x, -1)
+    cut = x.new_tensor(float("-inf"))
+    if 0 < sampling.top_k < len(x):
+        cut = torch.maximum(cut, x.topk(sampling.top_k).values[-1])
+    if sampling.top_p < 1.0:
+        ordered = x.sort(descending=True, stable=True).values
+        kept = torch.where(ordered >= cut, ordered.exp(), 0.0)
+        reached = kept.cumsum(0) >= sampling.top_p * kept.sum()
+        cut = torch.maximum(cut, ordered[reached.int().argmax()])
+    if sampling.min_p > 0.0:
+        cut = torch.maximum(cut, x.max() + x.new_tensor(sampling.min_p).log())
+    return torch.where(x >= cut, x, float("-inf"))  # not normalised again: that moves no argmax
+
+
+def _fmix32(h: Tensor) -> Tensor:
+    """protocol.noise.fmix32 on int64 that hold 32 bits."""
+    h = h ^ (h >> 16)
+    h = h * 0x85EBCA6B & _MASK
+    h = h ^ (h >> 13)
+    h = h * 0xC2B2AE35 & _MASK
+    return h ^ (h >> 16)
+
+
+def _gumbel(keys: Tensor, vocab: int) -> Tensor:
+    """protocol.noise.gumbel_noise for several keys: float64 [len(keys), vocab]."""
+    tokens = _fmix32(torch.arange(vocab, device=keys.device) + 0x9E3779B9 & _MASK)
+    h = _fmix32(tokens[None] ^ keys[:, None])
+    return -torch.log(-torch.log((h.double() + 0.5) / 4294967296.0))

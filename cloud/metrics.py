@@ -1,0 +1,64 @@
+"""What `/metrics` says, in Prometheus' text format.
+
+Names are vLLM's, under our own prefix, where they mean the same, so that dashboards carry over. Nothing here has a
+label for a session, a prompt or a client's address.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+class Metrics:
+    """One verifier's figures. Counters may be touched from any thread."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"outrider:{name}", text, labels, registry=self.registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"outrider:{name}", text, registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"outrider:{name}", text, buckets=buckets, registry=self.registry)
+
+        # as in vLLM
+        self.running = gauge("num_requests_running", "Sessions of the step under way")
+        self.waiting = gauge("num_requests_waiting", "Sessions that wait for a step")
+        self.kv_usage = gauge("kv_cache_usage_perc", "Share of the key/value rows that hold committed text, 0 to 1")
+        self.evictions = counter("num_preemptions", "Sessions whose keys and values gave way to others")
+        self.prompt_tokens = counter("prompt_tokens", "Tokens prefilled")
+        self.generation_tokens = counter("generation_tokens", "Tokens committed by the target")
+        self.drafts = counter("spec_decode_num_drafts", "Trees verified")
+        self.draft_tokens = counter("spec_decode_num_draft_tokens", "Nodes of the trees that devices sent")
+        self.accepted_tokens = counter("spec_decode_num_accepted_tokens", "Nodes accepted")
+        self.queue_seconds = histogram("request_queue_time_seconds", "Time a request waited for the engine", _SECONDS)
+        self.step_tokens = histogram("iteration_tokens_total", "Tokens of one step, all sessions", _TOKENS)
+        # our own
+        self.verified_nodes = counter("verified_nodes", "Nodes verified, after pruning")
+        self.step_seconds = histogram("step_seconds", "Time of one step", _SECONDS)
+        self.step_sessions = histogram("step_sessions", "Sessions in one step", _TOKENS)
+        self.tree_budget = gauge("tree_budget", "Nodes per tree that devices are asked to stay within")
+        self.sessions = gauge("sessions", "Session records kept")
+        self.connections = gauge("connections", "WebSockets open")
+        self.opened = counter("opens", "OPENs served, by what was found of the session", "found")
+        self.bytes_in = counter("received_bytes", "Bytes of WebSocket messages received")
+        self.bytes_out = counter("sent_bytes", "Bytes of WebSocket messages sent")
+        self.errors = counter("errors", "ERROR messages sent, by code", "code")
+        self.refused = counter("refused", "Handshakes and HTTP requests refused, by reason", "reason")
+        self.draining = gauge("draining", "1 while the verifier ends")
+        self._build = Info("outrider:build", "What is served", registry=self.registry)
+
+    def serving(self, **facts: str) -> None:
+        """Name version, target and drafter."""
+        self._build.info(facts)
+
+    def text(self) -> bytes:
+        """All figures, for a scrape."""
+        return generate_latest(self.registry)

@@ -1,0 +1,105 @@
+"""What touches tensors: one ragged forward of the target over the KV store.
+
+Each rank of a tensor-parallel verifier has one Runner; a verifier on one device has just this one. It decides
+nothing: `cloud.engine` says what to run and reads the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from cloud.attention import ATTENTION, Plan, Span, span_mask
+from cloud.kvpool import KVStore
+from protocol.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class Part:
+    """One session's tokens in a step: `chain` in a row behind the `past` rows of its prefix, then a tree.
+
+    base: first pool row of the session's extent. wanted: logits of the chain's last token and of the tree's nodes
+    are read; else of none.
+    """
+
+    base: int
+    past: int
+    chain: tuple[int, ...]
+    tree: TokenTree
+    wanted: bool
+
+    def __len__(self) -> int:
+        return len(self.chain) + len(self.tree)
+
+
+class Runs(Protocol):
+    """What an engine needs of its ranks; all of them together do it, or the only one."""
+
+    def forward(self, parts: Sequence[Part]) -> Tensor:
+        """Run all parts in one forward and write their keys and values behind each prefix.
+
+        Returns logits [wanted tokens, vocab], parts in order, in a part the root first.
+        """
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy pool rows over pool rows, in all layers."""
+
+    def gather(self, layers: Sequence[int], rows: Sequence[int]) -> Tensor:
+        """Keys and values of pool rows, [rows, layers, 2 * kv_heads * head_dim]: per head the key, then the value."""
+
+
+class Runner:
+    """The target on this rank's device with this rank's share of the KV heads.
+
+    All tokens of a step travel in one row [1, T] without padding, through the unmodified `transformers` model.
+    """
+
+    def __init__(self, model: Any, rows: int, kv_heads: int, head_dim: int) -> None:
+        self.store = KVStore(model.config.num_hidden_layers, rows, kv_heads, head_dim, model.dtype, model.device)
+        self.model, self.device = model, model.device
+        model.set_attn_implementation(ATTENTION)
+
+    @torch.inference_mode()
+    def forward(self, parts: Sequence[Part]) -> Tensor:
+        """See Runs.forward."""
+        ids, positions, rows, kept = list[int](), list[int](), list[int](), list[int]()
+        spans: list[Span] = []
+        for part in parts:
+            chain, tree, past, begin = len(part.chain), part.tree, part.past, len(ids)
+            ids += part.chain
+            ids += tree.tokens
+            positions += range(past, past + chain)
+            positions += [past + chain - 1 + depth for depth in tree.depths]
+            rows += range(part.base + past, part.base + past + len(part))
+            mask = span_mask(past, chain, tree, self.store.keys.dtype)
+            device_mask = None if mask is None else mask.to(self.device, non_blocking=True)
+            causal = mask is None and len(part) > 1
+            spans.append(Span(begin, begin + len(part), part.base, past + len(part), device_mask, causal))
+            if part.wanted:
+                kept += range(begin + chain - 1, begin + len(part))
+        packed = torch.tensor([ids, positions, rows], device=self.device)
+        plan = Plan(self.store.keys, self.store.values, packed[2], tuple(spans))
+        # no logits are wanted of prefill alone, but the model must be given some row
+        keep = torch.tensor(kept or [0], device=self.device)
+        output = self.model(
+            input_ids=packed[:1], position_ids=packed[1:2], use_cache=False, logits_to_keep=keep, plan=plan
+        )
+        logits: Tensor = output.logits[0, : len(kept)]
+        return logits
+
+    @torch.inference_mode()
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See Runs.move."""
+        self.store.move(sources, targets)
+
+    @torch.inference_mode()
+    def gather(self, layers: Sequence[int], rows: Sequence[int]) -> Tensor:
+        """See Runs.gather; of this rank's heads."""
+        index = torch.tensor(rows, device=self.device)
+        taken = (torch.tensor(layers, device=self.device)[:, None], index[None])
+        both = torch.stack([self.store.keys[taken], self.store.values[taken]], 3)  # [layers, rows, heads, 2, head_dim]
+        return both.transpose(0, 1).flatten(2)

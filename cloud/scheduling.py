@@ -1,0 +1,147 @@
+"""How large trees should be, and who gets what of a step: pure arithmetic on measured times."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from math import log2
+
+from cloud.kvpool import GRANULE
+from cloud.runner import Part, Runs
+from protocol.tree import MAX_NODES, TokenTree
+
+#: tree sizes that are considered
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_NODES)
+#: no tree is asked to be smaller, nor pruned below this
+LEAST = 4
+#: step sizes that are timed at start
+TIMED_TOKENS = (1, 4, 8, 16, 32, 64, 128)
+REPEATS = 3
+#: weight of the newest observation
+SMOOTHING = 0.1
+#: longer pauses between a verdict and the next tree are the user's, not the network's
+LONGEST_PAUSE = 2.0
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """Seconds a step takes against its tokens (all sessions'), ascending; straight lines between the points."""
+
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, tokens: float) -> float:
+        """Seconds of a step of so many tokens; beyond the last point the last line goes on."""
+        right = min(max(bisect_left(self.tokens, tokens), 1), len(self.tokens) - 1)
+        (x0, x1), (y0, y1) = (
+            self.tokens[right - 1 : right + 1],
+            self.seconds[right - 1 : right + 1],
+        )
+        return y0 + (y1 - y0) * (tokens - x0) / (x1 - x0) if tokens > x0 else y0
+
+    @property
+    def knee(self) -> int:
+        """Tokens from which on a step costs twice what one token costs."""
+        return next((n for n in range(1, 4096) if self.at(n) >= 2 * self.seconds[0]), 4096)
+
+
+def measure_costs(
+    runner: Runs, rows: int, timed: Sequence[int] = TIMED_TOKENS, clock: Callable[[], float] = time.perf_counter
+) -> CostCurve:
+    """Time steps of a verifier that serves nobody yet; it writes to the first pool rows.
+
+    The median of a few runs each, and never less than a smaller step took: noise must not make trees look free.
+    """
+    past = min(GRANULE, rows - max(timed) - 1)
+    seconds: list[float] = []
+    for tokens in timed:
+        part = Part(0, max(0, past), (0,), TokenTree.chain([0] * (tokens - 1)), True)
+        runs = list[float]()
+        for _ in range(REPEATS + 1):
+            begun = clock()
+            logits = runner.forward([part])
+            logits[-1, -1].item()  # waits for the device
+            runs.append(clock() - begun)
+        median = sorted(runs[1:])[REPEATS // 2]  # the first one warms up
+        seconds.append(max([median, *seconds[-1:]]))
+    return CostCurve(tuple(timed), tuple(seconds))
+
+
+@dataclass
+class Budget:
+    """The tree size at which sessions like the present ones commit most tokens per second.
+
+    A session's cycle is its pause (round trip, drafting, queue) and a step that `sessions` trees share. It commits
+    tau(n) = 1 + gain * log2(1 + n) tokens with n nodes: the shape that drafters show (tau 2.7, 3.1, 3.5, 3.9 at 8, 16,
+    32, 64 nodes), with the gain taken from the verdicts seen. Without a cost curve it is always `most`.
+    """
+
+    most: int
+    curve: CostCurve | None = None
+    sessions: float = 1.0  # trees per step, smoothed
+    pause: float = 0.05  # seconds between a verdict and the session's next tree, smoothed
+    gain: float = 0.5
+    nodes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.choose()
+
+    def observe_step(self, sizes: Sequence[int], accepted: int) -> None:
+        """A step verified trees of these sizes and accepted so many nodes of all together."""
+        if not sizes:
+            return
+        self.sessions += SMOOTHING * (len(sizes) - self.sessions)
+        if levels := sum(log2(1 + size) for size in sizes):
+            self.gain += SMOOTHING * (accepted / levels - self.gain)
+        self.choose()
+
+    def observe_pause(self, seconds: float) -> None:
+        """A session's next tree came so long after its verdict."""
+        if seconds < LONGEST_PAUSE:
+            self.pause += SMOOTHING * (seconds - self.pause)
+
+    def tau(self, nodes: int) -> float:
+        """Tokens expected of one verify of so many nodes."""
+        return 1 + max(self.gain, 0.05) * log2(1 + nodes)
+
+    def choose(self) -> None:
+        """Set `nodes` from what is known."""
+        if self.curve is None:
+            self.nodes = self.most
+            return
+        curve, sizes = self.curve, [size for size in SIZES if LEAST <= size < self.most] + [self.most]
+
+        def rate(size: int) -> float:
+            return self.tau(size) / (self.pause + curve.at(self.sessions * (1 + size)))
+
+        self.nodes = max(sizes, key=rate)
+
+
+def fair_shares(owners: Sequence[Hashable], demands: Sequence[int], capacity: int) -> list[int]:
+    """Divide `capacity` among demands, first evenly among owners, then evenly among each owner's demands.
+
+    Nobody gets more than asked for; what one leaves goes to the others. Whole numbers; the sum is
+    min(capacity, sum(demands)).
+    """
+    members: dict[Hashable, list[int]] = {}
+    for index, owner in enumerate(owners):
+        members.setdefault(owner, []).append(index)
+    wants = [sum(demands[i] for i in group) for group in members.values()]
+    shares = [0] * len(demands)
+    for group, granted in zip(members.values(), _even(wants, capacity), strict=True):
+        for index, share in zip(group, _even([demands[i] for i in group], granted), strict=True):
+            shares[index] = share
+    return shares
+
+
+def _even(demands: Sequence[int], capacity: int) -> list[int]:
+    """Raise all shares together until each demand is met or nothing is left; the first get the remainder."""
+    shares, left = [0] * len(demands), capacity
+    order = sorted(range(len(demands)), key=lambda i: demands[i])
+    for place, index in enumerate(order):
+        even, extra = divmod(left, len(order) - place)
+        shares[index] = min(demands[index], even + (1 if extra and demands[index] > even else 0))
+        left -= shares[index]
+    return shares

@@ -1,0 +1,65 @@
+"""Serve a verifier's app under uvicorn: signals, graceful end, TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import ssl
+from types import FrameType
+
+import structlog
+import uvicorn
+
+from cloud.auth import AuthError
+from cloud.server import App, uvicorn_config
+from cloud.service import Verifier
+from cloud.settings import Settings
+
+log = structlog.get_logger()
+
+
+class Server(uvicorn.Server):
+    """One process that serves one verifier.
+
+    SIGTERM or SIGINT: not ready, answers under way end, devices are told and closed with 1012, exit 0. A second
+    signal ends the process at once. SIGHUP: the token file is read again.
+    """
+
+    def __init__(self, verifier: Verifier, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
+        self.app = App(verifier, allow_origin=settings.allow_origin, max_connections=settings.max_connections)
+        options = {} if tls is None else {"ssl_context_factory": lambda _config, _default: tls}
+        super().__init__(uvicorn_config(self.app.asgi, **options))
+        self._accounts, self._seconds = verifier.accounts, settings.shutdown_timeout
+        self._ending: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._ending is not None or self._loop is None:
+            os._exit(128 + sig)
+        self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        if self._ending is None:
+            log.info("ending", seconds_at_most=self._seconds)
+            self._ending = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self.app.drain(self._seconds)
+        self.should_exit = True
+
+    def _reload(self) -> None:
+        if not self._accounts.required:
+            log.info("nothing to read again: there is no --auth-file")
+            return
+        try:
+            self._accounts.reload()
+            log.info("tokens read again", tokens=len(self._accounts))
+        except AuthError as error:
+            log.error("tokens not read, the old ones stay", why=str(error))

@@ -1,0 +1,56 @@
+"""uvicorn's protocols with the bounds that it leaves out: a socket that says nothing, one that reads nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+#: seconds a client may take from connecting to the end of its first request's headers
+FIRST_REQUEST = 10.0
+#: seconds a closed socket may take to read what is still for it
+LAST_READ = 5.0
+#: unread bytes above which a client that goes on sending pings is dropped
+UNREAD_PONGS = 1 << 16
+
+
+class HttpProtocol(H11Protocol):
+    """Drops connections that do not ask for anything in time."""
+
+    _first: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._first = self.loop.call_later(FIRST_REQUEST, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._first is not None and (self.cycle is not None or self.transport.get_protocol() is not self):
+            self._first.cancel()
+            self._first = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._first is not None:
+            self._first.cancel()
+        super().connection_lost(exc)
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """Drops sockets whose other side does not read, instead of waiting for it with what is unread."""
+
+    def handle_ping(self) -> None:
+        if self.transport.get_write_buffer_size() > UNREAD_PONGS:
+            self.transport.abort()
+        else:
+            super().handle_ping()
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self.transport.abort()
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if cast(dict[str, Any], message)["type"] == "websocket.close":
+            self.loop.call_later(LAST_READ, self.transport.abort)

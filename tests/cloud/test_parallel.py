@@ -1,0 +1,110 @@
+"""Tensor parallelism over two real processes (gloo): the same tokens as plain decoding, and the command itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from cloud.parallel import Forward, Gather, Move, Stop, _decoder
+from protocol.rows import RowShape, unpack_rows
+from protocol.sampling import Sampling
+from protocol.tree import TokenTree
+from protocol.wire import Hello
+from tests.cloud.drive import Client, reference_rows
+from tests.cloud.ranks import SAMPLINGS
+from tests.tiny import FAMILIES, plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def test_two_ranks_decode_like_one(tmp_path: Path) -> None:
+    models = {family: tiny_model(family, seed=5, layers=2) for family in FAMILIES}
+    rng = random.Random(3)
+    truths = {}
+    for family, model in models.items():
+        save_tiny_target(tmp_path / family, model)
+        talks = []
+        for index in range(4):
+            prompt = [rng.randrange(4, 199) for _ in range((3, 40, 21, 60)[index])]
+            # ranks.py verifies six times, at most six tokens each, and looks as far ahead again
+            truth = plain_decode(model, prompt, SAMPLINGS[index % 3], 46, eos_ids=())
+            talks.append({"prompt": prompt, "sampling": index % 3, "truth": truth})
+        truths[family] = talks
+        (tmp_path / f"{family}.json").write_text(json.dumps(talks))
+    result = subprocess.run(
+        [*TORCHRUN, "-m", "tests.cloud.ranks", str(tmp_path), *FAMILIES],
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    assert [line["family"] for line in lines] == list(FAMILIES)
+    for line in lines:
+        model, talks = models[line["family"]], truths[line["family"]]
+        assert line["rows"] == 1  # each rank holds one of the two KV heads
+        assert line["evicted"] > 0
+        for text, talk in zip(line["texts"], talks, strict=True):
+            assert len(text) >= len(talk["prompt"]) + 6
+            assert text == (talk["prompt"] + talk["truth"])[: len(text)]
+        shape = RowShape(2, 8)
+        want = unpack_rows(reference_rows(model, line["texts"][0]), shape)
+        got = unpack_rows(bytes.fromhex(line["features"]), shape)
+        step = abs(want).max(-1, keepdims=True) / 127 * 1.01 + 1e-6
+        assert len(got) == len(want) - 1 and (abs(got - want[:-1]) <= step[:-1]).all()
+
+
+def test_the_command_serves_with_two_ranks(tmp_path: Path) -> None:
+    model = tiny_model(dtype=torch.float32)
+    target_hash = save_tiny_target(tmp_path / "target", model)
+    save_tiny_drafter(tmp_path / "drafter", model, target_hash)
+    process = subprocess.Popen(
+        [*TORCHRUN, "-m", "cloud.verifier", "--tp", "2", "--model", str(tmp_path / "target"), "--drafter",
+         str(tmp_path / "drafter"), "--port", "0", "--max-context", "64", "--kv-tokens", "512", "--max-nodes", "16"],
+        cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("verifier ready: ws://"), line
+        address = line.split("//")[1].split("/")[0]
+        drafter_hash = line.split("drafter=")[1].split()[0]
+        with Client(address, Hello(1, target_hash, drafter_hash)) as client:
+            client.open([5, 6, 7])
+            truth = plain_decode(model, [5, 6, 7], Sampling(), 8, eos_ids=())
+            assert client.verify(1, 3, TokenTree.chain(truth[:3])).bonus == truth[3]
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_wrong_number_of_ranks(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "cloud.verifier", "--tp", "2", "--port", "0"],
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 2 and "torchrun --nproc-per-node 2" in result.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        Forward([(0, 256, [1, 2], [3, 4, 5], [-1, 0, 0], True), (512, 0, [7], [], [], False)]),
+        Move([3, 5], [2, 3]),
+        Gather([0, 2], [9, 10]),
+        Stop(),
+    ],
+)
+def test_commands_travel_as_they_are(command: Forward | Move | Gather | Stop) -> None:
+    assert _decoder.decode(msgspec.msgpack.encode(command)) == command
