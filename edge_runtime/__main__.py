@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -26,6 +27,7 @@ examples:
   python -m edge_runtime chat --bundle build/bundle --server 127.0.0.1:8765
   python -m edge_runtime generate --bundle build/bundle "Works offline too, less cleverly."
 """
+TOKEN_HELP = "for a verifier that asks for one; default: $OUTRIDER_TOKEN, which others on this machine do not see"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -40,6 +42,8 @@ def build_parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--bundle", type=Path, default=Path("build/bundle"), help="folder that export wrote")
         command.add_argument("--server", default=None, help="host:port, ws://... or wss://...; without it: offline")
+        command.add_argument("--token", default=None, help=TOKEN_HELP)
+        command.add_argument("--ca-file", type=Path, default=None, help="PEM certificates to trust beside the system's")
         command.add_argument("--max-new-tokens", type=int, default=256)
         command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
         command.add_argument("--top-k", type=int, default=0, help="0 keeps every token")
@@ -100,7 +104,13 @@ async def generate(options: argparse.Namespace) -> int:
     shape = TreeShape(nodes=options.nodes, depth=options.depth)
     console = Console(stderr=options.json)
     async with EdgeRuntime.from_bundle(
-        options.bundle, options.server, threads=options.threads, shape=shape, engine=options.engine
+        options.bundle,
+        options.server,
+        threads=options.threads,
+        shape=shape,
+        engine=options.engine,
+        token=options.token or os.environ.get("OUTRIDER_TOKEN"),
+        ca_file=options.ca_file,
     ) as runtime:
         if not options.server:
             console.print("no --server: everything below is the drafter's own, unverified text", style="dim")
@@ -118,7 +128,13 @@ async def chat(options: argparse.Namespace) -> int:
     messages: list[dict[str, str]] = []
     shape = TreeShape(nodes=options.nodes, depth=options.depth)
     async with EdgeRuntime.from_bundle(
-        options.bundle, options.server, threads=options.threads, shape=shape, engine=options.engine
+        options.bundle,
+        options.server,
+        threads=options.threads,
+        shape=shape,
+        engine=options.engine,
+        token=options.token or os.environ.get("OUTRIDER_TOKEN"),
+        ca_file=options.ca_file,
     ) as runtime:
         console.print("Ctrl-D or an empty line ends the chat.", style="dim")
         while True:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidURI, WebSocketException
+from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 
 from protocol.wire import (
     ERR_MISMATCH,
@@ -39,7 +42,7 @@ FIRST_RETRY, LAST_RETRY = 0.1, 3.0
 
 
 class LinkRefused(RuntimeError):
-    """The verifier will never accept this bundle (other target, drafter or protocol)."""
+    """The verifier will never accept this device (other target, drafter or protocol; no valid token)."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +86,33 @@ def verifier_url(server: str) -> str:
     return url if url.endswith(PATH) else url + PATH
 
 
-class Link:
-    """Keeps one connection to `server` alive and hands events to `report`, in order."""
+def _tls(ca_file: str | Path | None) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if ca_file is not None:
+        try:
+            context.load_verify_locations(ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise LinkRefused(f"{ca_file} holds no certificates: {error}") from None
+    return context
 
-    def __init__(self, server: str, hello: Hello, report: Callable[[LinkEvent], None]) -> None:
+
+class Link:
+    """Keeps one connection to `server` alive and hands events to `report`, in order.
+
+    token: sent as `Authorization: Bearer`, never in clear text to another machine. ca_file: PEM certificates to trust
+    beside the system's. Raises LinkRefused where that cannot be.
+    """
+
+    def __init__(
+        self, server: str, hello: Hello, report: Callable[[LinkEvent], None], token: str | None = None,
+        ca_file: str | Path | None = None,
+    ) -> None:  # fmt: skip
         self.url, self.hello, self.report = verifier_url(server), hello, report
+        parts = urlsplit(self.url)
+        if token and parts.scheme == "ws" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
+            raise LinkRefused(f"{self.url} would carry the token in clear text; use wss://")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._tls = _tls(ca_file) if parts.scheme == "wss" else None
         self.traffic = Traffic()
         self.welcome: Welcome | None = None  # while there is a connection
         self.refused: LinkRefused | None = None
@@ -102,6 +127,12 @@ class Link:
                     connection = await self._dial()
             except LinkRefused as error:
                 return self._refuse(error)
+            except InvalidStatus as error:
+                answer = error.response
+                text = (answer.body or b"").decode(errors="replace").strip() or f"HTTP {answer.status_code}"
+                if answer.status_code in (401, 403):
+                    return self._refuse(LinkRefused(text))
+                self.report(LinkDown(text))
             except InvalidURI as error:
                 return self._refuse(LinkRefused(f"{self.url} is no WebSocket address: {error}"))
             except (OSError, TimeoutError, WebSocketException, WireError) as error:
@@ -120,6 +151,7 @@ class Link:
         connection = await connect(
             self.url, subprotocols=[SUBPROTOCOL], compression=None, max_size=MAX_SERVER_FRAME,  # type: ignore[list-item]
             open_timeout=CONNECT_TIMEOUT, close_timeout=0.5, ping_interval=10, ping_timeout=20, proxy=None,
+            additional_headers=self._headers, ssl=self._tls,
         )  # fmt: skip
         try:
             await connection.send(encode(self.hello))

@@ -118,11 +118,13 @@ class EdgeRuntime:
 
     server: `host:port`, `ws://...` or `wss://...` of a `python -m cloud.verifier`; None: write alone.
     engine: "onnx", "executorch", an engine object, or None: the first that is in the bundle and installed.
+    token: for a verifier that asks for one. ca_file: certificates to trust beside the system's.
     """
 
     def __init__(
         self, bundle: Bundle, server: str | None, *, threads: int = 0, shape: TreeShape | None = None,
         patience: Patience | None = None, lookup: bool = True, engine: str | Engine | None = None,
+        token: str | None = None, ca_file: str | Path | None = None,
     ) -> None:  # fmt: skip
         self.bundle = bundle
         self.shape = shape or TreeShape()
@@ -135,7 +137,7 @@ class EdgeRuntime:
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
         #: what happens: link events and finished drafter jobs
         self._inbox: asyncio.Queue[LinkEvent | _Drafted] = asyncio.Queue()
-        self.link = Link(server, hello, self._inbox.put_nowait) if server else None
+        self.link = Link(server, hello, self._inbox.put_nowait, token, ca_file) if server else None
         self._link_task: asyncio.Task[None] | None = None
         # one thread owns the drafter, so that its jobs run in the order they were asked for
         self._worker = ThreadPoolExecutor(1, "drafter")
@@ -149,7 +151,7 @@ class EdgeRuntime:
         """Open and check the bundle `folder`. Raises BundleError with one clear line.
 
         options: threads (engine threads, 0 = all cores), shape (TreeShape), patience (Patience), lookup (False:
-        draft without prompt lookup).
+        draft without prompt lookup), engine, token, ca_file.
         """
         return cls(open_bundle(folder), server, **options)
 

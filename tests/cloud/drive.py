@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from cloud.batcher import Job, Reply
 from cloud.features import FeatureRows
-from cloud.server import create_app, uvicorn_config
+from cloud.server import App, uvicorn_config
 from cloud.service import Verifier
 from cloud.settings import Settings
 from models.moa import server_half
@@ -94,11 +94,11 @@ class Direct:
 
 
 @contextmanager
-def serve(verifier: Verifier, **options: Any) -> Iterator[str]:
-    """A real uvicorn server on loopback; yields host:port."""
+def serve(verifier: Verifier, uvicorn_options: dict[str, Any] | None = None, **options: Any) -> Iterator[str]:
+    """A real uvicorn server on loopback; yields host:port. options: of cloud.server.App."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn_config(create_app(verifier, **options))
+    config = uvicorn_config(App(verifier, **options).asgi, **(uvicorn_options or {}))
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -117,9 +117,14 @@ def serve(verifier: Verifier, **options: Any) -> Iterator[str]:
 class Client:
     """A device on a real socket, blocking."""
 
-    def __init__(self, address: str, hello: Hello | None = HELLO) -> None:
+    def __init__(
+        self, address: str, hello: Hello | None = HELLO, token: str = "", headers: dict[str, str] | None = None
+    ) -> None:
         protocols: Any = [SUBPROTOCOL]
-        self.socket: ClientConnection = connect(f"ws://{address}/v1/verify", subprotocols=protocols, compression=None)
+        self.socket: ClientConnection = connect(
+            f"ws://{address}/v1/verify", subprotocols=protocols, compression=None,
+            additional_headers=headers or ({"Authorization": f"Bearer {token}"} if token else {}),
+        )  # fmt: skip
         if hello is not None:
             self.send(hello)
             self.welcome = self.receive(Welcome)

@@ -7,7 +7,6 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from cloud.features import FeatureProducer
+from cloud.runner import Runner
 from export import train as room
 from export.features import FeatureCache, Sequence
 from export.train import (
@@ -458,12 +458,14 @@ def test_training_and_serving_read_one_layout(cache: FeatureCache, target: Targe
     """The server half gives the verifier's rows from the verifier's cache, and training's from the features."""
     half = fresh_moa(target, config).server.requires_grad_(False).eval()
     layers, _ = direct(target, cache.sequences[0].ids)
-    pool = SimpleNamespace(
-        keys=torch.stack([layer.keys[0].transpose(0, 1) for layer in layers.layers]),
-        values=torch.stack([layer.values[0].transpose(0, 1) for layer in layers.layers]),
-    )
     positions = list(range(len(cache.sequences[0].ids)))
-    served = FeatureProducer(config, half, pool).rows(positions, positions)  # type: ignore[arg-type]
+    shape = target.config
+    head_dim = shape.hidden_size // shape.num_attention_heads
+    runner = Runner(copy.deepcopy(target.model), len(positions), shape.num_key_value_heads, head_dim)
+    runner.store.keys.copy_(torch.stack([layer.keys[0].transpose(0, 1) for layer in layers.layers]))
+    runner.store.values.copy_(torch.stack([layer.values[0].transpose(0, 1) for layer in layers.layers]))
+    kv = runner.gather(config.target_layers, positions)
+    served = FeatureProducer(config, half, torch.device("cpu")).rows(kv, positions)
     trained = half(cache.get(0)[0].float(), torch.tensor(positions))
     torch.testing.assert_close(trained, torch.from_numpy(served), rtol=5e-3, atol=5e-3)
 

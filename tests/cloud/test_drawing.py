@@ -1,0 +1,46 @@
+"""Drawing on a device gives the tokens that protocol.sampling.draw gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud.drawing import _gumbel, draw_on_device, draw_tokens
+from protocol.noise import gumbel_noise, noise_key
+from protocol.sampling import Sampling, draw
+
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 1e-6, 0.3, 0.7, 1.0, 5.0]),
+    top_k=st.sampled_from([0, 1, 5, 50, 1000]),
+    top_p=st.sampled_from([1.0, 0.9, 0.3, 1e-6]),
+    min_p=st.sampled_from([0.0, 0.05, 1.0]),
+    seed=st.integers(0, 2**63 - 1),
+)
+
+
+@given(st.lists(samplings, min_size=1, max_size=5), st.integers(0, 2**31), st.integers(0, 10**6), st.booleans())
+def test_same_tokens(rules: list[Sampling], seed: int, position: int, single: bool) -> None:
+    logits = np.random.default_rng(seed).normal(0, 3, (len(rules), 301)).astype(np.float32 if single else np.float64)
+    logits[:, 7] = logits[:, 200] = logits.max() + 1  # a tie at the top: the lowest id wins
+    positions = list(range(position, position + len(rules)))
+    want = [draw(row, rule, at) for row, rule, at in zip(logits, rules, positions, strict=True)]
+    assert draw_on_device(torch.from_numpy(logits), rules, positions) == want
+    assert draw_tokens(torch.from_numpy(logits), rules, positions) == want
+
+
+def test_same_noise() -> None:
+    seeds = [0, 1, 2**40 + 3, 2**63 - 1]
+    keys = torch.tensor([noise_key(seed, 17) for seed in seeds])
+    want = np.stack([gumbel_noise(seed, 17, 1000) for seed in seeds])
+    torch.testing.assert_close(_gumbel(keys, 1000), torch.from_numpy(want), rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_widened_first(dtype: torch.dtype) -> None:
+    logits = torch.randn(3, 50, dtype=dtype)
+    rule = Sampling(temperature=0.8, seed=3)
+    assert draw_tokens(logits, [rule] * 3, [1, 2, 3]) == draw_tokens(logits.float(), [rule] * 3, [1, 2, 3])

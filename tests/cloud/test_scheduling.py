@@ -1,0 +1,212 @@
+"""Shares, budgets and cost curves, and that pruning to them is lossless."""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud.scheduling import LEAST, SIZES, TIMED_TOKENS, Budget, CostCurve, fair_shares, measure_costs
+from protocol.sampling import Sampling
+from protocol.tree import TokenTree
+from protocol.wire import Generate, Open, Verdict, pack_ids
+from tests.cloud.drive import Direct, expected_path, make_verifier, random_tree, started
+from tests.tiny import plain_decode, tiny_model
+
+demands = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 60)), max_size=12)
+
+
+@given(demands, st.integers(0, 200))
+def test_shares_are_fair(asked: list[tuple[int, int]], capacity: int) -> None:
+    owners, wants = [owner for owner, _ in asked], [want for _, want in asked]
+    shares = fair_shares(owners, wants, capacity)
+    assert sum(shares) == min(capacity, sum(wants))
+    assert all(0 <= share <= want for share, want in zip(shares, wants, strict=True))
+    given_to, asked_by = defaultdict[int, int](int), defaultdict[int, int](int)
+    for owner, share, want in zip(owners, shares, wants, strict=True):
+        given_to[owner] += share
+        asked_by[owner] += want
+    for one in given_to:
+        for other in given_to:
+            # who did not get all that was asked for has no less than any other, but for the remainder of a division
+            assert given_to[one] == asked_by[one] or given_to[one] >= given_to[other] - 1
+    for i, (owner, share, want) in enumerate(zip(owners, shares, wants, strict=True)):
+        same = [s for j, (o, s) in enumerate(zip(owners, shares, strict=True)) if o == owner and j != i]
+        assert share == want or all(share >= s - 1 for s in same)
+
+
+CURVE = CostCurve((1, 8, 32, 128), (10.0, 11.0, 20.0, 80.0))
+
+
+def test_cost_curve_is_piecewise_linear() -> None:
+    assert [CURVE.at(n) for n in (0, 1, 8, 20, 32, 80, 128)] == [10, 10, 11, 15.5, 20, 50, 80]
+    assert CURVE.at(160) == pytest.approx(100)
+    assert CURVE.knee == 32
+
+
+def test_budget_follows_load() -> None:
+    """Cheap steps and long pauses: large trees. Many sessions on a compute-bound device: small ones."""
+    budget = Budget(128, CostCurve((1, 64, 128, 256), (0.004, 0.0042, 0.005, 0.009)))
+    alone = budget.nodes
+    for _ in range(200):
+        budget.observe_step([32] * 40, 40 * 2)
+    crowded = budget.nodes
+    assert alone >= 48 and LEAST <= crowded <= 16
+    for _ in range(300):
+        budget.observe_pause(0.4)
+        budget.observe_step([32], 2)
+    assert budget.nodes >= alone
+    assert Budget(24).nodes == 24
+    steep = Budget(128, CostCurve((1, 128), (0.01, 1.28)), pause=0.0)
+    assert steep.nodes == LEAST
+    for _ in range(50):
+        steep.observe_pause(100.0)  # a user's pause teaches nothing
+    assert steep.pause == 0.0
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 128), max_size=20), st.floats(0, 1)), max_size=30))
+def test_budget_is_always_a_size(steps: list[tuple[list[int], float]]) -> None:
+    budget = Budget(100, CURVE)
+    for sizes, share in steps:
+        budget.observe_step(sizes, int(sum(sizes) * share))
+        assert budget.nodes in (*SIZES, 100) and LEAST <= budget.nodes <= 100
+        assert budget.tau(budget.nodes) > 1
+
+
+def test_costs_are_measured_on_the_real_target() -> None:
+    verifier = make_verifier(tiny_model(), ())
+    curve = measure_costs(verifier.engine.runner, 512)
+    assert curve.tokens == TIMED_TOKENS
+    assert all(0 < a <= b for a, b in zip(curve.seconds, curve.seconds[1:], strict=False))
+    verifier.calibrate()
+    assert LEAST <= verifier.welcome().tree_budget <= 24
+
+
+VOCAB = 199
+
+
+@pytest.mark.parametrize("budget", [1, 3, 7])
+def test_pruned_trees_lose_no_token(budget: int) -> None:
+    """Whatever is cut away, what is emitted is the target's own; the node numbers are the device's."""
+    model = tiny_model("qwen3", seed=9)
+    rng = random.Random(budget)
+    with started(make_verifier(model, (), tree_budget=budget, kv_tokens=2048)) as direct:
+        talks = []
+        for index in range(4):
+            prompt = [rng.randrange(4, VOCAB) for _ in range(5)]
+            sampling = Sampling(temperature=0.7 * (index % 2), seed=index)
+            talk = (os.urandom(16), prompt, plain_decode(model, prompt, sampling, 40, eos_ids=()))
+            direct.open(talk[0], prompt, 0, sampling)
+            talks.append(talk)
+        accepted, sent = 0, 0
+        done = [0] * 4
+        for seq in range(1, 6):
+            waiting = []
+            for (session, prompt, truth), at in zip(talks, done, strict=True):
+                tree = random_tree(rng, truth[at : at + 10], VOCAB)
+                waiting.append((tree, direct.verify(session, seq, len(prompt) + at, tree)))
+            for index, (tree, replies) in enumerate(waiting):
+                verdict = replies.get(timeout=20)
+                assert isinstance(verdict, Verdict) and verdict.tree_budget == budget
+                truth = talks[index][2][done[index] :]
+                path = list(verdict.accepted)
+                assert path == expected_path(tree, truth)[: len(path)]
+                emitted = [tree.tokens[node] for node in path] + [verdict.bonus]
+                assert emitted == truth[: len(emitted)]
+                accepted, sent = accepted + len(path), sent + len(tree)
+                done[index] += len(emitted)
+        metrics = direct.verifier.metrics.registry
+        verified = metrics.get_sample_value("outrider:verified_nodes_total")
+        assert metrics.get_sample_value("outrider:spec_decode_num_draft_tokens_total") == sent
+        assert metrics.get_sample_value("outrider:spec_decode_num_accepted_tokens_total") == accepted
+        assert verified is not None and verified < sent and (accepted > 0 or budget == 1)
+
+
+def order_of(direct: Direct, jobs: list[tuple[bytes, Any, dict[str, Any]]]) -> list[bytes]:
+    """Submit jobs while the engine is in a step; the order in which they are answered."""
+    answered: queue.Queue[bytes] = queue.Queue()
+    from cloud.batcher import Job
+
+    for session, request, content in jobs:
+        direct.verifier.submit(
+            Job(session, request, lambda reply, done, s=session: answered.put(s) if done else None, **content)  # type: ignore[misc]
+        )
+    return [answered.get(timeout=30) for _ in jobs]
+
+
+def test_verifies_do_not_wait_for_long_prompts() -> None:
+    """A verify that comes behind four long prompts is answered before any of them is through."""
+    model = tiny_model(seed=2)
+    with started(make_verifier(model, (), kv_tokens=4096, prefill_chunk=16)) as direct:
+        quick = os.urandom(16)
+        direct.open(quick, [4, 5, 6])
+        jobs: list[tuple[bytes, Any, dict[str, Any]]] = []
+        for index in range(4):
+            session, text = bytes([index]) * 16, [index + 4] * 120
+            jobs.append((session, Open(0, session, 0, pack_ids(text), 0, Sampling()), {"tokens": text}))
+        jobs.append((quick, Generate(0, 1, 3, 5), {}))
+        assert order_of(direct, jobs)[0] == quick
+
+
+def test_a_small_owner_is_not_behind_a_large_one() -> None:
+    """Five long prompts of one owner, a shorter one of another that came last: it has half of each step to itself."""
+    model = tiny_model(seed=2)
+    with started(make_verifier(model, (), kv_tokens=4096, prefill_chunk=16)) as direct:
+        jobs: list[tuple[bytes, Any, dict[str, Any]]] = []
+        for index in range(6):
+            session, text = bytes([index]) * 16, [index + 4] * (60 if index == 5 else 120)
+            content = {"tokens": text, "owner": "small" if index == 5 else "large"}
+            jobs.append((session, Open(0, session, 0, pack_ids(text), 0, Sampling()), content))
+        assert order_of(direct, jobs)[0] == bytes([5]) * 16
+
+
+def test_writing_alone_does_not_keep_others_from_the_pool() -> None:
+    """Room for two extents and three sessions that all write: each ends, with the right text."""
+    model = tiny_model(seed=8)
+    prompts = [[10 + index, 20, 30] for index in range(3)]
+    with started(make_verifier(model, (), kv_tokens=512)) as direct:
+        waiting = []
+        for index, prompt in enumerate(prompts):
+            session = bytes([index]) * 16
+            direct.open(session, prompt)
+            waiting.append(direct.submit(session, Generate(0, 1, 3, 70))[1])
+        for prompt, replies in zip(prompts, waiting, strict=True):
+            got = [replies.get(timeout=60).bonus for _ in range(70)]  # type: ignore[union-attr]
+            assert got == plain_decode(model, prompt, Sampling(), 70, eos_ids=())
+        assert direct.verifier.engine.pool.evictions > 0
+
+
+def test_free_rows_are_never_read() -> None:
+    """Rows that a session did not write may hold anything, here NaN: no other session's text can reach it."""
+    model = tiny_model("mistral", seed=3)
+    prompt = [7, 8, 9]
+    truth = plain_decode(model, prompt, Sampling(), 30, eos_ids=())
+    rng = random.Random(0)
+    verifier = make_verifier(model, (), kv_tokens=512)
+    verifier.engine.runner.store.keys.fill_(float("nan"))  # type: ignore[attr-defined]
+    verifier.engine.runner.store.values.fill_(float("nan"))  # type: ignore[attr-defined]
+    with started(verifier) as direct:
+        session, length, seq = os.urandom(16), 3, 0
+        direct.open(session, prompt)
+        while length < 20:
+            seq += 1
+            tree = random_tree(rng, truth[length - 3 :][:10], VOCAB)
+            verdict = direct.verify(session, seq, length, tree).get(timeout=20)
+            assert isinstance(verdict, Verdict)
+            emitted = [tree.tokens[node] for node in verdict.accepted] + [verdict.bonus]
+            assert emitted == truth[length - 3 :][: len(emitted)]
+            length += len(emitted)
+
+
+def test_longest_chain_fits_a_step() -> None:
+    verifier = make_verifier(tiny_model(), (), max_nodes=24)
+    with started(verifier) as direct:
+        direct.open(b"s" * 16, [5, 6])
+        verdict = direct.verify(b"s" * 16, 1, 2, TokenTree.chain(range(10, 34))).get(timeout=20)
+        assert isinstance(verdict, Verdict)
