@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import uvicorn
@@ -21,7 +21,9 @@ HELLO_SECONDS = 10.0
 CLOSE_UNSUPPORTED = 1003
 
 
-def create_app(verifier: Verifier, hello_seconds: float = HELLO_SECONDS) -> Starlette:
+def create_app(
+    verifier: Verifier, hello_seconds: float = HELLO_SECONDS, extra_routes: Sequence[Route] = ()
+) -> Starlette:
     """The app of one verifier. It starts the engine thread and stops it at shutdown."""
     streams_by_session: dict[bytes, Stream] = {}
 
@@ -48,7 +50,7 @@ def create_app(verifier: Verifier, hello_seconds: float = HELLO_SECONDS) -> Star
             await _Socket(websocket, verifier, streams_by_session, hello_seconds).run()
 
     routes = [Route("/healthz", healthz), Route("/readyz", readyz), WebSocketRoute("/v1/verify", verify)]
-    return Starlette(routes=routes, lifespan=lifespan)
+    return Starlette(routes=[*routes, *extra_routes], lifespan=lifespan)
 
 
 def _status(good: bool, yes: str, no: str) -> Response:
