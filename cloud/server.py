@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
@@ -16,18 +17,23 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from cloud.auth import Account, bearer
+from cloud.auth import Account, Bucket, bearer
 from cloud.connection import CLOSE_POLICY, Connection, Stream
 from cloud.metrics import CONTENT_TYPE
+from cloud.openai import ApiError, openai_routes
 from cloud.service import Verifier
 from cloud.settings import is_loopback
 from cloud.transport import HttpProtocol, WebSocketProtocol
 from protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL
 
 HELLO_SECONDS = 10.0
+#: frames that are read of one connection, on average; a device sends some ten
+FRAMES_PER_SECOND = 200.0
 CLOSE_UNSUPPORTED = 1003
 CLOSE_RESTART = 1012
 CLOSE_REVOKED = 4003
+FOREIGN = "pages of this origin may not ask; the operator can add it with --allow-origin"
+TOKEN_NEEDED = "a valid token is needed: Authorization: Bearer TOKEN"
 #: devices told to go are spread over this many seconds, so that they do not all come back at once
 RETRY_SPREAD = 1.0
 
@@ -43,6 +49,7 @@ class App:
         hello_seconds: float = HELLO_SECONDS,
         allow_origin: Sequence[str] = (),
         max_connections: int = 10_000,
+        extra_routes: Sequence[BaseRoute] = (),
     ) -> None:
         self.verifier, self.hello_seconds = verifier, hello_seconds
         self.streams: dict[bytes, Stream] = {}
@@ -53,7 +60,10 @@ class App:
             Route("/readyz", self._readyz),
             Route("/metrics", self._metrics),
             WebSocketRoute("/v1/verify", self._verify),
+            *extra_routes,
         ]
+        if verifier.tokenizer is not None:
+            routes += openai_routes(verifier, verifier.model_name, verifier.tokenizer, self.admit)
         self.asgi = Starlette(routes=routes, lifespan=self._lifespan)
 
     async def drain(self, seconds: float) -> None:
@@ -95,6 +105,17 @@ class App:
         protocols = connection.scope.get("subprotocols", ())
         return self.verifier.accounts.authenticate(bearer(connection.headers.get("authorization"), protocols))
 
+    def admit(self, request: Request) -> Account:
+        """Whose HTTP request it is. Raises ApiError."""
+        if self.foreign(request):
+            self.verifier.metrics.refused.labels("origin").inc()
+            raise ApiError(403, FOREIGN, code="origin_not_allowed")
+        account = self.account(request)
+        if account is None:
+            self.verifier.metrics.refused.labels("token").inc()
+            raise ApiError(401, TOKEN_NEEDED, code="invalid_api_key")
+        return account
+
     def foreign(self, connection: HTTPConnection) -> bool:
         """Whether a web page asks that is neither this server's own nor allowed: browsers let any page connect."""
         origin = connection.headers.get("origin")
@@ -107,9 +128,9 @@ class App:
         if not self.verifier.ready:
             return "not_ready", 503, "not ready"
         if self.foreign(websocket):
-            return "origin", 403, "this page's origin may not connect; the operator can add it with --allow-origin"
+            return "origin", 403, FOREIGN
         if account is None:
-            return "token", 401, "a valid token is needed: Authorization: Bearer TOKEN"
+            return "token", 401, TOKEN_NEEDED
         if len(self.sockets) >= self._max_connections:
             return "connections", 503, "all connections of this verifier are taken; try again later"
         if SUBPROTOCOL not in websocket.scope["subprotocols"]:
@@ -120,7 +141,7 @@ class App:
         account = self.account(websocket)
         refusal = self._refusal(websocket, account)
         if refusal is not None or account is None:
-            reason, status, text = refusal or ("token", 401, "a valid token is needed")
+            reason, status, text = refusal or ("token", 401, TOKEN_NEEDED)
             self.verifier.metrics.refused.labels(reason).inc()
             await websocket.send_denial_response(PlainTextResponse(text + "\n", status))
             return
@@ -164,6 +185,7 @@ class _Socket:
         self._websocket, self._app = websocket, app
         self._metrics = app.verifier.metrics
         self._news, self._room = asyncio.Event(), asyncio.Event()
+        self._frames = Bucket(FRAMES_PER_SECOND, time.monotonic)
         loop = asyncio.get_running_loop()
         self.connection = Connection(app.verifier, account, app.streams, loop.call_soon_threadsafe, self._news.set)
 
@@ -210,6 +232,9 @@ class _Socket:
                 continue
             self._metrics.bytes_in.inc(len(frame))
             connection.receive(frame)
+            self._frames.take(1)
+            if pause := self._frames.wait():
+                await asyncio.sleep(pause)  # nothing is read meanwhile: a flood fills its own socket
             while connection.outbox.crowded and connection.closing is None:
                 self._room.clear()
                 await self._room.wait()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+
+from cloud.auth import Bucket
 
 #: seconds a client may take from connecting to the end of its first request's headers
 FIRST_REQUEST = 10.0
 #: seconds a closed socket may take to read what is still for it
 LAST_READ = 5.0
-#: unread bytes above which a client that goes on sending pings is dropped
-UNREAD_PONGS = 1 << 16
+#: control frames and fragments of one connection, per second on average, above which it is dropped
+CONTROLS_PER_SECOND = 50.0
 
 
 class HttpProtocol(H11Protocol):
@@ -38,13 +42,30 @@ class HttpProtocol(H11Protocol):
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """Drops sockets whose other side does not read, instead of waiting for it with what is unread."""
+    """Drops sockets whose other side does not read, or that flood with frames which no backpressure holds."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._controls = Bucket(CONTROLS_PER_SECOND, time.monotonic)
+
+    def _flooded(self) -> bool:
+        self._controls.take(1)
+        flooded = self._controls.wait() > 0
+        if flooded:
+            self.transport.abort()
+        return flooded
 
     def handle_ping(self) -> None:
-        if self.transport.get_write_buffer_size() > UNREAD_PONGS:
-            self.transport.abort()
-        else:
+        if not self._flooded():
             super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        if not self._flooded():
+            super().handle_pong(event)
+
+    def handle_cont(self, event: Frame) -> None:
+        if not self._flooded():
+            super().handle_cont(event)
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()

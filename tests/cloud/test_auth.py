@@ -27,7 +27,7 @@ from protocol.sampling import Sampling
 from protocol.tree import TokenTree
 from protocol.wire import ERR_BUSY, Error, Generate, Open, Opened, Verdict, Verify, pack_ids, pack_tree
 from tests.cloud.drive import HELLO, Client, make_verifier, serve
-from tests.tiny import plain_decode, tiny_model
+from tests.tiny import plain_decode, tiny_model, tiny_tokenizer
 
 MODEL = tiny_model("llama", seed=4)
 PROMPT = [10, 20, 30, 40, 50]
@@ -305,3 +305,25 @@ def test_the_device_keeps_its_token_to_itself(tmp_path: Path) -> None:
         Link("ws://verifier.example", HELLO, print, token="secret")
     with pytest.raises(LinkRefused, match="no certificates"):
         Link("wss://verifier.example", HELLO, print, ca_file=tmp_path / "none.pem")
+
+
+def test_http_requests_need_a_token_too(tmp_path: Path, tokens: dict[str, str]) -> None:
+    """The same tokens, limits and origins hold for the OpenAI-style endpoints."""
+    verifier = make_verifier(MODEL, (), kv_tokens=2048)
+    verifier.accounts = Accounts(tmp_path / "tokens")
+    verifier.tokenizer, verifier.model_name = tiny_tokenizer(), "tiny"
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "w5 w6"}], "max_tokens": 8, "temperature": 0}
+    with serve(verifier) as address:
+        url = f"http://{address}/v1/chat/completions"
+        for path in ("models", "models/tiny"):
+            assert httpx.get(f"http://{address}/v1/{path}").status_code == 401
+        refused = httpx.post(url, json=ask)
+        assert refused.status_code == 401 and refused.json()["error"]["code"] == "invalid_api_key"
+        headers = {"Authorization": f"Bearer {tokens['slow']}"}
+        answer = httpx.post(url, json=ask, headers=headers)
+        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 8
+        again = httpx.post(url, json=ask, headers=headers)  # eight tokens at one a second are still owed
+        assert again.status_code == 429 and int(again.headers["retry-after"]) >= 4
+        evil = httpx.get(f"http://{address}/v1/models", headers={**headers, "Origin": "https://evil.example"})
+        assert evil.status_code == 403
+        assert httpx.get(f"http://{address}/metrics").status_code == 200  # from this machine
