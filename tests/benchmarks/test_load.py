@@ -16,11 +16,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -305,6 +306,12 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def answers(port: int) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+    return False
+
+
 def test_a_signal_ends_the_verifier_too(folders: Folders, tmp_path: Path) -> None:
     """SIGTERM goes the way of Ctrl-C."""
     more = ("--devices", "1", "--seconds", "100", "--", "--threads", "1", "--max-context", "128", "--kv-tokens", "1024")
@@ -314,7 +321,10 @@ def test_a_signal_ends_the_verifier_too(folders: Folders, tmp_path: Path) -> Non
         deadline = time.monotonic() + 60
         while not (verifier := children(process.pid)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        time.sleep(3)
+        words = Path(f"/proc/{verifier[0]}/cmdline").read_text().split("\0")
+        while not answers(int(words[words.index("--port") + 1])) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(3)  # the phase is under way
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=30)
     finally:
