@@ -54,8 +54,8 @@ def log_probs(logits: NDArray[np.floating], sampling: Sampling) -> NDArray[np.fl
         cut = max(cut, float(np.partition(x, -sampling.top_k)[-sampling.top_k]))
     if sampling.top_p < 1.0:
         order = np.argsort(-x, kind="stable")
-        kept = np.where(x[order] >= cut, np.exp(x[order]), 0.0)
-        reached = np.cumsum(kept) >= sampling.top_p * kept.sum()
+        mass = np.cumsum(np.where(x[order] >= cut, np.exp(x[order]), 0.0))
+        reached = mass >= sampling.top_p * mass[-1]  # its own last sum: another's rounding may never be reached
         cut = max(cut, float(x[order[int(np.argmax(reached))]]))
     if sampling.min_p > 0.0:
         cut = max(cut, float(x.max() + np.log(sampling.min_p)))

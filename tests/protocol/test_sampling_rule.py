@@ -123,6 +123,16 @@ def test_vanishing_temperature_equals_greedy(seed: int, temperature: float) -> N
     assert draw(logits, Sampling(temperature, seed=seed), 5) == draw(logits, Sampling(), 5)
 
 
+@pytest.mark.parametrize("top_p", [1.0 - 2**-53, 1.0 - 1e-15])
+def test_top_p_just_below_one_keeps_almost_everything(top_p: float) -> None:
+    """Whatever way the sum of all is rounded, the cut is found in the tail and not taken for the first token."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        logits = rng.normal(0, 3, 5000)
+        law = log_probs(logits, Sampling(1.0, top_p=top_p))
+        assert np.exp(log_probs(logits, Sampling(1.0))[np.isneginf(law)]).sum() < 1e-12
+
+
 @pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}])
 def test_hardest_cut_leaves_the_best_token(cut: dict[str, float]) -> None:
     drawn = {draw(LOGITS, Sampling(5.0, seed=seed, **cut), 0) for seed in range(200)}  # type: ignore[arg-type]
