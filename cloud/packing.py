@@ -1,7 +1,7 @@
 """Linear layers packed once for the CPU.
 
-PyTorch's float32 matrix product on a CPU rearranges the weights at every call, which for the few rows of a draft
-tree costs more than the arithmetic. oneDNN can do it once.
+PyTorch's matrix product on a CPU rearranges the weights at every call, which for the few rows of a draft tree costs
+as much as the arithmetic. oneDNN can do it once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TYPICAL_ROWS = 32
 
 
 class PackedLinear(nn.Module):
-    """x @ weight.T + bias in float32, with the weight in oneDNN's own layout."""
+    """x @ weight.T + bias in the weight's own number format, with the weight in oneDNN's own layout."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -29,13 +29,18 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(model: Any) -> int:
-    """Replace the model's float32 CPU linears by packed ones; returns how many (0 where that is not possible)."""
-    if not torch.backends.mkldnn.is_available():
-        return 0
+    """Replace the model's CPU linears by packed ones; returns how many (0: oneDNN has no kernel for them)."""
+    formats = _formats()
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and child.weight.dtype == torch.float32 and child.weight.device.type == "cpu":
+            if type(child) is nn.Linear and child.weight.dtype in formats and child.weight.device.type == "cpu":
                 setattr(parent, name, PackedLinear(child))
                 count += 1
     return count
+
+
+def _formats() -> set[torch.dtype]:
+    if not torch.backends.mkldnn.is_available():
+        return set()
+    return {torch.float32, torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else {torch.float32}

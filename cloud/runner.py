@@ -61,6 +61,7 @@ class Runner:
     def __init__(self, model: Any, rows: int, kv_heads: int, head_dim: int) -> None:
         self.store = KVStore(model.config.num_hidden_layers, rows, kv_heads, head_dim, model.dtype, model.device)
         self.model, self.device = model, model.device
+        self._group = model.config.num_attention_heads // model.config.num_key_value_heads
         model.set_attn_implementation(ATTENTION)
 
     @torch.inference_mode()
@@ -76,7 +77,7 @@ class Runner:
             positions += [past + chain - 1 + depth for depth in tree.depths]
             rows += range(part.base + past, part.base + past + len(part))
             mask = span_mask(past, chain, tree, self.store.keys.dtype)
-            device_mask = None if mask is None else mask.to(self.device, non_blocking=True)
+            device_mask = None if mask is None else mask.to(self.device, non_blocking=True).repeat(self._group, 1)
             causal = mask is None and len(part) > 1
             spans.append(Span(begin, begin + len(part), part.base, past + len(part), device_mask, causal))
             if part.wanted:

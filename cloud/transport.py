@@ -16,8 +16,11 @@ from cloud.auth import Bucket
 FIRST_REQUEST = 10.0
 #: seconds a closed socket may take to read what is still for it
 LAST_READ = 5.0
-#: control frames and fragments of one connection, per second on average, above which it is dropped
+#: pings and pongs of one connection, per second on average, above which it is dropped
 CONTROLS_PER_SECOND = 50.0
+#: fragments of one message; empty ones count towards no size
+MAX_FRAGMENTS = 4096
+CLOSE_TOO_BIG = 1009
 
 
 class HttpProtocol(H11Protocol):
@@ -49,11 +52,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._controls = Bucket(CONTROLS_PER_SECOND, time.monotonic)
 
     def _flooded(self) -> bool:
+        """Count a ping or pong; too many cut the socket, as a close would wait for the other side to read."""
         self._controls.take(1)
-        flooded = self._controls.wait() > 0
-        if flooded:
+        if self._controls.wait() > 0:
             self.transport.abort()
-        return flooded
+        return self.transport.is_closing()
 
     def handle_ping(self) -> None:
         if not self._flooded():
@@ -64,8 +67,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             super().handle_pong(event)
 
     def handle_cont(self, event: Frame) -> None:
-        if not self._flooded():
+        if len(self.frames) < MAX_FRAGMENTS:
             super().handle_cont(event)
+        elif not self.close_sent:
+            self.frames = []
+            self.conn.fail(CLOSE_TOO_BIG, "too many fragments")
+            self.handle_parser_exception()
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()

@@ -302,6 +302,9 @@ class Front:
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier = verifier
+        account = verifier.accounts.authenticate(None)
+        assert account is not None
+        self.account = account
         self.streams: dict[bytes, Stream] = {}
         self.posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.submitted = 0
@@ -314,7 +317,7 @@ class Front:
         verifier.submit = counted  # type: ignore[method-assign]
 
     def connect(self, *, greet: bool = True) -> Connection:
-        connection = Connection(self.verifier, self.streams, self.posted.put, lambda: None)
+        connection = Connection(self.verifier, self.account, self.streams, self.posted.put, lambda: None)
         if greet:
             connection.receive(encode(HELLO))
             assert connection.greeted

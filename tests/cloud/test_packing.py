@@ -32,4 +32,15 @@ def test_packed_model_gives_the_same_logits(family: str) -> None:
 
 def test_other_number_formats_stay_as_they_are() -> None:
     assert pack_linears(tiny_model(dtype=torch.float64)) == 0
-    assert pack_linears(tiny_model(dtype=torch.bfloat16)) == 0
+    assert pack_linears(tiny_model(dtype=torch.float16)) == 0
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no bfloat16 in oneDNN")
+@pytest.mark.parametrize("rows", [1, 33])
+def test_packed_bfloat16_is_as_good_as_plain(rows: int) -> None:
+    torch.manual_seed(rows)
+    linear, x = torch.nn.Linear(64, 80, dtype=torch.bfloat16), torch.randn(1, rows, 64, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        exact = torch.nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double())
+        plain, packed = (linear(x) - exact).abs().mean(), (PackedLinear(linear)(x) - exact).abs().mean()
+    assert packed <= 1.1 * plain < 0.01

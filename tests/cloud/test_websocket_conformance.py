@@ -423,3 +423,21 @@ def test_a_device_that_ends_its_side_is_let_go(address: str) -> None:
         peer.send(BEGUN)
         peer.socket.shutdown(socket.SHUT_WR)
         assert peer.socket.recv(1) == b""
+
+
+def test_pings_of_a_peer_that_does_not_read_are_bounded(address: str) -> None:
+    pings = frame(PING, bytes(125)) * 500
+    with Peer(address) as peer:
+        tracemalloc.start()
+        with pytest.raises(ConnectionError):
+            for _ in range(2000):  # 125 MB
+                peer.send(pings)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 16 << 20, peak
+
+
+def test_endless_empty_fragments_are_bounded(address: str) -> None:
+    with Peer(address) as peer:
+        peer.send(BEGUN, frame(CONT, fin=False) * 5000)
+        assert peer.closed_with() == 1009
