@@ -1,0 +1,254 @@
+"""Operating a real process: metrics, logs, settings, signals, and an end that loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from cloud.auth import main as make_token
+from cloud.settings import read_settings
+from protocol.sampling import Sampling
+from protocol.tree import TokenTree
+from protocol.wire import ERR_GOING_AWAY, Error, Generate, Hello, Open, Verdict, Verify, pack_ids, pack_tree
+from tests.cloud.drive import Client
+from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+MODEL = tiny_model(dtype=torch.float32)
+PROMPT = [5, 6, 7]
+TRUTH = plain_decode(MODEL, PROMPT, Sampling(), 60, eos_ids=())
+
+
+class Running:
+    """A verifier process on the tiny target."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.target_hash = (folder / "hash").read_text()
+        limits = ["--max-context", "128", "--max-nodes", "16", "--kv-tokens", "1024", "--port", "0"]
+        models = ["--model", str(folder / "target"), "--drafter", str(folder / "drafter")]
+        self.log = folder / "log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cloud.verifier", *models, *limits, *flags],
+                cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=log, text=True,
+            )  # fmt: skip
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert "verifier ready" in line, self.log.read_text()
+        self.address = line.split("//")[1].split("/")[0]
+        self.hello = Hello(1, self.target_hash, line.split("drafter=")[1].split()[0])
+
+    def client(self, token: str = "") -> Client:
+        return Client(self.address, self.hello, token=token)
+
+    def metric(self, name: str) -> float:
+        for line in httpx.get(f"http://{self.address}/metrics").text.splitlines():
+            if line.startswith(name + " ") or line.startswith(name + "{"):
+                return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("operations")
+    # no token ends an answer, so that answers are as long as the tests want
+    model = tiny_model(dtype=torch.float32)
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    (folder / "hash").write_text(save_tiny_target(folder / "target", model))
+    save_tiny_drafter(folder / "drafter", model, (folder / "hash").read_text())
+    return folder
+
+
+@contextmanager
+def running(folder: Path, *flags: str) -> Iterator[Running]:
+    server = Running(folder, *flags)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+def test_metrics_and_logs_count_and_hold_no_text(folder: Path) -> None:
+    with running(folder, "--log-level", "debug") as server:
+        with server.client() as client:
+            client.open(PROMPT)
+            assert client.verify(1, 3, TokenTree.chain([*TRUTH[:2], 9])).bonus == TRUTH[2]
+            client.send(Verify(0, 7, 3, *pack_tree(TokenTree())))
+            assert client.receive(Error).code == 5
+            assert server.metric("outrider:connections") == server.metric("outrider:sessions") == 1
+        expected = {
+            "prompt_tokens_total": 2,
+            "generation_tokens_total": 3,
+            "spec_decode_num_drafts_total": 1,
+            "spec_decode_num_draft_tokens_total": 3,
+            "spec_decode_num_accepted_tokens_total": 2,
+            "verified_nodes_total": 3,
+            'opens_total{found="new"}': 1,
+            'errors_total{code="5"}': 1,
+            "draining": 0,
+        }
+        for name, value in expected.items():
+            assert server.metric(f"outrider:{name}") == value, name
+        assert 0 < server.metric("outrider:kv_cache_usage_perc") < 1
+        assert server.metric("outrider:tree_budget") >= 4
+        assert server.metric("outrider:received_bytes_total") > 100 < server.metric("outrider:sent_bytes_total")
+        text = httpx.get(f"http://{server.address}/metrics").text
+        ask = {
+            "model": str(folder / "target"),
+            "messages": [{"role": "user", "content": "w11 w12 SECRET"}],
+            "max_tokens": 4,
+        }
+        assert httpx.post(f"http://{server.address}/v1/chat/completions", json=ask).status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        server.process.communicate(timeout=20)
+    lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+    assert {"loaded", "steps timed", "session opened", "ending"} <= {line["event"] for line in lines}
+    assert all("timestamp" in line and "level" in line for line in lines)
+    said = server.log.read_text() + text
+    assert "SECRET" not in said and "w11" not in said and str(TRUTH[:3])[1:-1] not in said
+
+
+def test_sigterm_lets_answers_end_and_says_so(folder: Path) -> None:
+    """Rounds and a chat completion under way end whole; new ones are refused; 1012; exit 0."""
+    with running(folder) as server:
+        writer, idle = server.client(), server.client()
+        writer.open(PROMPT)
+        idle.open(PROMPT)
+        writer.send(Generate(0, 1, 3, 60))
+        got: list[int] = [writer.receive(Verdict).bonus]
+        server.process.send_signal(signal.SIGTERM)
+        notice = idle.receive(Error)
+        assert (notice.code, notice.stream) == (ERR_GOING_AWAY, -1) and notice.retry_after_ms > 0
+        idle.send(Open(1, os.urandom(16), 0, pack_ids(PROMPT), 0, Sampling()))
+        refused = idle.receive(Error)
+        assert (refused.code, refused.stream) == (ERR_GOING_AWAY, 1)
+        with pytest.raises(InvalidStatus) as late:
+            server.client()
+        assert late.value.response.status_code == 503
+        assert httpx.get(f"http://{server.address}/readyz").status_code == 503
+        assert httpx.get(f"http://{server.address}/healthz").status_code == 200
+        while len(got) < 60:
+            message = writer.any()
+            if isinstance(message, Verdict):
+                got.append(message.bonus)
+            else:
+                assert isinstance(message, Error) and message.code == ERR_GOING_AWAY
+        assert got == TRUTH
+        for client in (writer, idle):
+            with pytest.raises(ConnectionClosed) as closed:
+                client.socket.recv(timeout=20)
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
+        server.process.communicate(timeout=20)
+        assert server.process.returncode == 0
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_the_shutdown_timeout_is_kept(folder: Path) -> None:
+    """An answer without end does not keep the process: it ends within the grace time."""
+    with running(folder, "--shutdown-timeout", "0.2", "--max-context", "512", "--kv-tokens", "1024") as server:
+        client = server.client()
+        client.open(PROMPT)
+        client.send(Generate(0, 1, 3, 500))
+        begun = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        server.process.communicate(timeout=20)
+        assert server.process.returncode == 0 and time.monotonic() - begun < 15
+
+
+def test_a_second_signal_ends_at_once(folder: Path) -> None:
+    with running(folder, "--shutdown-timeout", "600", "--max-context", "512") as server:
+        client = server.client()
+        client.open([5] * 10)
+        client.send(Generate(0, 1, 10, 480))
+        client.receive(Verdict)
+        server.process.send_signal(signal.SIGTERM)
+        while not (isinstance(message := client.any(), Error) and message.code == ERR_GOING_AWAY):
+            pass
+        server.process.send_signal(signal.SIGTERM)
+        server.process.communicate(timeout=10)
+        assert server.process.returncode == 128 + signal.SIGTERM
+
+
+def test_sighup_reads_the_tokens_again(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "tokens"
+    make_token([str(file), "one"])
+    first = capsys.readouterr().out.strip()
+    with running(folder, "--auth-file", str(file)) as server:
+        with server.client(first) as client:
+            make_token([str(file), "two"])
+            second = capsys.readouterr().out.strip()
+            with pytest.raises(InvalidStatus):
+                server.client(second)
+            server.process.send_signal(signal.SIGHUP)
+            deadline = time.monotonic() + 10
+            while True:
+                try:
+                    server.client(second).socket.close()
+                    break
+                except InvalidStatus:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.02)
+            file.write_text("broken\n")
+            server.process.send_signal(signal.SIGHUP)
+            client.open(PROMPT)  # the old tokens stay
+            assert client.verify(1, 3, TokenTree()).bonus == TRUTH[0]
+        deadline = time.monotonic() + 10
+        while "tokens not read" not in server.log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        server.client(second).socket.close()
+
+
+def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "verifier.toml"
+    file.write_text('port = 1\nmax_nodes = 2\nsession_ttl = 3.5\nallow_origin = ["https://a"]\n')
+    monkeypatch.setenv("VERIFIER_CONFIG", str(file))
+    monkeypatch.setenv("VERIFIER_MAX_NODES", "20")
+    monkeypatch.setenv("VERIFIER_PORT", "10")
+    settings = read_settings(["--port", "100"])
+    assert (settings.port, settings.max_nodes, settings.session_ttl) == (100, 20, 3.5)
+    assert settings.allow_origin == ["https://a"]
+    again = tmp_path / "again.toml"
+    again.write_text(settings.as_toml())
+    for name in ("VERIFIER_CONFIG", "VERIFIER_MAX_NODES", "VERIFIER_PORT"):
+        monkeypatch.delenv(name)
+    assert read_settings([f"--config={again}"]).as_toml() == settings.as_toml()
+
+
+def test_print_config_is_a_config_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cloud.verifier", "--max-nodes", "7", "--print-config"]
+    printed = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=True)
+    (tmp_path / "c.toml").write_text(printed.stdout)
+    assert read_settings(["--config", str(tmp_path / "c.toml")]).max_nodes == 7
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--config", "/nowhere.toml"], "/nowhere.toml"),
+        (["--tls-cert", "/nowhere.pem"], "tls_key"),
+        (["--tls-cert", "/nowhere.pem", "--tls-key", "/nowhere.key"], "/nowhere.pem"),
+        (["--auth-file", "/nowhere"], "/nowhere"),
+        (["--host", "0.0.0.0", "--auth-file", "x"], "--tls-cert"),
+        (["--colocated-drafter", "maybe"], "maybe"),
+    ],
+)
+def test_wrong_settings_are_one_line(flags: list[str], says: str) -> None:
+    command = [sys.executable, "-m", "cloud.verifier", "--port", "0", *flags]
+    result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    lines = result.stderr.strip().splitlines()
+    assert result.returncode == 2 and len(lines) == 1 and says in lines[0], result.stderr
