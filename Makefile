@@ -13,8 +13,13 @@ demo: $(BUNDLE)/manifest.json
 test: $(BUNDLE)/manifest.json
 	$(BIN)/python -m pytest
 
-test-slow: $(BUNDLE)/manifest.json
+test-slow: $(BUNDLE)/manifest.json $(VENV)/scale
 	$(BIN)/python -m pytest -m slow
+
+# Ray, for the tests of many replicas
+$(VENV)/scale: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --editable '.[dev,scale]'
+	touch $@
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

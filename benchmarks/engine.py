@@ -30,6 +30,7 @@ from transformers import DynamicCache
 
 from cloud.engine import Segment
 from cloud.runner import Part, Runner
+from cloud.scheduling import Budget, measure_costs
 from cloud.service import Verifier, load_verifier
 from cloud.sessions import Session
 from cloud.settings import Settings
@@ -226,8 +227,10 @@ def measure_steps(bench: Bench, floors: Floors) -> list[Figures]:
 def measure_throughput(bench: Bench, plain: Any, counts: Sequence[int], console: Console) -> list[Figures]:
     """Tokens per second of N sessions that are always ready: transformers' generate (model `plain`), STREAM, trees.
 
-    Trees hold the target's own continuation down to a random depth (mean 1.9 nodes) among wrong tokens.
+    Trees hold the target's own continuation down to a random depth (mean 1.9 nodes) among wrong tokens; once with
+    TREE nodes and once with what the verifier's tree budget allows so many sessions.
     """
+    curve = measure_costs(bench.runner, bench.verifier.engine.pool.rows)
     rows = []
     for count in counts:
         console.print(f"throughput: {count} sessions ...", style="dim")
@@ -247,15 +250,20 @@ def measure_throughput(bench: Bench, plain: Any, counts: Sequence[int], console:
         generate(ANSWER)
         baseline = count * (ANSWER - 1) / (time.perf_counter() - begun - first)
         stream, truths = _decode(bench, prompts, None)
-        trees, _ = _decode(bench, prompts, truths)
+        budget = Budget(bench.verifier.max_nodes, curve, sessions=count, pause=0.0)
+        trees, _ = _decode(bench, prompts, truths, TREE)
+        fitted, _ = _decode(bench, prompts, truths, budget.nodes)
         rows.append(
             {
                 "sessions": count,
                 "generate": baseline,
                 "stream": stream["tokens_per_second"],
                 "trees": trees["tokens_per_second"],
+                "tree_budget": budget.nodes,
+                "trees_in_budget": fitted["tokens_per_second"],
                 "stream_over_generate": stream["tokens_per_second"] / baseline,
                 "trees_over_stream": trees["tokens_per_second"] / stream["tokens_per_second"],
+                "in_budget_over_stream": fitted["tokens_per_second"] / stream["tokens_per_second"],
                 "accepted_per_verify": trees["accepted_per_verify"],
                 "compaction_bytes_per_verify": trees["compaction_bytes_per_verify"],
             }
@@ -263,8 +271,13 @@ def measure_throughput(bench: Bench, plain: Any, counts: Sequence[int], console:
     return rows
 
 
-def _decode(bench: Bench, prompts: list[list[int]], truths: list[list[int]] | None) -> tuple[Figures, list[list[int]]]:
-    """Decode ANSWER tokens for every prompt, token by token or with trees; also what was written, and more of it."""
+def _decode(
+    bench: Bench, prompts: list[list[int]], truths: list[list[int]] | None, nodes: int = 0
+) -> tuple[Figures, list[list[int]]]:
+    """Decode ANSWER tokens for every prompt, token by token or with trees; also what was written, and more of it.
+
+    Where a near-tie falls the other way in another batch, the text is put right again, so that trees stay as good.
+    """
     engine, rng = bench.verifier.engine, random.Random(1)
     moved, move = 0, engine.pool._move
 
@@ -282,10 +295,13 @@ def _decode(bench: Bench, prompts: list[list[int]], truths: list[list[int]] | No
         segments = []
         for i in going:
             ahead = truths[i][len(sessions[i].tokens) - PROMPT :] if truths else []
-            segments.append(Segment(sessions[i], 1, _draft(ahead, rng) if truths else TokenTree(), bool(truths)))
+            segments.append(Segment(sessions[i], 1, _draft(ahead, rng, nodes) if truths else TokenTree(), bool(truths)))
         for walked in engine.step(segments):
             assert walked is not None
             verifies, accepted = verifies + 1, accepted + len(walked.accepted)
+        for i in going if truths else ():
+            at = len(sessions[i].tokens) - PROMPT - 1
+            sessions[i].tokens[-1] = truths[i][at]  # type: ignore[index]
     seconds = time.perf_counter() - begun
     engine.pool._move = move
     written = [session.tokens[PROMPT:] for session in sessions]
@@ -299,14 +315,14 @@ def _decode(bench: Bench, prompts: list[list[int]], truths: list[list[int]] | No
     return figures, written
 
 
-def _draft(ahead: Sequence[int], rng: random.Random) -> TokenTree:
-    """TREE nodes: what comes, to a depth of 0 to 6 (mean 1.9), and wrong tokens around it, in random places."""
+def _draft(ahead: Sequence[int], rng: random.Random, nodes: int) -> TokenTree:
+    """So many nodes: what comes, to a depth of 0 to 6 (mean 1.9), and wrong tokens around it, in random places."""
     depth = min(rng.choices(range(7), [30, 20, 16, 13, 10, 6, 5])[0], len(ahead))
     tokens: list[int] = []
     parents: list[int] = []
     tip, right = ROOT, 0
-    while len(tokens) < TREE:
-        if right < depth and rng.random() < 0.5:
+    while len(tokens) < nodes:
+        if right < depth and (rng.random() < 0.5 or nodes - len(tokens) <= depth - right):
             tokens.append(ahead[right])
             parents.append(tip)
             tip, right = len(tokens) - 1, right + 1

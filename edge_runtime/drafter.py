@@ -247,7 +247,10 @@ class Drafter:
 
     @staticmethod
     def _best(tokens: list[int], parents: list[int], scores: list[float], limit: int) -> TokenTree:
-        """The `limit` nodes of highest path probability. Scores fall along a path, so parents come along."""
-        kept = sorted(sorted(range(len(tokens)), key=lambda n: (-scores[n], n))[:limit])
+        """The `limit` nodes of highest path probability, best first, so that a verifier that prunes cuts the rest.
+
+        Scores fall along a path, so parents come along and stand before their children.
+        """
+        kept = sorted(range(len(tokens)), key=lambda n: (-scores[n], n))[:limit]
         place = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
         return TokenTree(tuple(tokens[n] for n in kept), tuple(place[parents[n]] for n in kept))
