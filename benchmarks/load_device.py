@@ -293,7 +293,7 @@ class _Conversation:
             if wrong:
                 tally.wrong(wrong)
                 break
-            self._done += len(path) + 1
+            self._done += len(reply.accepted) + 1
             tally.verdict(self._place, reply, answered - (fresh or asked), first=fresh is not None)
             fresh = None
         await self._connection.send(encode(Close(0)))
@@ -324,8 +324,11 @@ class _Conversation:
 def wrong_tokens(verdict: Verdict, tree: TokenTree, path: list[int], base_len: int, answer: Answer, done: int) -> int:
     """How many tokens differ from the truth; at least 1 for a verdict that is wrong in any other way.
 
-    path: the nodes that must be accepted. done: tokens of the answer that were committed before.
+    path: the nodes that must be accepted, but for the last ones of a tree beyond the verdict's budget, which the
+    verifier may have pruned. done: tokens of the answer that were committed before.
     """
+    if len(verdict.accepted) < len(path) and verdict.tree_budget < len(tree):
+        path = path[: len(verdict.accepted)]
     truth = answer.truth[done : done + len(path) + 1]
     said = [tree.tokens[node] if node < len(tree) else -1 for node in verdict.accepted] + [verdict.bonus]
     ends = done + len(truth) == len(answer.truth)

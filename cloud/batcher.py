@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -46,6 +46,8 @@ IDLE_WINDOW = 0.0015
 QUANTUM = 32
 #: how long the idle thread sleeps before it looks for sessions to forget
 IDLE_SECONDS = 10.0
+#: sessions that got a verdict so lately are about to send the next tree
+RECENT_SECONDS = 1.0
 #: a step that takes longer is taken for hung
 HUNG_SECONDS = 120.0
 RETRY_AFTER_MS = 1000
@@ -132,7 +134,7 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._beat = time.monotonic()
         self._busy = False
-        self._evictions = 0
+        self._evictions, self._last_round = 0, 0.0
         self.budget = Budget(max_nodes)
         self.fixed_budget = 0
 
@@ -304,7 +306,7 @@ class Batcher:
         kept = min(self._prefill_chunk, STEP_TOKENS // 4) if behind else 0  # even trees without end leave this much
         works = {id(work.line): work for work in self._verifies(ready[: STEP_TOKENS - kept], STEP_TOKENS - kept)}
         room = STEP_TOKENS - sum(map(len, works.values()))
-        chunk = min(self._prefill_chunk, room)
+        chunk = min(self._prefill_chunk, room, self.budget.prefill_room(self._company(works.values()), room))
         shares = fair_shares([line.owner for line in behind], [missing[id(line)] for line in behind], chunk)
         room -= sum(shares)
         for line, share in zip(behind, shares, strict=True):
@@ -321,6 +323,12 @@ class Batcher:
             if self._admissible(work, held):
                 planned.append(work)
         return planned
+
+    def _company(self, verifies: Iterable[Work]) -> int:
+        """Verified tokens that a prefill chunk delays: this step's, or those that will come while it runs."""
+        tokens = sum(map(len, verifies))
+        lately = time.perf_counter() - self._last_round < RECENT_SECONDS
+        return tokens or (round(self.budget.sessions * (1 + self.budget.nodes)) if lately else 0)
 
     def _missing(self, line: Line) -> int:
         """Committed tokens that must run before the root can."""
@@ -386,6 +394,8 @@ class Batcher:
                 sizes.append(len(work.tree))
                 accepted += len(walked.accepted)
                 metrics.draft_tokens.inc(len(job.tree) or len(work.tree))
+        if sizes:
+            self._last_round = time.perf_counter()
         self.budget.observe_step(sizes, accepted)
         metrics.drafts.inc(len(sizes))
         metrics.verified_nodes.inc(sum(sizes))

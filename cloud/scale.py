@@ -107,7 +107,7 @@ class Replica:
     def __init__(self, settings: Settings) -> None:
         from cloud.service import load_verifier
 
-        self._verifier = load_verifier(settings)
+        self._settings, self._verifier = settings, load_verifier(settings)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve asks for the app after the constructor and runs its lifespan, which starts the engine thread."""
@@ -115,7 +115,7 @@ class Replica:
 
         from cloud.server import create_app
 
-        return _Ingress(create_app(self._verifier), serve.get_replica_context().replica_id.unique_id)
+        return _Ingress(create_app(self._verifier, self._settings), serve.get_replica_context().replica_id.unique_id)
 
     def check_health(self) -> None:
         """Asked by Serve every few seconds; a replica that raises is replaced."""

@@ -16,6 +16,8 @@ from protocol.tree import MAX_NODES, TokenTree
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_NODES)
 #: no tree is asked to be smaller, nor pruned below this
 LEAST = 4
+#: prefill goes on at least so fast
+LEAST_PREFILL = 16
 #: step sizes that are timed at start
 TIMED_TOKENS = (1, 4, 8, 16, 32, 64, 128)
 REPEATS = 3
@@ -101,6 +103,19 @@ class Budget:
         """A session's next tree came so long after its verdict."""
         if seconds < LONGEST_PAUSE:
             self.pause += SMOOTHING * (seconds - self.pause)
+
+    def prefill_room(self, tokens: int, most: int) -> int:
+        """Prefill tokens that may join a step of `tokens` verified ones: what at most doubles its time.
+
+        So long prompts delay others' verdicts by no more than that, whatever the target costs here.
+        """
+        if self.curve is None or not tokens:
+            return most
+        limit, low, high = 2 * self.curve.at(tokens), min(LEAST_PREFILL, most), most
+        while low < high:  # the largest that fits
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.curve.at(tokens + middle) <= limit else (low, middle - 1)
+        return low
 
     def tau(self, nodes: int) -> float:
         """Tokens expected of one verify of so many nodes."""

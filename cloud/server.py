@@ -22,7 +22,7 @@ from cloud.connection import CLOSE_POLICY, Connection, Stream
 from cloud.metrics import CONTENT_TYPE
 from cloud.openai import ApiError, openai_routes
 from cloud.service import Verifier
-from cloud.settings import is_loopback
+from cloud.settings import Settings, is_loopback
 from cloud.transport import HttpProtocol, WebSocketProtocol
 from protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL
 
@@ -150,9 +150,9 @@ class App:
             await _Socket(websocket, self, account).run()
 
 
-def create_app(verifier: Verifier, hello_seconds: float = HELLO_SECONDS) -> Starlette:
-    """The app of one verifier. It starts the engine thread and stops it at shutdown."""
-    return App(verifier, hello_seconds).asgi
+def create_app(verifier: Verifier, settings: Settings) -> Starlette:
+    """The app of one verifier, for any ASGI server. It starts the engine thread and stops it at shutdown."""
+    return App(verifier, allow_origin=settings.allow_origin, max_connections=settings.max_connections).asgi
 
 
 def _status(good: bool, yes: str, no: str) -> Response:

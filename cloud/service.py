@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import structlog
@@ -26,7 +27,7 @@ from models.target import Target, TargetError, load_target, open_target
 from protocol.wire import MAX_TOKENS, PROTOCOL_VERSION, Welcome
 
 Drafter = tuple[MoAConfig, dict[str, torch.Tensor], str]
-VERSION = "0.1.0"
+VERSION = version("outrider")
 
 log = structlog.get_logger()
 

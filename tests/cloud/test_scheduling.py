@@ -70,6 +70,16 @@ def test_budget_follows_load() -> None:
     assert steep.pause == 0.0
 
 
+@given(st.integers(0, 400), st.integers(1, 600))
+def test_prefill_at_most_doubles_a_step(tokens: int, most: int) -> None:
+    budget = Budget(100, CURVE)
+    room = budget.prefill_room(tokens, most)
+    assert min(16, most) <= room <= most
+    assert not tokens or room <= 16 or CURVE.at(tokens + room) <= 2 * CURVE.at(tokens)
+    assert room == most or CURVE.at(tokens + room + 1) > 2 * CURVE.at(tokens)
+    assert Budget(100).prefill_room(tokens, most) == most
+
+
 @given(st.lists(st.tuples(st.lists(st.integers(0, 128), max_size=20), st.floats(0, 1)), max_size=30))
 def test_budget_is_always_a_size(steps: list[tuple[list[int], float]]) -> None:
     budget = Budget(100, CURVE)
