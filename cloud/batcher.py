@@ -312,7 +312,7 @@ class Batcher:
         for line, share in zip(behind, shares, strict=True):
             work = Work(line, share, share, None)
             if line.round is not None and share == missing[id(line)] and room > 0:
-                tree = self._tree(line).pruned(room - 1, MAX_NODES)
+                tree = self._tree(line).pruned(min(room - 1, self.tree_budget), MAX_NODES)
                 work = Work(line, share + 1, share, tree)
                 room -= 1 + len(tree)
             works[id(line)] = work

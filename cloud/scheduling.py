@@ -36,17 +36,12 @@ class CostCurve:
 
     def at(self, tokens: float) -> float:
         """Seconds of a step of so many tokens; beyond the last point the last line goes on."""
-        right = min(max(bisect_left(self.tokens, tokens), 1), len(self.tokens) - 1)
-        (x0, x1), (y0, y1) = (
-            self.tokens[right - 1 : right + 1],
-            self.seconds[right - 1 : right + 1],
-        )
-        return y0 + (y1 - y0) * (tokens - x0) / (x1 - x0) if tokens > x0 else y0
-
-    @property
-    def knee(self) -> int:
-        """Tokens from which on a step costs twice what one token costs."""
-        return next((n for n in range(1, 4096) if self.at(n) >= 2 * self.seconds[0]), 4096)
+        if tokens <= self.tokens[0] or len(self.tokens) == 1:
+            return self.seconds[0]
+        right = min(bisect_left(self.tokens, tokens), len(self.tokens) - 1)
+        x0, x1 = self.tokens[right - 1 : right + 1]
+        y0, y1 = self.seconds[right - 1 : right + 1]
+        return y0 + (y1 - y0) * (tokens - x0) / (x1 - x0)
 
 
 def measure_costs(
@@ -56,10 +51,11 @@ def measure_costs(
 
     The median of a few runs each, and never less than a smaller step took: noise must not make trees look free.
     """
-    past = min(GRANULE, rows - max(timed) - 1)
+    timed = [tokens for tokens in timed if tokens <= rows] or [1]
+    past = min(GRANULE, rows - max(timed))
     seconds: list[float] = []
     for tokens in timed:
-        part = Part(0, max(0, past), (0,), TokenTree.chain([0] * (tokens - 1)), True)
+        part = Part(0, past, (0,), TokenTree.chain([0] * (tokens - 1)), True)
         runs = list[float]()
         for _ in range(REPEATS + 1):
             begun = clock()
