@@ -327,7 +327,7 @@ def wrong_tokens(verdict: Verdict, tree: TokenTree, path: list[int], base_len: i
     path: the nodes that must be accepted, but for the last ones of a tree beyond the verdict's budget, which the
     verifier may have pruned. done: tokens of the answer that were committed before.
     """
-    if len(verdict.accepted) < len(path) and verdict.tree_budget < len(tree):
+    if len(verdict.accepted) < len(path) and 0 < verdict.tree_budget < len(tree):
         path = path[: len(verdict.accepted)]
     truth = answer.truth[done : done + len(path) + 1]
     said = [tree.tokens[node] if node < len(tree) else -1 for node in verdict.accepted] + [verdict.bonus]

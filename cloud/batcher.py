@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 import structlog
@@ -15,11 +14,11 @@ from msgspec.structs import replace
 from cloud.acceptance import Walk
 from cloud.colocated import Colocated
 from cloud.engine import Engine, Segment
-from cloud.features import FeatureRows
+from cloud.jobs import Job, Line
 from cloud.metrics import Metrics
-from cloud.scheduling import Budget, fair_shares
-from cloud.sessions import Session, SessionStore, Settled
-from protocol.tree import MAX_NODES, TokenTree
+from cloud.planner import Planner, Work
+from cloud.scheduling import Budget
+from cloud.sessions import SessionStore, Settled
 from protocol.wire import (
     ERR_BUSY,
     ERR_INTERNAL,
@@ -28,93 +27,29 @@ from protocol.wire import (
     ERR_UNKNOWN,
     FINISH_NONE,
     Close,
-    Error,
     Generate,
     Open,
     Opened,
     Resync,
-    ServerMessage,
     Verdict,
     Verify,
 )
 
-#: tokens of one step, all sessions together; more wait for the next, so that logits stay bounded
-STEP_TOKENS = 1024
 #: an idle engine that knows several sessions waits so long for a second one before it takes the first alone
 IDLE_WINDOW = 0.0015
 #: tokens a GENERATE may write before its session goes behind those that wait for room in the pool
 QUANTUM = 32
 #: how long the idle thread sleeps before it looks for sessions to forget
 IDLE_SECONDS = 10.0
-#: sessions that got a verdict so lately are about to send the next tree
-RECENT_SECONDS = 1.0
 #: a step that takes longer is taken for hung
 HUNG_SECONDS = 120.0
 RETRY_AFTER_MS = 1000
 
 log = structlog.get_logger()
 
-#: what a job answers: a message, or feature rows for the connection to cut into FEATURES
-Reply = ServerMessage | FeatureRows
-
-
-@dataclass(eq=False)
-class Job:
-    """One request to the engine thread.
-
-    tokens: OPEN's ids. tree: VERIFY's. owner: who asks; owners share the engine evenly. reply(message, done) is
-    called in the engine thread, `done` with the last message. `cancelled` may be set by any thread; a step under
-    way still ends and is answered. `admitted`: the engine thread has it.
-    """
-
-    session: bytes
-    request: Open | Verify | Generate | Close
-    reply: Callable[[Reply, bool], None]
-    tokens: list[int] = field(default_factory=list)
-    tree: TokenTree = field(default_factory=TokenTree)
-    owner: str = ""
-    cancelled: bool = False
-    admitted: bool = False
-    waiting_since: float = field(default_factory=time.perf_counter)
-
-    def fail(self, code: int, text: str, retry_after_ms: int = 0) -> None:
-        self.reply(Error(code, text, self.request.stream, retry_after_ms), True)
-
-
-@dataclass(eq=False)
-class Line:
-    """What waits for one session: rows an OPEN asked for, and one VERIFY or GENERATE."""
-
-    session: Session
-    owner: str
-    opening: Job | None = None
-    round: Job | None = None
-    generated: int = 0  # tokens of the GENERATE so far
-
-    @property
-    def waiting_since(self) -> float:
-        """When the older of its requests came."""
-        return min(job.waiting_since for job in (self.opening, self.round) if job is not None)
-
-
-@dataclass(frozen=True)
-class Work:
-    """A line's part of the next step: `chain` committed tokens, then `tree` (None: no round takes part)."""
-
-    line: Line
-    chain: int
-    prefill: int  # tokens of the chain that are prefill
-    tree: TokenTree | None
-
-    def __len__(self) -> int:
-        return self.chain + (len(self.tree) if self.tree is not None else 0)
-
 
 class Batcher:
-    """Owns the engine, the pool and the sessions; only its thread touches them once it is started.
-
-    colocated: drafts for GENERATE on the server; None: the target decodes token by token.
-    """
+    """Owns the engine, the pool and the sessions; only its thread touches them once it is started."""
 
     def __init__(
         self,
@@ -128,15 +63,14 @@ class Batcher:
         colocated: Colocated | None = None,
     ) -> None:
         self._engine, self._pool, self._store, self._metrics = engine, engine.pool, store, metrics
-        self._max_context, self._prefill_chunk, self._colocated = max_context, prefill_chunk, colocated
+        self._max_context = max_context
+        self.planner = Planner(engine.pool, Budget(max_nodes), prefill_chunk, colocated)
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._lines: dict[bytes, Line] = {}  # oldest claim on the pool first
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._beat = time.monotonic()
         self._busy = False
-        self._evictions, self._last_round = 0, 0.0
-        self.budget = Budget(max_nodes)
-        self.fixed_budget = 0
+        self._evictions = 0
 
     def start(self) -> None:
         self._thread.start()
@@ -156,11 +90,6 @@ class Batcher:
     def idle(self) -> bool:
         """Nothing is asked of it."""
         return not self._lines and self._queue.empty() and not self._busy
-
-    @property
-    def tree_budget(self) -> int:
-        """Nodes per tree that devices are asked to stay within."""
-        return self.fixed_budget or self.budget.nodes
 
     def submit(self, job: Job) -> None:
         """Hand a job over, from any thread. Jobs of one session are taken in order."""
@@ -264,7 +193,7 @@ class Batcher:
             if isinstance(request, Generate):
                 session.seq, session.settled = request.seq, None
             elif session.answered:
-                self.budget.observe_pause(job.waiting_since - session.answered)
+                self.planner.budget.observe_pause(job.waiting_since - session.answered)
 
     def _drop(self, line: Line) -> None:
         """Forget a cancelled round. Its seq counts as used, whether or not a step came first."""
@@ -275,7 +204,7 @@ class Batcher:
     def _step(self) -> None:
         planned: list[Work] = []
         try:
-            planned = self._plan()
+            planned = self.planner.plan(self._waiting())
             if not planned:
                 return
             begun = time.perf_counter()
@@ -290,95 +219,26 @@ class Batcher:
         for work, walked in zip(planned, walks, strict=True):
             self._finish(work, walked, begun, took)
 
-    def _plan(self) -> list[Work]:
-        """The next step: verifies first, the longest waiting first; prefill shares `prefill_chunk` of what is left.
-
-        A line never loses its rows to one with a younger claim on the pool.
-        """
+    def _waiting(self) -> list[Line]:
+        """Lines that need a step. Cancelled requests go, and OPENs that lack nothing are answered."""
         for line in list(self._lines.values()):
-            self._drop_cancelled(line)
+            if line.round is not None and line.round.cancelled:
+                self._drop(line)
+            if line.opening is not None and line.opening.cancelled:
+                line.opening = None
+            self._answer_opening(line)
             if line.opening is None and line.round is None:
                 del self._lines[line.session.id]
-        missing = {id(line): self._missing(line) for line in self._lines.values()}
-        waiting = sorted(self._lines.values(), key=lambda line: line.waiting_since)
-        ready = [line for line in waiting if line.round is not None and not missing[id(line)]]
-        behind = [line for line in waiting if missing[id(line)]]
-        kept = min(self._prefill_chunk, STEP_TOKENS // 4) if behind else 0  # even trees without end leave this much
-        works = {id(work.line): work for work in self._verifies(ready[: STEP_TOKENS - kept], STEP_TOKENS - kept)}
-        room = STEP_TOKENS - sum(map(len, works.values()))
-        chunk = min(self._prefill_chunk, room, self.budget.prefill_room(self._company(works.values()), room))
-        shares = fair_shares([line.owner for line in behind], [missing[id(line)] for line in behind], chunk)
-        room -= sum(shares)
-        for line, share in zip(behind, shares, strict=True):
-            work = Work(line, share, share, None)
-            if line.round is not None and share == missing[id(line)] and room > 0:
-                tree = self._tree(line).pruned(min(room - 1, self.tree_budget), MAX_NODES)
-                work = Work(line, share + 1, share, tree)
-                room -= 1 + len(tree)
-            works[id(line)] = work
-        planned, held = list[Work](), set[bytes]()
-        for line in list(self._lines.values()):
-            held.add(line.session.id)
-            work = works.get(id(line)) or Work(line, 0, 0, None)
-            if self._admissible(work, held):
-                planned.append(work)
-        return planned
-
-    def _company(self, verifies: Iterable[Work]) -> int:
-        """Verified tokens that a prefill chunk delays: this step's, or those that will come while it runs."""
-        tokens = sum(map(len, verifies))
-        lately = time.perf_counter() - self._last_round < RECENT_SECONDS
-        return tokens or (round(self.budget.sessions * (1 + self.budget.nodes)) if lately else 0)
-
-    def _missing(self, line: Line) -> int:
-        """Committed tokens that must run before the root can."""
-        return len(line.session.tokens) - 1 - self._pool.used(line.session.id)
-
-    def _verifies(self, ready: list[Line], room: int) -> list[Work]:
-        """Rounds whose rows are all there, their trees pruned to fair shares of the budget. Pruning is lossless."""
-        trees = [self._tree(line) for line in ready]
-        capacity = min(self.tree_budget * len(ready), room - len(ready))
-        shares = fair_shares([line.owner for line in ready], [len(tree) for tree in trees], capacity)
-        return [
-            Work(line, 1, 0, tree.pruned(share, MAX_NODES))
-            for line, tree, share in zip(ready, trees, shares, strict=True)
-        ]
-
-    def _tree(self, line: Line) -> TokenTree:
-        """The round's tree: the device's, or for GENERATE the co-located drafter's."""
-        job = line.round
-        assert job is not None
-        if self._colocated is None or not isinstance(job.request, Generate):
-            return job.tree
-        left = job.request.max_new - line.generated
-        return self._colocated.draft(line.session, self.tree_budget).pruned(MAX_NODES, left - 1)
-
-    def _admissible(self, work: Work, held: Set[bytes]) -> bool:
-        """Whether the line has something to do in this step and the pool room for it, without what others hold."""
-        line, session = work.line, work.line.session
-        used, missing = self._pool.used(session.id), self._missing(line)
-        if work.tree is not None and work.chain != missing + 1:
-            return False  # an older line has just taken its rows
-        if not len(work):
-            if missing:
-                return False  # its turn at the prefill comes
-            if line.opening is None:
-                return False  # more sessions than a step takes
-            if session.rows.stop >= used:
-                self._send_features(line)
-                return False
-        return self._pool.reserve(session.id, used + len(work), held, line.owner)
+        return list(self._lines.values())
 
     def _segment(self, work: Work) -> Segment:
         line = work.line
-        rounds = line.round is None or isinstance(line.round.request, Verify) or self._colocated is not None
-        return Segment(line.session, work.chain, work.tree, line.opening is not None or rounds)
+        drafted = line.round is None or self._drafted(line.round)
+        return Segment(line.session, work.chain, work.tree, line.opening is not None or drafted)
 
-    def _drop_cancelled(self, line: Line) -> None:
-        if line.round is not None and line.round.cancelled:
-            self._drop(line)
-        if line.opening is not None and line.opening.cancelled:
-            line.opening = None
+    def _drafted(self, job: Job) -> bool:
+        """Whether somebody drafts for the round, so that feature rows are wanted and its nodes count."""
+        return isinstance(job.request, Verify) or self.planner.colocated is not None
 
     def _count(self, planned: list[Work], walks: Sequence[Walk | None], begun: float, took: float) -> None:
         """Learn from the step and tell the metrics."""
@@ -390,13 +250,11 @@ class Batcher:
                 continue
             metrics.queue_seconds.observe(max(0.0, begun - job.waiting_since))
             metrics.generation_tokens.inc(len(walked.accepted) + 1)
-            if isinstance(job.request, Verify) or self._colocated is not None:
+            if self._drafted(job):
                 sizes.append(len(work.tree))
                 accepted += len(walked.accepted)
                 metrics.draft_tokens.inc(len(job.tree) or len(work.tree))
-        if sizes:
-            self._last_round = time.perf_counter()
-        self.budget.observe_step(sizes, accepted)
+        self.planner.observe(sizes, accepted)
         metrics.drafts.inc(len(sizes))
         metrics.verified_nodes.inc(sum(sizes))
         metrics.accepted_tokens.inc(accepted)
@@ -412,7 +270,7 @@ class Batcher:
         metrics.waiting.set(len(self._lines))
         metrics.kv_usage.set(self._pool.rows_used / self._pool.rows)
         metrics.sessions.set(len(self._store))
-        metrics.tree_budget.set(self.tree_budget)
+        metrics.tree_budget.set(self.planner.tree_budget)
         metrics.evictions.inc(self._pool.evictions - self._evictions)
         self._evictions = self._pool.evictions
         if not self._lines:
@@ -425,8 +283,7 @@ class Batcher:
                 self._settle(line, line.round, line.round.request, walked, begun, took)
             elif isinstance(line.round.request, Generate):
                 self._written(work, line.round, line.round.request, walked, begun, took)
-        if line.opening is not None and len(line.opening.tokens) - 1 <= self._pool.used(line.session.id):
-            self._send_features(line)
+        self._answer_opening(line)
 
     def _settle(self, line: Line, job: Job, request: Verify, walked: Walk, begun: float, took: float) -> None:
         """Answer a VERIFY and remember the answer."""
@@ -467,18 +324,20 @@ class Batcher:
             bonus=walked.bonus,
             finish=walked.finish,
             rows=rows,
-            tree_budget=self.tree_budget,
+            tree_budget=self.planner.tree_budget,
             queue_us=min(int(max(0.0, begun - job.waiting_since) * 1e6), 2**31 - 1),
             engine_us=min(int(took * 1e6), 2**31 - 1),
         )
 
-    def _send_features(self, line: Line) -> None:
-        """The OPEN's rows are all there: hand over those the device lacks."""
+    def _answer_opening(self, line: Line) -> None:
+        """Once the OPEN's rows are all there, hand over those the device lacks."""
         job, session = line.opening, line.session
-        line.opening = None
         if job is None or not isinstance(job.request, Open):
             return
         stop = len(job.tokens) - 1
+        if min(self._pool.used(session.id), session.rows.stop) < stop:
+            return
+        line.opening = None
         start = min(job.request.features_have, stop)
         job.reply(session.rows.copy(start, stop), True)
 

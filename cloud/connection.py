@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from cloud.auth import Account
-from cloud.batcher import Job, Reply
 from cloud.features import FeatureRows
+from cloud.jobs import Job, Reply
 from cloud.service import Verifier
 from protocol.wire import (
     ERR_BOUNDS,

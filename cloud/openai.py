@@ -30,7 +30,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from cloud.auth import Account
-from cloud.batcher import Job, Reply
+from cloud.jobs import Job, Reply
 from cloud.service import Verifier
 from cloud.text import Detokeniser, StopStrings
 from protocol.sampling import Sampling

@@ -10,10 +10,11 @@ import structlog
 import torch
 
 from cloud.auth import Accounts
-from cloud.batcher import Batcher, Job
+from cloud.batcher import Batcher
 from cloud.colocated import Colocated
 from cloud.engine import Engine
 from cloud.features import FeatureProducer
+from cloud.jobs import Job
 from cloud.kvpool import KVPool
 from cloud.metrics import Metrics
 from cloud.packing import pack_linears
@@ -75,15 +76,16 @@ class Verifier:
             prefill_chunk=settings.prefill_chunk,
             colocated=None if device is None else Colocated(device, self.max_context),
         )
-        self._batcher.fixed_budget = min(settings.tree_budget, self.max_nodes)
+        self._batcher.planner.fixed_budget = min(settings.tree_budget, self.max_nodes)
         self.draining = False
 
     def calibrate(self) -> None:
         """Time steps of several sizes, so that `tree_budget` follows what trees cost here. Before `start`."""
-        self._batcher.budget.curve = curve = measure_costs(self._runner, self._kv_tokens)
-        self._batcher.budget.choose()
+        budget = self._batcher.planner.budget
+        budget.curve = curve = measure_costs(self._runner, self._kv_tokens)
+        budget.choose()
         times = {str(tokens): round(1000 * took, 2) for tokens, took in zip(curve.tokens, curve.seconds, strict=True)}
-        log.info("steps timed", milliseconds=times, tree_budget=self._batcher.tree_budget)
+        log.info("steps timed", milliseconds=times, tree_budget=self._batcher.planner.tree_budget)
 
     def start(self) -> None:
         """Start the engine thread."""
@@ -129,7 +131,7 @@ class Verifier:
             self.vocab_size,
             self.max_context,
             self.max_nodes,
-            self._batcher.tree_budget,
+            self._batcher.planner.tree_budget,
             f"outrider {VERSION}",
         )
 

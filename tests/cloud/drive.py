@@ -16,8 +16,8 @@ import torch
 import uvicorn
 from websockets.sync.client import ClientConnection, connect
 
-from cloud.batcher import Job, Reply
 from cloud.features import FeatureRows
+from cloud.jobs import Job, Reply
 from cloud.server import App, uvicorn_config
 from cloud.service import Verifier
 from cloud.settings import Settings

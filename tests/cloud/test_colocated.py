@@ -10,7 +10,7 @@ import httpx
 import pytest
 import torch
 
-from cloud.batcher import Reply
+from cloud.jobs import Reply
 from cloud.service import Verifier
 from cloud.settings import Settings
 from models.moa import device_half

@@ -142,7 +142,7 @@ def test_pruned_trees_lose_no_token(budget: int) -> None:
 def order_of(direct: Direct, jobs: list[tuple[bytes, Any, dict[str, Any]]]) -> list[bytes]:
     """Submit jobs while the engine is in a step; the order in which they are answered."""
     answered: queue.Queue[bytes] = queue.Queue()
-    from cloud.batcher import Job
+    from cloud.jobs import Job
 
     for session, request, content in jobs:
         direct.verifier.submit(

@@ -1,0 +1,55 @@
+"""What the engine thread is asked: a job per request, a line per session that waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cloud.features import FeatureRows
+from cloud.sessions import Session
+from protocol.tree import TokenTree
+from protocol.wire import Close, Error, Generate, Open, ServerMessage, Verify
+
+#: what a job answers: a message, or feature rows for the connection to cut into FEATURES
+Reply = ServerMessage | FeatureRows
+
+
+@dataclass(eq=False)
+class Job:
+    """One request to the engine thread.
+
+    tokens: OPEN's ids. tree: VERIFY's. owner: who asks; owners share the engine evenly. reply(message, done) is
+    called in the engine thread, `done` with the last message. `cancelled` may be set by any thread; a step under
+    way still ends and is answered. `admitted`: the engine thread has it.
+    """
+
+    session: bytes
+    request: Open | Verify | Generate | Close
+    reply: Callable[[Reply, bool], None]
+    tokens: list[int] = field(default_factory=list)
+    tree: TokenTree = field(default_factory=TokenTree)
+    owner: str = ""
+    cancelled: bool = False
+    admitted: bool = False
+    waiting_since: float = field(default_factory=time.perf_counter)
+
+    def fail(self, code: int, text: str, retry_after_ms: int = 0) -> None:
+        """Answer with an ERROR."""
+        self.reply(Error(code, text, self.request.stream, retry_after_ms), True)
+
+
+@dataclass(eq=False)
+class Line:
+    """What waits for one session: rows an OPEN asked for, and one VERIFY or GENERATE."""
+
+    session: Session
+    owner: str
+    opening: Job | None = None
+    round: Job | None = None
+    generated: int = 0  # tokens of the GENERATE so far
+
+    @property
+    def waiting_since(self) -> float:
+        """When the older of its requests came."""
+        return min(job.waiting_since for job in (self.opening, self.round) if job is not None)
