@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import queue
 import random
+import time
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import pytest
@@ -221,3 +223,24 @@ def test_longest_chain_fits_a_step() -> None:
         direct.open(b"s" * 16, [5, 6])
         verdict = direct.verify(b"s" * 16, 1, 2, TokenTree.chain(range(10, 34))).get(timeout=20)
         assert isinstance(verdict, Verdict)
+
+
+def test_an_idle_engine_waits_for_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sessions whose trees come one shortly after the other share a step; a lone session never waits."""
+    monkeypatch.setattr("cloud.batcher.IDLE_WINDOW", 1.0)
+    with started(make_verifier(tiny_model(), ())) as direct:
+        steps = partial(direct.verifier.metrics.registry.get_sample_value, "outrider:step_seconds_count")
+        one, other = b"1" * 16, b"2" * 16
+        direct.open(one, [4, 5, 6])
+        direct.open(other, [4, 5, 6])
+        before = steps() or 0
+        replies = direct.verify(one, 1, 3, TokenTree())
+        time.sleep(0.1)
+        assert replies.empty()
+        assert isinstance(direct.verify(other, 1, 3, TokenTree()).get(timeout=20), Verdict)
+        assert isinstance(replies.get(timeout=20), Verdict)
+        assert (steps() or 0) - before == 1
+    monkeypatch.setattr("cloud.batcher.IDLE_WINDOW", 1000.0)
+    with started(make_verifier(tiny_model(), ())) as direct:
+        direct.open(one, [4, 5, 6])
+        assert isinstance(direct.verify(one, 1, 3, TokenTree()).get(timeout=20), Verdict)
