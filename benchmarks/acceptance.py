@@ -22,7 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.baseline import plain_decode
-from cloud.process import VerifierProcess
+from cloud.process import WHOLE_TREES, VerifierProcess
 from edge_runtime.bundle import BundleError
 from edge_runtime.drafter import TreeShape
 from edge_runtime.link import LinkRefused
@@ -40,7 +40,8 @@ def read_questions(path: Path, count: int) -> list[tuple[str, str]]:
 
 async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     questions = read_questions(options.prompts, options.count)
-    verifier = VerifierProcess(options.drafter, Path("build/verifier.log"), "--dtype", options.dtype)
+    flags = ["--dtype", options.dtype, *WHOLE_TREES]
+    verifier = VerifierProcess(options.drafter, Path("build/verifier.log"), *flags)
     shape = TreeShape(options.nodes, options.depth, options.breadth)
     by_category: dict[str, list[AnswerStats]] = defaultdict(list)
     ratios: list[float] = []

@@ -10,6 +10,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from protocol.tree import MAX_NODES
+
+#: verifier flags for measuring acceptance: no tree is pruned, however dear steps are on this machine
+WHOLE_TREES = ("--max-nodes", str(MAX_NODES), "--tree-budget", str(MAX_NODES))
+
 
 def free_port() -> int:
     with socket.socket() as probe:

@@ -15,7 +15,7 @@ import onnx
 from rich.console import Console
 from rich.table import Table
 
-from cloud.process import VerifierProcess
+from cloud.process import WHOLE_TREES, VerifierProcess
 from edge_runtime.bundle import MANIFEST, Bundle, BundleError, Manifest, open_bundle
 from edge_runtime.drafter import MAX_WIDTH
 from edge_runtime.engines import Engine, open_engine
@@ -179,7 +179,7 @@ def check_acceptance(
     drafters: dict[str, Engine | str] = {"eager": EagerEngine(half)}
     drafters |= {name: open_engine(bundle, name) for name in bundle.manifest.engines}
     with tempfile.TemporaryDirectory() as folder:
-        verifier = VerifierProcess(drafter, Path(folder) / "verifier.log", "--model", target)
+        verifier = VerifierProcess(drafter, Path(folder) / "verifier.log", "--model", target, *WHOLE_TREES)
         try:
             with console.status("starting the verifier"):
                 verifier.start()
