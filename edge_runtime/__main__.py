@@ -99,19 +99,19 @@ def summary(event: Finished) -> str:
     return ", ".join(parts) + f"; ended by {event.reason}"
 
 
+def open_runtime(options: argparse.Namespace) -> EdgeRuntime:
+    shape = TreeShape(nodes=options.nodes, depth=options.depth)
+    token = options.token or os.environ.get("OUTRIDER_TOKEN")
+    return EdgeRuntime.from_bundle(
+        options.bundle, options.server, threads=options.threads, shape=shape, engine=options.engine, token=token,
+        ca_file=options.ca_file,
+    )  # fmt: skip
+
+
 async def generate(options: argparse.Namespace) -> int:
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    shape = TreeShape(nodes=options.nodes, depth=options.depth)
     console = Console(stderr=options.json)
-    async with EdgeRuntime.from_bundle(
-        options.bundle,
-        options.server,
-        threads=options.threads,
-        shape=shape,
-        engine=options.engine,
-        token=options.token or os.environ.get("OUTRIDER_TOKEN"),
-        ca_file=options.ca_file,
-    ) as runtime:
+    async with open_runtime(options) as runtime:
         if not options.server:
             console.print("no --server: everything below is the drafter's own, unverified text", style="dim")
         event = await answer(runtime, [{"role": "user", "content": prompt}], options, console)
@@ -126,16 +126,7 @@ async def generate(options: argparse.Namespace) -> int:
 async def chat(options: argparse.Namespace) -> int:
     console = Console()
     messages: list[dict[str, str]] = []
-    shape = TreeShape(nodes=options.nodes, depth=options.depth)
-    async with EdgeRuntime.from_bundle(
-        options.bundle,
-        options.server,
-        threads=options.threads,
-        shape=shape,
-        engine=options.engine,
-        token=options.token or os.environ.get("OUTRIDER_TOKEN"),
-        ca_file=options.ca_file,
-    ) as runtime:
+    async with open_runtime(options) as runtime:
         console.print("Ctrl-D or an empty line ends the chat.", style="dim")
         while True:
             try:
