@@ -11,7 +11,7 @@ demo: $(BUNDLE)/manifest.json
 	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
 
 test: $(BUNDLE)/manifest.json
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(BUNDLE)/manifest.json $(VENV)/scale
 	$(BIN)/python -m pytest -m slow

@@ -195,6 +195,7 @@ def openai_routes(
     async def chat(request: Request) -> Response | _Completion:
         account = admit(request)
         _check_ready(verifier)
+        _check_limits(account, 0)  # one in debt has no prompt tokenised
         asked = _parse(await _read(request))
         check_model(asked.model)
         ids = await asyncio.get_running_loop().run_in_executor(worker, encode, asked.conversation)

@@ -130,9 +130,9 @@ class Device(threading.Thread):
                     return message
                 case Opened() | Features():
                     continue
-                case Error(code=code, stream=-1) if code == ERR_GOING_AWAY:
-                    continue  # what is under way is still answered
-                case Error(code=code) if code in (ERR_BUSY, ERR_UNKNOWN, ERR_GOING_AWAY):
+                case Error(code=code) if code == ERR_GOING_AWAY:
+                    continue  # what is under way is still answered, then the socket is closed
+                case Error(code=code) if code in (ERR_BUSY, ERR_UNKNOWN):
                     return None
                 case Resync():
                     return None
