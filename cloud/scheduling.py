@@ -14,7 +14,7 @@ from protocol.tree import MAX_NODES, TokenTree
 
 #: tree sizes that are considered
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_NODES)
-#: no tree is asked to be smaller, nor pruned below this
+#: no device is asked for smaller trees
 LEAST = 4
 #: prefill goes on at least so fast
 LEAST_PREFILL = 16
