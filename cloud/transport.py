@@ -80,5 +80,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         await super().send(message)
-        if cast(dict[str, Any], message)["type"] == "websocket.close":
-            self.loop.call_later(LAST_READ, self.transport.abort)
+        match cast(dict[str, Any], message):
+            case {"type": "websocket.close"}:
+                self.loop.call_later(LAST_READ, self.transport.abort)
+            case {"type": "websocket.http.response.body"}:
+                self.handshake_complete = self.close_sent  # a refusal is an answer: uvicorn would log an error

@@ -151,7 +151,7 @@ def serving(tmp_path: Path, **options: Any) -> Iterator[tuple[str, Verifier]]:
         yield address, verifier
 
 
-def test_no_token_no_service(tmp_path: Path, tokens: dict[str, str]) -> None:
+def test_no_token_no_service(tmp_path: Path, tokens: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     with serving(tmp_path) as (address, verifier):
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {tokens['free']}"}):
             with pytest.raises(InvalidStatus) as refused:
@@ -170,6 +170,7 @@ def test_no_token_no_service(tmp_path: Path, tokens: dict[str, str]) -> None:
         assert browser.subprotocol == "outrider.v1"
         browser.close()
         assert 'outrider:refused_total{reason="token"} 3.0' in verifier.metrics.text().decode()
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []  # refusals are no faults
 
 
 def test_limits_hold_for_all_connections_of_a_token(tmp_path: Path, tokens: dict[str, str]) -> None:
