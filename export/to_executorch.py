@@ -94,11 +94,16 @@ def _quantised(half: DeviceHalf, profile: Profile) -> DeviceHalf:
         weight_granularity=PerGroup(GROUP),
         intx_choose_qparams_algorithm=IntxChooseQParamsAlgorithm.HQQ_SCALE_ONLY,
     )  # fmt: skip
-    settings = {8: int8, 4: int4}
-    if profile.bits in settings:
-        quantize_(half, settings[profile.bits], lambda x, name: isinstance(x, nn.Linear) and name != "head")
-    if profile.embedding_bits in settings:
-        quantize_(half, settings[profile.embedding_bits], lambda x, name: name == "head")
+
+    def bits(x: nn.Module, name: str) -> int:
+        """A linear's own bits: 4 want inputs in whole groups, others of that profile take 8. 0: not a linear."""
+        if not isinstance(x, nn.Linear):
+            return 0
+        wanted = profile.embedding_bits if name == "head" else profile.bits
+        return 8 if wanted == 4 and x.in_features % GROUP else wanted
+
+    for width, setting in ((4, int4), (8, int8)):
+        quantize_(half, setting, lambda x, name, width=width: bits(x, name) == width)
     return half
 
 
