@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
 import statistics
@@ -369,7 +370,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--drafter", type=Path, default=defaults.drafter, help="drafter folder of that target")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="auto", help="torch device; auto takes CUDA where there is one")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads, 0 leaves torch's choice")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads, 0 takes all cores")
     parser.add_argument("--repeats", type=int, default=7, help="runs of which the median is taken")
     parser.add_argument("--only", choices=TABLES, action="append", help="one of the tables; may be repeated")
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 4, 16, 64], help="of the throughput table")
@@ -385,7 +386,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = max(SESSIONS) * (CONTEXT + 256) + 1024 + max(options.sessions) * 512
     settings = Settings(
         model=options.model, drafter=options.drafter, dtype=options.dtype, device=options.device,
-        threads=options.threads, kv_tokens=max(rows, 4096), max_sessions=1024, tree_budget=1,
+        threads=options.threads or len(os.sched_getaffinity(0)), kv_tokens=max(rows, 4096), max_sessions=1024,
+        tree_budget=1,
     )  # fmt: skip
     try:
         bench = Bench(load_verifier(settings), options.repeats, random.Random(0))

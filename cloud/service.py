@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -149,8 +150,8 @@ def load_verifier(settings: Settings) -> Verifier:
     With settings.tp > 1 only rank 0 returns; the others follow it until it ends, and leave with SystemExit(0).
     """
     accounts = Accounts(settings.auth_file)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    if settings.tp == 1 or settings.threads:  # else torchrun has decided
+        torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) - 1))
     drafter = load_drafter(Path(settings.drafter).expanduser())
     ranks = _ranks(settings)
     begun = time.perf_counter()

@@ -60,7 +60,7 @@ class Settings(BaseSettings):
         Literal["float32", "bfloat16", "float16", "float64"], Field(description="the target's number format")
     ] = "float32"
     device: Annotated[str, Field(description="torch device; auto takes CUDA where there is one")] = "auto"
-    threads: Annotated[int, Field(ge=0, description="CPU threads of torch; 0 leaves torch's choice")] = 0
+    threads: Annotated[int, Field(ge=0, description="CPU threads of torch; 0: all cores but one, for sockets")] = 0
     tp: Annotated[
         int, Field(ge=1, description="tensor-parallel ranks; start with torchrun --nproc-per-node TP -m cloud.verifier")
     ] = 1

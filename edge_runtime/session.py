@@ -229,6 +229,7 @@ class Session:
         self.connect_by: float | None = None
         self.give_up_at: float | None = None
         self.max_nodes = 64
+        self.tree_budget = MAX_NODES  # what the verifier asks for now; larger trees it may prune
         self.limit = min(len(self.prompt) + self.max_new, self.max_context)
 
     # --- events ---
@@ -246,6 +247,7 @@ class Session:
         """The link is up and the hashes agree: OPEN with everything committed, and go on."""
         self.linked, self.heard = True, now
         self.max_nodes = min(welcome.max_nodes, MAX_NODES)
+        self.tree_budget = welcome.tree_budget or MAX_NODES
         self.limit = min(self.limit, welcome.max_context)
         return self._open(now)
 
@@ -366,7 +368,8 @@ class Session:
             return self._write(now)
         if not self.busy and self.ready_tree is None and self.flight is None:
             self.busy = True
-            return [DraftTree(list(self.committed), self.version, self.max_nodes, self._room())]
+            nodes = min(self.max_nodes, self.tree_budget)
+            return [DraftTree(list(self.committed), self.version, nodes, self._room())]
         return []
 
     def _room(self) -> int:
@@ -411,6 +414,7 @@ class Session:
         if flight is None or verdict.seq != flight.seq or verdict.base_len != len(self.committed):
             return []  # of an earlier life of this session
         self.flight = None
+        self.tree_budget = verdict.tree_budget or self.tree_budget
         if not flight.after_open:
             self.timer.add(now - flight.sent)
         fresh = [flight.tree.tokens[node] for node in verdict.accepted if node < len(flight.tree)] + [verdict.bonus]
