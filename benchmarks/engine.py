@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import random
 import statistics
@@ -386,7 +385,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = max(SESSIONS) * (CONTEXT + 256) + 1024 + max(options.sessions) * 512
     settings = Settings(
         model=options.model, drafter=options.drafter, dtype=options.dtype, device=options.device,
-        threads=options.threads or len(os.sched_getaffinity(0)), kv_tokens=max(rows, 4096), max_sessions=1024,
+        threads=options.threads or torch.get_num_threads(), kv_tokens=max(rows, 4096), max_sessions=1024,
         tree_budget=1,
     )  # fmt: skip
     try:

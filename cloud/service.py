@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -151,7 +150,7 @@ def load_verifier(settings: Settings) -> Verifier:
     """
     accounts = Accounts(settings.auth_file)
     if settings.tp == 1 or settings.threads:  # else torchrun has decided
-        torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) - 1))
+        torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
     drafter = load_drafter(Path(settings.drafter).expanduser())
     ranks = _ranks(settings)
     begun = time.perf_counter()
