@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import statistics
 import sys
@@ -34,6 +33,7 @@ from cloud.scheduling import Budget, measure_costs
 from cloud.service import Verifier, load_verifier
 from cloud.sessions import Session
 from cloud.settings import Settings
+from edge_runtime.probe import processor_name
 from models.target import TargetError, load_target
 from protocol.sampling import Sampling
 from protocol.tree import ROOT, TokenTree
@@ -336,9 +336,7 @@ def machine(device: torch.device) -> str:
     """The hardware and the number of threads, for a table's title."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    names = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    name = next((line.split(":")[1].strip() for line in names if line.startswith("model name")), platform.processor())
-    return f"{name}, {torch.get_num_threads()} threads"
+    return f"{processor_name()}, {torch.get_num_threads()} threads"
 
 
 def show(figures: Figures, console: Console) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from edge_runtime.probe import processor_name
 from protocol.wire import Verdict
 
 Figures = dict[str, Any]
@@ -164,14 +165,8 @@ def slope(samples: Sequence[tuple[float, int]]) -> float | None:
 
 def describe_machine() -> Figures:
     """What this runs on: a line and the number of cores."""
-    name = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    except OSError:
-        pass
     cores = os.cpu_count() or 1
-    return {"machine": f"{name}, {cores} cores, {platform.system()} {platform.machine()}", "cores": cores}
+    return {"machine": f"{processor_name()}, {cores} cores, {platform.system()} {platform.machine()}", "cores": cores}
 
 
 def compare(alone: Figures, beside: Figures) -> dict[str, float | None]:

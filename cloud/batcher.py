@@ -60,11 +60,12 @@ class Batcher:
         max_context: int,
         max_nodes: int,
         prefill_chunk: int,
+        fixed_budget: int = 0,
         colocated: Colocated | None = None,
     ) -> None:
         self._engine, self._pool, self._store, self._metrics = engine, engine.pool, store, metrics
         self._max_context = max_context
-        self.planner = Planner(engine.pool, Budget(max_nodes), prefill_chunk, colocated)
+        self.planner = Planner(engine.pool, Budget(max_nodes), prefill_chunk, fixed_budget, colocated)
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._lines: dict[bytes, Line] = {}  # oldest claim on the pool first
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

@@ -39,15 +39,22 @@ class Planner:
     goes token by token.
     """
 
-    def __init__(self, pool: KVPool, budget: Budget, prefill_chunk: int, colocated: Colocated | None = None) -> None:
-        self.budget, self.fixed_budget, self.colocated = budget, 0, colocated
+    def __init__(
+        self,
+        pool: KVPool,
+        budget: Budget,
+        prefill_chunk: int,
+        fixed_budget: int = 0,
+        colocated: Colocated | None = None,
+    ) -> None:
+        self.budget, self.colocated, self._fixed_budget = budget, colocated, fixed_budget
         self._pool, self._prefill_chunk = pool, prefill_chunk
         self._last_round = 0.0
 
     @property
     def tree_budget(self) -> int:
         """Nodes per tree that devices are asked to stay within."""
-        return self.fixed_budget or self.budget.nodes
+        return self._fixed_budget or self.budget.nodes
 
     def plan(self, lines: Sequence[Line]) -> list[Work]:
         """The next step for lines with the oldest claim on the pool first.

@@ -53,7 +53,7 @@ class Verifier:
         config, tensors, self.drafter_hash = drafter
         shape = target.config
         _check_drafter(config, target)
-        self.target_hash, self.tokenizer, self.eos_ids = target.model_hash, target.tokenizer, target.eos_ids
+        self.target_hash, self.tokenizer = target.model_hash, target.tokenizer
         self.model_name = settings.served_model_name or target.name
         self.vocab_size: int = shape.vocab_size
         self.max_context = min(settings.max_context, shape.max_position_embeddings, MAX_TOKENS)
@@ -74,9 +74,9 @@ class Verifier:
             max_context=self.max_context,
             max_nodes=self.max_nodes,
             prefill_chunk=settings.prefill_chunk,
+            fixed_budget=min(settings.tree_budget, self.max_nodes),
             colocated=None if device is None else Colocated(device, self.max_context),
         )
-        self._batcher.planner.fixed_budget = min(settings.tree_budget, self.max_nodes)
         self.draining = False
 
     def calibrate(self) -> None:

@@ -30,6 +30,7 @@ import argparse
 import importlib
 import json
 import os
+import platform
 import sys
 import threading
 import time
@@ -76,6 +77,16 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def processor_name() -> str:
+    """What this machine's processor calls itself."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return name
+    return next((x.partition(":")[2].strip() for x in lines if x.startswith(("model name", "Hardware"))), name)
 
 
 def _milliseconds(work: Callable[[], T]) -> tuple[T, float]:

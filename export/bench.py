@@ -24,7 +24,7 @@ from rich.table import Table
 
 from edge_runtime.bundle import Bundle, BundleError, Manifest, open_bundle
 from edge_runtime.engines import RUNTIMES, installed
-from edge_runtime.probe import TREES, available_cores, last_level_cache, longest_drafting_context
+from edge_runtime.probe import TREES, available_cores, last_level_cache, longest_drafting_context, processor_name
 from export.progress import Meter
 from export.report import put_section, read_report
 
@@ -222,13 +222,8 @@ def _reason(status: int, said: list[str]) -> str:
 
 def _machine(cores: int) -> Figures:
     """What was measured on: a line, cores this process may use, the machine's, its last-level cache in MB or None."""
-    name, cache = platform.processor() or platform.machine(), last_level_cache()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((x.partition(":")[2].strip() for x in lines if x.startswith(("model name", "Hardware"))), name)
-    except OSError:
-        pass
-    line = f"{name}, {_count(cores, 'core')}, {platform.system()} {platform.machine()}"
+    cache = last_level_cache()
+    line = f"{processor_name()}, {_count(cores, 'core')}, {platform.system()} {platform.machine()}"
     cache_mb = cache / 1e6 if cache else None
     return {"machine": line, "cores": cores, "machine_cores": os.cpu_count() or 1, "cache_mb": cache_mb}
 
