@@ -112,6 +112,10 @@ class Floors:
     def compute(self, tokens: int) -> float:
         return 2 * self.weights * tokens / self.flops
 
+    def step(self, tokens: int, context: int) -> float:
+        """Seconds that no step can undercut."""
+        return max(self.memory(context), self.compute(tokens))
+
 
 def measure_floors(bench: Bench) -> Floors:
     """Bandwidth of reading a buffer larger than any cache, and the rate of the target's widest layer on 512 tokens."""
@@ -156,7 +160,7 @@ class Plain:
 
 
 @torch.inference_mode()
-def measure_goals(bench: Bench, plain: Plain) -> Figures:
+def measure_goals(bench: Bench, plain: Plain, floors: Floors) -> Figures:
     """The ratios that tell whether trees and batches pay, and what the engine costs beyond the target itself."""
     runner, engine = bench.runner, bench.verifier.engine
     one, tree = bench.parts(1, 0), bench.parts(1, 32)
@@ -188,6 +192,7 @@ def measure_goals(bench: Bench, plain: Plain) -> Figures:
         "one_token_ms": 1000 * one_s,
         "tree_of_32_ms": 1000 * tree_s,
         "tree_of_32_over_one_token": tree_s / one_s,
+        "floors_of_the_same": floors.step(33, CONTEXT + 33) / floors.step(1, CONTEXT + 1),
         "transformers_one_token_ms": 1000 * plain_one_s,
         "transformers_33_tokens_ms": 1000 * plain_many_s,
         "tree_of_32_over_transformers_one_token": tree_s / plain_one_s,
@@ -408,7 +413,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     if "goals" in wanted:
         console.print("measuring ratios ...", style="dim")
-        figures["goals"] = measure_goals(bench, plain)
+        figures["goals"] = measure_goals(bench, plain, floors)
     if "steps" in wanted:
         console.print("measuring steps ...", style="dim")
         figures["steps"] = measure_steps(bench, floors)

@@ -34,7 +34,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one forward does with the pool. rows [T] int64: where each new token's key and value go."""
+    """What one forward does with the pool.
+
+    rows [tokens] int64: where each new token's key and value go. A step may have more rows than tokens; the rest has
+    no keys and attends to nothing.
+    """
 
     keys: Tensor  # [layers, rows, kv_heads, head_dim]
     values: Tensor
@@ -78,9 +82,9 @@ def pool_attention(
     share a KV head become rows of one head, so that its keys are read once; in a trial on a CPU in bfloat16 that was
     faster for trees and several times as fast for single tokens.
     """
-    keys, values = plan.keys[module.layer_idx], plan.values[module.layer_idx]
-    keys.index_copy_(0, plan.rows, key[0].transpose(0, 1))
-    values.index_copy_(0, plan.rows, value[0].transpose(0, 1))
+    keys, values, tokens = plan.keys[module.layer_idx], plan.values[module.layer_idx], len(plan.rows)
+    keys.index_copy_(0, plan.rows, key[0, :, :tokens].transpose(0, 1))
+    values.index_copy_(0, plan.rows, value[0, :, :tokens].transpose(0, 1))
     heads, kv_heads, head_dim = query.shape[1], keys.shape[1], query.shape[3]
     outputs = []
     for span in plan.spans:
@@ -97,6 +101,8 @@ def pool_attention(
             enable_gqa=span.causal,
         )
         outputs.append(attended.reshape(1, heads, -1, head_dim))
+    if tokens < query.shape[2]:
+        outputs.append(query.new_zeros(1, heads, query.shape[2] - tokens, head_dim))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
     return output.transpose(1, 2), None
 

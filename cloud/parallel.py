@@ -1,13 +1,17 @@
 """Tensor parallelism inside one verifier: rank 0 decides, the others repeat what it does.
 
-Start it with torchrun, one process a device. transformers shards the target's weights; each rank keeps the keys
-and values of its own KV heads. Rank 0 serves; before it runs anything it tells the others over a group of its own
-(gloo, so that no small message ever waits for the device). Commands are MessagePack, never pickle.
+Start it with torchrun, one process a device; where rank 0 is somebody else's process, `Followers` starts the others.
+transformers shards the target's weights; each rank keeps the keys and values of its own KV heads. Rank 0 serves;
+before it runs anything it tells the others over a group of its own (gloo, so that no small message ever waits for the
+device). Commands are MessagePack, never pickle.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -17,7 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cloud.process import free_port
 from cloud.runner import Part, Runner
+from cloud.settings import Settings
 from protocol.tree import TokenTree
 
 #: an idle verifier says nothing for hours; a rank that died is found by torchrun
@@ -130,3 +136,34 @@ def follow(runner: Runner, ranks: Ranks) -> None:
                 ranks.all_heads(runner.gather(command.layers, command.rows))
             case Stop():
                 return
+
+
+class Followers:
+    """Makes this process rank 0 and starts ranks 1.. of a tensor-parallel verifier beside it, on the same machine.
+
+    For a process that torchrun has not started, such as a replica of Ray Serve. As under torchrun a rank that fails
+    ends all: this process leaves with status 1. When this process ends, the others lose their connection and end too.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        group = {"WORLD_SIZE": str(settings.tp), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        self._ended = False
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for rank in range(1, settings.tp):
+            environment = os.environ | settings.as_environment() | group | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            command = [sys.executable, "-m", "cloud.verifier"]
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            self._processes.append(process)
+            threading.Thread(target=self._watch, args=(process,), daemon=True).start()
+        os.environ.update(group | {"RANK": "0", "LOCAL_RANK": "0"})
+
+    def kill(self) -> None:
+        """End them at once."""
+        self._ended = True
+        for process in self._processes:
+            process.kill()
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        if process.wait() != 0 and not self._ended:
+            self.kill()
+            os._exit(1)

@@ -17,6 +17,19 @@ from cloud.attention import ATTENTION, Plan, Span, span_mask
 from cloud.kvpool import KVStore
 from protocol.tree import TokenTree
 
+#: (up to, multiple of): steps are filled up to a row count of this scale
+_ROW_SCALE = ((2, 1), (48, 4), (128, 8), (256, 16), (512, 32))
+
+
+def padded_rows(tokens: int) -> int:
+    """The number of rows a step of so many tokens runs with.
+
+    A CPU compiles and keeps kernels for each number of rows it meets, some megabytes each, so that a server that
+    meets all of them grows for hours. Some fifty sizes are enough: above 16 tokens a step grows by less than a fifth.
+    """
+    multiple = next((each for up_to, each in _ROW_SCALE if tokens <= up_to), 64)
+    return -(-tokens // multiple) * multiple
+
 
 @dataclass(frozen=True)
 class Part:
@@ -55,7 +68,8 @@ class Runs(Protocol):
 class Runner:
     """The target on this rank's device with this rank's share of the KV heads.
 
-    All tokens of a step travel in one row [1, T] without padding, through the unmodified `transformers` model.
+    All tokens of a step travel in one row [1, T] through the unmodified `transformers` model, none padded to another's
+    length; a few rows of no meaning fill the whole up to `padded_rows`.
     """
 
     def __init__(self, model: Any, rows: int, kv_heads: int, head_dim: int) -> None:
@@ -82,10 +96,12 @@ class Runner:
             spans.append(Span(begin, begin + len(part), part.base, past + len(part), device_mask, causal))
             if part.wanted:
                 kept += range(begin + chain - 1, begin + len(part))
-        packed = torch.tensor([ids, positions, rows], device=self.device)
-        plan = Plan(self.store.keys, self.store.values, packed[2], tuple(spans))
+        count = len(ids)
+        filling = [0] * (padded_rows(count) - count)
+        packed = torch.tensor([ids + filling, positions + filling, rows + filling], device=self.device)
+        plan = Plan(self.store.keys, self.store.values, packed[2, :count], tuple(spans))
         # no logits are wanted of prefill alone, but the model must be given some row
-        keep = torch.tensor(kept or [0], device=self.device)
+        keep = torch.tensor(kept + [0] * (padded_rows(max(1, len(kept))) - len(kept)), device=self.device)
         output = self.model(
             input_ids=packed[:1], position_ids=packed[1:2], use_cache=False, logits_to_keep=keep, plan=plan
         )

@@ -102,12 +102,22 @@ class Scale(BaseModel):
 
 
 class Replica:
-    """One verifier in a process of its own, as Serve drives it. Loads in the constructor, so once per process."""
+    """One verifier in a process of its own, as Serve drives it. Loads in the constructor, so once per process.
+
+    With settings.tp > 1 the other ranks are processes beside it, on the GPUs that Ray has given it.
+    """
 
     def __init__(self, settings: Settings) -> None:
+        from cloud.parallel import Followers
         from cloud.service import load_verifier
 
-        self._settings, self._verifier = settings, load_verifier(settings)
+        followers = Followers(settings) if settings.tp > 1 else None
+        try:
+            self._settings, self._verifier = settings, load_verifier(settings)
+        except Exception:
+            if followers:
+                followers.kill()
+            raise
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve asks for the app after the constructor and runs its lifespan, which starts the engine thread."""
@@ -169,7 +179,9 @@ def application(scale: Scale, settings: Settings, attempts: int = 5) -> Any:
 
     on_gpu = settings.device.startswith("cuda")
     if on_gpu and not scale.gpus_per_replica:
-        raise ScaleError(f"device {settings.device} needs a GPU in every replica: set gpus_per_replica to 1")
+        raise ScaleError(f"device {settings.device} needs GPUs in every replica: set gpus_per_replica to {settings.tp}")
+    if settings.tp > 1 and scale.gpus_per_replica not in (0, settings.tp):
+        raise ScaleError(f"tp {settings.tp} wants {settings.tp} GPUs: gpus_per_replica is {scale.gpus_per_replica:g}")
     if scale.gpus_per_replica and not on_gpu and settings.device != "auto":
         raise ScaleError(f"gpus_per_replica {scale.gpus_per_replica:g} would idle: device is {settings.device}")
     options = scale.options() | {"max_constructor_retry_count": attempts}

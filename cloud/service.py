@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -176,7 +177,7 @@ def load_verifier(settings: Settings) -> Verifier:
 def _ranks(settings: Settings) -> Ranks | None:
     if settings.tp == 1:
         return None
-    ranks = Ranks() if torch.distributed.is_torchelastic_launched() else None
+    ranks = Ranks() if "RANK" in os.environ else None
     if ranks is None or ranks.size != settings.tp:
         found = 1 if ranks is None else ranks.size
         raise TargetError(

@@ -113,10 +113,17 @@ class Settings(BaseSettings):
 
     def as_toml(self) -> str:
         """The settings in effect, as a --config file."""
-        lines = []
-        for name, value in self.model_dump(mode="json", exclude={"config", "print_config"}, exclude_none=True).items():
-            lines.append(f"{name} = {json.dumps(value)}")
-        return "\n".join(lines) + "\n"
+        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in self._values().items())
+
+    def as_environment(self) -> dict[str, str]:
+        """The settings in effect, as environment variables of another process."""
+        return {
+            f"VERIFIER_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
+            for name, value in self._values().items()
+        }
+
+    def _values(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude={"config", "print_config"}, exclude_none=True)
 
 
 def read_settings(flags: Sequence[str]) -> Settings:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -117,16 +118,22 @@ def hello(folders: Path) -> Hello:
 
 @pytest.fixture(scope="module")
 def fleet(environment: dict[str, str], folders: Path, hello: Hello) -> Iterator[Fleet]:
+    with run_fleet(environment, hello, 2, verifier_flags(folders)) as fleet:
+        yield fleet
+
+
+@contextmanager
+def run_fleet(environment: dict[str, str], hello: Hello, replicas: int, flags: list[str]) -> Iterator[Fleet]:
     port = free_port()
-    command = [sys.executable, "-m", "cloud.scale", "--replicas", "2", "--cpus-per-replica", "0.5"]
-    command += ["--drain-seconds", "1", "--http-port", str(port), "--", *verifier_flags(folders)]
+    command = [sys.executable, "-m", "cloud.scale", "--replicas", str(replicas), "--cpus-per-replica", "0.5"]
+    command += ["--drain-seconds", "1", "--http-port", str(port), "--", *flags]
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        found = re.search(r"verifiers ready: ws://(\S+)/v1/verify replicas=2 max_replicas=2 ray=(\S+)", line)
+        found = re.search(rf"verifiers ready: ws://(\S+)/v1/verify replicas={replicas} \S+ ray=(\S+)", line)
         assert found, (line, process.communicate(timeout=60))
         yield Fleet(process, found[1], found[2], hello)
     finally:
@@ -220,6 +227,46 @@ def test_sigterm_stops_all_of_ray(fleet: Fleet, environment: dict[str, str]) -> 
         time.sleep(0.2)
 
 
+def test_a_tensor_parallel_replica(folders: Path, hello: Hello, environment: dict[str, str]) -> None:
+    """Its second rank runs beside it; if that dies, the replica is replaced, ranks and all, and the session resumes."""
+    truth = plain_decode(tiny_model(dtype=torch.float32), PROMPT, Sampling(), 8, eos_ids=())
+    folder = Path(environment["RAY_TMPDIR"])
+    with run_fleet(environment, hello, 1, [*verifier_flags(folders), "--tp", "2"]) as fleet:
+        client = fleet.connect()
+        client.open(PROMPT)
+        assert client.verify(1, len(PROMPT), TokenTree.chain(truth[:3])).bonus == truth[3]
+        [follower] = follower_ids(folder)
+        os.kill(follower, signal.SIGKILL)
+        with pytest.raises(ConnectionClosed):
+            client.socket.recv(timeout=30)
+        end = time.monotonic() + 90
+        while not is_ready(fleet.address):
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        with fleet.connect() as again:
+            again.open(PROMPT + truth[:4], session=os.urandom(16))
+            assert again.verify(1, len(PROMPT) + 4, TokenTree.chain(truth[4:6])).bonus == truth[6]
+        assert follower not in follower_ids(folder)
+    end = time.monotonic() + 20
+    while left := follower_ids(folder):
+        assert time.monotonic() < end, left
+        time.sleep(0.2)
+
+
+def follower_ids(folder: Path) -> list[int]:
+    """Processes of the second ranks that replicas of this Ray have started."""
+    marks = (f"RAY_TMPDIR={folder}".encode(), b"RANK=1")
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            values = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if all(mark in values for mark in marks):
+            found.append(int(path.parent.name))
+    return found
+
+
 def test_serve_run_builds_from_a_config_file(
     folders: Path, hello: Hello, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -281,6 +328,7 @@ def test_options_of_the_deployment() -> None:
         ({"replicas": 3, "max_replicas": 2}, "max_replicas 2 is less than replicas 3"),
         ({"device": "cuda"}, "gpus_per_replica"),
         ({"device": "cpu", "gpus_per_replica": 1}, "would idle"),
+        ({"device": "cuda", "gpus_per_replica": 1, "tp": 2}, "tp 2 wants 2 GPUs"),
     ],
 )
 def test_build_refuses(arguments: dict[str, Any], text: str) -> None:
