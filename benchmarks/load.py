@@ -150,7 +150,7 @@ def raise_file_limit() -> int:
 def read_prompts(options: argparse.Namespace) -> tuple[list[list[int]], str, str]:
     """(token ids of `--count` prompts spread evenly over the file, target hash, drafter hash)."""
     with quiet():  # late imports: wrong flags and --help are answered at once
-        from export.answers import read_prompts as read_lines
+        from export.prompts import read_prompts as read_lines
         from models.moa import load_drafter
         from models.target import open_target
 
@@ -161,7 +161,7 @@ def read_prompts(options: argparse.Namespace) -> tuple[list[list[int]], str, str
     drafter_hash = load_drafter(options.drafter.expanduser())[2]
     prompts = []
     for line in lines[:: max(1, len(lines) // options.count)][: options.count]:
-        chat = [{"role": "user", "content": line}]
+        chat = [{"role": "user", "content": line[0]}]
         prompts.append(list(files.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)))
     return prompts, files.model_hash, drafter_hash
 

@@ -22,9 +22,8 @@ def measure(path: Path, limit: int) -> list[tuple[int, int, float]]:
     with path.open(encoding="utf-8") as file:
         for _, line in zip(range(limit), file, strict=False):
             row = json.loads(line)
-            text, start = row["prompt"] + row["answer"], len(row["prompt"])
-            lookup = Lookup()
-            for end in range(start, len(text)):
+            text, lookup = row["ids"], Lookup()
+            for end in [end for begin, after in row["answers"] for end in range(begin, after)]:
                 lookup.follow(text[:end])
                 guess = lookup.guess([])
                 length = 0 if guess is None else HIT_RATES.index(guess[1]) + 1
@@ -35,7 +34,7 @@ def measure(path: Path, limit: int) -> list[tuple[int, int, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("answers", type=Path, help="JSONL with `prompt` and `answer` token ids")
+    parser.add_argument("answers", type=Path, help="answers file of `python -m export train`")
     parser.add_argument("--limit", type=int, default=700, help="answers read")
     options = parser.parse_args()
     print("match  positions  hit rate")

@@ -31,19 +31,30 @@ def build_parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser(
         "train", help="train a MoA drafter on the target's own answers",
-        description="The target answers the prompts (1), then a Mixture-of-Attentions drafter learns to predict "
-        "those answers (2). Both stages resume: after Ctrl-C or a kill, run the same command again.",
+        description="Prompts are read, or written by the target itself (1); the target answers them (2); then a "
+        "Mixture-of-Attentions drafter learns to predict those answers (3). All stages resume: after Ctrl-C or a kill, "
+        "run the same command again.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )  # fmt: skip
     train.add_argument("--target", default=DEFAULT_TARGET, help="alias, Hugging Face id or folder")
-    train.add_argument("--prompts", type=Path, nargs="+", required=True, metavar="FILE",
+    train.add_argument("--prompts", type=Path, nargs="+", default=[], metavar="FILE",
                        help="JSONL with `prompt` or `turns`, or plain text with one prompt a line")  # fmt: skip
+    train.add_argument("--self-prompts", type=int, default=0, metavar="N",
+                       help="let the target write so many prompts of its own; needs no data set")  # fmt: skip
+    train.add_argument("--openings", type=Path, default=None, metavar="FILE",
+                       help="half of these begin with a line of it; default: a list of ours")  # fmt: skip
+    train.add_argument("--composed", type=int, default=0, metavar="N",
+                       help="add so many tasks on longer texts, put together from --prompts")  # fmt: skip
     train.add_argument("--output-dir", type=Path, required=True, help="drafter folder to write")
     train.add_argument("--work-dir", type=Path, default=Path("build/train"), help="answers, features, checkpoint")
-    train.add_argument("--max-prompts", type=int, default=6000, help="use at most this many, chosen by --seed")
-    train.add_argument("--max-prompt-tokens", type=int, default=192, help="longer prompts are skipped")
-    train.add_argument("--max-new-tokens", type=int, default=144, help="length of an answer")
-    train.add_argument("--slots", type=int, default=192, help="answers decoded at once")
+    train.add_argument("--max-prompts", type=int, default=0, help="use at most this many, chosen by --seed; 0: all")
+    train.add_argument("--max-prompt-tokens", type=int, default=512, help="longer user turns are skipped")
+    train.add_argument("--max-new-tokens", type=int, default=192, help="length of an answer")
+    train.add_argument("--max-tokens", type=int, default=768, help="length of a whole conversation")
+    train.add_argument("--sampled", type=float, default=0.25, help="share of conversations answered at temperature 1")
+    train.add_argument("--follow-ups", type=float, default=0.2,
+                       help="share of one-turn conversations that get a second one, written by the target")  # fmt: skip
+    train.add_argument("--slots", type=int, default=128, help="conversations held at once")
     train.add_argument("--epochs", type=int, default=5)
     train.add_argument("--batch-size", type=int, default=12, help="sequences per step")
     train.add_argument("--learning-rate", type=float, default=2e-3)
@@ -145,10 +156,10 @@ def run_check(arguments: argparse.Namespace) -> int:
     from export.quiet import quiet
 
     with quiet():
-        from export.answers import read_prompts
         from export.check import check_bundle
+        from export.prompts import read_prompts
 
-    prompts = read_prompts(arguments.prompts) if arguments.prompts else None
+    prompts = [turns[0] for turns in read_prompts(arguments.prompts)] if arguments.prompts else None
     broken = check_bundle(
         arguments.bundle, arguments.drafter, arguments.target, prompts, acceptance=not arguments.no_acceptance
     )

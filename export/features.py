@@ -17,13 +17,19 @@ from transformers import DynamicCache
 from models.moa import MoAConfig
 from models.target import Target
 
+Spans = tuple[tuple[int, int], ...]
+
 
 @dataclass(frozen=True)
 class Sequence:
-    """A prompt and the target's answer: `ids` holds both, `start` is the answer's first index."""
+    """A conversation: all its token ids, and [begin, end) of each of the target's answers in them."""
 
     ids: list[int]
-    start: int
+    answers: Spans
+
+    @property
+    def answered(self) -> int:
+        return sum(end - begin for begin, end in self.answers)
 
 
 class FeatureCache:

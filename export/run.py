@@ -1,4 +1,4 @@
-"""`python -m export train`: the two stages in order, with progress and resumable state in the work folder."""
+"""`python -m export train`: the three stages in order, with progress and resumable state in the work folder."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import argparse
 import hashlib
 import json
 import platform
-import random
 import time
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from export.answers import generate_answers, read_answers, read_prompts
+from cloud.packing import pack_linears
+from export.answers import Limits, generate_answers, read_answers
 from export.features import FeatureCache, Sequence
 from export.progress import Meter
+from export.prompts import OPENINGS, Conversation, plan, read_prompts
 from export.train import Trainer, TrainSettings, draft_vocabulary
 from models.moa import MoA, MoAConfig, save_drafter
 from models.target import Target, load_target
@@ -32,25 +33,20 @@ def train(arguments: argparse.Namespace) -> None:
     device = arguments.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    prompts = read_prompts(arguments.prompts)
-    random.Random(arguments.seed).shuffle(prompts)
-    prompts = prompts[: arguments.max_prompts]
-    if not prompts:
-        raise ValueError("the prompt files hold no prompt")
+    conversations = _plan(arguments)
     target = load_target(arguments.target, dtype="bfloat16", device=device)
     work: Path = arguments.work_dir
     work.mkdir(parents=True, exist_ok=True)
-    limits = (arguments.max_prompt_tokens, arguments.max_new_tokens)
-    answers = work / f"answers-{_key(target.model_hash, prompts, limits)}.jsonl"
-    print(f"target {target.name} on {device}; {len(prompts)} prompts; work folder {work}")
+    limits = Limits(arguments.max_prompt_tokens, arguments.max_new_tokens, arguments.max_tokens)
+    answers = work / f"answers-{_key(target.model_hash, conversations, limits)}.jsonl"
+    print(f"target {target.name} on {device}; {len(conversations)} conversations; work folder {work}")
 
-    _answer(target, prompts, answers, arguments)
-    sequences = [
-        Sequence(row["prompt"] + row["answer"], len(row["prompt"])) for row in read_answers(answers) if row["answer"]
-    ]
+    _answer(target, conversations, limits, answers, arguments)
+    sequences = [Sequence(row["ids"], tuple(map(tuple, row["answers"]))) for row in read_answers(answers)]
+    sequences = [sequence for sequence in sequences if sequence.answers]
     if not sequences:
         raise ValueError("no prompt is short enough to be answered; raise --max-prompt-tokens")
-    tokens, answered = sum(len(s.ids) for s in sequences), sum(len(s.ids) - s.start for s in sequences)
+    tokens, answered = sum(len(s.ids) for s in sequences), sum(s.answered for s in sequences)
     print(f"{len(sequences)} answers, {answered:,} answer tokens, {tokens:,} in all")
 
     config = MoAConfig.for_target(
@@ -75,7 +71,8 @@ def train(arguments: argparse.Namespace) -> None:
     notes = {
         "target": target.name,
         "prompt_files": [path.name for path in arguments.prompts],
-        "answers": len(sequences),
+        "self_prompts": arguments.self_prompts,
+        "conversations": len(sequences),
         "answer_tokens": answered,
         "settings": asdict(settings),
         "steps": trainer.steps,
@@ -92,15 +89,30 @@ def train(arguments: argparse.Namespace) -> None:
     print(f"wrote {arguments.output_dir}; next: python -m export bundle --drafter {arguments.output_dir} ...")
 
 
-def _answer(target: Target, prompts: list[str], path: Path, arguments: argparse.Namespace) -> None:
-    if sum(1 for _ in read_answers(path)) >= len(prompts):
+def _plan(arguments: argparse.Namespace) -> list[Conversation]:
+    openings = [turns[0] for turns in read_prompts([arguments.openings])] if arguments.openings else OPENINGS
+    conversations = plan(
+        read_prompts(arguments.prompts), limit=arguments.max_prompts, composed=arguments.composed,
+        self_prompts=arguments.self_prompts, openings=openings, sampled=arguments.sampled,
+        follow_ups=arguments.follow_ups, seed=arguments.seed,
+    )  # fmt: skip
+    if not conversations:
+        raise ValueError("there is no prompt; give --prompts with files that hold some, or --self-prompts")
+    return conversations
+
+
+def _answer(
+    target: Target, conversations: list[Conversation], limits: Limits, path: Path, arguments: argparse.Namespace
+) -> None:
+    if sum(1 for _ in read_answers(path)) >= len(conversations):
         return
-    with Meter("answers", len(prompts)) as meter:
+    pack_linears(target.model)
+    with Meter("conversations", len(conversations)) as meter:
         began, total, done = 0.0, 0, 0
 
-        def on_tokens(tokens: int, answers: int) -> None:
+        def on_tokens(tokens: int, count: int) -> None:
             nonlocal began, total, done
-            done += answers
+            done += count
             if began == 0.0:  # the first call counts an earlier run's work
                 began = time.monotonic()
             else:
@@ -108,8 +120,8 @@ def _answer(target: Target, prompts: list[str], path: Path, arguments: argparse.
             meter.update(done, f"{total / max(1e-9, time.monotonic() - began):,.0f} tokens/s")
 
         generate_answers(
-            target, prompts, path, max_prompt=arguments.max_prompt_tokens, max_new=arguments.max_new_tokens,
-            slots=min(arguments.slots, len(prompts)), on_tokens=on_tokens,
+            target, conversations, path, limits=limits, slots=min(arguments.slots, len(conversations)),
+            seed=arguments.seed, on_tokens=on_tokens,
         )  # fmt: skip
 
 

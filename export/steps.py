@@ -14,8 +14,9 @@ from transformers import DynamicCache
 from edge_runtime.bundle import BundleError
 from edge_runtime.drafter import MASKED, MAX_WIDTH
 from edge_runtime.engines import Engine, Floats, Ints
-from export.answers import generate_answers, read_answers
+from export.answers import Limits, generate_answers, read_answers
 from export.progress import Meter
+from export.prompts import Conversation, UserTurn
 from models.moa import MoAConfig, ServerHalf, server_half
 from models.target import Target, TargetFiles, load_target
 from protocol.rows import RowShape, pack_rows, unpack_rows
@@ -90,14 +91,15 @@ def target_passages(
     """The target's greedy answers to PROMPTS and their rows, int8 as on the wire; answers are kept in `folder`."""
     answers = folder / "answers.jsonl"
     limit = server.config.max_context - ANSWER_TOKENS
-    generate_answers(
-        target, PROMPTS, answers, max_prompt=limit, max_new=ANSWER_TOKENS, slots=len(PROMPTS), on_tokens=on_tokens
-    )
+    asked = [Conversation((UserTurn(prompt),)) for prompt in PROMPTS]
+    limits = Limits(limit, ANSWER_TOKENS, limit + ANSWER_TOKENS)
+    generate_answers(target, asked, answers, limits=limits, slots=len(asked), on_tokens=on_tokens)
     passages = []
     for row in read_answers(answers):
-        ids = torch.tensor(row["prompt"] + row["answer"])
-        if len(row["answer"]) > LOOKAHEAD:
-            passages.append(Passage(ids.numpy(), _rows(target, server, ids), len(row["prompt"])))
+        ids = torch.tensor(row["ids"])
+        for begin, end in row["answers"]:
+            if end - begin > LOOKAHEAD:
+                passages.append(Passage(ids.numpy(), _rows(target, server, ids), begin))
     return passages
 
 

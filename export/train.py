@@ -102,8 +102,9 @@ def build_batch(cache: FeatureCache, indices: list[int], rng: random.Random, dec
         window = draw_window(rng)
         mask, lags = row_mask_of(n, window, rng.randrange(max(1, window)))
         row_mask[b, :n, : n + 1], lag[b, :n] = mask, lags
-        learn = slice(sequence.start - 1, n - 1)  # position i predicts token i + 1
-        weight[b, learn] = (decay ** (lags[learn] - 1).float()).clamp(min=0.25)
+        for begin, end in sequence.answers:
+            learn = slice(begin - 1, end - 1)  # position i predicts token i + 1
+            weight[b, learn] = (decay ** (lags[learn] - 1).float()).clamp(min=0.25)
     causal = torch.full((size, size), MASKED).triu(1)[None]
     return Batch(tokens, kv, hidden, causal, row_mask, lag, weight)
 
@@ -178,7 +179,8 @@ def draft_vocabulary(sequences: list[Sequence], size: int, vocab: int, always: t
     """Ids of the `size` most frequent answer tokens [size] int32, ascending; ties and gaps: low ids first."""
     counts: Counter[int] = Counter()
     for sequence in sequences:
-        counts.update(sequence.ids[sequence.start :])
+        for begin, end in sequence.answers:
+            counts.update(sequence.ids[begin:end])
     ranked = sorted(range(vocab), key=lambda v: (v not in always, -counts[v], v))
     return torch.tensor(sorted(ranked[:size]), dtype=torch.int32)
 

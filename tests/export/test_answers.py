@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from export.answers import SlotDecoder, generate_answers, read_answers, read_prompts, render_prompt
-from models.target import Target
-from tests.tiny import tiny_model, tiny_target, tiny_tokenizer
+from export.answers import Limits, generate_answers, read_answers
+from export.decoder import SlotDecoder, choose
+from export.prompts import ChatFormat, Conversation, UserTurn, plan, read_prompts
+from models.target import DEFAULT_TARGET, Target, open_target
+from protocol.sampling import Sampling
+from tests.tiny import plain_decode, tiny_model, tiny_target, tiny_tokenizer
 
 #: many ids end an answer, so that answers differ in length and slots are refilled at different times
 ENDS = (3, *range(20, 50))
@@ -29,13 +32,23 @@ def some_prompts(count: int, longest: int = 12) -> list[str]:
 
 @torch.inference_mode()
 def reference(target: Target, prompt: str, max_new: int) -> list[int]:
-    ids = torch.tensor([render_prompt(target, prompt)])
+    ids = torch.tensor([render(target, prompt)])
     out = target.model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new, eos_token_id=list(ENDS),
         pad_token_id=0,
     )  # fmt: skip
     answer: list[int] = out[0, ids.shape[1] :].tolist()
     return answer
+
+
+def render(target: Target, prompt: str) -> list[int]:
+    """What a user's question becomes everywhere else in the product."""
+    chat = [{"role": "user", "content": prompt}]
+    return list(target.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
+
+
+def asked(prompts: list[str]) -> list[Conversation]:
+    return [Conversation((UserTurn(prompt),)) for prompt in prompts]
 
 
 class Counter:
@@ -52,16 +65,15 @@ def answer(
     target: Target, prompts: list[str], path: Path, slots: int = 3, max_prompt: int = 32, max_new: int = 16
 ) -> Counter:
     counter = Counter()
-    generate_answers(
-        target, prompts, path, max_prompt=max_prompt, max_new=max_new, slots=slots, on_tokens=counter
-    )  # fmt: skip
+    limits = Limits(max_prompt, max_new, max_prompt + max_new)
+    generate_answers(target, asked(prompts), path, limits=limits, slots=slots, on_tokens=counter)
     return counter
 
 
 def answers_of(path: Path) -> dict[int, list[int]]:
     rows = list(read_answers(path))
     assert len({row["index"] for row in rows}) == len(rows), "an index was answered twice"
-    return {row["index"]: row["answer"] for row in rows}
+    return {row["index"]: [token for begin, end in row["answers"] for token in row["ids"][begin:end]] for row in rows}
 
 
 # generating
@@ -105,8 +117,8 @@ def test_a_slot_without_work_stays_inside_its_cache(tmp_path: Path) -> None:
 def test_rows_hold_the_rendered_prompt(tmp_path: Path) -> None:
     prompts, target = some_prompts(3), answering_target()
     answer(target, prompts, tmp_path / "answers.jsonl")
-    rows = {row["index"]: row["prompt"] for row in read_answers(tmp_path / "answers.jsonl")}
-    assert rows == {i: render_prompt(target, prompt) for i, prompt in enumerate(prompts)}
+    rows = {row["index"]: row["ids"][: row["answers"][0][0]] for row in read_answers(tmp_path / "answers.jsonl")}
+    assert rows == {i: render(target, prompt) for i, prompt in enumerate(prompts)}
 
 
 def test_the_targets_attention_is_put_back(tmp_path: Path) -> None:
@@ -138,7 +150,7 @@ def test_resume_after_a_cut_last_line(tmp_path: Path) -> None:
     path.write_bytes(b"".join(lines[:4]) + lines[4][: len(lines[4]) // 2])
     kept = [json.loads(line) for line in lines[:4]]
     counter = answer(answering_target(), prompts, path)
-    assert counter.calls[0] == (sum(len(row["answer"]) for row in kept), 4)
+    assert counter.calls[0] == (sum(end - begin for row in kept for begin, end in row["answers"]), 4)
     assert sum(answers for _, answers in counter.calls) == 9
     assert answers_of(path) == expected
     assert path.read_bytes().splitlines(keepends=True)[:4] == lines[:4]
@@ -169,15 +181,102 @@ def test_decoder_keeps_slots_apart() -> None:
         logits = decoder.step(torch.tensor([texts[slot][-1] for slot in range(3)]))
 
 
+# several turns
+
+
+def test_follow_up_turns_stand_behind_the_answers(tmp_path: Path) -> None:
+    """The second answer is greedy decoding behind the conversation as the chat template renders it."""
+    target = answering_target()
+    talks = [Conversation((UserTurn("w5 w6"), UserTurn("w9"))), Conversation((UserTurn("w7"),))]
+    limits = Limits(32, 16, 64)
+    generate_answers(target, talks, tmp_path / "a.jsonl", limits=limits, slots=2, on_tokens=Counter())
+    rows = {row["index"]: row for row in read_answers(tmp_path / "a.jsonl")}
+    assert [len(rows[i]["answers"]) for i in range(2)] == [2, 1]
+    ids, ((begin, end), (again, last)) = rows[0]["ids"], rows[0]["answers"]
+    assert ids[:begin] == render(target, "w5 w6") and last == len(ids)
+    words = target.tokenizer("w9 </s>", add_special_tokens=False)["input_ids"]
+    assert ids[end:again] == words if ids[end - 1] == 3 else [3, *words]
+    expected = plain_decode(tiny_model(), ids[:again], Sampling(), 16, ENDS)
+    assert ids[again:] == expected
+
+
+def test_the_target_writes_prompts_itself(tmp_path: Path) -> None:
+    """Its turn begins as told, stands closed in the text as the template renders it, and is answered greedily."""
+    target = answering_target()
+    talks = plan([], self_prompts=12, openings=["w5 w6"], seed=3)
+    assert {turn for talk in talks for turn in talk.turns} == {UserTurn("", True), UserTurn("w5 w6", True)}
+    limits = Limits(24, 8, 64)
+    generate_answers(target, talks, tmp_path / "a.jsonl", limits=limits, slots=5, on_tokens=Counter())
+    rows = list(read_answers(tmp_path / "a.jsonl"))
+    assert sorted(row["index"] for row in rows) == list(range(12))
+    answered = [row for row in rows if row["answers"]]
+    assert len(answered) > 3
+    for row in answered:
+        [(begin, _)] = row["answers"]
+        asked = target.tokenizer.decode(row["ids"][:begin], skip_special_tokens=True)
+        assert asked.startswith(talks[row["index"]].turns[0].text) and row["ids"][:begin] == render(target, asked)
+        assert row["ids"][begin:] == plain_decode(tiny_model(), row["ids"][:begin], Sampling(), 8, ENDS)
+
+
+def test_sampled_answers_follow_the_targets_law() -> None:
+    logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(2)).repeat(20_000, 1)
+    temperatures = torch.full((20_000,), 0.7)
+    temperatures[10_000:] = 0.0
+    tokens = choose(logits, temperatures, torch.Generator().manual_seed(1))
+    assert (tokens[10_000:] == logits[0].argmax()).all()
+    law = torch.softmax(logits[0] / 0.7, -1)
+    seen = torch.bincount(tokens[:10_000], minlength=30) / 10_000
+    assert ((seen - law).abs() < 5 * (law * (1 - law) / 10_000).sqrt() + 1e-4).all()
+
+
 # prompts
+
+
+def test_plans_are_the_same_for_the_same_arguments() -> None:
+    prompts = [(f"w{i} w{i + 1}",) for i in range(40)]
+    wanted = {"limit": 30, "composed": 5, "self_prompts": 8, "sampled": 0.4, "follow_ups": 0.3}
+    one, other, third = (plan(prompts, **wanted, seed=seed) for seed in (1, 1, 2))  # type: ignore[arg-type]
+    assert one == other != third and len(one) == 30 + 5 + 8
+    assert 8 < sum(talk.temperature == 1.0 for talk in one) < 28
+    assert 4 < sum(len(talk.turns) == 2 for talk in one) < 26
+    assert sum(talk.turns[0].goes_on for talk in one) == 8
+    assert sum(len(talk.turns[0].text.split()) >= 60 for talk in one) == 5
+
+
+def test_tasks_cannot_be_composed_of_nothing() -> None:
+    with pytest.raises(ValueError, match="--composed"):
+        plan([], composed=1)
+
+
+def test_the_default_targets_template_is_cut_where_it_renders() -> None:
+    tokenizer = open_target(DEFAULT_TARGET).tokenizer
+    chat = ChatFormat(tokenizer)
+    talk = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+
+    def rendered(messages: list[dict[str, str]]) -> list[int]:
+        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+
+    first, so = chat.first(UserTurn("Why?")), tokenizer("So.<|im_end|>")["input_ids"]
+    assert first == rendered(talk[:1])
+    assert first + so + chat.next(UserTurn("And?"), so[-1]) == rendered([*talk, {"role": "user", "content": "And?"}])
+    opening = chat.first(UserTurn("Wh", goes_on=True))
+    assert tokenizer.decode(opening).endswith("<|im_start|>user\nWh")
+    assert tokenizer.decode([chat.end_of_user]) == "<|im_end|>"
+
+
+def test_a_template_that_hides_the_user_is_refused() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "always the same"
+    with pytest.raises(ValueError, match="does not show"):
+        ChatFormat(tokenizer)
 
 
 def test_prompt_formats(tmp_path: Path) -> None:
     rows = tmp_path / "a.jsonl"
-    rows.write_text('{"prompt": "one"}\n\n{"turns": ["two", "ignored"], "id": 3}\n{"prompt": "größe ✓"}', "utf-8")
+    rows.write_text('{"prompt": "one"}\n\n{"turns": ["two", "more"], "id": 3}\n{"prompt": "größe ✓"}', "utf-8")
     text = tmp_path / "b.txt"
     text.write_bytes(b"four\r\n \nfive, {not json}\n")
-    assert read_prompts([rows, text]) == ["one", "two", "größe ✓", "four", "five, {not json}"]
+    assert read_prompts([rows, text]) == [("one",), ("two", "more"), ("größe ✓",), ("four",), ("five, {not json}",)]
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def some_sequences(count: int, seed: int = 0) -> list[Sequence]:
         start = len(ids)
         for _ in range(rng.randint(3, 14)):
             ids.append(4 + (3 * ids[-1] + 1) % 56)
-        sequences.append(Sequence(ids, start))
+        sequences.append(Sequence(ids, ((start, len(ids)),)))
     return sequences
 
 
@@ -136,9 +136,9 @@ def test_learnt_positions_predict_the_answer_only(cache: FeatureCache) -> None:
     indices = [3, 4, 5]
     batch = build_batch(cache, indices, random.Random(0), 0.9)
     for b, index in enumerate(indices):
-        sequence = cache.sequences[index]
+        [(begin, end)] = cache.sequences[index].answers
         learnt = batch.weight[b].nonzero().flatten().tolist()
-        assert learnt == list(range(sequence.start - 1, len(sequence.ids) - 1))
+        assert learnt == list(range(begin - 1, end - 1))
 
 
 def test_weights_decay_with_lag_to_a_floor(cache: FeatureCache) -> None:
@@ -237,7 +237,7 @@ def test_loss_gradients_reach_every_trained_weight(cache: FeatureCache, target: 
 
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(0, 99))
 def test_epoch_order_covers_each_sequence_once(count: int, batch_size: int, seed: int) -> None:
-    sequences = [Sequence([1] * (1 + i * 7 % 31), 1) for i in range(count)]
+    sequences = [Sequence([1] * (1 + i * 7 % 31), ()) for i in range(count)]
     batches = epoch_order(sequences, batch_size, seed)
     assert sorted(i for batch in batches for i in batch) == list(range(count))
     assert len(batches) == math.ceil(count / batch_size)  # what the trainer counts on
@@ -261,14 +261,17 @@ def test_batches_hold_similar_lengths() -> None:
 
 
 def test_draft_vocabulary_holds_the_most_frequent_answer_tokens() -> None:
-    sequences = [Sequence([90, 90, 90, 90, 5, 5, 5, 7, 7, 8], 4), Sequence([91, 5, 7, 9], 1)]
+    sequences = [
+        Sequence([90, 90, 90, 90, 5, 5, 5, 7, 7, 8], ((4, 10),)),
+        Sequence([91, 5, 92, 7, 9], ((1, 2), (3, 5))),
+    ]
     ids = draft_vocabulary(sequences, 3, 100, ())
-    assert ids.tolist() == [5, 7, 8]  # 8 and 9 tie: the lower; 90 and 91 stand in prompts only
+    assert ids.tolist() == [5, 7, 8]  # 8 and 9 tie: the lower; 90 to 92 stand in prompts only
     assert ids.dtype == torch.int32
 
 
 def test_draft_vocabulary_always_holds_the_ends() -> None:
-    sequences = [Sequence([1, 50, 50, 51, 51, 52], 1)]
+    sequences = [Sequence([1, 50, 50, 51, 51, 52], ((1, 6),))]
     assert draft_vocabulary(sequences, 4, 100, (98, 99)).tolist() == [50, 51, 98, 99]
 
 
