@@ -45,6 +45,8 @@ def build_parser() -> argparse.ArgumentParser:
                        help="half of these begin with a line of it; default: a list of ours")  # fmt: skip
     train.add_argument("--composed", type=int, default=0, metavar="N",
                        help="add so many tasks on longer texts, put together from --prompts")  # fmt: skip
+    train.add_argument("--drafter", choices=["moa", "eagle2", "lm"], default="moa",
+                       help="what to train; the others are for comparison and cannot be bundled")  # fmt: skip
     train.add_argument("--output-dir", type=Path, required=True, help="drafter folder to write")
     train.add_argument("--work-dir", type=Path, default=Path("build/train"), help="answers, features, checkpoint")
     train.add_argument("--max-prompts", type=int, default=0, help="use at most this many, chosen by --seed; 0: all")
@@ -56,11 +58,13 @@ def build_parser() -> argparse.ArgumentParser:
                        help="share of one-turn conversations that get a second one, written by the target")  # fmt: skip
     train.add_argument("--slots", type=int, default=128, help="conversations held at once")
     train.add_argument("--epochs", type=int, default=5)
-    train.add_argument("--batch-size", type=int, default=12, help="sequences per step")
+    train.add_argument("--batch-tokens", type=int, default=2048, help="tokens per step, padding included")
     train.add_argument("--learning-rate", type=float, default=2e-3)
     train.add_argument("--layers", type=int, default=6, help="target layers the drafter's server half reads")
     train.add_argument("--draft-vocab", type=int, default=12288, help="most frequent tokens the device can propose")
     train.add_argument("--max-context", type=int, default=2048, help="longest conversation, in tokens")
+    train.add_argument("--features", choices=["auto", "cache", "online"], default="auto",
+                       help="what the target knows of its text: kept in a file, or computed anew")  # fmt: skip
     train.add_argument("--device", default="auto", help="cpu, cuda or auto")
     train.add_argument("--threads", type=int, default=0, help="CPU threads, 0 = torch's choice")
     train.add_argument("--seed", type=int, default=0)

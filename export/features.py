@@ -1,17 +1,21 @@
-"""What the target knows about its own answers: K and V of chosen layers, and the last hidden state.
+"""What the target knows about its own text: K and V of chosen layers, and the last hidden state.
 
-Computed once per sequence, on first use, and kept in a memory-mapped file, so that later epochs cost no
-target forward pass and an interrupted run loses nothing.
+Either computed whenever a batch asks (`OnlineFeatures`: on a GPU that costs less than reading them), or once per
+sequence and kept in a memory-mapped file (`FeatureCache`), so that later epochs cost no forward pass of the target and
+an interrupted run loses nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from models.moa import MoAConfig
@@ -32,42 +36,77 @@ class Sequence:
         return sum(end - begin for begin, end in self.answers)
 
 
-class FeatureCache:
-    """Lazily filled features of `sequences`, float16 on disk.
+class OnlineFeatures:
+    """Features of `sequences`, computed whenever they are asked for."""
 
-    Row of a token: [layers * kv_width] K and V as models.moa.ServerHalf reads them, then [hidden_size]
-    the target's last hidden state after its final norm (what the LM head sees).
+    def __init__(self, target: Target, config: MoAConfig, sequences: Seq[Sequence]) -> None:
+        self.target, self.config, self.sequences = target, config, sequences
+
+    @torch.no_grad()
+    def batch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        """(kv [B, S, layers, kv_width] as models.moa.ServerHalf reads them, hidden [B, S, hidden_size]).
+
+        On the target's device in its dtype; behind a sequence's end stands what does not matter. hidden is the last
+        hidden state after the final norm, which the LM head sees.
+        """
+        model = self.target.model
+        texts = [torch.tensor(self.sequences[index].ids) for index in indices]
+        tokens = pad_sequence(texts, batch_first=True).to(model.device)  # causal: padding behind changes nothing before
+        cache = DynamicCache(config=model.config)
+        hidden = model.model(tokens, past_key_values=cache, use_cache=True).last_hidden_state
+        layers = [cache.layers[layer] for layer in self.config.target_layers]
+        kv = [torch.stack([layer.keys, layer.values], 2).permute(0, 3, 1, 2, 4).flatten(2) for layer in layers]
+        return torch.stack(kv, 2), hidden
+
+
+class FeatureCache(OnlineFeatures):
+    """The same, filled into a file as they are asked for.
+
+    A token's row: K and V as int8 with one float16 scale per head, then the hidden state in float16.
     """
 
-    def __init__(self, target: Target, config: MoAConfig, sequences: list[Sequence], path: Path) -> None:
-        self.target, self.config, self.sequences = target, config, sequences
+    def __init__(self, target: Target, config: MoAConfig, sequences: Seq[Sequence], path: Path) -> None:
+        super().__init__(target, config, sequences)
         self.offsets = np.cumsum([0] + [len(s.ids) for s in sequences])
-        self.kv = len(config.target_layers) * config.kv_width
-        shape = (int(self.offsets[-1]), self.kv + config.hidden_size)
-        fresh = not path.is_file() or path.stat().st_size != shape[0] * shape[1] * 2
-        self.rows = np.memmap(path, np.float16, "w+" if fresh else "r+", shape=shape)
+        self._values = len(config.target_layers) * config.kv_width
+        self._groups = self._values // config.target_head_dim
+        row = self._values + 2 * self._groups + 2 * config.hidden_size
+        shape = (int(self.offsets[-1]), row)
+        fresh = not path.is_file() or path.stat().st_size != shape[0] * shape[1]
+        self.rows = np.memmap(path, np.uint8, "w+" if fresh else "r+", shape=shape)
         flags = path.with_suffix(".filled")
         if fresh or not flags.is_file():
             np.zeros(len(sequences), np.uint8).tofile(flags)
         self.filled = np.memmap(flags, np.uint8, "r+", shape=(len(sequences),))
 
-    def get(self, index: int) -> tuple[Tensor, Tensor]:
-        """(kv [S, layers, kv_width], hidden [S, hidden_size]) float16 on the CPU."""
+    def batch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        """See OnlineFeatures.batch; on the CPU, float32 and float16."""
+        parts = [self._one(index) for index in indices]
+        return (
+            pad_sequence([kv for kv, _ in parts], batch_first=True),
+            pad_sequence([hidden for _, hidden in parts], batch_first=True),
+        )
+
+    def _one(self, index: int) -> tuple[Tensor, Tensor]:
         span = slice(self.offsets[index], self.offsets[index + 1])
         if not self.filled[index]:
-            self.rows[span] = self._compute(self.sequences[index].ids)
+            kv, hidden = super().batch([index])
+            self.rows[span] = self._pack(kv[0].float().cpu().numpy(), hidden[0].float().cpu().numpy())
             self.filled[index] = 1
-        rows = torch.from_numpy(np.array(self.rows[span]))
-        return rows[:, : self.kv].unflatten(1, (-1, self.config.kv_width)), rows[:, self.kv :]
+        return self._unpack(np.array(self.rows[span]))
 
-    @torch.inference_mode()
-    def _compute(self, ids: list[int]) -> np.ndarray:
-        model = self.target.model
-        cache = DynamicCache(config=model.config)
-        tokens = torch.tensor([ids], device=model.device)
-        hidden = model.model(tokens, past_key_values=cache, use_cache=True).last_hidden_state[0]
-        parts = []
-        for layer in self.config.target_layers:
-            key, value = cache.layers[layer].keys[0], cache.layers[layer].values[0]  # [heads, S, head_dim]
-            parts.append(torch.stack([key, value], 1).permute(2, 0, 1, 3).flatten(1))
-        return torch.cat([*parts, hidden], 1).clamp(-65504, 65504).to(torch.float16).cpu().numpy()
+    def _pack(self, kv: NDArray[np.float32], hidden: NDArray[np.float32]) -> NDArray[np.uint8]:
+        groups = kv.reshape(len(kv), self._groups, -1)
+        scales = (np.abs(groups).max(-1) / 127).astype(np.float16)
+        divisor = np.maximum(scales.astype(np.float32), 6e-8)[..., None]
+        values = np.clip(np.rint(groups / divisor), -127, 127).astype(np.int8)
+        halves = np.clip(hidden, -65504, 65504).astype(np.float16)
+        return np.concatenate([x.reshape(len(kv), -1).view(np.uint8) for x in (values, scales, halves)], 1)
+
+    def _unpack(self, rows: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
+        cuts = np.cumsum([self._values, 2 * self._groups])
+        values, scales, halves = (np.ascontiguousarray(part) for part in np.split(rows, cuts, 1))
+        groups = values.view(np.int8).reshape(len(rows), self._groups, -1)
+        kv = groups * scales.view(np.float16).astype(np.float32)[..., None]
+        shape = (len(rows), len(self.config.target_layers), self.config.kv_width)
+        return torch.from_numpy(kv).reshape(shape), torch.from_numpy(halves.view(np.float16))

@@ -7,19 +7,24 @@ import hashlib
 import json
 import platform
 import time
-from dataclasses import asdict
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from cloud.packing import pack_linears
 from export.answers import Limits, generate_answers, read_answers
-from export.features import FeatureCache, Sequence
+from export.features import FeatureCache, OnlineFeatures, Sequence
 from export.progress import Meter
 from export.prompts import OPENINGS, Conversation, plan, read_prompts
-from export.train import Trainer, TrainSettings, draft_vocabulary
+from export.train import Student, Trainer, TrainSettings, draft_vocabulary
+from models.baselines.networks import Baseline, BaselineConfig, save_baseline
 from models.moa import MoA, MoAConfig, save_drafter
 from models.target import Target, load_target
+
+#: decoder layers of the baselines
+LAYERS = {"eagle2": 1, "lm": 2}
 
 
 def _key(*parts: object) -> str:
@@ -40,40 +45,28 @@ def train(arguments: argparse.Namespace) -> None:
     limits = Limits(arguments.max_prompt_tokens, arguments.max_new_tokens, arguments.max_tokens)
     answers = work / f"answers-{_key(target.model_hash, conversations, limits)}.jsonl"
     print(f"target {target.name} on {device}; {len(conversations)} conversations; work folder {work}")
-
     _answer(target, conversations, limits, answers, arguments)
-    sequences = [Sequence(row["ids"], tuple(map(tuple, row["answers"]))) for row in read_answers(answers)]
-    sequences = [sequence for sequence in sequences if sequence.answers]
-    if not sequences:
-        raise ValueError("no prompt is short enough to be answered; raise --max-prompt-tokens")
-    tokens, answered = sum(len(s.ids) for s in sequences), sum(s.answered for s in sequences)
-    print(f"{len(sequences)} answers, {answered:,} answer tokens, {tokens:,} in all")
 
-    config = MoAConfig.for_target(
-        target.config, target.model_hash, layers=arguments.layers, draft_vocab=arguments.draft_vocab,
-        max_context=arguments.max_context,
-    )  # fmt: skip
-    torch.manual_seed(arguments.seed)
-    moa = MoA(config)
-    moa.adopt(target.model, draft_vocabulary(sequences, config.draft_vocab_size, config.vocab_size, target.eos_ids))
-    moa.to(device)
+    lab = Lab(target, read_sequences(answers), arguments.layers, arguments.draft_vocab, arguments.max_context)
     settings = TrainSettings(
-        epochs=arguments.epochs, batch_size=arguments.batch_size, learning_rate=arguments.learning_rate,
+        epochs=arguments.epochs, batch_tokens=arguments.batch_tokens, learning_rate=arguments.learning_rate,
         seed=arguments.seed,
     )  # fmt: skip
-    key = _key(answers.name, len(sequences), config.target_layers)
-    cache = FeatureCache(target, config, sequences, work / f"features-{key}.f16")
-    checkpoint = work / f"checkpoint-{_key(key, asdict(config), asdict(settings))}.safetensors"
-    trainer = Trainer(moa, cache, settings, checkpoint)
+    print(f"{len(lab.sequences)} conversations, {lab.answered:,} answer tokens, {lab.tokens:,} in all")
+    student = lab.student(arguments.drafter, arguments.seed)
+    trainer = Trainer(
+        student, lab.features(arguments.features, work), settings, lab.checkpoint(student, settings, work)
+    )
     started, seen = time.monotonic(), _train(trainer)
 
     agreement = trainer.evaluate()
     notes = {
         "target": target.name,
         "prompt_files": [path.name for path in arguments.prompts],
+        "composed": arguments.composed,
         "self_prompts": arguments.self_prompts,
-        "conversations": len(sequences),
-        "answer_tokens": answered,
+        "conversations": len(lab.sequences),
+        "answer_tokens": lab.answered,
         "settings": asdict(settings),
         "steps": trainer.steps,
         "held_out_agreement_by_lag": agreement,
@@ -84,9 +77,71 @@ def train(arguments: argparse.Namespace) -> None:
             "seconds": round(time.monotonic() - started),
         },
     }
-    save_drafter(arguments.output_dir, config, moa.trained(), notes)
+    if isinstance(student, MoA):
+        save_drafter(arguments.output_dir, student.config, student.trained(), notes)
+    else:
+        save_baseline(arguments.output_dir, student, notes)
     print(f"held-out agreement by lag 1..6: {agreement}")
     print(f"wrote {arguments.output_dir}; next: python -m export bundle --drafter {arguments.output_dir} ...")
+
+
+@dataclass
+class Lab:
+    """A target and its answers: whatever is trained on them, and how it is named in a work folder."""
+
+    target: Target
+    sequences: Seq[Sequence]
+    layers: int = 6
+    draft_vocab: int = 12288
+    max_context: int = 2048
+
+    def __post_init__(self) -> None:
+        if not self.sequences:
+            raise ValueError("no prompt is short enough to be answered; raise --max-prompt-tokens")
+        self.config = MoAConfig.for_target(
+            self.target.config, self.target.model_hash, layers=self.layers, draft_vocab=self.draft_vocab,
+            max_context=self.max_context,
+        )  # fmt: skip
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(sequence.ids) for sequence in self.sequences)
+
+    @property
+    def answered(self) -> int:
+        return sum(sequence.answered for sequence in self.sequences)
+
+    def student(self, kind: str, seed: int = 0) -> Student:
+        """A fresh drafter of one kind ("moa", "eagle2", "lm"), all of as many trained parameters as MoA."""
+        torch.manual_seed(seed)
+        student: Student = MoA(self.config)
+        if kind != "moa":
+            budget = sum(p.numel() for p in student.parameters() if p.requires_grad)
+            student = Baseline(BaselineConfig.like(kind, self.config, budget, LAYERS[kind]))
+        vocabulary = draft_vocabulary(
+            self.sequences, self.config.draft_vocab_size, self.config.vocab_size, self.target.eos_ids
+        )
+        student.adopt(self.target.model, vocabulary)
+        return student.to(self.target.model.device)
+
+    def features(self, where: str, work: Path) -> OnlineFeatures:
+        """where: "online", "cache" or "auto": online on a GPU."""
+        if where == "online" or (where == "auto" and self.target.model.device.type == "cuda"):
+            return OnlineFeatures(self.target, self.config, self.sequences)
+        return FeatureCache(self.target, self.config, self.sequences, work / f"features-{self._key()}.u8")
+
+    def checkpoint(self, student: Student, settings: TrainSettings, work: Path) -> Path:
+        return work / f"checkpoint-{_key(self._key(), asdict(student.config), asdict(settings))}.safetensors"
+
+    def _key(self) -> str:
+        texts = hashlib.sha256(json.dumps([(s.ids, s.answers) for s in self.sequences]).encode()).hexdigest()
+        return _key(self.target.model_hash, texts, self.config.target_layers)
+
+
+def read_sequences(path: Path) -> list[Sequence]:
+    """The answered conversations of an answers file."""
+    rows = (Sequence(row["ids"], tuple(map(tuple, row["answers"]))) for row in read_answers(path))
+    return [sequence for sequence in rows if sequence.answers]
 
 
 def _plan(arguments: argparse.Namespace) -> list[Conversation]:

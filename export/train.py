@@ -1,4 +1,4 @@
-"""Train a MoA drafter on the target's own answers.
+"""Train a drafter on the target's own answers: MoA, or a baseline with the same losses on the same batches.
 
 The lagged masks of the MoA paper (arXiv 2410.03804; docs/design.md lists what differs): within a window that begins
 at a root position r, every query sees the feature rows of tokens 0..r-1 and nothing younger, which is
@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,24 +27,36 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from export.features import FeatureCache, Sequence
+from export.features import OnlineFeatures, Sequence
+from models.baselines.networks import Baseline
 from models.moa import MoA
 
+Student = MoA | Baseline
 MASKED = -1e9
+TOP_TOKENS = 10
+EVALUATED_AT_ONCE = 8  # sequences
 # Under autocast the norms get bfloat16 input and keep float32 gains; torch says once that this is not its fastest path.
 warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
 
 
 @dataclass(frozen=True)
 class TrainSettings:
+    """Budget and recipe. `benchmarks.ablations` shows what each choice of the recipe is worth."""
+
     epochs: int = 5
-    batch_size: int = 12  # sequences
+    batch_tokens: int = 2048  # padding included
     learning_rate: float = 2e-3
     final_rate: float = 0.05  # of learning_rate, where the cosine ends
     warmup: int = 50  # steps
     distribution_weight: float = 1.0  # soft cross-entropy with the target's distribution (as in the paper)
     feature_weight: float = 0.1  # SmoothL1 to the target's last hidden state (as in the paper)
+    top_tokens_weight: float = 0.0  # the same cross-entropy once more over the target's TOP_TOKENS (HASS, 2408.15766)
     lag_decay: float = 0.9  # loss weight per extra token of lag, floored at 0.25
+    prompt_weight: float = 0.0  # loss weight of what the target did not write itself
+    long_windows: float = 0.15  # share of windows longer than a tree, as in offline spans
+    random_phase: bool = True  # of windows; False: they begin at multiples of their length (as in the paper)
+    own_row: bool = False  # a root sees its own feature row, which never exists at run time (as in the paper)
+    int8_rows: bool = False  # rows are rounded as they travel
     held_out: int = 64  # sequences kept from training to measure agreement
     seed: int = 0
 
@@ -61,67 +74,57 @@ class Batch:
     weight: Tensor  # [B, S] float
 
 
-def draw_window(rng: random.Random) -> int:
+def draw_window(rng: random.Random, long_windows: float) -> int:
     """Tokens drafted behind one root. Mostly what a tree needs; a heavy tail for offline spans."""
     draw = rng.random()
-    if draw < 0.85:
+    if draw >= long_windows:
         return rng.randint(3, 12)
-    return rng.choice((16, 32, 64, 128)) if draw < 0.95 else 0  # 0: no rows at all
+    return rng.choice((16, 32, 64, 128)) if draw < long_windows * 2 / 3 else 0  # 0: no rows at all
 
 
-def row_mask_of(length: int, window: int, phase: int) -> tuple[Tensor, Tensor]:
+def row_mask_of(length: int, window: int, phase: int, own_row: bool = False) -> tuple[Tensor, Tensor]:
     """The lagged cross-attention mask: (additive [length, length + 1], lag [length]).
 
     Query i belongs to the window whose root is the largest r <= i with r = phase (mod window), and sees
-    the null row (column 0) and the rows of tokens j < r. Window 0: the null row only.
+    the null row (column 0) and the rows of tokens j < r (own_row: j <= r). Window 0: the null row only.
     """
     i = torch.arange(length)
     root = torch.zeros_like(i) if window == 0 else (i - phase).div(window, rounding_mode="floor") * window + phase
     root = root.clamp(min=0)
-    visible = torch.arange(-1, length)[None] < root[:, None]
+    seen = root + 1 if own_row and window else root
+    visible = torch.arange(-1, length)[None] < seen[:, None]
     visible[:, 0] = True
     return torch.where(visible, 0.0, MASKED), i - root + 1
 
 
-def build_batch(cache: FeatureCache, indices: list[int], rng: random.Random, decay: float) -> Batch:
-    sequences = [cache.sequences[i] for i in indices]
-    features = [cache.get(i) for i in indices]
+def build_batch(features: OnlineFeatures, indices: list[int], rng: random.Random, settings: TrainSettings) -> Batch:
+    sequences = [features.sequences[i] for i in indices]
+    kv, hidden = features.batch(indices)
     size, count = max(len(s.ids) for s in sequences), len(indices)
-    config = cache.config
     tokens = torch.zeros(count, size, dtype=torch.long)
-    kv = torch.zeros(count, size, len(config.target_layers), config.kv_width, dtype=torch.bfloat16)
-    hidden = torch.zeros(count, size, config.hidden_size, dtype=torch.bfloat16)
     row_mask = torch.full((count, size, size + 1), MASKED)
     row_mask[:, :, 0] = 0.0
     lag = torch.ones(count, size, dtype=torch.long)
     weight = torch.zeros(count, size)
-    for b, (sequence, (keys, states)) in enumerate(zip(sequences, features, strict=True)):
+    for b, sequence in enumerate(sequences):
         n = len(sequence.ids)
         tokens[b, :n] = torch.tensor(sequence.ids)
-        kv[b, :n], hidden[b, :n] = keys, states
-        window = draw_window(rng)
-        mask, lags = row_mask_of(n, window, rng.randrange(max(1, window)))
+        window = draw_window(rng, settings.long_windows)
+        phase = rng.randrange(max(1, window)) if settings.random_phase else 0
+        mask, lags = row_mask_of(n, window, phase, settings.own_row)
         row_mask[b, :n, : n + 1], lag[b, :n] = mask, lags
+        decayed = (settings.lag_decay ** (lags - 1).float()).clamp(min=0.25)
+        weight[b, : n - 1] = settings.prompt_weight * decayed[:-1]
         for begin, end in sequence.answers:
             learn = slice(begin - 1, end - 1)  # position i predicts token i + 1
-            weight[b, learn] = (decay ** (lags[learn] - 1).float()).clamp(min=0.25)
+            weight[b, learn] = decayed[learn]
     causal = torch.full((size, size), MASKED).triu(1)[None]
-    return Batch(tokens, kv, hidden, causal, row_mask, lag, weight)
+    return Batch(tokens, kv.bfloat16(), hidden.bfloat16(), causal, row_mask, lag, weight)
 
 
-def forward(moa: MoA, batch: Batch) -> Tensor:
+def forward(student: Student, batch: Batch) -> Tensor:
     """Drafter states before the LM head [B, S, hidden_size], every position with its own lag."""
-    count, size = batch.tokens.shape
-    positions = torch.arange(size, device=batch.tokens.device)
-    flat = positions.repeat(count)
-    rows = moa.server(batch.kv.flatten(0, 1), flat).unflatten(0, (count, size))
-    shape = (count, 0, moa.config.sa_kv_heads, moa.config.head_dim)
-    empty = rows.new_zeros(shape)
-    positions = positions.expand(count, size)
-    assert moa.device_half.null_row is not None, "drafters are trained with a null row"
-    rows = torch.cat([moa.device_half.null_row.to(rows.dtype).expand(count, 1, -1, -1, -1), rows], 1)
-    keys, values = rows.unbind(2)
-    return moa.device_half.hidden(batch.tokens, positions, batch.sa_mask, empty, empty, keys, values, batch.row_mask)[0]
+    return student.states(batch.tokens, batch.kv, batch.hidden, batch.sa_mask, batch.row_mask)
 
 
 class SoftCrossEntropy(torch.autograd.Function):
@@ -147,35 +150,55 @@ class SoftCrossEntropy(torch.autograd.Function):
         return gradient * grads[0].to(gradient.dtype), None, None
 
 
-def losses(moa: MoA, batch: Batch, settings: TrainSettings) -> tuple[Tensor, Tensor]:
-    """(loss, top-1 agreement) over the learnt positions. Both loss terms are the paper's."""
+def losses(student: Student, batch: Batch, settings: TrainSettings) -> tuple[Tensor, Tensor]:
+    """(loss, top-1 agreement) over the learnt positions. Entropy and feature terms are the paper's."""
     chosen = batch.weight > 0
-    state, truth, weight = forward(moa, batch)[chosen], batch.hidden[chosen], batch.weight[chosen]
+    state, truth, weight = forward(student, batch)[chosen], batch.hidden[chosen], batch.weight[chosen]
     weight = weight / weight.sum()
-    logits = moa.device_half.head(state)
+    logits = student.head(state)
     with torch.no_grad():
-        wanted = moa.device_half.head(truth)
+        wanted = student.head(truth)
         agreement = (wanted.argmax(-1) == logits.argmax(-1)).float().mean()
-    entropy = SoftCrossEntropy.apply(logits, wanted, weight)
-    feature = functional.smooth_l1_loss(state.float(), truth.float(), reduction="none").mean(-1)
-    return settings.distribution_weight * entropy + settings.feature_weight * (weight * feature).sum(), agreement
+    loss = settings.distribution_weight * SoftCrossEntropy.apply(logits, wanted, weight)
+    if settings.feature_weight:
+        feature = functional.smooth_l1_loss(state.float(), truth.float(), reduction="none").mean(-1)
+        loss = loss + settings.feature_weight * (weight * feature).sum()
+    if settings.top_tokens_weight:
+        loss = loss + settings.top_tokens_weight * _top_tokens(logits, wanted, weight)
+    return loss, agreement
 
 
-def epoch_order(sequences: list[Sequence], batch_size: int, seed: int) -> list[list[int]]:
-    """Batches of similar length (little padding) in random order; the same for the same seed."""
+def _top_tokens(logits: Tensor, wanted: Tensor, weight: Tensor) -> Tensor:
+    """sum_i weight_i * -sum_v softmax(wanted)_iv log softmax(logits)_iv over the TOP_TOKENS of wanted."""
+    best = wanted.topk(min(TOP_TOKENS, wanted.shape[-1]), -1).indices
+    law = torch.softmax(wanted.float(), -1).gather(-1, best)
+    own = logits.gather(-1, best).float() - logits.float().logsumexp(-1, keepdim=True)
+    return -(weight[:, None] * law * own).sum()
+
+
+def epoch_order(sequences: Seq[Sequence], batch_tokens: int, seed: int) -> list[list[int]]:
+    """Batches of similar length (little padding), at most `batch_tokens` padded tokens unless one sequence has more.
+
+    In random order, the same for the same seed.
+    """
     rng = random.Random(seed)
     order = list(range(len(sequences)))
     rng.shuffle(order)
-    pool = batch_size * 32
     batches: list[list[int]] = []
+    pool = 400
     for at in range(0, len(order), pool):
-        near = sorted(order[at : at + pool], key=lambda i: len(sequences[i].ids))
-        batches += [near[b : b + batch_size] for b in range(0, len(near), batch_size)]
+        batch: list[int] = []
+        for index in sorted(order[at : at + pool], key=lambda i: len(sequences[i].ids)):
+            if batch and len(sequences[index].ids) * (len(batch) + 1) > batch_tokens:
+                batches.append(batch)
+                batch = []
+            batch.append(index)
+        batches.append(batch)
     rng.shuffle(batches)
     return batches
 
 
-def draft_vocabulary(sequences: list[Sequence], size: int, vocab: int, always: tuple[int, ...]) -> Tensor:
+def draft_vocabulary(sequences: Seq[Sequence], size: int, vocab: int, always: tuple[int, ...]) -> Tensor:
     """Ids of the `size` most frequent answer tokens [size] int32, ascending; ties and gaps: low ids first."""
     counts: Counter[int] = Counter()
     for sequence in sequences:
@@ -197,10 +220,12 @@ class Progress:
 class Trainer:
     """One training run with a checkpoint that resumes at the step where it stopped."""
 
-    def __init__(self, moa: MoA, cache: FeatureCache, settings: TrainSettings, checkpoint: Path) -> None:
-        self.moa, self.cache, self.settings, self.checkpoint = moa, cache, settings, checkpoint
-        self.device = next(moa.parameters()).device
-        self.parameters = {n: p for n, p in moa.named_parameters() if p.requires_grad}
+    def __init__(self, student: Student, features: OnlineFeatures, settings: TrainSettings, checkpoint: Path) -> None:
+        self.student, self.features, self.settings, self.checkpoint = student, features, settings, checkpoint
+        if isinstance(student, MoA):
+            student.int8_rows = settings.int8_rows
+        self.device = next(student.parameters()).device
+        self.parameters = {n: p for n, p in student.named_parameters() if p.requires_grad}
         # Muon for the matrices: at the same learning rate it needs about half of AdamW's steps here.
         matrices = [p for p in self.parameters.values() if p.ndim == 2]
         others = [p for p in self.parameters.values() if p.ndim != 2]
@@ -209,12 +234,15 @@ class Trainer:
             torch.optim.Muon(matrices, lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
         ]
-        self.held_out = list(range(min(settings.held_out, len(cache.sequences) // 10)))
-        self.learnt = cache.sequences[len(self.held_out) :]
-        per_epoch = math.ceil(len(self.learnt) / settings.batch_size)
-        self.step, self.steps = 0, settings.epochs * per_epoch
-        self.per_epoch = per_epoch
-        self.order: tuple[int, list[list[int]]] = (-1, [])
+        sequences = features.sequences
+        self.held_out = list(range(min(settings.held_out, len(sequences) // 10)))
+        learnt, first = sequences[len(self.held_out) :], len(self.held_out)
+        self.plan = [
+            [first + i for i in batch]
+            for epoch in range(settings.epochs)
+            for batch in epoch_order(learnt, settings.batch_tokens, settings.seed + epoch)
+        ]
+        self.step, self.steps = 0, len(self.plan)
         if checkpoint.is_file():
             self._restore()
 
@@ -231,25 +259,21 @@ class Trainer:
             self.save()
 
     def _one_step(self) -> Progress:
-        epoch, place = divmod(self.step, self.per_epoch)
-        if self.order[0] != epoch:
-            seed = self.settings.seed + epoch
-            self.order = (epoch, epoch_order(self.learnt, self.settings.batch_size, seed))
-        indices = [i + len(self.held_out) for i in self.order[1][place]]
+        indices = self.plan[self.step]
         batch = self._batch(indices, seed=self.settings.seed * 1_000_003 + self.step)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = self._rate()
-        self.moa.train()
+        self.student.train()
         with torch.autocast(self.device.type, torch.bfloat16):
-            loss, agreement = losses(self.moa, batch, self.settings)
+            loss, agreement = losses(self.student, batch, self.settings)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
         for optimiser in self.optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.step += 1
-        tokens = sum(len(self.cache.sequences[i].ids) for i in indices)
+        tokens = sum(len(self.features.sequences[i].ids) for i in indices)
         return Progress(self.step, self.steps, tokens, loss.item(), agreement.item())
 
     def _rate(self) -> float:
@@ -261,7 +285,7 @@ class Trainer:
         return settings.learning_rate * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
 
     def _batch(self, indices: list[int], seed: int) -> Batch:
-        batch = build_batch(self.cache, indices, random.Random(seed), self.settings.lag_decay)
+        batch = build_batch(self.features, indices, random.Random(seed), self.settings)
         return Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
 
     @torch.no_grad()
@@ -270,18 +294,17 @@ class Trainer:
 
         One value per lag 1..6, measured with the same masks as training.
         """
-        self.moa.eval()
+        self.student.eval()
         hits = {1: torch.zeros(7), 4: torch.zeros(7)}
         seen = torch.zeros(7)
-        for at in range(0, len(self.held_out), self.settings.batch_size):
-            indices = self.held_out[at : at + self.settings.batch_size]
-            batch = self._batch(indices, seed=at)
+        for at in range(0, len(self.held_out), EVALUATED_AT_ONCE):
+            batch = self._batch(self.held_out[at : at + EVALUATED_AT_ONCE], seed=at)
             with torch.autocast(self.device.type, torch.bfloat16):
-                state = forward(self.moa, batch)
+                state = forward(self.student, batch)
                 for lag in range(1, 7):
                     chosen = (batch.weight > 0) & (batch.lag == lag)
-                    wanted = self.moa.device_half.head(batch.hidden[chosen]).argmax(-1)
-                    top = self.moa.device_half.head(state[chosen]).topk(4, -1).indices == wanted[:, None]
+                    wanted = self.student.head(batch.hidden[chosen]).argmax(-1)
+                    top = self.student.head(state[chosen]).topk(4, -1).indices == wanted[:, None]
                     seen[lag] += len(wanted)
                     hits[1][lag] += top[:, :1].any(-1).sum().item()
                     hits[4][lag] += top.any(-1).sum().item()
@@ -305,7 +328,7 @@ class Trainer:
             if state["steps"] != self.steps:
                 raise ValueError(
                     f"{self.checkpoint} is from a run of {state['steps']} steps, this one has {self.steps}; "
-                    "use the same --prompts, --max-prompts, --epochs and --batch-size, or another --work-dir"
+                    "use the same prompts, --epochs and --batch-tokens, or another --work-dir"
                 )
             self.step = state["step"]
             with torch.no_grad():

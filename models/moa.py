@@ -369,14 +369,35 @@ class MoA(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
         nn.init.zeros_(self.server.Ekv2E.bias)
+        self.int8_rows = False  # train on rows rounded as they travel
+
+    @property
+    def head(self) -> nn.Linear:
+        """The frozen LM head: states -> logits over the draft vocabulary."""
+        return self.device_half.head
+
+    def states(self, tokens: Tensor, kv: Tensor, hidden: Tensor, causal: Tensor, row_mask: Tensor) -> Tensor:
+        """States before the LM head [B, S, hidden_size] of whole texts, every position with its own lag (for training).
+
+        tokens [B, S] int64; kv [B, S, layers, kv_width] the target's; hidden is not used; causal additive [1, S, S];
+        row_mask additive [B, S, S + 1]: which feature rows a query sees, column 0 is the null row.
+        """
+        count, size = tokens.shape
+        positions = torch.arange(size, device=tokens.device)
+        rows = self.server(kv.flatten(0, 1), positions.repeat(count)).unflatten(0, (count, size))
+        if self.int8_rows:
+            rows = rows + (quantised(rows) - rows).detach()
+        assert self.device_half.null_row is not None, "drafters are trained with a null row"
+        rows = torch.cat([self.device_half.null_row.to(rows.dtype).expand(count, 1, -1, -1, -1), rows], 1)
+        empty = rows.new_zeros(count, 0, self.config.sa_kv_heads, self.config.head_dim)
+        keys, values = rows.unbind(2)
+        positions = positions.expand(count, size)
+        return self.device_half.hidden(tokens, positions, causal, empty, empty, keys, values, row_mask)[0]
 
     def adopt(self, target_model: Any, draft_ids: Tensor) -> None:
         """Take the target's embedding and the LM head rows of `draft_ids` [draft_vocab] (frozen)."""
         device = self.device_half
-        with torch.no_grad():
-            device.embedding.weight.copy_(target_model.get_input_embeddings().weight)
-            device.head.weight.copy_(target_model.get_output_embeddings().weight[draft_ids.long()])
-            device.draft_ids.copy_(draft_ids)
+        adopt_tables(device.embedding, device.head, device.draft_ids, target_model, draft_ids)
 
     def trained(self) -> dict[str, Tensor]:
         """Trained tensors under the checkpoint's names, plus the draft vocabulary map."""
@@ -384,13 +405,34 @@ class MoA(nn.Module):
         return {**self.server.state_dict(), **tensors}
 
 
+def adopt_tables(embedding: nn.Embedding, head: nn.Linear, ids: Tensor, target_model: Any, draft_ids: Tensor) -> None:
+    """Copy the target's embedding, the LM head rows of `draft_ids` [draft_vocab], and these ids themselves."""
+    with torch.no_grad():
+        embedding.weight.copy_(target_model.get_input_embeddings().weight)
+        head.weight.copy_(target_model.get_output_embeddings().weight[draft_ids.long()])
+        ids.copy_(draft_ids)
+
+
+def quantised(rows: Tensor) -> Tensor:
+    """Feature rows [..., head_dim] as they arrive over the wire: int8 with one scale per head (protocol.rows)."""
+    scale = (rows.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-12).half().to(rows.dtype)
+    return (rows / scale).round().clamp(-127, 127) * scale
+
+
 def save_drafter(folder: Path, config: MoAConfig, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
     """Write a drafter folder: fp16 weights and a config that also carries free-form `notes`."""
+    write_drafter(folder, "moa", asdict(config), tensors, notes)
+
+
+def write_drafter(
+    folder: Path, kind: str, config: dict[str, Any], tensors: dict[str, Tensor], notes: dict[str, Any]
+) -> None:
+    """A drafter folder of any kind; `config` is what its reader wants to know."""
     folder.mkdir(parents=True, exist_ok=True)
     half = {k: (v.half() if v.is_floating_point() else v).contiguous().cpu() for k, v in tensors.items()}
     save_file(half, folder / WEIGHTS_FILE)
     (folder / WEIGHTS_FILE).chmod(0o644)  # safetensors leaves it readable to its owner only
-    text = json.dumps({"type": "moa", **asdict(config), "notes": notes}, indent=2)
+    text = json.dumps({"type": kind, **config, "notes": notes}, indent=2)
     (folder / CONFIG_FILE).write_text(text + "\n")
 
 
@@ -404,7 +446,10 @@ def load_drafter(folder: Path) -> tuple[MoAConfig, dict[str, Tensor], str]:
         if not (folder / name).is_file():
             raise DrafterError(f"{folder}: no {name} there, so this is not a drafter folder")
     try:
-        config = MoAConfig.from_dict(json.loads((folder / CONFIG_FILE).read_text()))
+        values = json.loads((folder / CONFIG_FILE).read_text())
+        if values.get("type", "moa") != "moa":
+            raise DrafterError(f"{folder}: a {values['type']} drafter, for benchmarks only; MoA is what devices run")
+        config = MoAConfig.from_dict(values)
         tensors = load_file(folder / WEIGHTS_FILE)
     except DrafterError:
         raise

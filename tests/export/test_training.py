@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,8 @@ from transformers import DynamicCache
 from cloud.features import FeatureProducer
 from cloud.runner import Runner
 from export import train as room
-from export.features import FeatureCache, Sequence
+from export.features import FeatureCache, OnlineFeatures, Sequence
+from export.run import Lab
 from export.train import (
     SoftCrossEntropy,
     Trainer,
@@ -31,7 +31,8 @@ from export.train import (
     losses,
     row_mask_of,
 )
-from models.moa import MoA, MoAConfig
+from models.baselines.networks import load_baseline, save_baseline
+from models.moa import DrafterError, MoA, MoAConfig, load_drafter
 from models.target import Target
 from tests.tiny import tiny_model, tiny_target
 
@@ -114,7 +115,7 @@ def test_window_zero_shows_the_null_row_only() -> None:
 
 def test_window_law() -> None:
     rng = random.Random(1)
-    drawn = [draw_window(rng) for _ in range(20_000)]
+    drawn = [draw_window(rng, 0.15) for _ in range(20_000)]
     assert set(drawn) == {*range(3, 13), 16, 32, 64, 128, 0}
     assert sum(3 <= w <= 12 for w in drawn) / 20_000 == pytest.approx(0.85, abs=0.01)
     assert drawn.count(0) / 20_000 == pytest.approx(0.05, abs=0.01)
@@ -122,19 +123,22 @@ def test_window_law() -> None:
 
 @pytest.fixture
 def cache(target: Target, config: MoAConfig, tmp_path: Path) -> FeatureCache:
-    return FeatureCache(target, config, some_sequences(23), tmp_path / "features.f16")
+    return FeatureCache(target, config, some_sequences(23), tmp_path / "features.u8")
 
 
 def test_phase_is_random(cache: FeatureCache) -> None:
     """Position 9 stands at every lag of a small window, over many batches."""
     long = max(range(23), key=lambda i: len(cache.sequences[i].ids))
-    lags = {int(build_batch(cache, [long], random.Random(seed), 0.9).lag[0, 9]) for seed in range(80)}
+    lags = {
+        int(build_batch(cache, [long], random.Random(seed), TrainSettings(lag_decay=0.9)).lag[0, 9])
+        for seed in range(80)
+    }
     assert set(range(1, 9)) <= lags
 
 
 def test_learnt_positions_predict_the_answer_only(cache: FeatureCache) -> None:
     indices = [3, 4, 5]
-    batch = build_batch(cache, indices, random.Random(0), 0.9)
+    batch = build_batch(cache, indices, random.Random(0), TrainSettings(lag_decay=0.9))
     for b, index in enumerate(indices):
         [(begin, end)] = cache.sequences[index].answers
         learnt = batch.weight[b].nonzero().flatten().tolist()
@@ -144,7 +148,7 @@ def test_learnt_positions_predict_the_answer_only(cache: FeatureCache) -> None:
 def test_weights_decay_with_lag_to_a_floor(cache: FeatureCache) -> None:
     seen = set()
     for seed in range(20):
-        batch = build_batch(cache, list(range(12)), random.Random(seed), 0.8)
+        batch = build_batch(cache, list(range(12)), random.Random(seed), TrainSettings(lag_decay=0.8))
         chosen = batch.weight > 0
         for weight, lag in zip(batch.weight[chosen].tolist(), batch.lag[chosen].tolist(), strict=True):
             assert weight == pytest.approx(max(0.25, 0.8 ** (lag - 1)))
@@ -156,8 +160,8 @@ def test_padding_changes_nothing(cache: FeatureCache, target: Target, config: Mo
     """A short sequence gives the same states alone and padded beside a long one."""
     order = sorted(range(23), key=lambda i: len(cache.sequences[i].ids))
     moa = fresh_moa(target, config).eval()
-    alone = build_batch(cache, [order[0]], random.Random(5), 0.9)
-    beside = build_batch(cache, [order[0], order[-1]], random.Random(5), 0.9)
+    alone = build_batch(cache, [order[0]], random.Random(5), TrainSettings(lag_decay=0.9))
+    beside = build_batch(cache, [order[0], order[-1]], random.Random(5), TrainSettings(lag_decay=0.9))
     alone, beside = (replace(b, kv=b.kv.float(), hidden=b.hidden.float()) for b in (alone, beside))
     size = alone.tokens.shape[1]
     assert size < beside.tokens.shape[1]
@@ -175,7 +179,7 @@ def test_first_column_of_the_row_mask_is_the_null_row(cache: FeatureCache, targe
     with torch.no_grad():
         for parameter in [p for p in moa.parameters() if p.requires_grad and p.dim() > 1]:
             parameter.normal_(0, 0.2, generator=generator)
-    batch = build_batch(cache, [3, 4], random.Random(5), 0.9)
+    batch = build_batch(cache, [3, 4], random.Random(5), TrainSettings(lag_decay=0.9))
     batch = replace(batch, kv=batch.kv.float(), hidden=batch.hidden.float())
     other_kv = torch.randn(batch.kv.shape, generator=generator)
     for first_masked in (False, True):
@@ -225,7 +229,7 @@ def test_loss_gradients_reach_every_trained_weight(cache: FeatureCache, target: 
         for parameter in moa.parameters():
             if parameter.requires_grad and parameter.dim() > 1:
                 parameter.normal_(0, 0.2, generator=torch.Generator().manual_seed(parameter.numel()))
-    batch = build_batch(cache, [0, 1, 2], random.Random(0), 0.9)
+    batch = build_batch(cache, [0, 1, 2], random.Random(0), TrainSettings(lag_decay=0.9))
     with torch.autocast("cpu", torch.bfloat16):
         losses(moa, batch, TrainSettings())[0].backward()
     silent = [n for n, p in moa.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.abs().max())]
@@ -238,15 +242,15 @@ def test_loss_gradients_reach_every_trained_weight(cache: FeatureCache, target: 
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(0, 99))
 def test_epoch_order_covers_each_sequence_once(count: int, batch_size: int, seed: int) -> None:
     sequences = [Sequence([1] * (1 + i * 7 % 31), ()) for i in range(count)]
-    batches = epoch_order(sequences, batch_size, seed)
+    batches = epoch_order(sequences, 10 * batch_size, seed)
     assert sorted(i for batch in batches for i in batch) == list(range(count))
-    assert len(batches) == math.ceil(count / batch_size)  # what the trainer counts on
-    assert all(1 <= len(batch) <= batch_size for batch in batches)
+    padded = [len(batch) * max(len(sequences[i].ids) for i in batch) for batch in batches]
+    assert all(size <= 10 * batch_size or len(batch) == 1 for size, batch in zip(padded, batches, strict=True))
 
 
 def test_epoch_order_depends_on_the_seed_alone() -> None:
     sequences = some_sequences(60)
-    orders = [epoch_order(sequences, 4, seed) for seed in (1, 1, 2)]
+    orders = [epoch_order(sequences, 60, seed) for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
 
 
@@ -254,7 +258,7 @@ def test_batches_hold_similar_lengths() -> None:
     sequences = some_sequences(120)
     spread = [
         max(lengths) - min(lengths)
-        for batch in epoch_order(sequences, 4, 0)
+        for batch in epoch_order(sequences, 60, 0)
         for lengths in [[len(sequences[i].ids) for i in batch]]
     ]
     assert sum(spread) / len(spread) < 2
@@ -283,7 +287,7 @@ def test_draft_vocabulary_is_ascending_and_full(size: int, seed: int) -> None:
 
 # the trainer
 
-SETTINGS = TrainSettings(epochs=3, batch_size=4, learning_rate=5e-3, warmup=3, held_out=2)
+SETTINGS = TrainSettings(epochs=3, batch_tokens=64, learning_rate=5e-3, warmup=3, held_out=2)
 
 
 @pytest.fixture
@@ -299,7 +303,7 @@ class Bench:
 
     def __init__(self, target: Target, config: MoAConfig, folder: Path) -> None:
         self.target, self.config, self.folder = target, config, folder
-        self.cache = FeatureCache(target, config, some_sequences(23), folder / "features.f16")
+        self.cache = FeatureCache(target, config, some_sequences(23), folder / "features.u8")
 
     def trainer(self, name: str, settings: TrainSettings = SETTINGS, seed: int = 0) -> Trainer:
         moa = fresh_moa(self.target, self.config, seed)
@@ -335,9 +339,9 @@ def test_loss_falls_and_agreement_rises(bench: Bench) -> None:
 
 def test_frozen_parts_stay_the_targets(bench: Bench) -> None:
     trainer = bench.trainer("run")
-    before = copy.deepcopy(trainer.moa.device_half.state_dict())
+    before = copy.deepcopy(trainer.student.device_half.state_dict())
     run_steps(trainer, 3)
-    after = trainer.moa.device_half.state_dict()
+    after = trainer.student.device_half.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed and not changed & {"embedding.weight", "head.weight", "draft_ids"}
 
@@ -345,7 +349,7 @@ def test_frozen_parts_stay_the_targets(bench: Bench) -> None:
 @pytest.mark.parametrize("stop", [1, 6, 8], ids=["early", "epoch ends", "middle"])
 def test_resumed_run_equals_an_uninterrupted_one(bench: Bench, stop: int) -> None:
     whole = bench.trainer("whole")
-    assert whole.per_epoch == 6
+    assert whole.steps > 14
     run_steps(whole, 12)
     run_steps(bench.trainer("cut"), stop)
     resumed = bench.trainer("cut", seed=99)  # other first weights: all must come from the checkpoint
@@ -401,7 +405,7 @@ def test_failing_save_keeps_the_old_checkpoint(bench: Bench, monkeypatch: pytest
 
 def test_checkpoint_of_another_run_is_refused(bench: Bench) -> None:
     run_steps(bench.trainer("run"), 1)
-    with pytest.raises(ValueError, match=r"is from a run of 18 steps, this one has 24; use the same --prompts"):
+    with pytest.raises(ValueError, match=r"is from a run of 15 steps, this one has 20; use the same prompts"):
         bench.trainer("run", replace(SETTINGS, epochs=4))
 
 
@@ -433,6 +437,11 @@ def test_evaluation_counts_what_the_head_agrees_on(bench: Bench, monkeypatch: py
 # features
 
 
+def one(features: OnlineFeatures, index: int) -> tuple[Tensor, Tensor]:
+    kv, hidden = features.batch([index])
+    return kv[0], hidden[0]
+
+
 @torch.inference_mode()
 def direct(target: Target, ids: list[int]) -> tuple[DynamicCache, Tensor]:
     cache = DynamicCache(config=target.config)
@@ -442,17 +451,19 @@ def direct(target: Target, ids: list[int]) -> tuple[DynamicCache, Tensor]:
 
 def test_feature_rows_equal_a_direct_forward(cache: FeatureCache, target: Target, config: MoAConfig) -> None:
     for index in (0, 7, 22):
-        kv, hidden = cache.get(index)
+        kv, hidden = one(cache, index)
         layers, expected_hidden = direct(target, cache.sequences[index].ids)
         torch.testing.assert_close(hidden.float(), expected_hidden, rtol=2e-3, atol=2e-3)
         for place, layer in enumerate(config.target_layers):
             keys, values = layers.layers[layer].keys[0], layers.layers[layer].values[0]
             interleaved = torch.cat([keys[0], values[0], keys[1], values[1]], -1)  # [K_0|V_0|K_1|V_1]
-            torch.testing.assert_close(kv[:, place].float(), interleaved, rtol=2e-3, atol=2e-3)
+            largest = interleaved.unflatten(-1, (4, -1)).abs().amax(-1, keepdim=True) / 127
+            step = largest.expand(-1, -1, 8).flatten(1) * 0.51 + 1e-3
+            assert ((kv[:, place] - interleaved).abs() <= step).all()
 
 
 def test_cached_hidden_is_what_the_lm_head_sees(cache: FeatureCache, target: Target) -> None:
-    _, hidden = cache.get(4)
+    _, hidden = one(cache, 4)
     logits = target.model(torch.tensor([cache.sequences[4].ids])).logits[0]
     torch.testing.assert_close(target.model.lm_head(hidden.float()), logits, rtol=5e-3, atol=2e-2)
 
@@ -469,24 +480,76 @@ def test_training_and_serving_read_one_layout(cache: FeatureCache, target: Targe
     runner.store.values.copy_(torch.stack([layer.values[0].transpose(0, 1) for layer in layers.layers]))
     kv = runner.gather(config.target_layers, positions)
     served = FeatureProducer(config, half, torch.device("cpu")).rows(kv, positions)
-    trained = half(cache.get(0)[0].float(), torch.tensor(positions))
-    torch.testing.assert_close(trained, torch.from_numpy(served), rtol=5e-3, atol=5e-3)
+    trained = half(one(cache, 0)[0].float(), torch.tensor(positions))
+    torch.testing.assert_close(trained, torch.from_numpy(served), rtol=2e-2, atol=2e-2)
+
+
+def test_online_features_are_those_of_the_cache(cache: FeatureCache, target: Target, config: MoAConfig) -> None:
+    """Also in a batch of several lengths; the cache rounds keys and values to int8."""
+    online = OnlineFeatures(target, config, cache.sequences)
+    (kv, hidden), (cached_kv, cached_hidden) = (source.batch([3, 8, 21]) for source in (online, cache))
+    assert kv.shape == cached_kv.shape and hidden.shape == cached_hidden.shape
+    for row, index in enumerate((3, 8, 21)):
+        n = len(cache.sequences[index].ids)
+        torch.testing.assert_close(hidden[row, :n], cached_hidden[row, :n].float(), rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(kv[row, :n], cached_kv[row, :n], rtol=0, atol=0.51 / 127 * float(kv.abs().max()))
+
+
+# baselines
+
+
+@pytest.mark.parametrize("kind", ["eagle2", "lm"])
+def test_baselines_have_moas_budget_and_learn(
+    kind: str, target: Target, tmp_path: Path, one_thread: None, cache: FeatureCache
+) -> None:
+    lab = Lab(target, cache.sequences, layers=2, draft_vocab=64)
+    student, moa = lab.student(kind), lab.student("moa")
+    sizes = [sum(p.numel() for p in model.parameters() if p.requires_grad) for model in (student, moa)]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
+    settings = replace(SETTINGS, epochs=14)
+    trainer = Trainer(student, cache, settings, lab.checkpoint(student, settings, tmp_path))
+    progress = list(trainer.run())
+    assert sum(p.loss for p in progress[-5:]) < sum(p.loss for p in progress[:5]) - 0.2
+    save_baseline(tmp_path / kind, student, {})  # type: ignore[arg-type]
+    again, _ = load_baseline(tmp_path / kind, target.model)
+    for (name, one), (_, other) in zip(student.state_dict().items(), again.state_dict().items(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3, msg=name)
+    with pytest.raises(DrafterError, match="for benchmarks only"):
+        load_drafter(tmp_path / kind)
+
+
+@pytest.mark.parametrize(("kind", "sees"), [("eagle2", 1), ("lm", None)])
+def test_what_a_baseline_sees_of_the_target(kind: str, sees: int | None, target: Target, cache: FeatureCache) -> None:
+    """EAGLE at position i: the hidden states before i, never its own; the small LM: none."""
+    student = Lab(target, cache.sequences, layers=2, draft_vocab=64).student(kind).eval()
+    batch = build_batch(cache, [4], random.Random(0), TrainSettings())
+    batch = replace(batch, hidden=batch.hidden.float())
+    with torch.no_grad():
+        before = room.forward(student, batch)[0]
+        for changed in range(batch.tokens.shape[1]):
+            hidden = batch.hidden.clone()
+            hidden[0, changed] += 1.0
+            after = room.forward(student, replace(batch, hidden=hidden))[0]
+            moved = (after != before).any(-1).nonzero()[:, 0].tolist()
+            assert (min(moved, default=None) or None) == (
+                changed + sees if sees and changed + 1 < len(before) else None
+            )
 
 
 def test_features_survive_reopening(cache: FeatureCache, config: MoAConfig, tmp_path: Path) -> None:
-    expected = [cache.get(index) for index in (2, 5)]
+    expected = [one(cache, index) for index in (2, 5)]
     del cache.rows, cache.filled
-    reopened = FeatureCache(None, config, cache.sequences, tmp_path / "features.f16")  # type: ignore[arg-type]
+    reopened = FeatureCache(None, config, cache.sequences, tmp_path / "features.u8")  # type: ignore[arg-type]
     for index, (kv, hidden) in zip((2, 5), expected, strict=True):  # no target is asked again
-        got = reopened.get(index)
+        got = one(reopened, index)
         assert torch.equal(got[0], kv) and torch.equal(got[1], hidden)
     with pytest.raises(AttributeError):
-        reopened.get(3)  # was never computed
+        one(reopened, 3)  # was never computed
 
 
 def test_features_of_other_sequences_are_computed_anew(target: Target, config: MoAConfig, tmp_path: Path) -> None:
-    FeatureCache(target, config, some_sequences(3), tmp_path / "features.f16").get(0)
+    one(FeatureCache(target, config, some_sequences(3), tmp_path / "features.u8"), 0)
     other = some_sequences(4, seed=8)
-    kv, _ = FeatureCache(target, config, other, tmp_path / "features.f16").get(0)
-    fresh, _ = FeatureCache(target, config, other, tmp_path / "elsewhere.f16").get(0)
+    kv, _ = one(FeatureCache(target, config, other, tmp_path / "features.u8"), 0)
+    fresh, _ = one(FeatureCache(target, config, other, tmp_path / "elsewhere.u8"), 0)
     assert torch.equal(kv, fresh)

@@ -1,0 +1,1 @@
+"""Drafters that MoA is measured against, trained on the same data and verified by the same target."""
