@@ -397,7 +397,7 @@ class MoA(nn.Module):
     def adopt(self, target_model: Any, draft_ids: Tensor) -> None:
         """Take the target's embedding and the LM head rows of `draft_ids` [draft_vocab] (frozen)."""
         device = self.device_half
-        adopt_tables(device.embedding, device.head, device.draft_ids, target_model, draft_ids)
+        adopt_tables(device.embedding, device.head, device.draft_ids, tables_of(target_model), draft_ids)
 
     def trained(self) -> dict[str, Tensor]:
         """Trained tensors under the checkpoint's names, plus the draft vocabulary map."""
@@ -405,11 +405,18 @@ class MoA(nn.Module):
         return {**self.server.state_dict(), **tensors}
 
 
-def adopt_tables(embedding: nn.Embedding, head: nn.Linear, ids: Tensor, target_model: Any, draft_ids: Tensor) -> None:
+def tables_of(target_model: Any) -> tuple[Tensor, Tensor]:
+    """A loaded target's embedding and LM head, each [vocab, hidden_size]."""
+    return target_model.get_input_embeddings().weight, target_model.get_output_embeddings().weight
+
+
+def adopt_tables(
+    embedding: nn.Embedding, head: nn.Linear, ids: Tensor, tables: tuple[Tensor, Tensor], draft_ids: Tensor
+) -> None:
     """Copy the target's embedding, the LM head rows of `draft_ids` [draft_vocab], and these ids themselves."""
     with torch.no_grad():
-        embedding.weight.copy_(target_model.get_input_embeddings().weight)
-        head.weight.copy_(target_model.get_output_embeddings().weight[draft_ids.long()])
+        embedding.weight.copy_(tables[0])
+        head.weight.copy_(tables[1][draft_ids.long()])
         ids.copy_(draft_ids)
 
 
@@ -471,8 +478,7 @@ def server_half(config: MoAConfig, tensors: dict[str, Tensor]) -> ServerHalf:
 
 def device_half(config: MoAConfig, tensors: dict[str, Tensor], target_model: Any) -> DeviceHalf:
     """Build the frozen device half from a drafter's tensors and a loaded target's embedding and LM head."""
-    embedding, head = target_model.get_input_embeddings().weight, target_model.get_output_embeddings().weight
-    return device_half_on(config, tensors, embedding, head)
+    return device_half_on(config, tensors, *tables_of(target_model))
 
 
 def device_half_on(config: MoAConfig, tensors: dict[str, Tensor], embedding: Tensor, lm_head: Tensor) -> DeviceHalf:

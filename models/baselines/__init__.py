@@ -1,1 +1,3 @@
-"""Drafters that MoA is measured against, trained on the same data and verified by the same target."""
+"""What MoA is measured against: other drafters, trained on the same data and verified by the same target, and
+multi-candidate speculative decoding (MCSD) with its relatives, on probability arrays.
+"""

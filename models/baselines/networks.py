@@ -26,6 +26,7 @@ from models.moa import (
     adopt_tables,
     rotary,
     rotate,
+    tables_of,
     write_drafter,
 )
 
@@ -121,7 +122,7 @@ class Baseline(nn.Module):
 
     def adopt(self, target_model: Any, draft_ids: Tensor) -> None:
         """Take the target's embedding and the LM head rows of `draft_ids` [draft_vocab] (frozen)."""
-        adopt_tables(self.embedding, self.head, self.draft_ids, target_model, draft_ids)
+        adopt_tables(self.embedding, self.head, self.draft_ids, tables_of(target_model), draft_ids)
 
     def trained(self) -> dict[str, Tensor]:
         """Trained tensors, plus the draft vocabulary map."""
@@ -133,8 +134,11 @@ def save_baseline(folder: Path, model: Baseline, notes: dict[str, Any]) -> None:
     write_drafter(folder, model.config.kind, asdict(model.config), model.trained(), notes)
 
 
-def load_baseline(folder: Path, target_model: Any) -> tuple[Baseline, str]:
-    """The drafter in `folder` on the target's tables, float32, and its hash. Raises DrafterError, one clear line."""
+def load_baseline(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[Baseline, str]:
+    """The drafter in `folder` on the target's embedding and LM head, each [vocab, hidden_size]; and its hash.
+
+    float32. Raises DrafterError with one clear line.
+    """
     try:
         values = json.loads((folder / CONFIG_FILE).read_text())
         if values.get("type") not in KINDS:
@@ -142,7 +146,7 @@ def load_baseline(folder: Path, target_model: Any) -> tuple[Baseline, str]:
         config = BaselineConfig(**{field.name: values[field.name] for field in fields(BaselineConfig)})
         tensors = load_file(folder / WEIGHTS_FILE)
         model = Baseline(config)
-        model.adopt(target_model, tensors["draft_ids"])
+        adopt_tables(model.embedding, model.head, model.draft_ids, tables, tensors["draft_ids"])
         model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}, strict=False)
     except DrafterError:
         raise

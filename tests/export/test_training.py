@@ -32,7 +32,7 @@ from export.train import (
     row_mask_of,
 )
 from models.baselines.networks import load_baseline, save_baseline
-from models.moa import DrafterError, MoA, MoAConfig, load_drafter
+from models.moa import DrafterError, MoA, MoAConfig, load_drafter, tables_of
 from models.target import Target
 from tests.tiny import tiny_model, tiny_target
 
@@ -511,7 +511,7 @@ def test_baselines_have_moas_budget_and_learn(
     progress = list(trainer.run())
     assert sum(p.loss for p in progress[-5:]) < sum(p.loss for p in progress[:5]) - 0.2
     save_baseline(tmp_path / kind, student, {})  # type: ignore[arg-type]
-    again, _ = load_baseline(tmp_path / kind, target.model)
+    again, _ = load_baseline(tmp_path / kind, tables_of(target.model))
     for (name, one), (_, other) in zip(student.state_dict().items(), again.state_dict().items(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3, msg=name)
     with pytest.raises(DrafterError, match="for benchmarks only"):
