@@ -7,17 +7,18 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from edge_runtime.bundle import BundleError
+from edge_runtime.bundle import Bundle, BundleError, open_bundle
 from edge_runtime.drafter import TreeShape
 from edge_runtime.engines import RUNTIMES
 from edge_runtime.link import LinkRefused
-from edge_runtime.runtime import EdgeRuntime, Event, Finished, LinkState
+from edge_runtime.runtime import EdgeRuntime, Event, Finished, LinkState, Server
 
 EPILOG = """\
 Verified text is plain; text the device wrote alone is yellow and underlined until the verifier has seen it.
@@ -25,9 +26,21 @@ Verified text is plain; text the device wrote alone is yellow and underlined unt
 examples:
   python -m edge_runtime generate --bundle build/bundle --server 127.0.0.1:8765 "Why is the sky blue?"
   python -m edge_runtime chat --bundle build/bundle --server 127.0.0.1:8765
+  python -m edge_runtime chat --bundle build/bundle --local
   python -m edge_runtime generate --bundle build/bundle "Works offline too, less cleverly."
 """
 TOKEN_HELP = "for a verifier that asks for one; default: $OUTRIDER_TOKEN, which others on this machine do not see"
+LOCAL_HELP = "run the full model in this process too: no network; needs outrider[cloud] and takes the model's memory"
+THREADS_HELP = (
+    "threads of the drafter's engine, and with --local of the target as well: they take turns; "
+    "0 = all cores, for the target all but one"
+)
+#: flags that say what --local loads
+LOCAL_FLAGS = ("target", "drafter", "dtype")
+
+
+class LocalError(RuntimeError):
+    """The full model cannot run in this process. One line that says what to do."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -41,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
             name, help=text, description=text.capitalize() + ".", formatter_class=argparse.ArgumentDefaultsHelpFormatter
         )
         command.add_argument("--bundle", type=Path, default=Path("build/bundle"), help="folder that export wrote")
-        command.add_argument("--server", default=None, help="host:port, ws://... or wss://...; without it: offline")
+        add_verifier_options(command)
         command.add_argument("--token", default=None, help=TOKEN_HELP)
         command.add_argument("--ca-file", type=Path, default=None, help="PEM certificates to trust beside the system's")
         command.add_argument("--max-new-tokens", type=int, default=256)
@@ -53,11 +66,23 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument("--nodes", type=int, default=TreeShape.nodes, help="nodes of a draft tree")
         command.add_argument("--depth", type=int, default=TreeShape.depth, help="levels of a draft tree")
         command.add_argument("--engine", choices=list(RUNTIMES), default=None, help="default: what is there")
-        command.add_argument("--threads", type=int, default=0, help="threads of the engine, 0 = all cores")
+        command.add_argument("--threads", type=int, default=0, help=THREADS_HELP)
         if name == "generate":
             command.add_argument("--json", action="store_true", help="print text, token ids and figures as JSON")
             command.add_argument("prompt", help="the question, or - to read it from standard input")
     return parser
+
+
+def add_verifier_options(command: argparse.ArgumentParser) -> None:
+    """Where the full model is: --server, or --local and what that loads."""
+    where = command.add_mutually_exclusive_group()
+    where.add_argument("--server", help="host:port, ws://... or wss://...; without it and --local: offline")
+    where.add_argument("--local", action="store_true", help=LOCAL_HELP)
+    local = command.add_argument_group("with --local")
+    local.add_argument("--target", help="alias, Hugging Face id or folder; default: the name in the bundle")
+    local.add_argument("--drafter", type=Path, help="default: the one under drafters/ with the bundle's hash")
+    dtypes = ["float32", "bfloat16", "float16", "float64"]
+    local.add_argument("--dtype", choices=dtypes, help="the target's number format; default: float32")
 
 
 def render(event: Event) -> Text:
@@ -81,7 +106,8 @@ async def answer(
                 state = event.state
             if isinstance(event, Finished):
                 last = event
-            badge = {"verified": "[cloud-verified]", "alone": "[on its own]"}.get(state, "[connecting]")
+            verified = "[verified]" if options.local else "[cloud-verified]"
+            badge = {"verified": verified, "alone": "[on its own]"}.get(state, "[connecting]")
             live.update(render(event) if last else Text.assemble(render(event), (f"  {badge}", "dim")))
     if not console.is_terminal:
         console.print()
@@ -99,21 +125,44 @@ def summary(event: Finished) -> str:
     return ", ".join(parts) + f"; ended by {event.reason}"
 
 
-def open_runtime(options: argparse.Namespace) -> EdgeRuntime:
+def open_server(options: argparse.Namespace, bundle: Bundle) -> AbstractContextManager[str | Server | None]:
+    """What --server or --local names; entered, it answers. Raises LocalError."""
+    if not options.local:
+        return nullcontext(options.server)
+    try:
+        from cloud.local import LocalVerifier, log_errors_only
+        from models.moa import DrafterError
+        from models.target import TargetError
+    except ImportError as error:
+        missing = error.name or error
+        raise LocalError(f"--local needs {missing}, which is not here; run: pip install 'outrider[cloud]'") from None
+    log_errors_only()
+    try:
+        with Console(stderr=True).status("loading the target"):
+            return LocalVerifier.load(
+                bundle, options.target, options.drafter, dtype=options.dtype or "float32", threads=options.threads
+            )
+    except (TargetError, DrafterError) as error:
+        raise LocalError(str(error)) from None
+
+
+def open_runtime(options: argparse.Namespace, bundle: Bundle, server: str | Server | None) -> EdgeRuntime:
     shape = TreeShape(nodes=options.nodes, depth=options.depth)
     token = options.token or os.environ.get("OUTRIDER_TOKEN")
-    return EdgeRuntime.from_bundle(
-        options.bundle, options.server, threads=options.threads, shape=shape, engine=options.engine, token=token,
+    return EdgeRuntime(
+        bundle, server, threads=options.threads, shape=shape, engine=options.engine, token=token,
         ca_file=options.ca_file,
     )  # fmt: skip
 
 
-async def generate(options: argparse.Namespace) -> int:
+async def generate(options: argparse.Namespace, bundle: Bundle, server: str | Server | None) -> int:
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     console = Console(stderr=options.json)
-    async with open_runtime(options) as runtime:
-        if not options.server:
-            console.print("no --server: everything below is the drafter's own, unverified text", style="dim")
+    async with open_runtime(options, bundle, server) as runtime:
+        if not server:
+            console.print(
+                "no --server, no --local: everything below is the drafter's own, unverified text", style="dim"
+            )
         event = await answer(runtime, [{"role": "user", "content": prompt}], options, console)
         if options.json:
             text = {"text": event.verified + event.provisional, "verified_text": event.verified}
@@ -123,10 +172,10 @@ async def generate(options: argparse.Namespace) -> int:
     return 0
 
 
-async def chat(options: argparse.Namespace) -> int:
+async def chat(options: argparse.Namespace, bundle: Bundle, server: str | Server | None) -> int:
     console = Console()
     messages: list[dict[str, str]] = []
-    async with open_runtime(options) as runtime:
+    async with open_runtime(options, bundle, server) as runtime:
         console.print("Ctrl-D or an empty line ends the chat.", style="dim")
         while True:
             try:
@@ -142,10 +191,16 @@ async def chat(options: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = build_parser().parse_args(argv)
+    parser = build_parser()
+    options = parser.parse_args(argv)
+    if not options.local and (given := [flag for flag in LOCAL_FLAGS if getattr(options, flag) is not None]):
+        parser.error(f"--{given[0]} says what --local loads; give --local too")
+    run = generate if options.command == "generate" else chat
     try:
-        return asyncio.run((generate if options.command == "generate" else chat)(options))
-    except (BundleError, LinkRefused, ValueError) as error:
+        bundle = open_bundle(options.bundle)
+        with open_server(options, bundle) as server:
+            return asyncio.run(run(options, bundle, server))
+    except (BundleError, LinkRefused, LocalError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

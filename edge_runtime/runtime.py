@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from edge_runtime.bundle import Bundle, open_bundle
 from edge_runtime.drafter import Drafter, TreeShape
 from edge_runtime.engines import Engine, open_engine
-from edge_runtime.link import Arrived, Link, LinkDown, LinkEvent, LinkRefused, LinkUp
+from edge_runtime.link import Arrived, Link, LinkDown, LinkEvent, LinkRefused, LinkUp, Traffic
 from edge_runtime.session import (
     Action,
     AddRows,
@@ -28,6 +29,7 @@ from edge_runtime.session import (
     Reconnect,
     Resume,
     RollBack,
+    RoundTimer,
     Send,
     Session,
     Stall,
@@ -35,7 +37,44 @@ from edge_runtime.session import (
 )
 from protocol.sampling import Sampling
 from protocol.tree import TokenTree
-from protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
+from protocol.wire import PROTOCOL_VERSION, STREAMS, ClientMessage, Close, Hello, Welcome
+
+
+class Transport(Protocol):
+    """What carries messages to one verifier and back: `edge_runtime.link.Link`, `cloud.local.LocalLink`.
+
+    It reports LinkUp, LinkDown, Arrived and LinkRefused in the event loop's thread, in order.
+    """
+
+    url: str  # where the verifier is, for people
+    traffic: Traffic
+    welcome: Welcome | None  # while there is a connection
+    refused: LinkRefused | None  # why there will never be one again
+
+    async def run(self) -> None:
+        """Connect, and again whenever it must; ends only by cancellation or a refusal."""
+
+    async def send(self, message: ClientMessage) -> None:
+        """Send, or drop `message` where there is no connection: the session repeats it after the next LinkUp."""
+
+    def drop(self) -> None:
+        """Give the connection up and make a new one."""
+
+
+class Server(Protocol):
+    """What makes links, where an address does not: `cloud.local.LocalVerifier`.
+
+    steady: it always answers or fails, so that the device never writes alone while it waits for a verdict.
+    """
+
+    steady: bool
+
+    def link(self, hello: Hello, report: Callable[[LinkEvent], None]) -> Transport:
+        """A link for one runtime; the runtime runs it."""
+
+
+#: for a steady server: no verdict is ever overdue
+UNHURRIED = Patience(open=math.inf, connect=math.inf, silence=math.inf)
 
 
 @dataclass(frozen=True)
@@ -116,19 +155,23 @@ class AnswerStats:
 class EdgeRuntime:
     """A bundle, its engine and one link; answers one prompt at a time.
 
-    server: `host:port`, `ws://...` or `wss://...` of a `python -m cloud.verifier`; None: write alone.
+    server: `host:port`, `ws://...` or `wss://...` of a `python -m cloud.verifier`; a `Server`, such as an entered
+    `cloud.local.LocalVerifier`; None: write alone.
     engine: "onnx", "executorch", an engine object, or None: the first that is in the bundle and installed.
-    token: for a verifier that asks for one. ca_file: certificates to trust beside the system's.
+    token: for an address that asks for one. ca_file: certificates to trust beside the system's.
     """
 
     def __init__(
-        self, bundle: Bundle, server: str | None, *, threads: int = 0, shape: TreeShape | None = None,
+        self, bundle: Bundle, server: str | Server | None, *, threads: int = 0, shape: TreeShape | None = None,
         patience: Patience | None = None, lookup: bool = True, engine: str | Engine | None = None,
         token: str | None = None, ca_file: str | Path | None = None,
     ) -> None:  # fmt: skip
         self.bundle = bundle
         self.shape = shape or TreeShape()
-        self.patience = (patience or Patience()) if server else Patience(connect=0.0, offline=0.0)
+        self._steady = server is not None and not isinstance(server, str) and server.steady
+        self.patience = patience or (UNHURRIED if self._steady else Patience())
+        if not server:
+            self.patience = Patience(connect=0.0, offline=0.0)
         manifest = bundle.manifest
         self.drafter = Drafter(
             open_engine(bundle, engine, threads) if engine is None or isinstance(engine, str) else engine,
@@ -137,7 +180,11 @@ class EdgeRuntime:
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
         #: what happens: link events and finished drafter jobs
         self._inbox: asyncio.Queue[LinkEvent | _Drafted] = asyncio.Queue()
-        self.link = Link(server, hello, self._inbox.put_nowait, token, ca_file) if server else None
+        self.link: Transport | None = None
+        if isinstance(server, str) and server:
+            self.link = Link(server, hello, self._inbox.put_nowait, token, ca_file)
+        elif server:
+            self.link = server.link(hello, self._inbox.put_nowait)
         self._link_task: asyncio.Task[None] | None = None
         # one thread owns the drafter, so that its jobs run in the order they were asked for
         self._worker = ThreadPoolExecutor(1, "drafter")
@@ -147,7 +194,7 @@ class EdgeRuntime:
         self._stream = 0
 
     @classmethod
-    def from_bundle(cls, folder: str | Path, server: str | None = None, **options: Any) -> EdgeRuntime:
+    def from_bundle(cls, folder: str | Path, server: str | Server | None = None, **options: Any) -> EdgeRuntime:
         """Open and check the bundle `folder`. Raises BundleError with one clear line.
 
         options: threads (engine threads, 0 = all cores), shape (TreeShape), patience (Patience), lookup (False:
@@ -194,7 +241,7 @@ class EdgeRuntime:
 
         temperature 0 is greedy. seed: the same seed gives the same text; None picks one. Closing the
         iterator cancels. Raises ValueError on a prompt that leaves no room, LinkRefused if the verifier
-        serves another target or drafter.
+        serves another target or drafter, or (`cloud.local.EngineFailed`) fails in this process.
         """
         if not prompt:
             raise ValueError("the prompt is empty")
@@ -226,7 +273,7 @@ class EdgeRuntime:
             prompt=ids, sampling=sampling, eos_ids=frozenset(self.bundle.manifest.eos_ids), max_new=max_new,
             max_context=self.bundle.manifest.max_context, row_shape=self.bundle.row_shape,
             session_id=self._session_id, stream=self._stream, rows_seen=self._rows_seen[:same],
-            patience=self.patience,
+            patience=self.patience, timer=RoundTimer(math.inf, math.inf, math.inf) if self._steady else RoundTimer(),
         )  # fmt: skip
 
 
@@ -286,7 +333,7 @@ class _Answer:
     async def _next_event(self) -> None:
         """Wait for the link, the drafter or the clock, whichever is first, and feed the session."""
         wake = self.session.wake_at()
-        timeout = None if wake is None else max(0.0, wake - self._now())
+        timeout = None if wake is None or math.isinf(wake) else max(0.0, wake - self._now())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._feed(await self.runtime._inbox.get())

@@ -26,11 +26,8 @@ from export.progress import Meter
 from export.report import check_markdown, put_section
 from export.steps import PROMPTS, RANDOM_ROWS, TARGET_ANSWERS, passages_for
 from models.eager import EagerEngine
-from models.moa import DeviceHalf, DrafterError, device_half_on, load_drafter
+from models.moa import DeviceHalf, device_half_on, find_drafter, load_drafter
 from models.target import open_target
-
-#: where a drafter is looked for when --drafter does not say
-DRAFTERS = Path("drafters")
 
 
 def facts(manifest: Manifest) -> dict[str, Any]:
@@ -111,7 +108,7 @@ def check_bundle(
     files = open_target(target or manifest.target)
     if files.model_hash != manifest.target_hash:
         raise BundleError(f"{folder} was made for target {manifest.target_hash}, {files.name} is {files.model_hash}")
-    drafter = drafter or find_drafter(manifest)
+    drafter = drafter or find_drafter(manifest.drafter_hash)
     config, tensors, drafter_hash = load_drafter(drafter)
     if drafter_hash != manifest.drafter_hash:
         raise BundleError(f"{folder} was made of drafter {manifest.drafter_hash}, {drafter} is {drafter_hash}")
@@ -153,17 +150,6 @@ def show(figures: dict[str, Any], manifest: Manifest, console: Console) -> None:
     if taus:
         eager = figures["acceptance"]["eager"]["tau"]
         console.print(f"the eager drafter's tau is {eager:.2f}: greedy, without prompt lookup", highlight=False)
-
-
-def find_drafter(manifest: Manifest) -> Path:
-    """The drafter folder under DRAFTERS that the bundle was made of."""
-    for folder in sorted(DRAFTERS.glob("*")) if DRAFTERS.is_dir() else []:
-        try:
-            if load_drafter(folder)[2] == manifest.drafter_hash:
-                return folder
-        except DrafterError:
-            continue
-    raise BundleError(f"no drafter {manifest.drafter_hash} under {DRAFTERS}/; give the bundle's with --drafter")
 
 
 def check_acceptance(

@@ -31,6 +31,8 @@ from torch.nn import functional
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "drafter.safetensors"
+#: where a drafter is looked for when nobody says
+DRAFTERS = Path("drafters")
 
 #: Tensors the server half needs; everything else lives on the device. The cross-attention's input norm
 #: stands on both sides: the paper sends keys/values and queries through the same norm.
@@ -467,6 +469,17 @@ def load_drafter(folder: Path) -> tuple[MoAConfig, dict[str, Tensor], str]:
         digest.update(name.encode() + tensors[name].numpy().tobytes())
     floats = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
     return config, floats, digest.hexdigest()[:16]
+
+
+def find_drafter(drafter_hash: str) -> Path:
+    """The folder under DRAFTERS that holds the drafter with this hash. Raises DrafterError where there is none."""
+    for folder in sorted(DRAFTERS.glob("*")) if DRAFTERS.is_dir() else []:
+        try:
+            if load_drafter(folder)[2] == drafter_hash:
+                return folder
+        except DrafterError:
+            continue
+    raise DrafterError(f"no drafter {drafter_hash} under {DRAFTERS}/; give the bundle's with --drafter")
 
 
 def server_half(config: MoAConfig, tensors: dict[str, Tensor]) -> ServerHalf:
