@@ -6,16 +6,20 @@ computes and in what they learn of the target after each verification.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.multi_candidate import SampledDrafter
 from cloud.features import FeatureProducer
 from edge_runtime.bundle import Bundle
 from edge_runtime.drafter import Drafter
 from edge_runtime.engines import open_engine
+from models.baselines.choice import RandomChooser
 from models.baselines.networks import Baseline, load_baseline
 from models.eager import EagerEngine
 from models.moa import device_half_on, load_drafter, server_half
@@ -37,10 +41,11 @@ class Contender:
     name: str
     producer: FeatureProducer | None = None
 
-    def fresh(self) -> Drafter:
+    def fresh(self) -> Any:
+        """A Drafter, or what grows trees as one does."""
         raise NotImplementedError
 
-    def learn(self, drafter: Drafter, start: int, packed: bytes, hidden: Floats) -> None:
+    def learn(self, drafter: Any, start: int, packed: bytes, hidden: Floats) -> None:
         """Most drafters know tokens only."""
 
 
@@ -85,6 +90,21 @@ class BaselineContender(Contender):
     def learn(self, drafter: Drafter, start: int, packed: bytes, hidden: Floats) -> None:
         if isinstance(drafter, EagleDrafter):
             drafter.add_hidden(start, hidden)
+
+
+class SampledContender(Contender):
+    """A drafter whose candidates are drawn (MCSD), with `seeds` of the target's if the published process is wanted."""
+
+    def __init__(self, name: str, base: Contender, profile: Sequence[int], seeds: int, seed: int) -> None:
+        self.name, self.producer = name, base.producer
+        self._base, self._profile, self._seeds = base, profile, seeds
+        self._chooser = RandomChooser(np.random.default_rng(seed))
+
+    def fresh(self) -> SampledDrafter:
+        return SampledDrafter(self._base.fresh(), self._profile, self._chooser, self._seeds)
+
+    def learn(self, drafter: SampledDrafter, start: int, packed: bytes, hidden: Floats) -> None:
+        self._base.learn(drafter.inner, start, packed, hidden)
 
 
 class _TokensOnly:

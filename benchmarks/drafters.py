@@ -2,7 +2,9 @@
 
     python -m benchmarks.drafters --prompts specbench.jsonl --count 24                        the shipped drafter
     python -m benchmarks.drafters --prompts specbench.jsonl humaneval.jsonl gsm8k.jsonl \\
-        --drafters drafters/smollm2-135m-instruct-moa build/eagle2 build/lm --repeats 3 --json build/drafters.json
+        --drafters moa=drafters/smollm2-135m-instruct-moa build/eagle2 build/lm --repeats 3
+    python -m benchmarks.drafters --prompts specbench.jsonl --temperature 1 --mcsd --lossy-seeds 3
+    python -m benchmarks.drafters --prompts gsm8k.jsonl --offline --drafters build/moa build/eagle2 build/lm
 
 Every question is answered by plain decoding and by every drafter in turns, so that a disturbance meets all of them.
 tau: tokens committed per verification, accepted drafts and the target's own one.
@@ -14,136 +16,44 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.contenders import BaselineContender, Contender, MoAContender, Tables
+from benchmarks import offline_curve
+from benchmarks.contenders import BaselineContender, Contender, MoAContender, SampledContender, Tables
 from benchmarks.engine import machine
-from cloud.engine import Segment
-from cloud.features import FeatureRows
-from cloud.service import Verifier, load_verifier
-from cloud.sessions import Session
+from benchmarks.lab import Answer, Lab
+from cloud.service import load_verifier
 from cloud.settings import Settings
 from edge_runtime.drafter import TreeShape
+from edge_runtime.probe import numbers
 from models.moa import CONFIG_FILE, DrafterError
 from models.target import TargetError, open_target
 from protocol.sampling import Sampling
-from protocol.tree import TokenTree
-from protocol.wire import Open, pack_ids
 
 DEFAULT_DRAFTER = Path("drafters/smollm2-135m-instruct-moa")
-PREFILL = 512
 Figures = dict[str, Any]
 
 
-@dataclass
-class Answer:
-    """One answer: its tokens and what it took. Seconds without the prefill."""
+@dataclass(frozen=True)
+class Question:
+    """group: its category or its file's name. solution: text that ends with the right number, where there is one."""
 
-    tokens: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)  # drafts accepted, by round
-    depths: list[int] = field(default_factory=list)  # levels drafted, by round
-    nodes: int = 0
-    seconds: float = 0.0
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
+    group: str
+    prompt: list[int]
+    solution: str | None
 
 
-class Lab:
-    """A target that is verified on right here, without sockets or threads of its own."""
-
-    def __init__(self, verifier: Verifier) -> None:
-        self.verifier, self.engine = verifier, verifier.engine
-        self._hidden = torch.empty(0)
-        self._count = 0
-        self.eos = frozenset(self.engine._eos_ids)
-        model = self.engine.runner.model  # type: ignore[attr-defined]
-        self.device: torch.device = model.device
-        model.model.norm.register_forward_hook(self._keep)
-
-    def _keep(self, _module: Any, _inputs: Any, output: torch.Tensor) -> None:
-        self._hidden = output[0]
-
-    def encode(self, question: str) -> list[int]:
-        chat = [{"role": "user", "content": question}]
-        ids: list[int] = self.verifier.tokenizer.apply_chat_template(
-            chat, add_generation_prompt=True, return_dict=False
-        )
-        return list(ids)
-
-    def open(self, prompt: list[int], sampling: Sampling, contender: Contender | None) -> Session:
-        self._count += 1
-        session_id = self._count.to_bytes(16, "little")
-        request = Open(0, session_id, 0, pack_ids(prompt), 0, sampling)
-        session = self.verifier.sessions.open(session_id, request, list(prompt), set())
-        assert session is not None
-        if contender and contender.producer:
-            self.engine.producer = contender.producer
-            session.rows = FeatureRows(contender.producer.shape)
-        return session
-
-    @torch.inference_mode()
-    def answer(
-        self, prompt: list[int], contender: Contender | None, sampling: Sampling, new: int, shape: TreeShape
-    ) -> Answer:
-        """Answer `prompt` (token ids) with one drafter, or without any."""
-        answer, session = Answer(), self.open(prompt, sampling, contender)
-        drafter = contender.fresh() if contender else None
-        rows = bool(contender and contender.producer)
-        limit = len(prompt) + new
-        if not self.engine.pool.reserve(session.id, limit + shape.nodes + 1, set()):
-            raise ValueError(f"{limit} tokens do not fit into the verifier's pool")
-        for start in range(0, len(prompt) - 1, PREFILL):
-            chain = min(PREFILL, len(prompt) - 1 - start)
-            self.engine.step([Segment(session, chain, features=rows)])
-            self._teach(contender, drafter, session, start, list(range(chain)))
-        begun = time.perf_counter()
-        while len(session.tokens) < limit and (
-            len(session.tokens) == len(prompt) or session.tokens[-1] not in self.eos
-        ):
-            at = time.perf_counter()
-            room = limit - len(session.tokens) - 1
-            fitted = TreeShape(shape.nodes, max(1, min(shape.depth, room)), shape.breadth)
-            tree = drafter.grow(session.tokens, sampling, fitted) if drafter and room else TokenTree()
-            drafted = time.perf_counter()
-            base = len(session.tokens)
-            [walked] = self.engine.step([Segment(session, 1, tree, rows)])
-            verified = time.perf_counter()
-            assert walked is not None
-            self._teach(contender, drafter, session, base - 1, [0, *(1 + node for node in walked.accepted)])
-            answer.accepted.append(len(walked.accepted))
-            answer.depths.append(max(tree.depths, default=0))
-            answer.nodes += len(tree)
-            answer.draft_seconds += drafted - at + time.perf_counter() - verified
-            answer.verify_seconds += verified - drafted
-        answer.seconds = time.perf_counter() - begun
-        answer.tokens = session.tokens[len(prompt) :]
-        self.verifier.sessions.forget(session.id)
-        return answer
-
-    def _teach(
-        self, contender: Contender | None, drafter: Any, session: Session, start: int, places: list[int]
-    ) -> None:
-        """Give the drafter what the last step knows of positions start..: they stood at `places` of its row."""
-        if contender is None:
-            return
-        hidden: NDArray[np.float32] = self._hidden[places].float().cpu().numpy()
-        packed = session.rows.block(start, session.rows.stop) if contender.producer else b""
-        contender.learn(drafter, start, packed, hidden)
-
-
-def read_questions(paths: list[Path], count: int) -> list[tuple[str, str]]:
-    """(group, question): `count` of each file, spread evenly over it; the group is its category or the file's name."""
+def read_questions(paths: list[Path], count: int, encode: Callable[[str], list[int]]) -> list[Question]:
+    """`count` of each file, spread evenly over it; 0: all."""
     questions = []
     for path in paths:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
@@ -151,31 +61,33 @@ def read_questions(paths: list[Path], count: int) -> list[tuple[str, str]]:
             raise ValueError(f"{path} holds no question")
         step = max(1, len(rows) // count) if count else 1
         for row in rows[::step][: count or None]:
-            question = row.get("prompt") or row.get("question") or row["turns"][0]
-            questions.append((row.get("category", path.stem.split("_")[0]), question))
+            text = row.get("prompt") or row.get("question") or row["turns"][0]
+            solution = row.get("answer") if "question" in row else None
+            questions.append(Question(row.get("category", path.stem.split("_")[0]), encode(text), solution))
     return questions
 
 
 def measure(
-    lab: Lab, contenders: list[Contender], questions: list[tuple[str, list[int]]], sampling: Sampling, shape: TreeShape,
+    lab: Lab, contenders: list[Contender], questions: list[Question], sampling: Sampling, shape: TreeShape,
     new: int, repeats: int, console: Console,
 ) -> Figures:  # fmt: skip
     """Figures by drafter and group."""
     answers: dict[tuple[str, str], list[list[Answer]]] = defaultdict(list)
     entries: list[Contender | None] = [None, *contenders]
     different = dict.fromkeys((c.name for c in contenders), 0)
-    for number, (group, prompt) in enumerate(track(questions, "questions", console=console)):
+    for number, question in enumerate(track(questions, "questions", console=console)):
         runs: dict[str, list[Answer]] = defaultdict(list)
         for repeat in range(repeats):
             turn = (number + repeat) % len(entries)
             for contender in entries[turn:] + entries[:turn]:
                 name = contender.name if contender else "plain"
-                runs[name].append(lab.answer(prompt, contender, sampling, new, shape))
+                weigh = repeats == 1 and not sampling.greedy
+                runs[name].append(lab.answer(question.prompt, contender, sampling, new, shape, weigh))
         for name, repeated in runs.items():
-            answers[name, group].append(repeated)
+            answers[name, question.group].append(repeated)
             if name != "plain":
                 different[name] += repeated[0].tokens != runs["plain"][0].tokens
-    groups = list(dict.fromkeys(group for group, _ in questions))
+    groups = list(dict.fromkeys(question.group for question in questions))
     table = {
         name: {group: summarise(answers[name, group], answers["plain", group]) for group in groups}
         for name in ["plain", *different]
@@ -197,9 +109,13 @@ def summarise(answers: list[list[Answer]], plain: list[list[Answer]]) -> Figures
     plain_seconds = sum(statistics.median(a.seconds for a in repeated) for repeated in plain)
     reached = [sum(a > d and d < D for x in first for a, D in zip(x.accepted, x.depths, strict=True)) for d in range(8)]
     tried = [sum(a >= d and d < D for x in first for a, D in zip(x.accepted, x.depths, strict=True)) for d in range(8)]
+    surprise = [value for a in first for value in a.surprise]
+    spread = statistics.stdev(surprise) * len(surprise) ** 0.5 if len(surprise) > 1 else 0.0
     return {
         "questions": len(first),
         "tokens": tokens,
+        "surprise_per_token": round(sum(surprise) / tokens, 4) if surprise else None,
+        "surprise_standard_error": round(spread / tokens, 4) if surprise else None,
         "tau": round(tokens / rounds, 3),
         "tokens_per_second": round(tokens / seconds, 1),
         "speedup": round((tokens / seconds) / (plain_tokens / plain_seconds), 3),
@@ -224,27 +140,54 @@ def as_markdown(figures: Figures) -> str:
 
 def show(figures: Figures, title: str, console: Console) -> None:
     table = Table(title=title, title_justify="left")
-    for column in ("drafter", "group", "tau", "over plain", "tokens/s", "draft ms", "verify ms", "nodes"):
-        table.add_column(column, justify="left" if column in ("drafter", "group") else "right")
+    for column in ("drafter, mean of all groups", "tau", "over plain", "tokens/s", "draft ms", "verify ms", "nodes"):
+        table.add_column(column, justify="left" if column.startswith("drafter") else "right")
     for name, by_group in figures["drafters"].items():
-        for group, row in by_group.items():
-            table.add_row(
-                name, group, f"{row['tau']:.2f}", f"{row['speedup']:.2f}", f"{row['tokens_per_second']:.1f}",
-                f"{row['draft_ms']:.1f}", f"{row['verify_ms']:.1f}", f"{row['nodes']:.0f}", end_section=group == "mean",
-            )  # fmt: skip
+        row = by_group["mean"]
+        table.add_row(
+            name, f"{row['tau']:.2f}", f"{row['speedup']:.2f}", f"{row['tokens_per_second']:.1f}",
+            f"{row['draft_ms']:.1f}", f"{row['verify_ms']:.1f}", f"{row['nodes']:.0f}",
+        )  # fmt: skip
     console.print(table)
+    print(as_markdown(figures))
+    for name, by_group in figures["drafters"].items():
+        mean = by_group["mean"]
+        if mean["surprise_per_token"] is not None:
+            text = f"{mean['surprise_per_token']:+.3f} +- {mean['surprise_standard_error']:.3f} nats a token"
+            console.print(f"{name}: -log p of its tokens is above the target's entropy by {text}", style="dim")
     console.print(f"answers that differ from plain decoding: {figures['different_from_plain']}", style="dim")
 
 
-def open_contender(folder: Path, tables: Tables, lookup: bool) -> Contender:
-    """The drafter in `folder`, by its kind; its name is the folder's."""
-    config = folder / CONFIG_FILE
-    if not config.is_file():
-        raise DrafterError(f"{folder}: no {CONFIG_FILE} there, so this is not a drafter folder")
-    kind = json.loads(config.read_text()).get("type", "moa")
+def plot(figures: Figures, path: Path) -> None:
+    """Acceptance by depth of every drafter, as a picture."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, by_group in figures["drafters"].items():
+        shares = [share for share in by_group["mean"]["accepted_by_depth"] if share is not None]
+        if shares:
+            axes.plot(range(1, len(shares) + 1), shares, marker="o", label=f"{name}: tau {by_group['mean']['tau']:.2f}")
+    axes.set(xlabel="depth in the draft tree", ylabel="accepted, of those whose parent was", ylim=(0, 1))
+    axes.legend()
+    figure.savefig(path)
+
+
+def open_contender(named: str, tables: Tables, lookup: bool) -> Contender:
+    """The drafter in `[NAME=]FOLDER`, by its kind; without a name it has the folder's."""
+    name, _, place = named.rpartition("=")
+    folder = Path(place)
+    kind = drafter_kind(folder)
     if kind == "moa":
-        return MoAContender(folder.name, folder, tables, lookup=lookup)
-    return BaselineContender(folder.name, folder, tables)
+        return MoAContender(name or folder.name, folder, tables, lookup=lookup)
+    return BaselineContender(name or folder.name, folder, tables)
+
+
+def drafter_kind(folder: Path) -> str:
+    if not (folder / CONFIG_FILE).is_file():
+        raise DrafterError(f"{folder}: no {CONFIG_FILE} there, so this is not a drafter folder")
+    kind: str = json.loads((folder / CONFIG_FILE).read_text()).get("type", "moa")
+    return kind
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -252,7 +195,9 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m benchmarks.drafters", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSONL: `turns`, `prompt` or `question`")
-    parser.add_argument("--drafters", type=Path, nargs="+", default=[DEFAULT_DRAFTER], help="drafter folders")
+    parser.add_argument("--drafters", nargs="+", default=[f"moa={DEFAULT_DRAFTER}"], metavar="[NAME=]FOLDER")
+    parser.add_argument("--offline", action="store_true",
+                        help="cut the link within each answer and judge what the drafters write alone")  # fmt: skip
     parser.add_argument("--target", default=Settings.model_fields["model"].default)
     parser.add_argument("--count", type=int, default=24, help="questions of each file, spread evenly; 0: all")
     parser.add_argument("--max-new-tokens", type=int, default=96)
@@ -261,6 +206,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--breadth", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mcsd", action="store_true",
+                        help="every drafter also with drawn candidates and residual rejection (MCSD)")  # fmt: skip
+    parser.add_argument("--lossy-seeds", type=int, default=0, metavar="K",
+                        help="and with the published process of K target seeds, which is not lossless")  # fmt: skip
+    parser.add_argument("--profile", type=numbers, default=[4, 2, 2, 1, 1], metavar="N,N",
+                        help="children per level of drawn trees")  # fmt: skip
     parser.add_argument("--lookup", action="store_true", help="mix prompt lookup into MoA's trees, as the product does")
     parser.add_argument("--repeats", type=int, default=1, help="runs of every answer, of which the median counts")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
@@ -278,36 +229,47 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(figures, indent=2) + "\n")
-    show(figures, f"{options.nodes}-node trees, T = {options.temperature:g}, {figures['machine']}", console)
-    print(as_markdown(figures))
+    if options.offline:
+        offline_curve.show(figures["offline"], console)
+    else:
+        show(figures, f"{options.nodes}-node trees, T = {options.temperature:g}, {figures['machine']}", console)
+        plot(figures, options.json.with_suffix(".svg"))
     console.print(f"figures: {options.json}", style="dim")
     return 0
 
 
 def run(options: argparse.Namespace, console: Console) -> Figures:
-    threads = options.threads or torch.get_num_threads()
-    moa = next((f for f in options.drafters if "moa" in json.loads((f / CONFIG_FILE).read_text())["type"]), None)
+    folders = [Path(named.rpartition("=")[2]) for named in options.drafters]
     settings = Settings(
-        model=options.target, drafter=moa or DEFAULT_DRAFTER, dtype=options.dtype, device=options.device,
-        threads=threads, tree_budget=options.nodes, max_nodes=128, max_sessions=4, kv_tokens=8192,
+        model=options.target, dtype=options.dtype, device=options.device, tree_budget=options.nodes, kv_tokens=8192,
+        drafter=next((folder for folder in folders if drafter_kind(folder) == "moa"), DEFAULT_DRAFTER),
+        threads=options.threads or torch.get_num_threads(), max_sessions=4,
     )  # fmt: skip
     lab = Lab(load_verifier(settings))
     tables = open_target(options.target).tables()
-    contenders = [open_contender(folder, tables, options.lookup) for folder in options.drafters]
-    questions = []
-    for group, question in read_questions(options.prompts, options.count):
-        prompt = lab.encode(question)
-        if len(prompt) + options.max_new_tokens + options.nodes < lab.verifier.max_context:
-            questions.append((group, prompt))
+    contenders = [open_contender(named, tables, options.lookup) for named in options.drafters]
+    longest = lab.verifier.max_context - options.max_new_tokens - options.nodes
+    every = read_questions(options.prompts, options.count, lab.encode)
+    questions = [question for question in every if len(question.prompt) < longest]
     if not questions:
         raise ValueError("no question fits into the context")
+    given = {key: value for key, value in vars(options).items() if key not in ("json", "prompts", "drafters")}
+    figures = {"machine": machine(lab.device), "options": given, "too_long": len(every) - len(questions)}
+    if options.offline:
+        asked = [(question.prompt, question.solution) for question in questions]
+        return figures | {"offline": offline_curve.measure(lab, contenders, asked, options.max_new_tokens, console)}
+    for base in list(contenders):
+        if options.mcsd:
+            contenders.append(SampledContender(f"{base.name} mcsd", base, options.profile, 0, options.seed))
+        if options.lossy_seeds:
+            name = f"{base.name} {options.lossy_seeds} seeds, LOSSY"
+            contenders.append(SampledContender(name, base, options.profile, options.lossy_seeds, options.seed))
     sampling = Sampling(temperature=options.temperature, seed=options.seed)
     shape = TreeShape(options.nodes, options.depth, options.breadth)
-    figures = measure(
+    measured = measure(
         lab, contenders, questions, sampling, shape, options.max_new_tokens, options.repeats, console
     )  # fmt: skip
-    given = {key: value for key, value in vars(options).items() if key not in ("json", "prompts", "drafters")}
-    return {"machine": machine(lab.device), "options": given, **figures}
+    return figures | measured
 
 
 if __name__ == "__main__":

@@ -1,0 +1,164 @@
+"""Multi-candidate speculative decoding (MCSD, arXiv 2401.06706; improved: 2409.10644) on any drafter of the lab.
+
+Candidates are drawn from the drafter's law and accepted by a rule of `models.baselines.rules`, instead of being ranked
+and compared with the target's own keyed draw as the product does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cloud.acceptance import Walk
+from cloud.engine import Engine, Segment
+from edge_runtime.drafter import Drafter, TreeShape
+from models.baselines.choice import Chooser
+from models.baselines.drafting import Draft, grow
+from models.baselines.multiseed import draw_seeds, verify_multiseed
+from models.baselines.rules import residual_without_replacement
+from models.baselines.sampling import draft_law, drawing, target_law
+from models.baselines.trees import CandidateTree
+from models.baselines.verification import verify
+from protocol.sampling import Sampling
+from protocol.tree import ROOT, TokenTree
+from protocol.wire import FINISH_EOS, FINISH_NONE
+
+Laws = NDArray[np.float64]
+#: logits [nodes + 1, vocab] of a tree -> accepted nodes and the token behind them
+Accept = Callable[[NDArray[np.float32]], tuple[list[int], int]]
+
+
+class RuleEngine(Engine):
+    """The verifier's engine with an acceptance rule of choice; where `accept` is None, the product's own."""
+
+    accept: Accept | None = None
+    logits = torch.empty(0)  # of the last step
+
+    def _walk(self, segments: Sequence[Segment], logits: torch.Tensor) -> list[Walk | None]:
+        self.logits = logits
+        tree = segments[0].tree
+        if self.accept is None or tree is None:
+            return super()._walk(segments, logits)
+        path, bonus = self.accept(logits.float().cpu().numpy())
+        ends = [index for index, node in enumerate(path) if tree.tokens[node] in self._eos_ids]
+        if ends:
+            path, bonus = path[: ends[0]], tree.tokens[path[ends[0]]]
+        return [Walk(path, bonus, FINISH_EOS if bonus in self._eos_ids else FINISH_NONE)]
+
+
+class SampledDrafter:
+    """Draws the full tree of a profile (children per level) from a drafter's law; `accept` judges it.
+
+    seeds: 0 for MCSD with residual rejection, drawn without replacement. Else the published target-initialised
+    process with so many seeds, which is LOSSY; it begins with the first round of MCSD that accepts something.
+    """
+
+    def __init__(self, inner: Drafter, profile: Sequence[int], chooser: Chooser, seeds: int = 0) -> None:
+        self.inner, self._profile, self._chooser, self._seeds = inner, tuple(profile), chooser, seeds
+        ids = inner.draft_ids
+        vocab = int(ids.max()) + 1
+        # laws are over the draft vocabulary; behind it stand columns for seeds that it lacks
+        self._ids = [*ids.tolist(), *range(vocab)]
+        self._columns = {int(token): column for column, token in enumerate(ids)}
+        self._draft = Draft(CandidateTree(), np.zeros((0, 0)))
+        self._places: list[int] = []
+        self._sampling = Sampling()
+        self._seed_law: Laws | None = None
+
+    def grow(self, prefix: list[int], sampling: Sampling, shape: TreeShape) -> TokenTree:
+        """The tree to verify; candidates that say the same stand in it once. shape: its depth alone counts."""
+        self._sampling = sampling
+        self.inner.lookup = None
+        level_laws = _LevelLaws(self.inner, prefix, sampling, self._ids)
+        profile = self._profile[: shape.depth]
+        seeds: list[int] = []
+        if self._seed_law is not None:
+            drawn = draw_seeds(self._seed_law, self._seeds, self._chooser, sampling.greedy)
+            seeds = [self._columns.get(token, len(self._columns) + token) for token in drawn]
+            profile = (len(seeds), *profile[1:])
+        draft = grow(level_laws, profile, drawing(sampling, replacement=False), self._chooser, seeds)
+        tree = draft.tree
+        self._draft = Draft(CandidateTree(tuple(self._ids[t] for t in tree.tokens), tree.parents, tree.how), draft.q)
+        sent, self._places = merged(self._draft.tree)
+        return sent
+
+    def accept(self, logits: NDArray[np.float32]) -> tuple[list[int], int]:
+        """See `Accept`. Only rows on the way are turned into laws, unless the rule wants all."""
+        rows = [0, *(1 + place for place in self._places)]
+        vocab, tree = logits.shape[1], self._draft.tree
+        p = _Lazy(len(rows), lambda row: target_law(logits[rows[row]][None], self._sampling)[0])
+        q = _Lazy(len(self._draft.q), lambda row: self._spread(row, vocab))
+        if self._seed_law is None:
+            path, bonus = verify(tree, p, q, residual_without_replacement, self._chooser)  # type: ignore[arg-type]
+            if not self._seeds or not path:
+                return [self._places[node] for node in path], bonus
+            self._seed_law = p[path[-1] + 1]
+        else:
+            forest = Draft(tree, np.stack([q[row] for row in range(len(q))]))
+            laws = np.stack([p[row] for row in range(len(p))])
+            path, self._seed_law = verify_multiseed(
+                forest, laws, self._chooser, lossy=True, greedy=self._sampling.greedy
+            )
+        # seeds stand in for a token behind the path; its last token is run once more, as the next root
+        return [self._places[node] for node in path[:-1]], tree.tokens[path[-1]]
+
+    def _spread(self, row: int, vocab: int) -> Laws:
+        law = np.zeros(vocab)
+        if self._draft.q.shape[1]:  # else there are seeds alone
+            law[self.inner.draft_ids] = self._draft.q[row]
+        return law
+
+
+class _LevelLaws:
+    """The drafter's laws over its own vocabulary, level by level (`models.baselines.drafting.LevelLaw`)."""
+
+    def __init__(self, inner: Drafter, prefix: list[int], sampling: Sampling, ids: list[int]) -> None:
+        self._inner, self._prefix, self._sampling, self._ids = inner, prefix, sampling, ids
+        self._slots: list[int] = []
+        self._used = 0
+
+    def __call__(self, tree: CandidateTree, frontier: range) -> Laws:
+        base = len(self._prefix)
+        if not self._used:
+            logits = self._inner._advance(self._prefix)[None]
+            self._used = base
+        if frontier.start != ROOT:
+            self._slots += [-1] * (len(tree) - len(self._slots))
+            tokens, level = [self._ids[token] for token in tree.tokens], len(tree.text(frontier.start))
+            logits = self._inner._expand(
+                list(frontier), tokens, list(tree.parents), self._slots, base, level, self._used
+            )
+            self._used += len(frontier)
+        return draft_law(logits, self._sampling)
+
+
+class _Lazy:
+    """Rows that are computed when they are read."""
+
+    def __init__(self, rows: int, row: Callable[[int], Laws]) -> None:
+        self._rows, self._row = rows, row
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, row: int) -> Laws:
+        return self._row(row)
+
+
+def merged(tree: CandidateTree) -> tuple[TokenTree, list[int]]:
+    """(tree in which every path of tokens stands once, for every candidate its node there)."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    places: list[int] = []
+    known: dict[tuple[int, int], int] = {}
+    for token, parent in zip(tree.tokens, tree.parents, strict=True):
+        above = ROOT if parent == ROOT else places[parent]
+        if (above, token) not in known:
+            known[above, token] = len(tokens)
+            tokens.append(token)
+            parents.append(above)
+        places.append(known[above, token])
+    return TokenTree(tuple(tokens), tuple(parents)), places
