@@ -18,7 +18,7 @@ from edge_runtime.drafter import Drafter, TreeShape
 from models.baselines.choice import Chooser
 from models.baselines.drafting import Draft, grow
 from models.baselines.multiseed import draw_seeds, verify_multiseed
-from models.baselines.rules import residual_without_replacement
+from models.baselines.rules import residual_without_replacement, sample_and_match
 from models.baselines.sampling import draft_law, drawing, target_law
 from models.baselines.trees import CandidateTree
 from models.baselines.verification import verify
@@ -58,11 +58,8 @@ class SampledDrafter:
 
     def __init__(self, inner: Drafter, profile: Sequence[int], chooser: Chooser, seeds: int = 0) -> None:
         self.inner, self._profile, self._chooser, self._seeds = inner, tuple(profile), chooser, seeds
-        ids = inner.draft_ids
-        vocab = int(ids.max()) + 1
-        # laws are over the draft vocabulary; behind it stand columns for seeds that it lacks
-        self._ids = [*ids.tolist(), *range(vocab)]
-        self._columns = {int(token): column for column, token in enumerate(ids)}
+        self._ids: list[int] = inner.draft_ids.tolist()
+        self._columns = {token: column for column, token in enumerate(self._ids)}
         self._draft = Draft(CandidateTree(), np.zeros((0, 0)))
         self._places: list[int] = []
         self._sampling = Sampling()
@@ -72,16 +69,16 @@ class SampledDrafter:
         """The tree to verify; candidates that say the same stand in it once. shape: its depth alone counts."""
         self._sampling = sampling
         self.inner.lookup = None
-        level_laws = _LevelLaws(self.inner, prefix, sampling, self._ids)
+        level_laws = _LevelLaws(self.inner, prefix, sampling, self._token)
         profile = self._profile[: shape.depth]
         seeds: list[int] = []
         if self._seed_law is not None:
             drawn = draw_seeds(self._seed_law, self._seeds, self._chooser, sampling.greedy)
-            seeds = [self._columns.get(token, len(self._columns) + token) for token in drawn]
+            seeds = [self._columns.get(token, len(self._ids) + token) for token in drawn]
             profile = (len(seeds), *profile[1:])
         draft = grow(level_laws, profile, drawing(sampling, replacement=False), self._chooser, seeds)
         tree = draft.tree
-        self._draft = Draft(CandidateTree(tuple(self._ids[t] for t in tree.tokens), tree.parents, tree.how), draft.q)
+        self._draft = Draft(CandidateTree(tuple(map(self._token, tree.tokens)), tree.parents, tree.how), draft.q)
         sent, self._places = merged(self._draft.tree)
         return sent
 
@@ -92,7 +89,8 @@ class SampledDrafter:
         p = _Lazy(len(rows), lambda row: target_law(logits[rows[row]][None], self._sampling)[0])
         q = _Lazy(len(self._draft.q), lambda row: self._spread(row, vocab))
         if self._seed_law is None:
-            path, bonus = verify(tree, p, q, residual_without_replacement, self._chooser)  # type: ignore[arg-type]
+            rule = sample_and_match if self._sampling.greedy else residual_without_replacement
+            path, bonus = verify(tree, p, q, rule, self._chooser)  # type: ignore[arg-type]
             if not self._seeds or not path:
                 return [self._places[node] for node in path], bonus
             self._seed_law = p[path[-1] + 1]
@@ -105,6 +103,10 @@ class SampledDrafter:
         # seeds stand in for a token behind the path; its last token is run once more, as the next root
         return [self._places[node] for node in path[:-1]], tree.tokens[path[-1]]
 
+    def _token(self, column: int) -> int:
+        """Laws are over the draft vocabulary; columns behind it are seeds that it lacks."""
+        return self._ids[column] if column < len(self._ids) else column - len(self._ids)
+
     def _spread(self, row: int, vocab: int) -> Laws:
         law = np.zeros(vocab)
         if self._draft.q.shape[1]:  # else there are seeds alone
@@ -115,8 +117,8 @@ class SampledDrafter:
 class _LevelLaws:
     """The drafter's laws over its own vocabulary, level by level (`models.baselines.drafting.LevelLaw`)."""
 
-    def __init__(self, inner: Drafter, prefix: list[int], sampling: Sampling, ids: list[int]) -> None:
-        self._inner, self._prefix, self._sampling, self._ids = inner, prefix, sampling, ids
+    def __init__(self, inner: Drafter, prefix: list[int], sampling: Sampling, token: Callable[[int], int]) -> None:
+        self._inner, self._prefix, self._sampling, self._token = inner, prefix, sampling, token
         self._slots: list[int] = []
         self._used = 0
 
@@ -127,7 +129,7 @@ class _LevelLaws:
             self._used = base
         if frontier.start != ROOT:
             self._slots += [-1] * (len(tree) - len(self._slots))
-            tokens, level = [self._ids[token] for token in tree.tokens], len(tree.text(frontier.start))
+            tokens, level = [self._token(column) for column in tree.tokens], len(tree.text(frontier.start))
             logits = self._inner._expand(
                 list(frontier), tokens, list(tree.parents), self._slots, base, level, self._used
             )
