@@ -92,6 +92,16 @@ class BaselineContender(Contender):
             drafter.add_hidden(start, hidden)
 
 
+class Unfed(Contender):
+    """A drafter that never hears of the target: a conversation begun with no features at all."""
+
+    def __init__(self, name: str, base: Contender) -> None:
+        self.name, self._base = name, base
+
+    def fresh(self) -> Any:
+        return self._base.fresh()
+
+
 class SampledContender(Contender):
     """A drafter whose candidates are drawn (MCSD), with `seeds` of the target's if the published process is wanted."""
 

@@ -28,7 +28,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks import offline_curve
-from benchmarks.contenders import BaselineContender, Contender, MoAContender, SampledContender, Tables
+from benchmarks.contenders import BaselineContender, Contender, MoAContender, SampledContender, Tables, Unfed
 from benchmarks.engine import machine
 from benchmarks.lab import Answer, Lab
 from cloud.service import load_verifier
@@ -206,6 +206,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--breadth", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--unfed", action="store_true",
+                        help="every drafter also without features, as in an answer begun offline")  # fmt: skip
     parser.add_argument("--mcsd", action="store_true",
                         help="every drafter also with drawn candidates and residual rejection (MCSD)")  # fmt: skip
     parser.add_argument("--lossy-seeds", type=int, default=0, metavar="K",
@@ -259,6 +261,8 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
         asked = [(question.prompt, question.solution) for question in questions]
         return figures | {"offline": offline_curve.measure(lab, contenders, asked, options.max_new_tokens, console)}
     for base in list(contenders):
+        if options.unfed:
+            contenders.append(Unfed(f"{base.name} unfed", base))
         if options.mcsd:
             contenders.append(SampledContender(f"{base.name} mcsd", base, options.profile, 0, options.seed))
         if options.lossy_seeds:

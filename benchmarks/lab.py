@@ -20,7 +20,7 @@ from cloud.sessions import Session
 from edge_runtime.drafter import TreeShape
 from models.baselines.sampling import draft_law
 from protocol.sampling import Sampling
-from protocol.tree import MAX_NODES, TokenTree
+from protocol.tree import MAX_NODES, ROOT, TokenTree
 from protocol.wire import Open, pack_ids
 
 PREFILL = 512
@@ -114,16 +114,51 @@ class Lab:
         return answer
 
     @torch.inference_mode()
-    def prefill(self, session: Session, contender: Contender | None, drafter: Any, room: int = MAX_NODES + 1) -> None:
-        """Run the text but for its last token, and let the drafter learn from it. Keeps `room` for what comes."""
+    def replay(self, prompt: list[int], truth: list[int], contender: Contender, shape: TreeShape) -> Answer:
+        """What `answer` would have accepted on the way to `truth`, the target's own text: one forward in all."""
+        text, answer = [*prompt, *truth], Answer(tokens=truth)
+        session, drafter = self.open(text, Sampling(), contender), contender.fresh()
+        hidden = self.prefill(session, contender, None)
+        known, at = 0, len(prompt)
+        while at < len(text):
+            rows = session.rows.block(known, at - 1) if contender.producer else b""
+            contender.learn(drafter, known, rows, hidden[known : at - 1])
+            known, room = at - 1, len(text) - at - 1
+            fitted = TreeShape(shape.nodes, max(1, min(shape.depth, room)), shape.breadth)
+            tree = drafter.grow(text[:at], Sampling(), fitted) if room else TokenTree()
+            path: list[int] = []
+            while text[at + len(path)] not in self.eos:
+                child = tree.child(path[-1] if path else ROOT, text[at + len(path)])
+                if child is None:
+                    break
+                path.append(child)
+            answer.accepted.append(len(path))
+            answer.depths.append(max(tree.depths, default=0))
+            answer.nodes += len(tree)
+            at += len(path) + 1
+        self.close(session)
+        return answer
+
+    @torch.inference_mode()
+    def prefill(
+        self, session: Session, contender: Contender | None, drafter: Any, room: int = MAX_NODES + 1
+    ) -> NDArray[np.float32]:
+        """Run the text but for its last token, keeping `room` for what comes; teach the drafter, where there is one.
+
+        Returns the last hidden states [tokens run, hidden_size].
+        """
         self.engine.accept = None
         text = session.tokens
         if not self.engine.pool.reserve(session.id, len(text) + room, set()):
             raise ValueError(f"{len(text)} tokens and {room} more do not fit into the verifier's pool")
+        hidden = []
         for start in range(0, len(text) - 1, PREFILL):
             chain = min(PREFILL, len(text) - 1 - start)
             self.engine.step([Segment(session, chain, features=bool(contender and contender.producer))])
-            self._teach(contender, drafter, session, start, list(range(chain)))
+            hidden.append(self._hidden[:chain].float().cpu().numpy())
+            if drafter is not None:
+                self._teach(contender, drafter, session, start, list(range(chain)))
+        return np.concatenate(hidden) if hidden else np.zeros((0, 0), np.float32)
 
     def forward(self, session: Session, tree: TokenTree) -> torch.Tensor:
         """The target's logits [1 + nodes, vocab] behind a prefilled text and behind every node of `tree`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,14 +69,15 @@ def last_number(text: str) -> str | None:
 
 
 def measure(
-    lab: Lab, contenders: list[Contender], questions: list[tuple[list[int], str | None]], new: int, console: Console
-) -> Figures:
+    lab: Lab, contenders: list[Contender], questions: list[tuple[list[int], str | None]], new: int, console: Console,
+    cuts: Sequence[float] = CUTS,
+) -> Figures:  # fmt: skip
     """Figures by drafter ("target" writes its own) and cut. questions: prompt ids, and the solution where known."""
     written: dict[str, dict[float, list[Written]]] = {}
     for prompt, solution in track(questions, "answers finished alone", console=console):
         answer = lab.answer(prompt, None, GREEDY, new).tokens
         for contender in [None, *contenders]:
-            for cut in CUTS:
+            for cut in cuts:
                 tokens = finish_alone(lab, contender, prompt, answer, cut)
                 kept = answer[: int(cut * len(answer))]
                 rest = answer[len(kept) :]

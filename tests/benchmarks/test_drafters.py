@@ -83,6 +83,16 @@ def test_text_is_the_targets_own(lab: Lab, contenders: dict[str, Contender], kin
         assert sum(answer.accepted) + len(answer.accepted) >= len(truth)
 
 
+@pytest.mark.parametrize("kind", ["moa", "eagle2", "lm"])
+def test_a_replay_accepts_what_the_run_did(lab: Lab, contenders: dict[str, Contender], kind: str) -> None:
+    for prompt in PROMPTS:
+        run = lab.answer(prompt, contenders[kind], Sampling(), 30, SHAPE)
+        again = lab.replay(prompt, run.tokens, contenders[kind], SHAPE)
+        limited = len(run.tokens) == 30  # else the run did not know that the answer would end so soon
+        cut = None if limited else -2
+        assert again.accepted[:cut] == run.accepted[:cut] and again.depths[:cut] == run.depths[:cut]
+
+
 def test_drawn_candidates_decode_greedily(lab: Lab, contenders: dict[str, Contender]) -> None:
     for prompt in PROMPTS:
         contender = SampledContender("drawn", contenders["moa"], (3, 2, 1), 0, 0)

@@ -1,0 +1,210 @@
+"""What each choice of MoA's training recipe is worth: one change at a time, the same text and the same budget.
+
+    python -m benchmarks.ablations --answers build/train/answers-*.jsonl --prompts specbench.jsonl
+    python -m benchmarks.ablations --list
+
+Every recipe is trained from the same first weights on the same batches, then drafts for the same questions. Figures are
+written after each one; run the same command again to go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks import offline_curve
+from benchmarks.contenders import BaselineContender, Contender, MoAContender, Unfed
+from benchmarks.drafters import DEFAULT_DRAFTER, Question, read_questions
+from benchmarks.engine import machine
+from benchmarks.lab import Lab
+from cloud.service import load_verifier
+from cloud.settings import Settings
+from edge_runtime.drafter import TreeShape
+from export.__main__ import keep_freed_memory
+from export.features import Sequence
+from export.progress import Meter
+from export.run import Lab as TrainingLab
+from export.run import read_sequences
+from export.train import Trainer, TrainSettings
+from models.baselines.networks import save_baseline
+from models.moa import MoA, save_drafter
+from models.target import load_target, open_target
+from protocol.sampling import Sampling
+
+#: name -> (drafter, changed TrainSettings, changed shapes)
+RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
+    "as shipped": ("moa", {}, {}),
+    "a root sees its own row (paper)": ("moa", {"own_row": True}, {}),
+    "windows begin at multiples (paper)": ("moa", {"random_phase": False}, {}),
+    "no long windows, no dropped rows": ("moa", {"long_windows": 0.0}, {}),
+    "more long windows": ("moa", {"long_windows": 0.4}, {}),
+    "loss weights 0.1 and 1 (paper)": ("moa", {"distribution_weight": 0.1, "feature_weight": 1.0}, {}),
+    "token loss alone": ("moa", {"feature_weight": 0.0}, {}),
+    "all lags weigh the same": ("moa", {"lag_decay": 1.0}, {}),
+    "early lags weigh more": ("moa", {"lag_decay": 0.75}, {}),
+    "top tokens twice (HASS)": ("moa", {"top_tokens_weight": 1.0}, {}),
+    "prompts are learnt too": ("moa", {"prompt_weight": 0.3}, {}),
+    "rows rounded to int8": ("moa", {"int8_rows": True}, {}),
+    "3 target layers": ("moa", {}, {"layers": 3}),
+    "12 target layers": ("moa", {}, {"layers": 12}),
+    "8k draft vocabulary": ("moa", {}, {"draft_vocab": 8192}),
+    "24k draft vocabulary": ("moa", {}, {"draft_vocab": 24576}),
+    "EAGLE-2": ("eagle2", {}, {}),
+    "small LM": ("lm", {}, {}),
+}
+SHAPE = TreeShape(nodes=62, depth=6, breadth=8)
+Figures = dict[str, Any]
+
+
+def train(name: str, sequences: list[Sequence], options: argparse.Namespace) -> Path:
+    """The drafter folder of one recipe, trained if it is not there yet."""
+    kind, changes, shapes = RECIPES[name]
+    slug = "".join(c if c.isalnum() else "-" for c in name)
+    folder: Path = options.work_dir / "ablations" / f"{slug}-{len(sequences)}x{options.epochs}-{options.seed}"
+    if (folder / "config.json").is_file():
+        return folder
+    target = load_target(options.target, dtype="bfloat16", device="cpu" if options.device == "auto" else options.device)
+    lab = TrainingLab(target, sequences, **shapes)
+    student = lab.student(kind, options.seed)
+    settings = replace(TrainSettings(epochs=options.epochs, seed=options.seed), **changes)
+    features = lab.features("auto", options.work_dir)
+    trainer = Trainer(student, features, settings, lab.checkpoint(student, settings, options.work_dir))
+    with Meter(name, trainer.steps) as meter:
+        for progress in trainer.run():
+            meter.update(progress.step, f"loss {progress.loss:.3f}  agreement {progress.agreement:.3f}")
+    notes = {"recipe": name, "held_out_agreement_by_lag": trainer.evaluate()}
+    if isinstance(student, MoA):
+        save_drafter(folder, student.config, student.trained(), notes)
+    else:
+        save_baseline(folder, student, notes)
+    trainer.checkpoint.unlink(missing_ok=True)
+    return folder
+
+
+def judge(lab: Lab, folder: Path, questions: list[Question], options: argparse.Namespace, console: Console) -> Figures:
+    """tau with features and without any, and how long what it writes alone agrees with the target."""
+    tables = open_target(options.target).tables()
+    kind = json.loads((folder / "config.json").read_text())["type"]
+    drafter: Contender = (MoAContender if kind == "moa" else BaselineContender)("fed", folder, tables)
+    new, unfed = options.max_new_tokens, Unfed("unfed", drafter)
+    taus: dict[str, dict[str, list[float]]] = {"fed": defaultdict(list), "unfed": defaultdict(list)}
+    for question in track(questions, "questions", console=console):
+        truth = lab.answer(question.prompt, None, Sampling(), new).tokens
+        for contender in (drafter, unfed):
+            rounds = len(lab.replay(question.prompt, truth, contender, SHAPE).accepted)
+            taus[contender.name][question.group].append(len(truth) / rounds)
+    groups = {name: {group: statistics.fmean(each) for group, each in by.items()} for name, by in taus.items()}
+    asked: list[tuple[list[int], str | None]] = [(question.prompt, None) for question in questions]
+    alone = offline_curve.measure(lab, [drafter], asked, new, console, cuts=(0.5,))["fed"]["0.50"]
+    notes = json.loads((folder / "config.json").read_text())["notes"]
+    return {
+        "tau": round(statistics.fmean(groups["fed"].values()), 3),
+        "tau_by_group": {group: round(tau, 3) for group, tau in groups["fed"].items()},
+        "tau_without_features": round(statistics.fmean(groups["unfed"].values()), 3),
+        "agreed_tokens_alone": alone["agreed_tokens"],
+        "perplexity_alone": alone["perplexity"],
+        "held_out_top1": notes["held_out_agreement_by_lag"]["top1"][0],
+    }
+
+
+def show(figures: Figures, console: Console) -> None:
+    table = Table(title="ablations", title_justify="left")
+    for column in ("recipe", "tau", "over the first", "without features", "agrees alone until", "perplexity alone"):
+        table.add_column(column, justify="left" if column == "recipe" else "right")
+    rows = figures["recipes"]
+    first = next(iter(rows.values()))["tau"] if rows else 1.0
+    for name, row in rows.items():
+        table.add_row(
+            name, f"{row['tau']:.3f}", f"{row['tau'] / first - 1:+.1%}", f"{row['tau_without_features']:.3f}",
+            f"{row['agreed_tokens_alone']:.1f}", f"{row['perplexity_alone']:.1f}",
+        )  # fmt: skip
+    console.print(table)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ablations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--answers", type=Path, help="answers file of `python -m export train`")
+    parser.add_argument("--prompts", type=Path, nargs="+", help="questions: JSONL with `turns`, `prompt` or `question`")
+    parser.add_argument("--recipes", nargs="+", default=None, metavar="NAME", help="default: all; see --list")
+    parser.add_argument("--list", action="store_true", help="name the recipes and exit")
+    parser.add_argument("--target", default=Settings.model_fields["model"].default)
+    parser.add_argument("--conversations", type=int, default=3000, help="so many of the answers file, chosen by --seed")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--count", type=int, default=48, help="questions of each file, spread evenly")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--work-dir", type=Path, default=Path("build/train"), help="features, checkpoints, drafters")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, default=Path("build/ablations.json"), help="figures; those there are kept")
+    options = parser.parse_args(argv)
+    if options.list:
+        print("\n".join(RECIPES))
+        return 0
+    console = Console()
+    try:
+        return run(options, console)
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to go on from here", file=sys.stderr)
+        return 130
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    if not options.answers or not options.prompts:
+        raise ValueError("give --answers to train on and --prompts to judge by")
+    names = options.recipes or list(RECIPES)
+    if unknown := [name for name in names if name not in RECIPES]:
+        raise ValueError(f"no such recipe: {', '.join(unknown)}; see --list")
+    keep_freed_memory()
+    sequences = read_sequences(options.answers)
+    random.Random(options.seed).shuffle(sequences)
+    sequences = sequences[: options.conversations]
+    settings = Settings(
+        model=options.target, drafter=DEFAULT_DRAFTER, dtype="bfloat16", device=options.device,
+        threads=torch.get_num_threads(), tree_budget=SHAPE.nodes, kv_tokens=8192, max_sessions=4,
+    )  # fmt: skip
+    given = {
+        "answer_tokens": sum(sequence.answered for sequence in sequences),
+        "conversations": len(sequences), "epochs": options.epochs, "questions": options.count,
+        "max_new_tokens": options.max_new_tokens, "seed": options.seed,
+    }  # fmt: skip
+    figures: Figures = {"options": given, "recipes": {}}
+    if options.json.is_file():
+        earlier = json.loads(options.json.read_text())
+        if earlier["options"] != given:
+            raise ValueError(f"{options.json} is of other options: {earlier['options']}; give another --json")
+        figures = earlier
+    folders = {name: train(name, sequences, options) for name in names if name not in figures["recipes"]}
+    lab = Lab(load_verifier(settings))
+    figures["machine"] = machine(lab.device)
+    longest = lab.verifier.max_context - options.max_new_tokens - SHAPE.nodes
+    every = read_questions(options.prompts, options.count, lab.encode)
+    questions = [question for question in every if len(question.prompt) < longest]
+    for name, folder in folders.items():
+        console.print(name, style="dim")
+        figures["recipes"][name] = judge(lab, folder, questions, options, console)
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    show(figures, console)
+    console.print(f"figures: {options.json}", style="dim")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
