@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.multi_candidate import SampledDrafter
 from cloud.features import FeatureProducer
+from cloud.packing import pack_linears
 from edge_runtime.bundle import Bundle
 from edge_runtime.drafter import Drafter
 from edge_runtime.engines import open_engine
@@ -58,6 +59,7 @@ class MoAContender(Contender):
         half = device_half_on(self.config, tensors, *tables)
         self.producer = FeatureProducer(self.config, server_half(self.config, tensors), torch.device("cpu"))
         self._engine = open_engine(bundle, None, torch.get_num_threads()) if bundle else EagerEngine(half)
+        pack_linears(half)
         self._draft_ids = half.draft_ids.numpy().astype(np.int64)
         self._null_row = None if half.null_row is None else half.null_row.numpy()
         self._shape = RowShape(self.config.ca_kv_heads, self.config.head_dim)
@@ -77,6 +79,7 @@ class BaselineContender(Contender):
     def __init__(self, name: str, folder: Path, tables: Tables) -> None:
         self.name = name
         self.model, self.hash = load_baseline(folder, tables)
+        pack_linears(self.model)
 
     def fresh(self) -> Drafter:
         if self.model.fuse is not None:
