@@ -8,10 +8,10 @@ so an interrupted run goes on where it stopped.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -91,7 +91,7 @@ class Talks:
     """All conversations of one run over the slots of a decoder."""
 
     def __init__(
-        self, target: Target, plans: Sequence[Conversation], limits: Limits, slots: int, seed: int = 0
+        self, target: Target, plans: Mapping[int, Conversation], limits: Limits, slots: int, seed: int = 0
     ) -> None:
         self.chat, self.limits, self.plans = ChatFormat(target.tokenizer), limits, plans
         self.decoder = SlotDecoder(target, slots, limits.whole)
@@ -101,9 +101,9 @@ class Talks:
         self.slots: list[Talk | None] = [None] * slots
         self.tokens = torch.zeros(slots, dtype=torch.long, device=device)
 
-    def run(self, done: set[int], write: Callable[[Talk], None]) -> None:
-        """Hold all conversations but those `done`; `write` is called as each ends."""
-        waiting = self._waiting(done)
+    def run(self, write: Callable[[Talk], None]) -> None:
+        """Hold all conversations; `write` is called as each ends."""
+        waiting = self._waiting()
         try:
             while True:
                 self._refill(waiting, write)
@@ -113,9 +113,9 @@ class Talks:
         finally:
             self.decoder.close()
 
-    def _waiting(self, done: set[int]) -> Iterator[Talk]:
+    def _waiting(self) -> Iterator[Talk]:
         """Those to come. Attention reads as far as the longest slot, so that similar lengths run together."""
-        left = [index for index in range(len(self.plans)) if index not in done]
+        left = list(self.plans)
         window = 16 * len(self.slots)
         for start in range(0, len(left), window):
             size = {i: sum(len(turn.text) for turn in self.plans[i].turns) for i in left[start : start + window]}
@@ -157,30 +157,24 @@ class Talks:
 
 
 def generate_answers(
-    target: Target, plans: Sequence[Conversation], path: Path, *, limits: Limits, slots: int, seed: int = 0,
-    on_tokens: Callable[[int, int], None],
+    target: Target, plans: Mapping[int, Conversation], path: Path, *, limits: Limits, slots: int, seed: int = 0,
+    on_end: Callable[[int], None],
 ) -> None:  # fmt: skip
-    """Append the conversations that are not there yet to the JSONL file `path`.
+    """Hold the conversations `plans` (index -> plan) and append them to the JSONL file `path` as they end.
 
     Each line: {"index": int, "ids": [token ids], "answers": [[begin, end], ...]}, end-of-answer tokens included; one
-    whose prompt is too long has no answers. `on_tokens(answer tokens, conversations)` is called as they are
-    written, including once at the start for those of an earlier run.
+    whose prompt is too long has no answers. `on_end(answer tokens)` is called with each.
     """
-    done = {row["index"]: _answered(row["answers"]) for row in read_answers(path)}
-    on_tokens(sum(done.values()), len(done))
+    for _ in read_answers(path):  # cuts off what a kill has left of a line
+        break
     with path.open("a", encoding="utf-8") as file:
-        talks = Talks(target, plans, limits, slots, seed + len(done))
-        talks.run(set(done), lambda talk: _write(talk, file, on_tokens))
 
+        def write(talk: Talk) -> None:
+            file.write(json.dumps(talk.record(), separators=(",", ":")) + "\n")
+            file.flush()
+            on_end(sum(end - begin for begin, end in talk.answers))
 
-def _write(talk: Talk, file: TextIO, on_tokens: Callable[[int, int], None]) -> None:
-    file.write(json.dumps(talk.record(), separators=(",", ":")) + "\n")
-    file.flush()
-    on_tokens(_answered(talk.answers), 1)
-
-
-def _answered(answers: Sequence[tuple[int, int]]) -> int:
-    return sum(end - begin for begin, end in answers)
+        Talks(target, plans, limits, slots, seed).run(write)
 
 
 def read_answers(path: Path) -> Iterator[dict[str, Any]]:

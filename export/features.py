@@ -7,6 +7,7 @@ an interrupted run loses nothing.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,8 @@ class FeatureCache(OnlineFeatures):
         row = self._values + 2 * self._groups + 2 * config.hidden_size
         shape = (int(self.offsets[-1]), row)
         fresh = not path.is_file() or path.stat().st_size != shape[0] * shape[1]
+        if fresh:
+            _check_room(path, shape[0] * shape[1])
         self.rows = np.memmap(path, np.uint8, "w+" if fresh else "r+", shape=shape)
         flags = path.with_suffix(".filled")
         if fresh or not flags.is_file():
@@ -110,3 +113,13 @@ class FeatureCache(OnlineFeatures):
         kv = groups * scales.view(np.float16).astype(np.float32)[..., None]
         shape = (len(rows), len(self.config.target_layers), self.config.kv_width)
         return torch.from_numpy(kv).reshape(shape), torch.from_numpy(halves.view(np.float16))
+
+
+def _check_room(path: Path, size: int) -> None:
+    """A full disk under a memory-mapped file would end the process without a word. Raises OSError."""
+    free = shutil.disk_usage(path.parent).free + (path.stat().st_size if path.is_file() else 0)
+    if size > free:
+        raise OSError(
+            f"{path.parent} has {free / 1e9:.1f} GB free, the target's features take {size / 1e9:.1f}; give another "
+            "--work-dir, or --features online, which computes them anew for every batch"
+        )

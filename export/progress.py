@@ -15,9 +15,10 @@ LOG_EVERY = 30.0
 class Meter:
     """`with Meter("train", total) as meter: meter.update(done, "820 tokens/s")`."""
 
-    def __init__(self, name: str, total: int) -> None:
+    def __init__(self, name: str, total: int, quiet: bool = False) -> None:
         self.name, self.total, self.done, self.note = name, total, 0, ""
-        self._console = Console(stderr=True)
+        self._quiet = quiet  # another process speaks
+        self._console = Console(stderr=True, quiet=quiet)
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=self._console,
@@ -48,4 +49,5 @@ class Meter:
 
     def _log(self) -> None:
         self._logged = time.monotonic()
-        print(f"{self.name} {self.done}/{self.total} {self.note}", flush=True)
+        if not self._quiet:
+            print(f"{self.name} {self.done}/{self.total} {self.note}", flush=True)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import platform
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from export.answers import Limits, generate_answers, read_answers
 from export.features import FeatureCache, OnlineFeatures, Sequence
 from export.progress import Meter
 from export.prompts import OPENINGS, Conversation, plan, read_prompts
+from export.share import Share
 from export.train import Student, Trainer, TrainSettings, draft_vocabulary
 from models.baselines.networks import Baseline, BaselineConfig, save_baseline
 from models.moa import MoA, MoAConfig, save_drafter
@@ -38,26 +40,38 @@ def train(arguments: argparse.Namespace) -> None:
     device = arguments.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    share, device = Share.join(device)
+    say: Callable[[str], None] = print if share.first else lambda _: None
     conversations = _plan(arguments)
     target = load_target(arguments.target, dtype="bfloat16", device=device)
+    longest = target.config.max_position_embeddings
+    if arguments.max_tokens > longest:
+        raise ValueError(f"--max-tokens {arguments.max_tokens} is more than the target's context of {longest}")
     work: Path = arguments.work_dir
     work.mkdir(parents=True, exist_ok=True)
     limits = Limits(arguments.max_prompt_tokens, arguments.max_new_tokens, arguments.max_tokens)
     answers = work / f"answers-{_key(target.model_hash, conversations, limits)}.jsonl"
-    print(f"target {target.name} on {device}; {len(conversations)} conversations; work folder {work}")
-    _answer(target, conversations, limits, answers, arguments)
+    say(f"target {target.name} on {device}; {len(conversations)} conversations; work folder {work}")
+    _answer(target, conversations, limits, answers, arguments, share)
+    share.wait()
 
     lab = Lab(target, read_sequences(answers), arguments.layers, arguments.draft_vocab, arguments.max_context)
     settings = TrainSettings(
         epochs=arguments.epochs, batch_tokens=arguments.batch_tokens, learning_rate=arguments.learning_rate,
         seed=arguments.seed,
     )  # fmt: skip
-    print(f"{len(lab.sequences)} conversations, {lab.answered:,} answer tokens, {lab.tokens:,} in all")
+    say(f"{len(lab.sequences)} conversations, {lab.answered:,} answer tokens, {lab.tokens:,} in all")
     student = lab.student(arguments.drafter, arguments.seed)
-    trainer = Trainer(
-        student, lab.features(arguments.features, work), settings, lab.checkpoint(student, settings, work)
-    )
+    if not share.first:
+        share.wait()  # the first makes the file of features
+    features, checkpoint = lab.features(arguments.features, work), lab.checkpoint(student, settings, work)
+    if share.first:
+        share.wait()
+    trainer = Trainer(student, features, settings, checkpoint, share)
+    share.wait()  # before the first writes over the checkpoint that all have read
     started, seen = time.monotonic(), _train(trainer)
+    if not share.first:
+        return
 
     agreement = trainer.evaluate()
     notes = {
@@ -139,9 +153,14 @@ class Lab:
 
 
 def read_sequences(path: Path) -> list[Sequence]:
-    """The answered conversations of an answers file."""
-    rows = (Sequence(row["ids"], tuple(map(tuple, row["answers"]))) for row in read_answers(path))
-    return [sequence for sequence in rows if sequence.answers]
+    """The answered conversations of an answers file and of what further ranks have put beside it, in their order."""
+    rows = {row["index"]: row for part in _parts(path) for row in read_answers(part)}
+    sequences = (Sequence(rows[i]["ids"], tuple(map(tuple, rows[i]["answers"]))) for i in sorted(rows))
+    return [sequence for sequence in sequences if sequence.answers]
+
+
+def _parts(path: Path) -> list[Path]:
+    return [path, *sorted(path.parent.glob(f"{path.stem}.rank*.jsonl"))]
 
 
 def _plan(arguments: argparse.Namespace) -> list[Conversation]:
@@ -157,33 +176,35 @@ def _plan(arguments: argparse.Namespace) -> list[Conversation]:
 
 
 def _answer(
-    target: Target, conversations: list[Conversation], limits: Limits, path: Path, arguments: argparse.Namespace
-) -> None:
-    if sum(1 for _ in read_answers(path)) >= len(conversations):
+    target: Target, conversations: list[Conversation], limits: Limits, path: Path, arguments: argparse.Namespace,
+    share: Share,
+) -> None:  # fmt: skip
+    """Each rank holds its share of the conversations that no rank has held yet, and writes a file of its own."""
+    done = {row["index"]: row for part in _parts(path) for row in read_answers(part)}
+    share.wait()
+    left = [index for index in range(len(conversations)) if index not in done][share.rank :: share.size]
+    if not left:
         return
-    pack_linears(target.model)
-    with Meter("conversations", len(conversations)) as meter:
-        began, total, done = 0.0, 0, 0
+    pack_linears(target.model.model)  # not the LM head, whose rows drafters adopt
+    own = path if share.first else path.with_name(f"{path.stem}.rank{share.rank}.jsonl")
+    with Meter("conversations", len(left), quiet=not share.first) as meter:
+        began, tokens, held = time.monotonic(), 0, 0
 
-        def on_tokens(tokens: int, count: int) -> None:
-            nonlocal began, total, done
-            done += count
-            if began == 0.0:  # the first call counts an earlier run's work
-                began = time.monotonic()
-            else:
-                total += tokens
-            meter.update(done, f"{total / max(1e-9, time.monotonic() - began):,.0f} tokens/s")
+        def on_end(answered: int) -> None:
+            nonlocal tokens, held
+            tokens, held = tokens + answered, held + 1
+            meter.update(held, f"{tokens / max(1e-9, time.monotonic() - began):,.0f} tokens/s")
 
         generate_answers(
-            target, conversations, path, limits=limits, slots=min(arguments.slots, len(conversations)),
-            seed=arguments.seed, on_tokens=on_tokens,
+            target, {index: conversations[index] for index in left}, own, limits=limits,
+            slots=min(arguments.slots, len(left)), seed=arguments.seed + len(done) + share.rank, on_end=on_end,
         )  # fmt: skip
 
 
 def _train(trainer: Trainer) -> int:
     """Run the trainer under a progress bar; return the tokens trained on in this run."""
     total = 0
-    with Meter("train", trainer.steps) as meter:
+    with Meter("train", trainer.steps, quiet=not trainer.share.first) as meter:
         began, loss, agreement = time.monotonic(), 0.0, 0.0
         for progress in trainer.run():
             total += progress.tokens

@@ -81,19 +81,22 @@ def _target_passages(
     target = load_target(files.name, dtype="float32")
     with Meter("target answers to compare on", len(PROMPTS)) as meter:
         return target_passages(
-            target, server_half(config, tensors), folder, lambda _, answers: meter.update(meter.done + answers, "")
+            target, server_half(config, tensors), folder, lambda answers: meter.update(meter.done + answers, "")
         )
 
 
 def target_passages(
-    target: Target, server: ServerHalf, folder: Path, on_tokens: Callable[[int, int], None]
+    target: Target, server: ServerHalf, folder: Path, on_answers: Callable[[int], None]
 ) -> list[Passage]:
     """The target's greedy answers to PROMPTS and their rows, int8 as on the wire; answers are kept in `folder`."""
     answers = folder / "answers.jsonl"
     limit = server.config.max_context - ANSWER_TOKENS
-    asked = [Conversation((UserTurn(prompt),)) for prompt in PROMPTS]
+    done = {row["index"] for row in read_answers(answers)}
+    on_answers(len(done))
+    asked = {i: Conversation((UserTurn(text),)) for i, text in enumerate(PROMPTS) if i not in done}
     limits = Limits(limit, ANSWER_TOKENS, limit + ANSWER_TOKENS)
-    generate_answers(target, asked, answers, limits=limits, slots=len(asked), on_tokens=on_tokens)
+    if asked:
+        generate_answers(target, asked, answers, limits=limits, slots=len(asked), on_end=lambda _: on_answers(1))
     passages = []
     for row in read_answers(answers):
         ids = torch.tensor(row["ids"])

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from export.features import OnlineFeatures, Sequence
+from export.share import ALONE, Share
 from models.baselines.networks import Baseline
 from models.moa import MoA
 
@@ -220,7 +221,10 @@ class Progress:
 class Trainer:
     """One training run with a checkpoint that resumes at the step where it stopped."""
 
-    def __init__(self, student: Student, features: OnlineFeatures, settings: TrainSettings, checkpoint: Path) -> None:
+    def __init__(
+        self, student: Student, features: OnlineFeatures, settings: TrainSettings, checkpoint: Path,
+        share: Share = ALONE,
+    ) -> None:  # fmt: skip
         self.student, self.features, self.settings, self.checkpoint = student, features, settings, checkpoint
         if isinstance(student, MoA):
             student.int8_rows = settings.int8_rows
@@ -242,7 +246,8 @@ class Trainer:
             for epoch in range(settings.epochs)
             for batch in epoch_order(learnt, settings.batch_tokens, settings.seed + epoch)
         ]
-        self.step, self.steps = 0, len(self.plan)
+        self.share = share  # each rank takes its own batch of every step
+        self.step, self.steps = 0, len(self.plan) // share.size
         if checkpoint.is_file():
             self._restore()
 
@@ -259,8 +264,9 @@ class Trainer:
             self.save()
 
     def _one_step(self) -> Progress:
-        indices = self.plan[self.step]
-        batch = self._batch(indices, seed=self.settings.seed * 1_000_003 + self.step)
+        batches = self.plan[self.step * self.share.size : (self.step + 1) * self.share.size]
+        seed = self.settings.seed * 1_000_003 + self.step * self.share.size + self.share.rank
+        batch = self._batch(batches[self.share.rank], seed)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = self._rate()
@@ -268,12 +274,13 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16):
             loss, agreement = losses(self.student, batch, self.settings)
         loss.backward()
+        self.share.average(self.parameters.values())
         torch.nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
         for optimiser in self.optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.step += 1
-        tokens = sum(len(self.features.sequences[i].ids) for i in indices)
+        tokens = sum(len(self.features.sequences[i].ids) for indices in batches for i in indices)
         return Progress(self.step, self.steps, tokens, loss.item(), agreement.item())
 
     def _rate(self) -> float:
@@ -311,7 +318,9 @@ class Trainer:
         return {f"top{k}": [round(x, 4) for x in (h[1:] / seen[1:].clamp(min=1)).tolist()] for k, h in hits.items()}
 
     def save(self) -> None:
-        """Write weights, optimiser moments and the step, aside first, then renamed."""
+        """Write weights, optimiser moments and the step, aside first, then renamed. The first rank does it for all."""
+        if not self.share.first:
+            return
         tensors = {f"weight.{n}": p.detach() for n, p in self.parameters.items()}
         for optimiser in self.optimisers:
             for name, parameter in self.parameters.items():

@@ -50,7 +50,7 @@ BUNDLE = ["bundle", "--drafter", "x", "--output-dir", "y"]
 @pytest.mark.parametrize(
     "command",
     [
-        [], ["fly"], ["bundle"], ["check"], ["bench"], ["import", "--source", "x"], ["train", "--output-dir", "x"],
+        [], ["fly"], ["bundle"], ["check"], ["bench"], ["import", "--source", "x"], ["train", "--prompts", "x"],
         [*BUNDLE, "--quant", "int2"], [*BUNDLE, "--embedding-bits", "5"], [*BUNDLE, "--backend", "vulkan"],
     ],
     ids=" ".join,
@@ -223,7 +223,8 @@ class Training:
     def arguments(self, epochs: int, **options: object) -> list[object]:
         values = {
             "target": self.target, "prompts": self.prompts, "output-dir": self.output, "work-dir": self.work,
-            "epochs": epochs, "batch-size": 4, "max-new-tokens": 12, "slots": 5, "layers": 2, "draft-vocab": 64,
+            "epochs": epochs, "batch-tokens": 64, "max-new-tokens": 12, "max-tokens": 64, "slots": 5,
+            "follow-ups": 0, "sampled": 0, "layers": 2, "draft-vocab": 64,
             "device": "cpu", "threads": 1, **options,
         }  # fmt: skip
         return ["train", *(part for name, value in values.items() for part in (f"--{name}", value))]
@@ -246,8 +247,8 @@ def test_train_writes_a_drafter_folder(training: Training, folders: Folders) -> 
     assert config.target_hash == folders.target_hash and len(config.target_layers) == 2
     assert 3 in tensors["draft_ids"].tolist()
     notes = json.loads((training.output / "config.json").read_text())["notes"]
-    assert (notes["answers"], notes["steps"], notes["prompt_files"]) == (12, 3, ["prompts.jsonl"])
-    assert "12 answers" in result.stdout and f"wrote {training.output}" in result.stdout
+    assert (notes["conversations"], notes["prompt_files"]) == (12, ["prompts.jsonl"]) and notes["steps"] >= 3
+    assert "12 conversations, " in result.stdout and f"wrote {training.output}" in result.stdout
 
 
 def test_interrupted_training_goes_on_where_it_stopped(training: Training) -> None:
@@ -272,23 +273,55 @@ def test_interrupted_training_goes_on_where_it_stopped(training: Training) -> No
     assert result.returncode == 0, result.stderr
     load_drafter(training.output)
     notes = json.loads((training.output / "config.json").read_text())["notes"]
-    assert notes["steps"] == 450
+    assert notes["steps"] >= 450
     (answers,) = training.work.glob("answers-*.jsonl")
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
     assert sorted(row["index"] for row in rows) == list(range(12))
-    # the first row answered is held out; every other one is learnt once an epoch
-    all_steps = epochs * sum(len(row["prompt"]) + len(row["answer"]) for row in rows[1:])
+    # the first conversation is held out; every other one is learnt once an epoch
+    all_steps = epochs * sum(len(row["ids"]) for row in rows if row["index"])
     assert 0 < notes["last_run"]["tokens"] < all_steps
+
+
+def test_training_without_prompts_of_ones_own(training: Training) -> None:
+    """The target writes the prompts; nothing else is needed."""
+    arguments = training.arguments(1)
+    at = arguments.index("--prompts")
+    arguments[at : at + 2] = ["--self-prompts", 30]
+    result = run(*arguments)
+    assert result.returncode == 0, result.stderr
+    notes = json.loads((training.output / "config.json").read_text())["notes"]
+    assert (notes["self_prompts"], notes["prompt_files"]) == (30, []) and notes["conversations"] > 2
+
+
+def test_two_ranks_train_one_drafter(training: Training) -> None:
+    """torchrun: each answers and learns its share; the drafter is one. A run by one rank goes on from their files."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "export"]
+    command = [*torchrun, *map(str, training.arguments(2))]
+    both = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
+    assert both.returncode == 0, both.stderr
+    assert both.stdout.count("next: python -m export bundle") == both.stdout.count("work folder") == 1
+    parts = sorted(training.work.glob("answers-*.jsonl"))
+    indices = [[json.loads(line)["index"] for line in part.read_text().splitlines()] for part in parts]
+    assert len(parts) == 2 and sorted(indices[0] + indices[1]) == list(range(12)) and all(indices)
+    notes = json.loads((training.output / "config.json").read_text())["notes"]
+    alone = run(*training.arguments(2, **{"output-dir": training.folder / "alone", "learning-rate": 0.001}))
+    assert alone.returncode == 0, alone.stderr
+    again = json.loads((training.folder / "alone" / "config.json").read_text())["notes"]
+    assert again["conversations"] == 12 and again["steps"] in (2 * notes["steps"], 2 * notes["steps"] + 1)
+    assert [part.read_text() for part in parts] == [
+        part.read_text() for part in sorted(training.work.glob("answers-*.jsonl"))
+    ]
 
 
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("", {}, "the prompt files hold no prompt"),
+        ("", {}, "there is no prompt; give --prompts with files that hold some, or --self-prompts"),
+        ('{"prompt": "w5"}\n', {"max-tokens": 100000}, "--max-tokens 100000 is more than the target's context of"),
         ('{"text": 1}\n', {}, "not a JSON object with `prompt` or `turns`"),
         ('{"prompt": "w5 w6 w7 w8 w9"}\n', {"max-prompt-tokens": 4}, "--max-prompt-tokens"),
     ],
-    ids=["empty", "broken", "too long"],
+    ids=["empty", "longer than the context", "broken", "too long"],
 )
 def test_prompts_that_cannot_be_used_are_one_line(
     training: Training,

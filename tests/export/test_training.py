@@ -536,6 +536,15 @@ def test_what_a_baseline_sees_of_the_target(kind: str, sees: int | None, target:
             )
 
 
+def test_a_full_disk_is_told_before_anything_is_written(
+    target: Target, config: MoAConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 100}))
+    with pytest.raises(OSError, match=r"GB free, the target's features take .* --features online"):
+        FeatureCache(target, config, some_sequences(23), tmp_path / "features.u8")
+    assert not list(tmp_path.iterdir())
+
+
 def test_features_survive_reopening(cache: FeatureCache, config: MoAConfig, tmp_path: Path) -> None:
     expected = [one(cache, index) for index in (2, 5)]
     del cache.rows, cache.filled

@@ -1,0 +1,61 @@
+"""This process's share of a training run: all of it, or one of several ranks that torchrun has started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Share:
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def join(cls, device: str) -> tuple[Share, str]:
+        """(share, this rank's own device). Joins the other ranks, if there are any."""
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1:
+            return cls(), device
+        if device == "cuda":
+            device = f"cuda:{os.environ['LOCAL_RANK']}"
+            torch.cuda.set_device(device)
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+        return cls(dist.get_rank(), size), device
+
+    @property
+    def first(self) -> bool:
+        """This process speaks and writes for all."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """For all the others to come here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def average(self, parameters: Iterable[Tensor]) -> None:
+        """Make the parameters' gradients the mean over all ranks."""
+        if self.size == 1:
+            return
+        own = list(parameters)
+        for parameter in own:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        flat = torch.cat([parameter.grad.flatten() for parameter in own if parameter.grad is not None])
+        dist.all_reduce(flat)
+        flat /= self.size
+        at = 0
+        for parameter in own:
+            assert parameter.grad is not None
+            parameter.grad.copy_(flat[at : at + parameter.numel()].view_as(parameter))
+            at += parameter.numel()
+
+
+#: one process does it all
+ALONE = Share()
