@@ -36,14 +36,14 @@ from export.__main__ import keep_freed_memory
 from export.features import Sequence
 from export.progress import Meter
 from export.run import Lab as TrainingLab
-from export.run import read_sequences
+from export.run import learn_alone, read_sequences
 from export.train import Trainer, TrainSettings
 from models.baselines.networks import save_baseline
 from models.moa import MoA, save_drafter
 from models.target import load_target, open_target
 from protocol.sampling import Sampling
 
-#: name -> (drafter, changed TrainSettings, changed shapes)
+#: name -> (drafter, changed TrainSettings, changed shapes or "own_text": texts of the last stage)
 RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "as shipped": ("moa", {}, {}),
     "a root sees its own row (paper)": ("moa", {"own_row": True}, {}),
@@ -57,6 +57,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "top tokens twice (HASS)": ("moa", {"top_tokens_weight": 1.0}, {}),
     "prompts are learnt too": ("moa", {"prompt_weight": 0.3}, {}),
     "rows rounded to int8": ("moa", {"int8_rows": True}, {}),
+    "own text at last": ("moa", {}, {"own_text": 600}),
     "3 target layers": ("moa", {}, {"layers": 3}),
     "12 target layers": ("moa", {}, {"layers": 12}),
     "8k draft vocabulary": ("moa", {}, {"draft_vocab": 8192}),
@@ -71,6 +72,8 @@ Figures = dict[str, Any]
 def train(name: str, sequences: list[Sequence], options: argparse.Namespace) -> Path:
     """The drafter folder of one recipe, trained if it is not there yet."""
     kind, changes, shapes = RECIPES[name]
+    shapes = dict(shapes)
+    own_text = shapes.pop("own_text", 0)
     slug = "".join(c if c.isalnum() else "-" for c in name)
     folder: Path = options.work_dir / "ablations" / f"{slug}-{len(sequences)}x{options.epochs}-{options.seed}"
     if (folder / "config.json").is_file():
@@ -81,9 +84,11 @@ def train(name: str, sequences: list[Sequence], options: argparse.Namespace) -> 
     settings = replace(TrainSettings(epochs=options.epochs, seed=options.seed), **changes)
     features = lab.features("auto", options.work_dir)
     trainer = Trainer(student, features, settings, lab.checkpoint(student, settings, options.work_dir))
-    with Meter(name, trainer.steps) as meter:
-        for progress in trainer.run():
-            meter.update(progress.step, f"loss {progress.loss:.3f}  agreement {progress.agreement:.3f}")
+    _run(name, trainer)
+    if own_text and isinstance(student, MoA):
+        last = learn_alone(student, lab, trainer, own_text, "auto", options.work_dir)
+        _run(f"{name}: last stage", last)
+        last.checkpoint.unlink()
     notes = {"recipe": name, "held_out_agreement_by_lag": trainer.evaluate()}
     if isinstance(student, MoA):
         save_drafter(folder, student.config, student.trained(), notes)
@@ -91,6 +96,12 @@ def train(name: str, sequences: list[Sequence], options: argparse.Namespace) -> 
         save_baseline(folder, student, notes)
     trainer.checkpoint.unlink(missing_ok=True)
     return folder
+
+
+def _run(name: str, trainer: Trainer) -> None:
+    with Meter(name, trainer.steps) as meter:
+        for progress in trainer.run():
+            meter.update(progress.step, f"loss {progress.loss:.3f}  agreement {progress.agreement:.3f}")
 
 
 def judge(lab: Lab, folder: Path, questions: list[Question], options: argparse.Namespace, console: Console) -> Figures:

@@ -63,6 +63,8 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument("--layers", type=int, default=6, help="target layers the drafter's server half reads")
     train.add_argument("--draft-vocab", type=int, default=12288, help="most frequent tokens the device can propose")
     train.add_argument("--max-context", type=int, default=2048, help="longest conversation, in tokens")
+    train.add_argument("--own-text", type=int, default=0, metavar="N",
+                       help="at last learn from so many texts that the drafter itself wrote on alone")  # fmt: skip
     train.add_argument("--features", choices=["auto", "cache", "online"], default="auto",
                        help="what the target knows of its text: kept in a file, or computed anew")  # fmt: skip
     train.add_argument("--device", default="auto", help="cpu, cuda or auto")

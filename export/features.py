@@ -27,10 +27,14 @@ Spans = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Sequence:
-    """A conversation: all its token ids, and [begin, end) of each of the target's answers in them."""
+    """A conversation: all its token ids, and [begin, end) of each of the target's answers in them.
+
+    alone: where the link was cut, if the drafter wrote what follows; rows from there on are not to be seen.
+    """
 
     ids: list[int]
     answers: Spans
+    alone: int = 0
 
     @property
     def answered(self) -> int:

@@ -9,7 +9,7 @@ import platform
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from cloud.packing import pack_linears
 from export.answers import Limits, generate_answers, read_answers
 from export.features import FeatureCache, OnlineFeatures, Sequence
+from export.own_text import write_alone
 from export.progress import Meter
 from export.prompts import OPENINGS, Conversation, plan, read_prompts
 from export.share import Share
@@ -27,6 +28,8 @@ from models.target import Target, load_target
 
 #: decoder layers of the baselines
 LAYERS = {"eagle2": 1, "lm": 2}
+#: tokens written alone behind every cut, and the learning rate of that stage over the main one's
+OWN_TOKENS, OWN_RATE = 32, 0.2
 
 
 def _key(*parts: object) -> str:
@@ -70,6 +73,9 @@ def train(arguments: argparse.Namespace) -> None:
     trainer = Trainer(student, features, settings, checkpoint, share)
     share.wait()  # before the first writes over the checkpoint that all have read
     started, seen = time.monotonic(), _train(trainer)
+    if arguments.own_text and isinstance(student, MoA):
+        trainer = learn_alone(student, lab, trainer, arguments.own_text, arguments.features, work)
+        seen += _train(trainer)
     if not share.first:
         return
 
@@ -81,6 +87,7 @@ def train(arguments: argparse.Namespace) -> None:
         "self_prompts": arguments.self_prompts,
         "conversations": len(lab.sequences),
         "answer_tokens": lab.answered,
+        "own_text": arguments.own_text,
         "settings": asdict(settings),
         "steps": trainer.steps,
         "held_out_agreement_by_lag": agreement,
@@ -148,7 +155,7 @@ class Lab:
         return work / f"checkpoint-{_key(self._key(), asdict(student.config), asdict(settings))}.safetensors"
 
     def _key(self) -> str:
-        texts = hashlib.sha256(json.dumps([(s.ids, s.answers) for s in self.sequences]).encode()).hexdigest()
+        texts = hashlib.sha256(json.dumps([(s.ids, s.answers, s.alone) for s in self.sequences]).encode()).hexdigest()
         return _key(self.target.model_hash, texts, self.config.target_layers)
 
 
@@ -199,6 +206,31 @@ def _answer(
             target, {index: conversations[index] for index in left}, own, limits=limits,
             slots=min(arguments.slots, len(left)), seed=arguments.seed + len(done) + share.rank, on_end=on_end,
         )  # fmt: skip
+
+
+def learn_alone(student: MoA, lab: Lab, trainer: Trainer, count: int, where: str, work: Path) -> Trainer:
+    """The last stage, to be run: what the drafter writes alone, `count` texts, and as much of the rest beside it."""
+    share, learnt = trainer.share, len(lab.sequences) - len(trainer.held_out)
+    some = [len(trainer.held_out) + i for i in range(min(count, learnt))]
+    path = trainer.checkpoint.with_suffix(".alone.jsonl")
+    if share.first:
+        with Meter("own text", len(some)) as meter:
+            write_alone(
+                student, trainer.features, some, OWN_TOKENS, path, lambda _: meter.update(meter.done + 1, "")
+            )  # fmt: skip
+    share.wait()
+    own = write_alone(student, trainer.features, some, OWN_TOKENS, path, lambda _: None)
+    held_out = [lab.sequences[i] for i in trainer.held_out]
+    mixed = replace(lab, sequences=[*held_out, *own, *(lab.sequences[i] for i in some)])
+    settings = replace(
+        trainer.settings, epochs=1, learning_rate=OWN_RATE * trainer.settings.learning_rate, held_out=len(held_out)
+    )
+    if not share.first:
+        share.wait()
+    features = mixed.features(where, work)
+    if share.first:
+        share.wait()
+    return Trainer(student, features, settings, mixed.checkpoint(student, settings, work), share)
 
 
 def _train(trainer: Trainer) -> int:

@@ -113,6 +113,11 @@ def build_batch(features: OnlineFeatures, indices: list[int], rng: random.Random
         window = draw_window(rng, settings.long_windows)
         phase = rng.randrange(max(1, window)) if settings.random_phase else 0
         mask, lags = row_mask_of(n, window, phase, settings.own_row)
+        if sequence.alone:  # one window from the last verified token to the end
+            root = sequence.alone - 1
+            mask[root:, : root + 1] = 0.0
+            mask[root:, root + 1 :] = MASKED
+            lags[root:] = torch.arange(1, n - root + 1)
         row_mask[b, :n, : n + 1], lag[b, :n] = mask, lags
         decayed = (settings.lag_decay ** (lags - 1).float()).clamp(min=0.25)
         weight[b, : n - 1] = settings.prompt_weight * decayed[:-1]

@@ -286,7 +286,7 @@ def test_training_without_prompts_of_ones_own(training: Training) -> None:
     """The target writes the prompts; nothing else is needed."""
     arguments = training.arguments(1)
     at = arguments.index("--prompts")
-    arguments[at : at + 2] = ["--self-prompts", 30]
+    arguments[at : at + 2] = ["--self-prompts", 30, "--own-text", 2]
     result = run(*arguments)
     assert result.returncode == 0, result.stderr
     notes = json.loads((training.output / "config.json").read_text())["notes"]

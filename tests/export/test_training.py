@@ -19,6 +19,7 @@ from cloud.features import FeatureProducer
 from cloud.runner import Runner
 from export import train as room
 from export.features import FeatureCache, OnlineFeatures, Sequence
+from export.own_text import write_alone
 from export.run import Lab
 from export.train import (
     SoftCrossEntropy,
@@ -493,6 +494,40 @@ def test_online_features_are_those_of_the_cache(cache: FeatureCache, target: Tar
         n = len(cache.sequences[index].ids)
         torch.testing.assert_close(hidden[row, :n], cached_hidden[row, :n].float(), rtol=2e-3, atol=2e-3)
         torch.testing.assert_close(kv[row, :n], cached_kv[row, :n], rtol=0, atol=0.51 / 127 * float(kv.abs().max()))
+
+
+# text of the drafter's own
+
+
+def test_text_written_alone_is_the_drafters(cache: FeatureCache, target: Target, tmp_path: Path) -> None:
+    """Greedy tokens of a whole forward that sees the rows before the last verified token and no later one."""
+    lab = Lab(target, cache.sequences, layers=2, draft_vocab=64)
+    student = lab.student("moa").eval()
+    assert isinstance(student, MoA)
+    with torch.no_grad():
+        for parameter in student.parameters():
+            if parameter.requires_grad and parameter.dim() > 1:
+                parameter.normal_(0, 0.3)
+    ended: list[int] = []
+    own = write_alone(student, cache, [3, 9], 5, tmp_path / "own.jsonl", ended.append)
+    assert ended == [5, 5]
+    for index, sequence in zip([3, 9], own, strict=True):
+        cut, whole = sequence.alone, cache.sequences[index]
+        [(begin, end)] = whole.answers
+        assert begin < cut < end and sequence.ids[:cut] == whole.ids[:cut] and len(sequence.ids) == cut + 5
+        batch = build_batch(OnlineFeatures(target, lab.config, [sequence]), [0], random.Random(0), TrainSettings())
+        batch = replace(batch, kv=batch.kv.float())
+        assert batch.weight[0].nonzero()[:, 0].tolist() == list(range(cut - 1, cut + 4))
+        assert batch.lag[0, cut - 1 :].tolist() == [1, 2, 3, 4, 5, 6]
+        visible = batch.row_mask[0, cut - 1 :] == 0
+        assert (visible.nonzero()[:, 1] < cut).all() and visible[:, :cut].all()  # column 0 is the null row
+        with torch.no_grad():
+            logits = student.head(room.forward(student, batch)[0, cut - 1 : -1])
+        # rows travel as int8, so a near-tie may fall either way
+        best, written = logits.max(-1).values, logits.gather(-1, torch.tensor(sequence.ids[cut:])[:, None])[:, 0]
+        assert (best - written < 0.1).all()
+    again = write_alone(student, cache, [3, 9], 5, tmp_path / "own.jsonl", ended.append)
+    assert again == own
 
 
 # baselines
