@@ -35,8 +35,7 @@ from edge_runtime.drafter import TreeShape
 from export.__main__ import keep_freed_memory
 from export.features import Sequence
 from export.progress import Meter
-from export.run import Lab as TrainingLab
-from export.run import learn_alone, read_sequences
+from export.run import TrainingSet, learn_alone, read_sequences
 from export.train import Trainer, TrainSettings
 from models.baselines.networks import save_baseline
 from models.moa import MoA, save_drafter
@@ -79,14 +78,14 @@ def train(name: str, sequences: list[Sequence], options: argparse.Namespace) -> 
     if (folder / "config.json").is_file():
         return folder
     target = load_target(options.target, dtype="bfloat16", device="cpu" if options.device == "auto" else options.device)
-    lab = TrainingLab(target, sequences, **shapes)
-    student = lab.student(kind, options.seed)
+    data = TrainingSet(target, sequences, **shapes)
+    student = data.student(kind, options.seed)
     settings = replace(TrainSettings(epochs=options.epochs, seed=options.seed), **changes)
-    features = lab.features("auto", options.work_dir)
-    trainer = Trainer(student, features, settings, lab.checkpoint(student, settings, options.work_dir))
+    features = data.features("auto", options.work_dir)
+    trainer = Trainer(student, features, settings, data.checkpoint(student, settings, options.work_dir))
     _run(name, trainer)
     if own_text and isinstance(student, MoA):
-        last = learn_alone(student, lab, trainer, own_text, "auto", options.work_dir)
+        last = learn_alone(student, data, trainer, own_text, "auto", options.work_dir)
         _run(f"{name}: last stage", last)
         last.checkpoint.unlink()
     notes = {"recipe": name, "held_out_agreement_by_lag": trainer.evaluate()}

@@ -49,6 +49,8 @@ def build_parser() -> argparse.ArgumentParser:
                        help="what to train; the others are for comparison and cannot be bundled")  # fmt: skip
     train.add_argument("--output-dir", type=Path, required=True, help="drafter folder to write")
     train.add_argument("--work-dir", type=Path, default=Path("build/train"), help="answers, features, checkpoint")
+    train.add_argument("--answers", type=Path, default=None, metavar="FILE",
+                       help="train on an answers file of an earlier run, as it is; no prompts are needed")  # fmt: skip
     train.add_argument("--max-prompts", type=int, default=0, help="use at most this many, chosen by --seed; 0: all")
     train.add_argument("--max-prompt-tokens", type=int, default=512, help="longer user turns are skipped")
     train.add_argument("--max-new-tokens", type=int, default=192, help="length of an answer")

@@ -45,36 +45,40 @@ def train(arguments: argparse.Namespace) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     share, device = Share.join(device)
     say: Callable[[str], None] = print if share.first else lambda _: None
-    conversations = _plan(arguments)
+    conversations = [] if arguments.answers else _plan(arguments)
     target = load_target(arguments.target, dtype="bfloat16", device=device)
     longest = target.config.max_position_embeddings
     if arguments.max_tokens > longest:
         raise ValueError(f"--max-tokens {arguments.max_tokens} is more than the target's context of {longest}")
     work: Path = arguments.work_dir
     work.mkdir(parents=True, exist_ok=True)
-    limits = Limits(arguments.max_prompt_tokens, arguments.max_new_tokens, arguments.max_tokens)
-    answers = work / f"answers-{_key(target.model_hash, conversations, limits)}.jsonl"
-    say(f"target {target.name} on {device}; {len(conversations)} conversations; work folder {work}")
-    _answer(target, conversations, limits, answers, arguments, share)
-    share.wait()
+    answers = arguments.answers
+    if answers is None:
+        limits = Limits(arguments.max_prompt_tokens, arguments.max_new_tokens, arguments.max_tokens)
+        answers = work / f"answers-{_key(target.model_hash, conversations, limits)}.jsonl"
+        say(f"target {target.name} on {device}; {len(conversations)} conversations; work folder {work}")
+        _answer(target, conversations, limits, answers, arguments, share)
+        share.wait()
+    elif not answers.is_file():
+        raise ValueError(f"--answers: {answers} is no file")
 
-    lab = Lab(target, read_sequences(answers), arguments.layers, arguments.draft_vocab, arguments.max_context)
+    data = TrainingSet(target, read_sequences(answers), arguments.layers, arguments.draft_vocab, arguments.max_context)
     settings = TrainSettings(
         epochs=arguments.epochs, batch_tokens=arguments.batch_tokens, learning_rate=arguments.learning_rate,
         seed=arguments.seed,
     )  # fmt: skip
-    say(f"{len(lab.sequences)} conversations, {lab.answered:,} answer tokens, {lab.tokens:,} in all")
-    student = lab.student(arguments.drafter, arguments.seed)
+    say(f"{len(data.sequences)} conversations, {data.answered:,} answer tokens, {data.tokens:,} in all")
+    student = data.student(arguments.drafter, arguments.seed)
     if not share.first:
         share.wait()  # the first makes the file of features
-    features, checkpoint = lab.features(arguments.features, work), lab.checkpoint(student, settings, work)
+    features, checkpoint = data.features(arguments.features, work), data.checkpoint(student, settings, work)
     if share.first:
         share.wait()
     trainer = Trainer(student, features, settings, checkpoint, share)
     share.wait()  # before the first writes over the checkpoint that all have read
     started, seen = time.monotonic(), _train(trainer)
     if arguments.own_text and isinstance(student, MoA):
-        trainer = learn_alone(student, lab, trainer, arguments.own_text, arguments.features, work)
+        trainer = learn_alone(student, data, trainer, arguments.own_text, arguments.features, work)
         seen += _train(trainer)
     if not share.first:
         return
@@ -85,8 +89,8 @@ def train(arguments: argparse.Namespace) -> None:
         "prompt_files": [path.name for path in arguments.prompts],
         "composed": arguments.composed,
         "self_prompts": arguments.self_prompts,
-        "conversations": len(lab.sequences),
-        "answer_tokens": lab.answered,
+        "conversations": len(data.sequences),
+        "answer_tokens": data.answered,
         "own_text": arguments.own_text,
         "settings": asdict(settings),
         "steps": trainer.steps,
@@ -107,7 +111,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 @dataclass
-class Lab:
+class TrainingSet:
     """A target and its answers: whatever is trained on them, and how it is named in a work folder."""
 
     target: Target
@@ -118,7 +122,7 @@ class Lab:
 
     def __post_init__(self) -> None:
         if not self.sequences:
-            raise ValueError("no prompt is short enough to be answered; raise --max-prompt-tokens")
+            raise ValueError("there is no answer to learn from; raise --max-prompt-tokens if prompts are too long")
         self.config = MoAConfig.for_target(
             self.target.config, self.target.model_hash, layers=self.layers, draft_vocab=self.draft_vocab,
             max_context=self.max_context,
@@ -208,9 +212,9 @@ def _answer(
         )  # fmt: skip
 
 
-def learn_alone(student: MoA, lab: Lab, trainer: Trainer, count: int, where: str, work: Path) -> Trainer:
+def learn_alone(student: MoA, data: TrainingSet, trainer: Trainer, count: int, where: str, work: Path) -> Trainer:
     """The last stage, to be run: what the drafter writes alone, `count` texts, and as much of the rest beside it."""
-    share, learnt = trainer.share, len(lab.sequences) - len(trainer.held_out)
+    share, learnt = trainer.share, len(data.sequences) - len(trainer.held_out)
     some = [len(trainer.held_out) + i for i in range(min(count, learnt))]
     path = trainer.checkpoint.with_suffix(".alone.jsonl")
     if share.first:
@@ -220,8 +224,10 @@ def learn_alone(student: MoA, lab: Lab, trainer: Trainer, count: int, where: str
             )  # fmt: skip
     share.wait()
     own = write_alone(student, trainer.features, some, OWN_TOKENS, path, lambda _: None)
-    held_out = [lab.sequences[i] for i in trainer.held_out]
-    mixed = replace(lab, sequences=[*held_out, *own, *(lab.sequences[i] for i in some)])
+    held_out = [
+        data.sequences[i] for i in trainer.held_out[: 2 * len(some) // 9]
+    ]  # a trainer holds out a tenth at most
+    mixed = replace(data, sequences=[*held_out, *own, *(data.sequences[i] for i in some)])
     settings = replace(
         trainer.settings, epochs=1, learning_rate=OWN_RATE * trainer.settings.learning_rate, held_out=len(held_out)
     )

@@ -20,7 +20,7 @@ from cloud.service import load_verifier
 from cloud.settings import Settings
 from edge_runtime.drafter import TreeShape
 from export.features import Sequence
-from export.run import Lab as Trained
+from export.run import TrainingSet
 from models.baselines.networks import save_baseline
 from models.baselines.trees import CandidateTree, How
 from models.moa import tables_of
@@ -40,9 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny_model(dtype=torch.float32)
     save_tiny_drafter(folder / "moa", model, save_tiny_target(folder / "target", model))
     target = load_target(str(folder / "target"), dtype="float32")
-    room = Trained(target, [Sequence(list(range(4, 60)), ((2, 56),))], layers=2, draft_vocab=64, max_context=256)
+    data = TrainingSet(target, [Sequence(list(range(4, 60)), ((2, 56),))], layers=2, draft_vocab=64, max_context=256)
     for kind in ("eagle2", "lm"):
-        student = room.student(kind)
+        student = data.student(kind)
         with torch.no_grad():
             for parameter in student.parameters():
                 if parameter.requires_grad and parameter.dim() > 1:

@@ -313,6 +313,23 @@ def test_two_ranks_train_one_drafter(training: Training) -> None:
     ]
 
 
+def test_training_on_given_answers(training: Training) -> None:
+    """An answers file is enough, also one that was cut short."""
+    assert run(*training.arguments(1)).returncode == 0
+    (answers,) = training.work.glob("answers-*.jsonl")
+    some = training.folder / "some.jsonl"
+    some.write_text("\n".join(answers.read_text().splitlines()[:9]) + "\n{half a li")
+    arguments = training.arguments(1)
+    at = arguments.index("--prompts")
+    arguments[at : at + 2] = ["--answers", some]
+    result = run(*arguments)
+    assert result.returncode == 0, result.stderr
+    assert json.loads((training.output / "config.json").read_text())["notes"]["conversations"] == 9
+    arguments[at + 1] = training.folder / "nowhere.jsonl"
+    result = run(*arguments)
+    assert result.returncode == 1 and result.stderr.endswith("nowhere.jsonl is no file\n")
+
+
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [

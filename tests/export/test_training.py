@@ -20,7 +20,7 @@ from cloud.runner import Runner
 from export import train as room
 from export.features import FeatureCache, OnlineFeatures, Sequence
 from export.own_text import write_alone
-from export.run import Lab
+from export.run import TrainingSet
 from export.train import (
     SoftCrossEntropy,
     Trainer,
@@ -501,7 +501,7 @@ def test_online_features_are_those_of_the_cache(cache: FeatureCache, target: Tar
 
 def test_text_written_alone_is_the_drafters(cache: FeatureCache, target: Target, tmp_path: Path) -> None:
     """Greedy tokens of a whole forward that sees the rows before the last verified token and no later one."""
-    lab = Lab(target, cache.sequences, layers=2, draft_vocab=64)
+    lab = TrainingSet(target, cache.sequences, layers=2, draft_vocab=64)
     student = lab.student("moa").eval()
     assert isinstance(student, MoA)
     with torch.no_grad():
@@ -537,7 +537,7 @@ def test_text_written_alone_is_the_drafters(cache: FeatureCache, target: Target,
 def test_baselines_have_moas_budget_and_learn(
     kind: str, target: Target, tmp_path: Path, one_thread: None, cache: FeatureCache
 ) -> None:
-    lab = Lab(target, cache.sequences, layers=2, draft_vocab=64)
+    lab = TrainingSet(target, cache.sequences, layers=2, draft_vocab=64)
     student, moa = lab.student(kind), lab.student("moa")
     sizes = [sum(p.numel() for p in model.parameters() if p.requires_grad) for model in (student, moa)]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
@@ -556,7 +556,7 @@ def test_baselines_have_moas_budget_and_learn(
 @pytest.mark.parametrize(("kind", "sees"), [("eagle2", 1), ("lm", None)])
 def test_what_a_baseline_sees_of_the_target(kind: str, sees: int | None, target: Target, cache: FeatureCache) -> None:
     """EAGLE at position i: the hidden states before i, never its own; the small LM: none."""
-    student = Lab(target, cache.sequences, layers=2, draft_vocab=64).student(kind).eval()
+    student = TrainingSet(target, cache.sequences, layers=2, draft_vocab=64).student(kind).eval()
     batch = build_batch(cache, [4], random.Random(0), TrainSettings())
     batch = replace(batch, hidden=batch.hidden.float())
     with torch.no_grad():
