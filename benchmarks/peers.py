@@ -196,9 +196,9 @@ def common_prefix(a: list[int], b: list[int]) -> int:
 
 def show(figures: Figures, console: Console) -> None:
     table = Table(title=f"plain decoding, {figures['machine']}", title_justify="left")
-    columns = ("", "tokens/s", "ms a token", "weights MB", "GB/s of them", f"as {REFERENCE}", "same answers")
+    columns = ("", "tok/s", "ms", "MB read", "GB/s", f"same as {REFERENCE}", "of all")
     for column in columns:
-        table.add_column(column, justify="right" if column else "left")
+        table.add_column(column, justify="right" if column else "left", no_wrap=not column)
     for name, row in figures["peers"].items():
         table.add_row(
             name, f"{row['tokens_per_second']:.1f}", f"{row['ms_per_token']:.1f}", f"{row['weights_megabytes']:.0f}",
