@@ -100,13 +100,7 @@ def _resolve_alias(name: str) -> Path:
     folder = cache_dir() / "targets" / name
     if (folder / "config.json").is_file() and (folder / "model.safetensors").is_file():
         return folder
-    package, file_name, install = ALIASES[name]
-    spec = importlib.util.find_spec(package)  # finds the file without importing the package
-    if spec is None or spec.origin is None:
-        raise TargetError(f"{name}: its weights are not installed; run: {install}")
-    source = Path(spec.origin).parent / file_name
-    if not source.is_file():
-        raise TargetError(f"{name}: {source} is missing; run: {install} --force-reinstall")
+    source = gguf_of(name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
     try:
@@ -125,6 +119,18 @@ def _resolve_alias(name: str) -> Path:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return folder
+
+
+def gguf_of(name: str) -> Path:
+    """The GGUF file an alias is made from. Raises TargetError where it is not installed."""
+    package, file_name, install = ALIASES[name]
+    spec = importlib.util.find_spec(package)  # finds the file without importing the package
+    if spec is None or spec.origin is None:
+        raise TargetError(f"{name}: its weights are not installed; run: {install}")
+    source = Path(spec.origin).parent / file_name
+    if not source.is_file():
+        raise TargetError(f"{name}: {source} is missing; run: {install} --force-reinstall")
+    return source
 
 
 def _convert_gguf(source: Path, folder: Path) -> None:
