@@ -115,10 +115,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--drafter", required=True, metavar="FOLDER", help="the drafter that is to stop early")
     parser.add_argument("--output", type=Path, required=True, help="the safetensors file to write")
-    parser.add_argument("--kind", default="soft", choices=["soft", "hard"],
+    parser.add_argument("--kind", default="hard", choices=["soft", "hard"],
                         help="soft: its last hidden state; hard: entropy and ten largest probabilities")  # fmt: skip
     parser.add_argument("--target", default=Settings.model_fields["model"].default)
-    parser.add_argument("--count", type=int, default=160, help="prompts of each file, spread evenly; 0: all")
+    parser.add_argument("--count", type=int, default=96, help="prompts of each file, spread evenly; 0: all")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--profile", type=numbers, default=[4, 2, 2, 1, 1], metavar="N,N", help="children per level")
     parser.add_argument("--epochs", type=int, default=10)

@@ -63,8 +63,8 @@ class EarlyStop(NamedTuple):
 class SampledDrafter:
     """Draws the full tree of a profile (children per level) from a drafter's law; `accept` judges it.
 
-    early: whether it may stop before the profile's end; exact all the same, as it looks at laws and not at what was
-    drawn from them. head: the drafter's LM head, whose input is what a soft decision model reads.
+    early: when to stop before the end of the profile; exact all the same, as no candidate is dropped once it is
+    drawn. head: the drafter's LM head, whose input is what a soft decision model reads.
     seeds: 0 for MCSD with residual rejection, drawn without replacement. Else the published target-initialised
     process with so many seeds, which is LOSSY; it begins with the first round of MCSD that accepts something.
     """
