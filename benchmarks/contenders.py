@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from benchmarks.multi_candidate import SampledDrafter
+from benchmarks.multi_candidate import EarlyStop, SampledDrafter
 from cloud.features import FeatureProducer
-from cloud.packing import pack_linears
 from edge_runtime.bundle import Bundle
 from edge_runtime.drafter import Drafter
 from edge_runtime.engines import open_engine
@@ -24,6 +24,7 @@ from models.baselines.choice import RandomChooser
 from models.baselines.networks import Baseline, load_baseline
 from models.eager import EagerEngine
 from models.moa import device_half_on, load_drafter, server_half
+from models.packing import pack_linears
 from protocol.rows import RowShape, unpack_rows
 
 Floats = NDArray[np.float32]
@@ -37,10 +38,13 @@ class Contender:
 
     packed: feature rows as they travel (protocol.rows); hidden: the target's last hidden states [n, hidden_size].
     producer: makes the rows on the verifier's side, None where none are read.
+    hash: of the drafter's weights. head: its LM head, where it runs in torch.
     """
 
     name: str
     producer: FeatureProducer | None = None
+    hash: str
+    head: nn.Module | None = None
 
     def fresh(self) -> Any:
         """A Drafter, or what grows trees as one does."""
@@ -60,6 +64,7 @@ class MoAContender(Contender):
         self.producer = FeatureProducer(self.config, server_half(self.config, tensors), torch.device("cpu"))
         self._engine = open_engine(bundle, None, torch.get_num_threads()) if bundle else EagerEngine(half)
         pack_linears(half)
+        self.head = None if bundle else half.head
         self._draft_ids = half.draft_ids.numpy().astype(np.int64)
         self._null_row = None if half.null_row is None else half.null_row.numpy()
         self._shape = RowShape(self.config.ca_kv_heads, self.config.head_dim)
@@ -80,6 +85,7 @@ class BaselineContender(Contender):
         self.name = name
         self.model, self.hash = load_baseline(folder, tables)
         pack_linears(self.model)
+        self.head = self.model.head
 
     def fresh(self) -> Drafter:
         if self.model.fuse is not None:
@@ -99,22 +105,28 @@ class Unfed(Contender):
     """A drafter that never hears of the target: a conversation begun with no features at all."""
 
     def __init__(self, name: str, base: Contender) -> None:
-        self.name, self._base = name, base
+        self.name, self.hash, self._base = name, base.hash, base
 
     def fresh(self) -> Any:
         return self._base.fresh()
 
 
 class SampledContender(Contender):
-    """A drafter whose candidates are drawn (MCSD), with `seeds` of the target's if the published process is wanted."""
+    """A drafter whose candidates are drawn (MCSD), with `seeds` of the target's if the published process is wanted.
 
-    def __init__(self, name: str, base: Contender, profile: Sequence[int], seeds: int, seed: int) -> None:
-        self.name, self.producer = name, base.producer
-        self._base, self._profile, self._seeds = base, profile, seeds
+    early: stop drafting where it says so.
+    """
+
+    def __init__(
+        self, name: str, base: Contender, profile: Sequence[int], seeds: int, seed: int, early: EarlyStop | None = None
+    ) -> None:
+        self.name, self.producer, self.hash, self.head = name, base.producer, base.hash, base.head
+        self._base, self._profile, self._seeds, self._early = base, profile, seeds, early
         self._chooser = RandomChooser(np.random.default_rng(seed))
 
     def fresh(self) -> SampledDrafter:
-        return SampledDrafter(self._base.fresh(), self._profile, self._chooser, self._seeds)
+        inner = self._base.fresh()
+        return SampledDrafter(inner, self._profile, self._chooser, self._seeds, self._early, self.head)
 
     def learn(self, drafter: SampledDrafter, start: int, packed: bytes, hidden: Floats) -> None:
         self._base.learn(drafter.inner, start, packed, hidden)

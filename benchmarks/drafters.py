@@ -4,15 +4,18 @@
     python -m benchmarks.drafters --prompts specbench.jsonl humaneval.jsonl gsm8k.jsonl \\
         --drafters moa=drafters/smollm2-135m-instruct-moa build/eagle2 build/lm --repeats 3
     python -m benchmarks.drafters --prompts specbench.jsonl --temperature 1 --mcsd --lossy-seeds 3
+    python -m benchmarks.drafters --prompts specbench.jsonl --temperature 1 --mcsd --decision build/decision.safetensors
     python -m benchmarks.drafters --prompts gsm8k.jsonl --offline --drafters build/moa build/eagle2 build/lm
 
 Every question is answered by plain decoding and by every drafter in turns, so that a disturbance meets all of them.
-tau: tokens committed per verification, accepted drafts and the target's own one.
+tau: tokens committed per verification, accepted drafts and the target's own one. accepted: acceptance rate as in
+arXiv 2409.10644, levels accepted of those drafted (the level of target seeds is among those drafted).
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import statistics
 import sys
@@ -31,13 +34,16 @@ from benchmarks import offline_curve
 from benchmarks.contenders import BaselineContender, Contender, MoAContender, SampledContender, Tables, Unfed
 from benchmarks.engine import machine
 from benchmarks.lab import Answer, Lab
+from benchmarks.multi_candidate import EarlyStop
 from cloud.service import load_verifier
 from cloud.settings import Settings
 from edge_runtime.drafter import TreeShape
 from edge_runtime.probe import numbers
+from models.baselines.decision import THRESHOLD, DecisionError, load
 from models.moa import CONFIG_FILE, DrafterError
 from models.target import TargetError, open_target
 from protocol.sampling import Sampling
+from protocol.wire import pack_ids
 
 DEFAULT_DRAFTER = Path("drafters/smollm2-135m-instruct-moa")
 Figures = dict[str, Any]
@@ -50,6 +56,11 @@ class Question:
     group: str
     prompt: list[int]
     solution: str | None
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells prompts apart."""
+        return hashlib.sha256(pack_ids(self.prompt)).hexdigest()[:16]
 
 
 def read_questions(paths: list[Path], count: int, encode: Callable[[str], list[int]]) -> list[Question]:
@@ -104,6 +115,7 @@ def summarise(answers: list[list[Answer]], plain: list[list[Answer]]) -> Figures
     """Over questions; times are the median of a question's repeats."""
     first = [repeated[0] for repeated in answers]
     tokens, rounds = sum(len(a.tokens) for a in first), sum(len(a.accepted) for a in first)
+    levels = sum(sum(a.depths) for a in first)
     seconds = sum(statistics.median(a.seconds for a in repeated) for repeated in answers)
     plain_tokens = sum(len(repeated[0].tokens) for repeated in plain)
     plain_seconds = sum(statistics.median(a.seconds for a in repeated) for repeated in plain)
@@ -117,6 +129,7 @@ def summarise(answers: list[list[Answer]], plain: list[list[Answer]]) -> Figures
         "surprise_per_token": round(sum(surprise) / tokens, 4) if surprise else None,
         "surprise_standard_error": round(spread / tokens, 4) if surprise else None,
         "tau": round(tokens / rounds, 3),
+        "acceptance_rate": round(sum(sum(a.accepted) for a in first) / levels, 3) if levels else None,
         "tokens_per_second": round(tokens / seconds, 1),
         "speedup": round((tokens / seconds) / (plain_tokens / plain_seconds), 3),
         "draft_ms": round(1000 * sum(a.draft_seconds for a in first) / rounds, 2),
@@ -140,12 +153,14 @@ def as_markdown(figures: Figures) -> str:
 
 def show(figures: Figures, title: str, console: Console) -> None:
     table = Table(title=title, title_justify="left")
-    for column in ("drafter, mean of all groups", "tau", "over plain", "tokens/s", "draft ms", "verify ms", "nodes"):
-        table.add_column(column, justify="left" if column.startswith("drafter") else "right")
+    columns = ("tau", "accepted", "over plain", "tokens/s", "draft ms", "verify ms", "nodes")
+    for column in ("drafter, mean of all groups", *columns):
+        table.add_column(column, justify="right" if column in columns else "left")
     for name, by_group in figures["drafters"].items():
         row = by_group["mean"]
+        rate = "" if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.3f}"
         table.add_row(
-            name, f"{row['tau']:.2f}", f"{row['speedup']:.2f}", f"{row['tokens_per_second']:.1f}",
+            name, f"{row['tau']:.2f}", rate, f"{row['speedup']:.2f}", f"{row['tokens_per_second']:.1f}",
             f"{row['draft_ms']:.1f}", f"{row['verify_ms']:.1f}", f"{row['nodes']:.0f}",
         )  # fmt: skip
     console.print(table)
@@ -212,6 +227,10 @@ def main(argv: list[str] | None = None) -> int:
                         help="every drafter also with drawn candidates and residual rejection (MCSD)")  # fmt: skip
     parser.add_argument("--lossy-seeds", type=int, default=0, metavar="K",
                         help="and with the published process of K target seeds, which is not lossless")  # fmt: skip
+    parser.add_argument("--decision", type=Path, nargs="+", default=[], metavar="FILE",
+                        help="drawn trees also with early stopping, by models of benchmarks.decision")  # fmt: skip
+    parser.add_argument("--threshold", type=float, default=THRESHOLD,
+                        help="draft on while a node's predicted acceptance is above it")  # fmt: skip
     parser.add_argument("--profile", type=numbers, default=[4, 2, 2, 1, 1], metavar="N,N",
                         help="children per level of drawn trees")  # fmt: skip
     parser.add_argument("--lookup", action="store_true", help="mix prompt lookup into MoA's trees, as the product does")
@@ -224,7 +243,7 @@ def main(argv: list[str] | None = None) -> int:
     console = Console()
     try:
         figures = run(options, console)
-    except (DrafterError, TargetError, OSError, ValueError, KeyError) as error:
+    except (DecisionError, DrafterError, TargetError, OSError, ValueError, KeyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -240,14 +259,35 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def run(options: argparse.Namespace, console: Console) -> Figures:
-    folders = [Path(named.rpartition("=")[2]) for named in options.drafters]
+def open_lab(options: argparse.Namespace, folders: list[Path]) -> Lab:
+    """A lab for the drafters in `folders`; of the options it reads target, dtype, device, threads and nodes."""
     settings = Settings(
         model=options.target, dtype=options.dtype, device=options.device, tree_budget=options.nodes, kv_tokens=8192,
         drafter=next((folder for folder in folders if drafter_kind(folder) == "moa"), DEFAULT_DRAFTER),
         threads=options.threads or torch.get_num_threads(), max_sessions=4,
     )  # fmt: skip
-    lab = Lab(load_verifier(settings))
+    return Lab(load_verifier(settings))
+
+
+def early_stops(
+    files: list[Path], threshold: float, contenders: list[Contender], questions: list[Question]
+) -> dict[str, EarlyStop]:
+    """By drafter hash. DecisionError for a model of another drafter and for one that learnt from a question."""
+    stops = {}
+    for file in files:
+        model, drafter, prompts = load(file)
+        if drafter not in {contender.hash for contender in contenders}:
+            raise DecisionError(f"{file} was trained for drafter {drafter}, which is not among these")
+        if not prompts.isdisjoint(question.fingerprint for question in questions):
+            raise DecisionError(f"{file} was trained on one of these questions")
+        stops[drafter] = EarlyStop(model, threshold)
+    return stops
+
+
+def run(options: argparse.Namespace, console: Console) -> Figures:
+    if options.decision and not (options.mcsd or options.lossy_seeds):
+        raise ValueError("--decision stops drawn trees: ask for some with --mcsd or --lossy-seeds")
+    lab = open_lab(options, [Path(named.rpartition("=")[2]) for named in options.drafters])
     tables = open_target(options.target).tables()
     contenders = [open_contender(named, tables, options.lookup) for named in options.drafters]
     longest = lab.verifier.max_context - options.max_new_tokens - options.nodes
@@ -255,7 +295,9 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
     questions = [question for question in every if len(question.prompt) < longest]
     if not questions:
         raise ValueError("no question fits into the context")
-    given = {key: value for key, value in vars(options).items() if key not in ("json", "prompts", "drafters")}
+    early = early_stops(options.decision, options.threshold, contenders, questions)
+    paths = ("json", "prompts", "drafters", "decision")
+    given = {key: value for key, value in vars(options).items() if key not in paths}
     figures = {"machine": machine(lab.device), "options": given, "too_long": len(every) - len(questions)}
     if options.offline:
         asked = [(question.prompt, question.solution) for question in questions]
@@ -263,11 +305,13 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
     for base in list(contenders):
         if options.unfed:
             contenders.append(Unfed(f"{base.name} unfed", base))
-        if options.mcsd:
-            contenders.append(SampledContender(f"{base.name} mcsd", base, options.profile, 0, options.seed))
-        if options.lossy_seeds:
-            name = f"{base.name} {options.lossy_seeds} seeds, LOSSY"
-            contenders.append(SampledContender(name, base, options.profile, options.lossy_seeds, options.seed))
+        for stop in [None, *([early[base.hash]] if base.hash in early else [])]:
+            suffix, drawn = "+decision" if stop else "", (options.seed, stop)
+            if options.mcsd:
+                contenders.append(SampledContender(f"{base.name} mcsd{suffix}", base, options.profile, 0, *drawn))
+            if options.lossy_seeds:
+                name = f"{base.name} {options.lossy_seeds} seeds{suffix}, LOSSY"
+                contenders.append(SampledContender(name, base, options.profile, options.lossy_seeds, *drawn))
     sampling = Sampling(temperature=options.temperature, seed=options.seed)
     shape = TreeShape(options.nodes, options.depth, options.breadth)
     measured = measure(

@@ -18,13 +18,13 @@ from cloud.features import FeatureProducer
 from cloud.jobs import Job
 from cloud.kvpool import KVPool
 from cloud.metrics import Metrics
-from cloud.packing import pack_linears
 from cloud.parallel import Leader, Ranks, follow
 from cloud.runner import Runner, Runs
 from cloud.scheduling import measure_costs
 from cloud.sessions import SessionStore
 from cloud.settings import Settings
 from models.moa import DeviceHalf, DrafterError, MoAConfig, device_half_on, load_drafter, server_half
+from models.packing import pack_linears
 from models.target import Target, TargetError, load_target, open_target
 from protocol.wire import MAX_TOKENS, PROTOCOL_VERSION, Welcome
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from cloud.packing import pack_linears
 from export.answers import Limits, generate_answers, read_answers
 from export.features import FeatureCache, OnlineFeatures, Sequence
 from export.own_text import write_alone
@@ -24,6 +23,7 @@ from export.share import Share
 from export.train import Student, Trainer, TrainSettings, draft_vocabulary
 from models.baselines.networks import Baseline, BaselineConfig, save_baseline
 from models.moa import MoA, MoAConfig, save_drafter
+from models.packing import pack_linears
 from models.target import Target, load_target
 
 #: decoder layers of the baselines

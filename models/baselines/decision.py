@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -124,11 +124,12 @@ class Examples:
 
 def train(
     model: DecisionModel, training: Examples, validation: Examples, *, epochs: int = 10, batch: int = 50,
-    learning_rate: float = 1e-3, seed: int = 0,
+    learning_rate: float = 1e-3, seed: int = 0, report: Callable[[float], None] = lambda loss: None,
 ) -> list[float]:  # fmt: skip
     """Binary cross-entropy with Adam; the weights of the epoch with the lowest validation loss stay.
 
-    Defaults as published. Returns the validation loss before training and after each epoch.
+    Defaults as published. report: called with the validation loss after each epoch. Returns the validation loss before
+    training and after each epoch.
     """
     optimiser = torch.optim.Adam(model.parameters(), lr=learning_rate)
     generator = torch.Generator().manual_seed(seed)
@@ -143,6 +144,7 @@ def train(
         losses.append(validation_loss(model, validation))
         if losses[-1] == min(losses):
             best = copy.deepcopy(model.state_dict())
+        report(losses[-1])
     model.load_state_dict(best)
     return losses
 
@@ -154,21 +156,32 @@ def validation_loss(model: DecisionModel, examples: Examples) -> float:
     return float(functional.binary_cross_entropy_with_logits(logits, _tensor(examples.labels)))
 
 
-def save(model: DecisionModel, path: Path) -> None:
-    """One safetensors file with the configuration in its header."""
-    save_file(model.state_dict(), path, metadata={"decision": json.dumps(asdict(model.config))})
+class Trained(NamedTuple):
+    """drafter: hash of the drafter it judges. prompts: names of what it learnt from, on which it proves nothing."""
+
+    model: DecisionModel
+    drafter: str
+    prompts: frozenset[str]
 
 
-def load(path: Path) -> DecisionModel:
-    """The model in a file that `save` wrote; DecisionError if it is none."""
-    with safe_open(path, "pt") as file:
-        stored = json.loads((file.metadata() or {}).get("decision", "null"))
-        if stored is None:
-            raise DecisionError(f"{path} holds no decision model")
-        config = DecisionConfig(stored["kind"], stored["features"], tuple(stored["hidden"]))
-        model = DecisionModel(config)
-        model.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    return model
+def save(trained: Trained, path: Path) -> None:
+    """One safetensors file; all but the weights stands in its header."""
+    model, drafter, prompts = trained
+    described = asdict(model.config) | {"drafter": drafter, "prompts": sorted(prompts)}
+    save_file(model.state_dict(), path, metadata={"decision": json.dumps(described)})
+
+
+def load(path: Path) -> Trained:
+    """What `save` wrote; DecisionError, one line, if it is something else."""
+    try:
+        with safe_open(path, "pt") as file:
+            stored = json.loads((file.metadata() or {})["decision"])
+            config = DecisionConfig(stored["kind"], stored["features"], tuple(stored["hidden"]))
+            model = DecisionModel(config)
+            model.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        return Trained(model, stored["drafter"], frozenset(stored["prompts"]))
+    except (KeyError, SafetensorError, ValueError) as error:
+        raise DecisionError(f"{path} holds no decision model") from error
 
 
 def _tensor(values: Reals) -> Tensor:

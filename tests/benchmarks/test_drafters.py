@@ -12,65 +12,19 @@ import torch
 from rich.console import Console
 
 from benchmarks import offline_curve
-from benchmarks.contenders import BaselineContender, Contender, EagleDrafter, MoAContender, SampledContender
+from benchmarks.contenders import BaselineContender, Contender, EagleDrafter, SampledContender
 from benchmarks.drafters import Question, main, measure, read_questions
 from benchmarks.lab import Lab
 from benchmarks.multi_candidate import merged
-from cloud.service import load_verifier
-from cloud.settings import Settings
 from edge_runtime.drafter import TreeShape
-from export.features import Sequence
-from export.run import TrainingSet
-from models.baselines.networks import save_baseline
 from models.baselines.trees import CandidateTree, How
-from models.moa import tables_of
-from models.target import Target, load_target
+from models.target import Target
 from protocol.sampling import Sampling
 from protocol.tree import TokenTree
-from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
+from tests.tiny import plain_decode, tiny_model
 
 PROMPTS = [[10, 20, 30, 40, 50], [7, 8, 9], [101, 60, 61, 62, 63, 64, 65, 66, 67]]
 SHAPE = TreeShape(nodes=12, depth=4, breadth=3)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny target with a drafter of each kind."""
-    folder = tmp_path_factory.mktemp("lab")
-    model = tiny_model(dtype=torch.float32)
-    save_tiny_drafter(folder / "moa", model, save_tiny_target(folder / "target", model))
-    target = load_target(str(folder / "target"), dtype="float32")
-    data = TrainingSet(target, [Sequence(list(range(4, 60)), ((2, 56),))], layers=2, draft_vocab=64, max_context=256)
-    for kind in ("eagle2", "lm"):
-        student = data.student(kind)
-        with torch.no_grad():
-            for parameter in student.parameters():
-                if parameter.requires_grad and parameter.dim() > 1:
-                    parameter.normal_(0, 0.25)
-        save_baseline(folder / kind, student, {})  # type: ignore[arg-type]
-    return folder
-
-
-@pytest.fixture(scope="module")
-def target(folder: Path) -> Target:
-    return load_target(str(folder / "target"), dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def lab(folder: Path) -> Lab:
-    settings = Settings(
-        model=str(folder / "target"), drafter=folder / "moa", dtype="float32", device="cpu", threads=1, tree_budget=12,
-        max_context=256, max_nodes=64, kv_tokens=1024, max_sessions=4,
-    )  # fmt: skip
-    return Lab(load_verifier(settings))
-
-
-@pytest.fixture(scope="module")
-def contenders(folder: Path, target: Target) -> dict[str, Contender]:
-    tables = tables_of(target.model)
-    made: dict[str, Contender] = {"moa": MoAContender("moa", folder / "moa", tables)}
-    made |= {kind: BaselineContender(kind, folder / kind, tables) for kind in ("eagle2", "lm")}
-    return made
 
 
 @pytest.mark.parametrize("kind", ["moa", "eagle2", "lm"])

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloud.runner import padded_rows
 from cloud.scheduling import LEAST, SIZES, TIMED_TOKENS, Budget, CostCurve, fair_shares, measure_costs
 from protocol.sampling import Sampling
 from protocol.tree import TokenTree
@@ -244,3 +245,12 @@ def test_an_idle_engine_waits_for_company(monkeypatch: pytest.MonkeyPatch) -> No
     with started(make_verifier(tiny_model(), ())) as direct:
         direct.open(one, [4, 5, 6])
         assert isinstance(direct.verify(one, 1, 3, TokenTree()).get(timeout=20), Verdict)
+
+
+def test_steps_come_in_few_sizes() -> None:
+    """Each number of rows costs a CPU its own kernels, so there must be few; and filling up must stay cheap."""
+    sizes = [padded_rows(tokens) for tokens in range(1, 1025)]
+    assert all(size >= tokens for tokens, size in enumerate(sizes, 1))
+    assert all(size < 1.2 * tokens for tokens, size in enumerate(sizes, 1) if tokens > 16)
+    assert len(set(sizes)) < 55 and sizes[:2] == [1, 2]
+    assert all(padded_rows(size) == size for size in sizes)

@@ -16,6 +16,7 @@ from models.baselines.decision import (
     DecisionError,
     DecisionModel,
     Examples,
+    Trained,
     balanced,
     hard_features,
     hard_labels,
@@ -126,13 +127,15 @@ def test_the_weights_of_the_best_epoch_stay() -> None:
 def test_a_saved_model_scores_the_same(tmp_path: Path) -> None:
     model = DecisionModel(DecisionConfig.soft(12))
     features = np.random.default_rng(0).normal(size=(5, 12)).astype(np.float32)
-    save(model, tmp_path / "decision.safetensors")
-    loaded = load(tmp_path / "decision.safetensors")
-    assert loaded.config == model.config
+    save(Trained(model, "drafter", frozenset("ab")), tmp_path / "decision.safetensors")
+    loaded, *rest = load(tmp_path / "decision.safetensors")
+    assert loaded.config == model.config and rest == ["drafter", frozenset("ab")]
     np.testing.assert_array_equal(loaded.scores(features), model.scores(features))
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(DecisionError, match="decision model"):
-        load(tmp_path / "other.safetensors")
+    (tmp_path / "text.safetensors").write_text("none")
+    for name in ("other", "text"):
+        with pytest.raises(DecisionError, match="decision model"):
+            load(tmp_path / f"{name}.safetensors")
 
 
 def test_drafting_goes_on_while_any_node_is_promising() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cloud.packing import PackedLinear, pack_linears
-from cloud.runner import padded_rows
+from models.packing import PackedLinear, pack_linears
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
@@ -45,12 +44,3 @@ def test_packed_bfloat16_is_as_good_as_plain(rows: int) -> None:
         exact = torch.nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double())
         plain, packed = (linear(x) - exact).abs().mean(), (PackedLinear(linear)(x) - exact).abs().mean()
     assert packed <= 1.1 * plain < 0.01
-
-
-def test_steps_come_in_few_sizes() -> None:
-    """Each number of rows costs a CPU its own kernels, so there must be few; and filling up must stay cheap."""
-    sizes = [padded_rows(tokens) for tokens in range(1, 1025)]
-    assert all(size >= tokens for tokens, size in enumerate(sizes, 1))
-    assert all(size < 1.2 * tokens for tokens, size in enumerate(sizes, 1) if tokens > 16)
-    assert len(set(sizes)) < 55 and sizes[:2] == [1, 2]
-    assert all(padded_rows(size) == size for size in sizes)
