@@ -217,6 +217,7 @@ class Device:
         while not self.stop.is_set():
             try:
                 async with self._dial.open() as (connection, welcome):
+                    self._tally.told(welcome.tree_budget)
                     nodes = min(self._habits.nodes, welcome.max_nodes)
                     accepted = min(self._habits.accepted, nodes)
                     drafts = Drafts(nodes, accepted, welcome.vocab_size, self._draft_rng)
@@ -289,7 +290,8 @@ class _Conversation:
                 tally.error("RESYNC")
                 fresh = await self._open()
                 continue
-            wrong = wrong_tokens(reply, tree, path, base_len, answer, self._done)
+            tally.told(reply.tree_budget)
+            wrong = wrong_tokens(reply, tree, path, base_len, answer, self._done, tally.least_budget)
             if wrong:
                 tally.wrong(wrong)
                 break
@@ -321,13 +323,16 @@ class _Conversation:
                     return message
 
 
-def wrong_tokens(verdict: Verdict, tree: TokenTree, path: list[int], base_len: int, answer: Answer, done: int) -> int:
+def wrong_tokens(
+    verdict: Verdict, tree: TokenTree, path: list[int], base_len: int, answer: Answer, done: int, budget: int
+) -> int:
     """How many tokens differ from the truth; at least 1 for a verdict that is wrong in any other way.
 
-    path: the nodes that must be accepted, but for the last ones of a tree beyond the verdict's budget, which the
-    verifier may have pruned. done: tokens of the answer that were committed before.
+    path: the nodes that must be accepted, but for the last ones of a tree beyond `budget`, which the verifier may have
+    pruned (the verdict's own budget is of the moment after, and may be larger again). done: tokens of the answer that
+    were committed before.
     """
-    if len(verdict.accepted) < len(path) and 0 < verdict.tree_budget < len(tree):
+    if len(verdict.accepted) < len(path) and budget < len(tree):
         path = path[: len(verdict.accepted)]
     truth = answer.truth[done : done + len(path) + 1]
     said = [tree.tokens[node] if node < len(tree) else -1 for node in verdict.accepted] + [verdict.bonus]

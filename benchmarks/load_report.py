@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edge_runtime.probe import processor_name
+from protocol.tree import MAX_NODES
 from protocol.wire import Verdict
 
 Figures = dict[str, Any]
@@ -43,6 +44,11 @@ class Tally:
     errors: Counter[str] = field(default_factory=Counter)
     wrong_verdicts: int = 0
     wrong_tokens: int = 0
+    least_budget: int = MAX_NODES  # the smallest tree budget that any device was told
+
+    def told(self, budget: int) -> None:
+        """A verdict or a handshake said that trees may be pruned to `budget` nodes."""
+        self.least_budget = min(self.least_budget, budget or MAX_NODES)
 
     def verdict(self, place: int, verdict: Verdict, seconds: float, first: bool) -> None:
         """A verdict that holds the truth."""

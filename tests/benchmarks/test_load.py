@@ -114,19 +114,21 @@ def test_every_wrong_verdict_is_found() -> None:
     tree, path = TokenTree((10, 50, 11), (-1, -1, 0)), [0, 2]
     right = {"stream": 0, "seq": 1, "base_len": 2, "accepted": bytes(path), "bonus": 12, "finish": 0, "rows": b""}
 
-    def wrong(**fields: Any) -> int:
-        return wrong_tokens(Verdict(**{**right, **fields}), tree, path, 2, answer, 0)
+    def wrong(budget: int = 8, **fields: Any) -> int:
+        return wrong_tokens(Verdict(**{**right, **fields}), tree, path, 2, answer, 0, budget)
 
     assert wrong() == 0
     assert wrong(bonus=13) == 1
     assert wrong(accepted=bytes([1])) == 2  # 50 where 10 is true, then 12 where 11 is
     assert wrong(accepted=bytes([0, 2, 9])) == 2  # a node that the tree has not
     assert wrong(accepted=bytes([0]), bonus=11) == 1  # true, but the tree held it: the walk stopped too early
+    assert wrong(accepted=bytes([0]), bonus=11, budget=2) == 0  # unless the tree was pruned
+    assert wrong(accepted=bytes([0]), bonus=12, budget=2) == 1
     assert wrong(base_len=3) == 1
     assert wrong(finish=FINISH_EOS) == 1
     end = Verdict(0, 2, 5, b"", 3, FINISH_EOS, b"")
-    assert wrong_tokens(end, TokenTree(), [], 5, answer, 3) == 0
-    assert wrong_tokens(Verdict(0, 2, 5, b"", 3, FINISH_NONE, b""), TokenTree(), [], 5, answer, 3) == 1
+    assert wrong_tokens(end, TokenTree(), [], 5, answer, 3, 8) == 0
+    assert wrong_tokens(Verdict(0, 2, 5, b"", 3, FINISH_NONE, b""), TokenTree(), [], 5, answer, 3, 8) == 1
 
 
 def test_summary_of_known_verdicts() -> None:
