@@ -15,18 +15,17 @@ import random
 import statistics
 import sys
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from benchmarks import offline_curve
 from benchmarks.contenders import BaselineContender, Contender, MoAContender, Unfed
-from benchmarks.drafters import DEFAULT_DRAFTER, Question, read_questions
+from benchmarks.drafters import Question, first_moa, read_questions
 from benchmarks.engine import machine
 from benchmarks.lab import Lab
 from cloud.service import load_verifier
@@ -38,13 +37,18 @@ from export.progress import Meter
 from export.run import TrainingSet, learn_alone, read_sequences
 from export.train import Trainer, TrainSettings
 from models.baselines.networks import save_baseline
-from models.moa import MoA, save_drafter
+from models.baselines.reused import ReusedLayerMoA
+from models.moa import MoA, save_drafter, write_drafter
 from models.target import load_target, open_target
 from protocol.sampling import Sampling
 
-#: name -> (drafter, changed TrainSettings, changed shapes or "own_text": texts of the last stage)
-RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
+#: name -> (drafter, changed TrainSettings, changed TrainingSet or "own_text": texts of the last stage)
+RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "as shipped": ("moa", {}, {}),
+    "random first weights (paper)": ("moa", {}, {"begin_as_target": False}),
+    "no norm before the head (paper)": ("moa", {}, {"final_norm": False}),
+    "random first weights, no norm (paper)": ("moa", {}, {"begin_as_target": False, "final_norm": False}),
+    "target's last layer reused (paper's TLI 1)": ("tli1", {}, {}),
     "a root sees its own row (paper)": ("moa", {"own_row": True}, {}),
     "windows begin at multiples (paper)": ("moa", {"random_phase": False}, {}),
     "no long windows, no dropped rows": ("moa", {"long_windows": 0.0}, {}),
@@ -62,6 +66,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "8k draft vocabulary": ("moa", {}, {"draft_vocab": 8192}),
     "24k draft vocabulary": ("moa", {}, {"draft_vocab": 24576}),
     "EAGLE-2": ("eagle2", {}, {}),
+    "EAGLE-2, random first weights": ("eagle2", {}, {"begin_as_target": False}),
     "small LM": ("lm", {}, {}),
 }
 SHAPE = TreeShape(nodes=62, depth=6, breadth=8)
@@ -89,7 +94,9 @@ def train(name: str, sequences: list[Sequence], options: argparse.Namespace) -> 
         _run(f"{name}: last stage", last)
         last.checkpoint.unlink()
     notes = {"recipe": name, "held_out_agreement_by_lag": trainer.evaluate()}
-    if isinstance(student, MoA):
+    if isinstance(student, ReusedLayerMoA):
+        write_drafter(folder, "tli1", asdict(student.config), student.trained(), notes)
+    elif isinstance(student, MoA):
         save_drafter(folder, student.config, student.trained(), notes)
     else:
         save_baseline(folder, student, notes)
@@ -104,10 +111,14 @@ def _run(name: str, trainer: Trainer) -> None:
 
 
 def judge(lab: Lab, folder: Path, questions: list[Question], options: argparse.Namespace, console: Console) -> Figures:
-    """tau with features and without any, and how long what it writes alone agrees with the target."""
+    """Held-out agreement; tau with features and without any; how long what it writes alone agrees with the target."""
+    stored = json.loads((folder / "config.json").read_text())
+    held_out = stored["notes"]["held_out_agreement_by_lag"]
+    figures = {f"held_out_{top}": round(statistics.fmean(shares), 4) for top, shares in held_out.items()}
+    if stored["type"] == "tli1":
+        return figures
     tables = open_target(options.target).tables()
-    kind = json.loads((folder / "config.json").read_text())["type"]
-    drafter: Contender = (MoAContender if kind == "moa" else BaselineContender)("fed", folder, tables)
+    drafter: Contender = (MoAContender if stored["type"] == "moa" else BaselineContender)("fed", folder, tables)
     new, unfed = options.max_new_tokens, Unfed("unfed", drafter)
     taus: dict[str, dict[str, list[float]]] = {"fed": defaultdict(list), "unfed": defaultdict(list)}
     for question in track(questions, "questions", console=console):
@@ -118,29 +129,30 @@ def judge(lab: Lab, folder: Path, questions: list[Question], options: argparse.N
     groups = {name: {group: statistics.fmean(each) for group, each in by.items()} for name, by in taus.items()}
     asked: list[tuple[list[int], str | None]] = [(question.prompt, None) for question in questions]
     alone = offline_curve.measure(lab, [drafter], asked, new, console, cuts=(0.5,))["fed"]["0.50"]
-    notes = json.loads((folder / "config.json").read_text())["notes"]
-    return {
+    return figures | {
         "tau": round(statistics.fmean(groups["fed"].values()), 3),
         "tau_by_group": {group: round(tau, 3) for group, tau in groups["fed"].items()},
         "tau_without_features": round(statistics.fmean(groups["unfed"].values()), 3),
         "agreed_tokens_alone": alone["agreed_tokens"],
         "perplexity_alone": alone["perplexity"],
-        "held_out_top1": notes["held_out_agreement_by_lag"]["top1"][0],
     }
 
 
-def show(figures: Figures, console: Console) -> None:
-    table = Table(title="ablations", title_justify="left")
-    for column in ("recipe", "tau", "over the first", "without features", "agrees alone until", "perplexity alone"):
-        table.add_column(column, justify="left" if column == "recipe" else "right")
-    rows = figures["recipes"]
-    first = next(iter(rows.values()))["tau"] if rows else 1.0
-    for name, row in rows.items():
-        table.add_row(
-            name, f"{row['tau']:.3f}", f"{row['tau'] / first - 1:+.1%}", f"{row['tau_without_features']:.3f}",
-            f"{row['agreed_tokens_alone']:.1f}", f"{row['perplexity_alone']:.1f}",
-        )  # fmt: skip
-    console.print(table)
+#: column -> figure and how it is printed
+COLUMNS = {
+    "held-out top 1": ("held_out_top1", ".3f"), "top 4": ("held_out_top4", ".3f"), "tau": ("tau", ".3f"),
+    "without features": ("tau_without_features", ".3f"), "agrees alone until": ("agreed_tokens_alone", ".1f"),
+    "perplexity alone": ("perplexity_alone", ".1f"),
+}  # fmt: skip
+
+
+def as_markdown(figures: Figures) -> str:
+    """A row for each recipe; what was not measured is left empty."""
+    lines = ["| recipe | " + " | ".join(COLUMNS) + " |", "|---" + "|--:" * len(COLUMNS) + "|"]
+    for name, row in figures["recipes"].items():
+        cells = [format(row[key], style) if key in row else "" for key, style in COLUMNS.values()]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -182,13 +194,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if unknown := [name for name in names if name not in RECIPES]:
         raise ValueError(f"no such recipe: {', '.join(unknown)}; see --list")
     keep_freed_memory()
+    options.work_dir.mkdir(parents=True, exist_ok=True)
     sequences = read_sequences(options.answers)
     random.Random(options.seed).shuffle(sequences)
     sequences = sequences[: options.conversations]
-    settings = Settings(
-        model=options.target, drafter=DEFAULT_DRAFTER, dtype="bfloat16", device=options.device,
-        threads=torch.get_num_threads(), tree_budget=SHAPE.nodes, kv_tokens=8192, max_sessions=4,
-    )  # fmt: skip
     given = {
         "answer_tokens": sum(sequence.answered for sequence in sequences),
         "conversations": len(sequences), "epochs": options.epochs, "questions": options.count,
@@ -201,17 +210,20 @@ def run(options: argparse.Namespace, console: Console) -> int:
             raise ValueError(f"{options.json} is of other options: {earlier['options']}; give another --json")
         figures = earlier
     folders = {name: train(name, sequences, options) for name in names if name not in figures["recipes"]}
+    settings = Settings(
+        model=options.target, drafter=first_moa(list(folders.values())), dtype="bfloat16", device=options.device,
+        threads=torch.get_num_threads(), tree_budget=SHAPE.nodes, kv_tokens=8192, max_sessions=4,
+    )  # fmt: skip
     lab = Lab(load_verifier(settings))
     figures["machine"] = machine(lab.device)
     longest = lab.verifier.max_context - options.max_new_tokens - SHAPE.nodes
-    every = read_questions(options.prompts, options.count, lab.encode)
-    questions = [question for question in every if len(question.prompt) < longest]
+    questions, _ = read_questions(options.prompts, options.count, lab.encode, longest)
     for name, folder in folders.items():
         console.print(name, style="dim")
         figures["recipes"][name] = judge(lab, folder, questions, options, console)
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
-    show(figures, console)
+    print(as_markdown(figures))
     console.print(f"figures: {options.json}", style="dim")
     return 0
 

@@ -144,8 +144,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     base = open_contender(options.drafter, open_target(options.target).tables(), lookup=False)
     contender = RecordingContender(base, options.profile, options.seed, options.kind)
     longest = lab.verifier.max_context - options.max_new_tokens - options.nodes
-    every = read_questions(options.prompts, options.count, lab.encode)
-    questions = [question for question in every if len(question.prompt) < longest]
+    questions, _ = read_questions(options.prompts, options.count, lab.encode, longest)
     new, seed = options.max_new_tokens, options.seed
     training, validation = collect(lab, contender, questions, shape, new, seed, console)
 

@@ -63,8 +63,10 @@ class Question:
         return hashlib.sha256(pack_ids(self.prompt)).hexdigest()[:16]
 
 
-def read_questions(paths: list[Path], count: int, encode: Callable[[str], list[int]]) -> list[Question]:
-    """`count` of each file, spread evenly over it; 0: all."""
+def read_questions(
+    paths: list[Path], count: int, encode: Callable[[str], list[int]], longest: int
+) -> tuple[list[Question], int]:  # fmt: skip
+    """(`count` of each file, spread evenly over it, or all for 0; how many had more than `longest` tokens)."""
     questions = []
     for path in paths:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
@@ -75,7 +77,10 @@ def read_questions(paths: list[Path], count: int, encode: Callable[[str], list[i
             text = row.get("prompt") or row.get("question") or row["turns"][0]
             solution = row.get("answer") if "question" in row else None
             questions.append(Question(row.get("category", path.stem.split("_")[0]), encode(text), solution))
-    return questions
+    fitting = [question for question in questions if len(question.prompt) <= longest]
+    if not fitting:
+        raise ValueError("no question fits into the context")
+    return fitting, len(questions) - len(fitting)
 
 
 def measure(
@@ -198,6 +203,11 @@ def open_contender(named: str, tables: Tables, lookup: bool) -> Contender:
     return BaselineContender(name or folder.name, folder, tables)
 
 
+def first_moa(folders: list[Path]) -> Path:
+    """A verifier has a drafter, whoever drafts."""
+    return next((folder for folder in folders if drafter_kind(folder) == "moa"), DEFAULT_DRAFTER)
+
+
 def drafter_kind(folder: Path) -> str:
     if not (folder / CONFIG_FILE).is_file():
         raise DrafterError(f"{folder}: no {CONFIG_FILE} there, so this is not a drafter folder")
@@ -263,7 +273,7 @@ def open_lab(options: argparse.Namespace, folders: list[Path]) -> Lab:
     """A lab for the drafters in `folders`; of the options it reads target, dtype, device, threads and nodes."""
     settings = Settings(
         model=options.target, dtype=options.dtype, device=options.device, tree_budget=options.nodes, kv_tokens=8192,
-        drafter=next((folder for folder in folders if drafter_kind(folder) == "moa"), DEFAULT_DRAFTER),
+        drafter=first_moa(folders),
         threads=options.threads or torch.get_num_threads(), max_sessions=4,
     )  # fmt: skip
     return Lab(load_verifier(settings))
@@ -291,14 +301,11 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
     tables = open_target(options.target).tables()
     contenders = [open_contender(named, tables, options.lookup) for named in options.drafters]
     longest = lab.verifier.max_context - options.max_new_tokens - options.nodes
-    every = read_questions(options.prompts, options.count, lab.encode)
-    questions = [question for question in every if len(question.prompt) < longest]
-    if not questions:
-        raise ValueError("no question fits into the context")
+    questions, too_long = read_questions(options.prompts, options.count, lab.encode, longest)
     early = early_stops(options.decision, options.threshold, contenders, questions)
     paths = ("json", "prompts", "drafters", "decision")
     given = {key: value for key, value in vars(options).items() if key not in paths}
-    figures = {"machine": machine(lab.device), "options": given, "too_long": len(every) - len(questions)}
+    figures = {"machine": machine(lab.device), "options": given, "too_long": too_long}
     if options.offline:
         asked = [(question.prompt, question.solution) for question in questions]
         return figures | {"offline": offline_curve.measure(lab, contenders, asked, options.max_new_tokens, console)}

@@ -250,10 +250,8 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
         peers: list[Peer] = [*engines, TransformersPeer(_settings(options, "bfloat16", threads))]
         lab = engines[0].lab
         longest = lab.verifier.max_context - options.max_new_tokens
-        every = read_questions(options.prompts, options.count, lab.encode)
-        prompts = [question.prompt for question in every if len(question.prompt) < longest]
-        if not prompts:
-            raise ValueError("no question fits into the context")
+        questions, too_long = read_questions(options.prompts, options.count, lab.encode, longest)
+        prompts = [question.prompt for question in questions]
         if llama:
             peers.insert(0, llama)
         for peer in peers:  # kernels are made at the first call
@@ -268,7 +266,7 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
         "llama_cpp_python": llama.version if llama else None,
         "left_out": left_out,
         "questions": len(prompts),
-        "too_long": len(every) - len(prompts),
+        "too_long": too_long,
         "peers": measured,
     }
 

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import platform
+import random
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -22,6 +23,7 @@ from export.prompts import OPENINGS, Conversation, plan, read_prompts
 from export.share import Share
 from export.train import Student, Trainer, TrainSettings, draft_vocabulary
 from models.baselines.networks import Baseline, BaselineConfig, save_baseline
+from models.baselines.reused import ReusedLayerMoA
 from models.moa import MoA, MoAConfig, save_drafter
 from models.packing import pack_linears
 from models.target import Target, load_target
@@ -112,20 +114,25 @@ def train(arguments: argparse.Namespace) -> None:
 
 @dataclass
 class TrainingSet:
-    """A target and its answers: whatever is trained on them, and how it is named in a work folder."""
+    """A target and its answers: whatever is trained on them, and how it is named in a work folder.
+
+    begin_as_target: drafters begin with weights of the target's own layers. final_norm: see MoAConfig.
+    """
 
     target: Target
     sequences: Seq[Sequence]
     layers: int = 6
     draft_vocab: int = 12288
     max_context: int = 2048
+    begin_as_target: bool = True
+    final_norm: bool = True
 
     def __post_init__(self) -> None:
         if not self.sequences:
             raise ValueError("there is no answer to learn from; raise --max-prompt-tokens if prompts are too long")
         self.config = MoAConfig.for_target(
             self.target.config, self.target.model_hash, layers=self.layers, draft_vocab=self.draft_vocab,
-            max_context=self.max_context,
+            max_context=self.max_context, final_norm=self.final_norm,
         )  # fmt: skip
 
     @property
@@ -137,16 +144,18 @@ class TrainingSet:
         return sum(sequence.answered for sequence in self.sequences)
 
     def student(self, kind: str, seed: int = 0) -> Student:
-        """A fresh drafter of one kind ("moa", "eagle2", "lm"), all of as many trained parameters as MoA."""
+        """A fresh drafter of one kind ("moa", "tli1", "eagle2", "lm"), all of as many trained parameters as MoA."""
         torch.manual_seed(seed)
-        student: Student = MoA(self.config)
-        if kind != "moa":
+        student: Student = ReusedLayerMoA(self.config) if kind == "tli1" else MoA(self.config)
+        if kind in LAYERS:
             budget = sum(p.numel() for p in student.parameters() if p.requires_grad)
             student = Baseline(BaselineConfig.like(kind, self.config, budget, LAYERS[kind]))
         vocabulary = draft_vocabulary(
             self.sequences, self.config.draft_vocab_size, self.config.vocab_size, self.target.eos_ids
         )
         student.adopt(self.target.model, vocabulary)
+        if self.begin_as_target:
+            student.begin_as(self.target.model)
         return student.to(self.target.model.device)
 
     def features(self, where: str, work: Path) -> OnlineFeatures:
@@ -156,7 +165,8 @@ class TrainingSet:
         return FeatureCache(self.target, self.config, self.sequences, work / f"features-{self._key()}.u8")
 
     def checkpoint(self, student: Student, settings: TrainSettings, work: Path) -> Path:
-        return work / f"checkpoint-{_key(self._key(), asdict(student.config), asdict(settings))}.safetensors"
+        begun = (type(student).__name__, self.begin_as_target)
+        return work / f"checkpoint-{_key(self._key(), begun, asdict(student.config), asdict(settings))}.safetensors"
 
     def _key(self) -> str:
         texts = hashlib.sha256(json.dumps([(s.ids, s.answers, s.alone) for s in self.sequences]).encode()).hexdigest()
@@ -193,7 +203,9 @@ def _answer(
     """Each rank holds its share of the conversations that no rank has held yet, and writes a file of its own."""
     done = {row["index"]: row for part in _parts(path) for row in read_answers(part)}
     share.wait()
-    left = [index for index in range(len(conversations)) if index not in done][share.rank :: share.size]
+    left = [index for index in range(len(conversations)) if index not in done]
+    random.Random(arguments.seed).shuffle(left)  # what an interrupted run has answered is a fair sample
+    left = left[share.rank :: share.size]
     if not left:
         return
     pack_linears(target.model.model)  # not the LM head, whose rows drafters adopt

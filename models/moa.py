@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ class MoAConfig:
     norm_eps: float
     max_context: int
     null_row: bool  # cross-attention sees one learned row besides the text's; the authors' checkpoints have none
+    final_norm: bool = False  # the target's last norm before the LM head; the authors' checkpoints have none
 
     @property
     def kv_width(self) -> int:
@@ -95,7 +96,14 @@ class MoAConfig:
 
     @classmethod
     def for_target(
-        cls, config: Any, target_hash: str, *, layers: int = 6, draft_vocab: int = 12288, max_context: int = 2048
+        cls,
+        config: Any,
+        target_hash: str,
+        *,
+        layers: int = 6,
+        draft_vocab: int = 12288,
+        max_context: int = 2048,
+        final_norm: bool = True,
     ) -> MoAConfig:
         """Default shapes for a target: its own head layout and MLP width, `layers` evenly spaced layers."""
         depth = config.num_hidden_layers
@@ -126,14 +134,15 @@ class MoAConfig:
             norm_eps=config.rms_norm_eps,
             max_context=min(max_context, config.max_position_embeddings),
             null_row=True,
+            final_norm=final_norm,
         )
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> MoAConfig:
-        known = {field.name for field in fields(cls)}
-        if missing := known - values.keys():
+        given = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        if missing := {field.name for field in fields(cls) if field.default is MISSING} - given.keys():
             raise DrafterError(f"drafter config lacks {', '.join(sorted(missing))}")
-        config = cls(**{**{k: values[k] for k in known}, "target_layers": tuple(values["target_layers"])})
+        config = cls(**{**given, "target_layers": tuple(given["target_layers"])})
         config.check()
         return config
 
@@ -301,6 +310,7 @@ class DeviceHalf(nn.Module):
         del self.cross_attention.self_attn.k_proj, self.cross_attention.self_attn.v_proj
         shape = (2, config.ca_kv_heads, config.head_dim)
         self.null_row = nn.Parameter(torch.zeros(shape)) if config.null_row else None
+        self.norm = nn.RMSNorm(width, eps) if config.final_norm else nn.Identity()
         self.embedding = nn.Embedding(config.vocab_size, width)  # frozen, the target's
         self.head = nn.Linear(width, config.draft_vocab_size, bias=False)  # frozen, rows of the target's
         self.register_buffer("draft_ids", torch.arange(config.draft_vocab_size, dtype=torch.int32))
@@ -336,7 +346,7 @@ class DeviceHalf(nn.Module):
         block, attn = self.cross_attention, self.cross_attention.self_attn
         query = rotate(attn.query(block.input_layernorm(x)), *angles)
         x = block.finish(x, attn.attend(query, row_keys, row_values, row_mask))
-        return x, key, value
+        return self.norm(x), key, value
 
     def forward(
         self, tokens: Tensor, positions: Tensor, wanted: Tensor, sa_mask: Tensor, sa_keys: Tensor,
@@ -401,6 +411,16 @@ class MoA(nn.Module):
         device = self.device_half
         adopt_tables(device.embedding, device.head, device.draft_ids, tables_of(target_model), draft_ids)
 
+    def begin_as(self, target_model: Any) -> None:
+        """Start from the target's own first and last layer and last norm, wherever shapes are the same.
+
+        A good half of a short training run otherwise goes into what these already know.
+        """
+        device, layers = self.device_half, target_model.model.layers
+        begin_as(device.self_attention, layers[0])
+        begin_as(device.cross_attention, layers[-1])
+        begin_as(device.norm, target_model.model.norm)
+
     def trained(self) -> dict[str, Tensor]:
         """Trained tensors under the checkpoint's names, plus the draft vocabulary map."""
         tensors = {k: v for k, v in self.device_half.state_dict().items() if not k.startswith(("embedding.", "head."))}
@@ -420,6 +440,16 @@ def adopt_tables(
         embedding.weight.copy_(tables[0])
         head.weight.copy_(tables[1][draft_ids.long()])
         ids.copy_(draft_ids)
+
+
+def begin_as(module: nn.Module, other: nn.Module) -> None:
+    """Copy `other`'s weights into those of the same name in `module`; a wider one takes them as its leading part."""
+    given = dict(other.named_parameters())
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            weight = given.get(name)
+            if weight is not None and all(w <= p for w, p in zip(weight.shape, parameter.shape, strict=True)):
+                parameter[tuple(slice(width) for width in weight.shape)] = weight.to(parameter)
 
 
 def quantised(rows: Tensor) -> Tensor:
@@ -448,7 +478,7 @@ def write_drafter(
 def load_drafter(folder: Path) -> tuple[MoAConfig, dict[str, Tensor], str]:
     """Read a drafter folder: (config, float32 tensors, drafter_hash).
 
-    drafter_hash is 16 hex digits over shapes and weights; both halves of one drafter carry the same.
+    Both halves of one drafter carry the same `hash_drafter`.
     Raises DrafterError with one clear line.
     """
     for name in (CONFIG_FILE, WEIGHTS_FILE):
@@ -464,11 +494,16 @@ def load_drafter(folder: Path) -> tuple[MoAConfig, dict[str, Tensor], str]:
         raise
     except Exception as error:
         raise DrafterError(f"{folder}: broken drafter files: {error}") from error
-    digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
+    floats = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
+    return config, floats, hash_drafter(asdict(config), tensors)
+
+
+def hash_drafter(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    """16 hex digits over the shapes in `config` and the weights as they are stored."""
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(name.encode() + tensors[name].numpy().tobytes())
-    floats = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
-    return config, floats, digest.hexdigest()[:16]
+    return digest.hexdigest()[:16]
 
 
 def find_drafter(drafter_hash: str) -> Path:

@@ -7,7 +7,6 @@ own states instead. The small LM knows tokens only.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -24,6 +23,8 @@ from models.moa import (
     DrafterError,
     MoAConfig,
     adopt_tables,
+    begin_as,
+    hash_drafter,
     rotary,
     rotate,
     tables_of,
@@ -52,6 +53,7 @@ class BaselineConfig:
     rope_theta: float
     norm_eps: float
     max_context: int
+    final_norm: bool
 
     @classmethod
     def like(cls, kind: str, moa: MoAConfig, budget: int, layers: int = 1) -> BaselineConfig:
@@ -64,7 +66,7 @@ class BaselineConfig:
             raise ValueError(f"{budget:,} parameters are too few for {layers} layers of width {width}")
         return cls(
             kind, moa.target_hash, moa.vocab_size, moa.draft_vocab_size, width, layers, moa.heads, kv, moa.head_dim,
-            mlp, moa.rope_theta, moa.norm_eps, moa.max_context,
+            mlp, moa.rope_theta, moa.norm_eps, moa.max_context, moa.final_norm,
         )  # fmt: skip
 
 
@@ -79,6 +81,7 @@ class Baseline(nn.Module):
         width, shape = config.hidden_size, (config.heads, config.kv_heads, config.head_dim)
         self.blocks = nn.ModuleList(Block(width, *shape, config.mlp, config.norm_eps) for _ in range(config.layers))
         self.fuse = nn.Linear(2 * width, width, bias=False) if config.kind == "eagle2" else None
+        self.norm = nn.RMSNorm(width, config.norm_eps) if config.final_norm else nn.Identity()
         self.embedding = nn.Embedding(config.vocab_size, width).requires_grad_(False)
         self.head = nn.Linear(width, config.draft_vocab_size, bias=False).requires_grad_(False)
         self.register_buffer("draft_ids", torch.arange(config.draft_vocab_size, dtype=torch.int32))
@@ -108,7 +111,7 @@ class Baseline(nn.Module):
             x = block.finish(x, attn.attend_past(query, keys[:, :, heads], values[:, :, heads], key, value, mask))
             new_keys.append(key)
             new_values.append(value)
-        return x, torch.cat(new_keys, 2), torch.cat(new_values, 2)
+        return self.norm(x), torch.cat(new_keys, 2), torch.cat(new_values, 2)
 
     def states(self, tokens: Tensor, kv: Tensor, hidden: Tensor, causal: Tensor, row_mask: Tensor) -> Tensor:
         """As `models.moa.MoA.states`, for training. Of the target EAGLE sees `hidden` [B, S, hidden_size] alone."""
@@ -123,6 +126,13 @@ class Baseline(nn.Module):
     def adopt(self, target_model: Any, draft_ids: Tensor) -> None:
         """Take the target's embedding and the LM head rows of `draft_ids` [draft_vocab] (frozen)."""
         adopt_tables(self.embedding, self.head, self.draft_ids, tables_of(target_model), draft_ids)
+
+    def begin_as(self, target_model: Any) -> None:
+        """Start from the target's own last layer (two of them: its first and last), as far as shapes are the same."""
+        layers = target_model.model.layers
+        for block, layer in zip(self.blocks, [layers[0], layers[-1]][-len(self.blocks) :], strict=True):
+            begin_as(block, layer)
+        begin_as(self.norm, target_model.model.norm)
 
     def trained(self) -> dict[str, Tensor]:
         """Trained tensors, plus the draft vocabulary map."""
@@ -152,7 +162,4 @@ def load_baseline(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[Baseline
         raise
     except Exception as error:
         raise DrafterError(f"{folder}: broken drafter files: {error}") from error
-    digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
-    for name in sorted(tensors):
-        digest.update(name.encode() + tensors[name].numpy().tobytes())
-    return model.requires_grad_(False).eval(), digest.hexdigest()[:16]
+    return model.requires_grad_(False).eval(), hash_drafter(asdict(config), tensors)

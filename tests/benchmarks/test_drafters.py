@@ -151,9 +151,11 @@ def test_questions_of_all_three_files(tmp_path: Path) -> None:
     (tmp_path / "humaneval_dev.jsonl").write_text(json.dumps({"prompt": "def f", "task_id": 1}))
     (tmp_path / "gsm8k_dev.jsonl").write_text(json.dumps({"question": "2 + 2?", "answer": "#### 4"}))
     files = sorted(tmp_path.iterdir())
-    assert read_questions(files, 0, lambda text: [len(text)]) == [
-        Question("gsm8k", [6], "#### 4"), Question("humaneval", [5], None), Question("qa", [4], None),
-    ]  # fmt: skip
+    every = [Question("gsm8k", [0] * 6, "#### 4"), Question("humaneval", [0] * 5, None), Question("qa", [0] * 4, None)]
+    assert read_questions(files, 0, lambda text: [0] * len(text), 6) == (every, 0)
+    assert read_questions(files, 0, lambda text: [0] * len(text), 5) == (every[1:], 1)
+    with pytest.raises(ValueError, match="no question fits"):
+        read_questions(files, 0, lambda text: [0] * len(text), 3)
 
 
 @pytest.mark.parametrize(
