@@ -38,7 +38,8 @@ from export.run import TrainingSet, learn_alone, read_sequences
 from export.train import Trainer, TrainSettings
 from models.baselines.networks import save_baseline
 from models.baselines.reused import ReusedLayerMoA
-from models.moa import MoA, save_drafter, write_drafter
+from models.drafter_files import save_drafter, write_drafter
+from models.moa import MoA
 from models.target import load_target, open_target
 from protocol.sampling import Sampling
 

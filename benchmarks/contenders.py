@@ -22,8 +22,9 @@ from edge_runtime.drafter import Drafter
 from edge_runtime.engines import open_engine
 from models.baselines.choice import RandomChooser
 from models.baselines.networks import Baseline, load_baseline
+from models.drafter_files import load_drafter
 from models.eager import EagerEngine
-from models.moa import device_half_on, load_drafter, server_half
+from models.moa import device_half_on, server_half
 from models.packing import pack_linears
 from protocol.rows import RowShape, unpack_rows
 

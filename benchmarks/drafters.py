@@ -40,7 +40,8 @@ from cloud.settings import Settings
 from edge_runtime.drafter import TreeShape
 from edge_runtime.probe import numbers
 from models.baselines.decision import THRESHOLD, DecisionError, load
-from models.moa import CONFIG_FILE, DrafterError
+from models.drafter_files import CONFIG_FILE
+from models.moa import DrafterError
 from models.target import TargetError, open_target
 from protocol.sampling import Sampling
 from protocol.wire import pack_ids

@@ -27,7 +27,7 @@ from cloud.service import Verifier, load_verifier
 from cloud.settings import Settings
 from edge_runtime.bundle import Bundle
 from edge_runtime.link import Arrived, LinkDown, LinkEvent, LinkRefused, LinkUp, Traffic, frame_bytes
-from models.moa import find_drafter
+from models.drafter_files import find_drafter
 from protocol.tree import MAX_NODES
 from protocol.wire import (
     ERR_INTERNAL,

@@ -23,7 +23,8 @@ from cloud.runner import Runner, Runs
 from cloud.scheduling import measure_costs
 from cloud.sessions import SessionStore
 from cloud.settings import Settings
-from models.moa import DeviceHalf, DrafterError, MoAConfig, device_half_on, load_drafter, server_half
+from models.drafter_files import load_drafter
+from models.moa import DeviceHalf, DrafterError, MoAConfig, device_half_on, server_half
 from models.packing import pack_linears
 from models.target import Target, TargetError, load_target, open_target
 from protocol.wire import MAX_TOKENS, PROTOCOL_VERSION, Welcome

@@ -180,7 +180,7 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 def run_import(arguments: argparse.Namespace) -> None:
     from export.reference import import_checkpoint
-    from models.moa import load_drafter
+    from models.drafter_files import load_drafter
 
     ids = load_drafter(arguments.draft_vocab_from)[1]["draft_ids"] if arguments.draft_vocab_from else None
     config = import_checkpoint(

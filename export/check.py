@@ -25,8 +25,9 @@ from export.plan import target_fits
 from export.progress import Meter
 from export.report import check_markdown, put_section
 from export.steps import PROMPTS, RANDOM_ROWS, TARGET_ANSWERS, passages_for
+from models.drafter_files import find_drafter, load_drafter
 from models.eager import EagerEngine
-from models.moa import DeviceHalf, device_half_on, find_drafter, load_drafter
+from models.moa import DeviceHalf, device_half_on
 from models.target import open_target
 
 

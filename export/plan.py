@@ -17,7 +17,8 @@ from edge_runtime.bundle import MANIFEST, BundleError
 from export.quant import BITS, Profile, packed_bytes, rare_bits
 from export.steps import RANDOM_ROWS, TARGET_ANSWERS
 from export.to_executorch import BACKENDS, check_backend
-from models.moa import MoAConfig, load_drafter
+from models.drafter_files import load_drafter
+from models.moa import MoAConfig
 from models.target import TargetFiles, open_target
 
 FORMATS = {"onnx": "drafter.onnx", "executorch": "drafter.pte"}

@@ -44,7 +44,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from models.moa import CONFIG_FILE, WEIGHTS_FILE, DrafterError, MoA, MoAConfig, save_drafter
+from models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, save_drafter
+from models.moa import DrafterError, MoA, MoAConfig
 from models.target import SUPPORTED_FAMILIES, TargetError, hash_model_folder, resolve_target
 
 #: the authors trained on conversations cut at this length

@@ -24,7 +24,8 @@ from export.share import Share
 from export.train import Student, Trainer, TrainSettings, draft_vocabulary
 from models.baselines.networks import Baseline, BaselineConfig, save_baseline
 from models.baselines.reused import ReusedLayerMoA
-from models.moa import MoA, MoAConfig, save_drafter
+from models.drafter_files import save_drafter
+from models.moa import MoA, MoAConfig
 from models.packing import pack_linears
 from models.target import Target, load_target
 

@@ -7,32 +7,25 @@ Server half (encoder), one pass per *verified* token, no state between tokens:
 
 Device half (drafter), one pass per *draft* token:
 
-    token embedding -> self-attention block -> cross-attention block over feature rows -> LM head
+    token embedding -> self-attention block -> cross-attention block over feature rows -> norm -> LM head
 
 Every width is explicit configuration, independent of the target's own head counts. Module and tensor
 names follow the authors' checkpoints (`layer_self_attention.*`, `Ekv2E.*`, `self_attention.*`,
 `cross_attention.*`). Beyond the paper, cross-attention always sees one learned *null row*, so that the
 device can draft before any feature row has arrived and in conversations begun offline; a checkpoint of the
-authors' has none and is fed zeros until the first row.
+authors' has none and is fed zeros until the first row. And before the LM head stands the target's last norm,
+as it does in the target; theirs have none.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import MISSING, asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional
 
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "drafter.safetensors"
-#: where a drafter is looked for when nobody says
-DRAFTERS = Path("drafters")
+from models.layers import Block, adopt_tables, begin_as, rotary, rotate, tables_of
 
 #: Tensors the server half needs; everything else lives on the device. The cross-attention's input norm
 #: stands on both sides: the paper sends keys/values and queries through the same norm.
@@ -147,101 +140,6 @@ class MoAConfig:
         return config
 
 
-def rotary(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [..., head_dim] of float32 angles for integer `positions` [...]."""
-    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
-    angles = positions[..., None].float() * theta**-exponents
-    angles = torch.cat([angles, angles], -1)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary positions to x [..., heads, head_dim]; cos, sin [..., head_dim]."""
-    cos, sin = cos.unsqueeze(-2).to(x.dtype), sin.unsqueeze(-2).to(x.dtype)
-    half = x.shape[-1] // 2
-    turned = torch.cat([-x[..., half:], x[..., :half]], -1)
-    return x * cos + turned * sin
-
-
-class Attention(nn.Module):
-    """Grouped-query attention projections without bias; masks and caches are the caller's."""
-
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int) -> None:
-        super().__init__()
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
-        self.q_proj = nn.Linear(width, heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(width, kv_heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(width, kv_heads * head_dim, bias=False)
-        self.o_proj = nn.Linear(heads * head_dim, width, bias=False)
-
-    def query(self, x: Tensor) -> Tensor:
-        return self.q_proj(x).unflatten(-1, (self.heads, self.head_dim))
-
-    def key(self, x: Tensor) -> Tensor:
-        return self.k_proj(x).unflatten(-1, (self.kv_heads, self.head_dim))
-
-    def value(self, x: Tensor) -> Tensor:
-        return self.v_proj(x).unflatten(-1, (self.kv_heads, self.head_dim))
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """q [B, n, heads, d], k and v [B, m, kv_heads, d], mask additive [B or 1, n, m] -> [B, n, width]."""
-        scores = self._scores(q, k)
-        if mask is not None:
-            scores = scores + mask[:, None, None]
-        return self._join(self._mix(torch.softmax(scores.float(), -1).to(v.dtype), v))
-
-    def attend_past(
-        self, q: Tensor, past_k: Tensor, past_v: Tensor, k: Tensor, v: Tensor, mask: Tensor
-    ) -> Tensor:  # fmt: skip
-        """Like `attend` over past and new keys, mask [B or 1, n, past + n], without copying past keys or values."""
-        past = past_k.shape[1]
-        scores = torch.cat([self._scores(q, past_k), self._scores(q, k)], -1) + mask[:, None, None]
-        weights = torch.softmax(scores.float(), -1).to(v.dtype)
-        return self._join(self._mix(weights[..., :past], past_v) + self._mix(weights[..., past:], v))
-
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """-> [B, kv_heads, groups, n, m]. Query heads that share a key head are folded together: no key repeats."""
-        batch, n, heads, d = q.shape
-        folded = q.unflatten(2, (self.kv_heads, -1)).permute(0, 2, 3, 1, 4) * d**-0.5
-        scores = torch.bmm(folded.flatten(2, 3).flatten(0, 1), k.permute(0, 2, 3, 1).flatten(0, 1))
-        return scores.view(batch, self.kv_heads, heads // self.kv_heads, n, k.shape[1])
-
-    def _mix(self, weights: Tensor, v: Tensor) -> Tensor:
-        """weights [B, kv_heads, groups, n, m], v [B, m, kv_heads, d] -> [B, kv_heads, groups, n, d]."""
-        batch, kv_heads, groups, n, _ = weights.shape
-        mixed = torch.bmm(weights.flatten(2, 3).flatten(0, 1), v.permute(0, 2, 1, 3).flatten(0, 1))
-        return mixed.view(batch, kv_heads, groups, n, v.shape[-1])
-
-    def _join(self, mixed: Tensor) -> Tensor:
-        return self.o_proj(mixed.permute(0, 3, 1, 2, 4).flatten(2))
-
-
-class MLP(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Block(nn.Module):
-    """A pre-norm decoder layer: attention and SwiGLU MLP, each with a residual."""
-
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, mlp: int, eps: float) -> None:
-        super().__init__()
-        self.input_layernorm = nn.RMSNorm(width, eps)
-        self.self_attn = Attention(width, heads, kv_heads, head_dim)
-        self.post_attention_layernorm = nn.RMSNorm(width, eps)
-        self.mlp = MLP(width, mlp)
-
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
 class KeyValue(nn.Module):
     """The key and value projections of an attention whose queries are elsewhere."""
 
@@ -294,7 +192,7 @@ class ServerHalf(nn.Module):
 
 
 class DeviceHalf(nn.Module):
-    """Draft tokens -> logits over the draft vocabulary (self-attention, cross-attention; TLI 0: no final norm)."""
+    """Draft tokens -> logits over the draft vocabulary (self-attention, cross-attention; TLI 0)."""
 
     draft_ids: Tensor  # [draft_vocab] int32: target ids of the LM head's rows
 
@@ -427,94 +325,10 @@ class MoA(nn.Module):
         return {**self.server.state_dict(), **tensors}
 
 
-def tables_of(target_model: Any) -> tuple[Tensor, Tensor]:
-    """A loaded target's embedding and LM head, each [vocab, hidden_size]."""
-    return target_model.get_input_embeddings().weight, target_model.get_output_embeddings().weight
-
-
-def adopt_tables(
-    embedding: nn.Embedding, head: nn.Linear, ids: Tensor, tables: tuple[Tensor, Tensor], draft_ids: Tensor
-) -> None:
-    """Copy the target's embedding, the LM head rows of `draft_ids` [draft_vocab], and these ids themselves."""
-    with torch.no_grad():
-        embedding.weight.copy_(tables[0])
-        head.weight.copy_(tables[1][draft_ids.long()])
-        ids.copy_(draft_ids)
-
-
-def begin_as(module: nn.Module, other: nn.Module) -> None:
-    """Copy `other`'s weights into those of the same name in `module`; a wider one takes them as its leading part."""
-    given = dict(other.named_parameters())
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            weight = given.get(name)
-            if weight is not None and all(w <= p for w, p in zip(weight.shape, parameter.shape, strict=True)):
-                parameter[tuple(slice(width) for width in weight.shape)] = weight.to(parameter)
-
-
 def quantised(rows: Tensor) -> Tensor:
     """Feature rows [..., head_dim] as they arrive over the wire: int8 with one scale per head (protocol.rows)."""
     scale = (rows.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-12).half().to(rows.dtype)
     return (rows / scale).round().clamp(-127, 127) * scale
-
-
-def save_drafter(folder: Path, config: MoAConfig, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
-    """Write a drafter folder: fp16 weights and a config that also carries free-form `notes`."""
-    write_drafter(folder, "moa", asdict(config), tensors, notes)
-
-
-def write_drafter(
-    folder: Path, kind: str, config: dict[str, Any], tensors: dict[str, Tensor], notes: dict[str, Any]
-) -> None:
-    """A drafter folder of any kind; `config` is what its reader wants to know."""
-    folder.mkdir(parents=True, exist_ok=True)
-    half = {k: (v.half() if v.is_floating_point() else v).contiguous().cpu() for k, v in tensors.items()}
-    save_file(half, folder / WEIGHTS_FILE)
-    (folder / WEIGHTS_FILE).chmod(0o644)  # safetensors leaves it readable to its owner only
-    text = json.dumps({"type": kind, **config, "notes": notes}, indent=2)
-    (folder / CONFIG_FILE).write_text(text + "\n")
-
-
-def load_drafter(folder: Path) -> tuple[MoAConfig, dict[str, Tensor], str]:
-    """Read a drafter folder: (config, float32 tensors, drafter_hash).
-
-    Both halves of one drafter carry the same `hash_drafter`.
-    Raises DrafterError with one clear line.
-    """
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        if not (folder / name).is_file():
-            raise DrafterError(f"{folder}: no {name} there, so this is not a drafter folder")
-    try:
-        values = json.loads((folder / CONFIG_FILE).read_text())
-        if values.get("type", "moa") != "moa":
-            raise DrafterError(f"{folder}: a {values['type']} drafter, for benchmarks only; MoA is what devices run")
-        config = MoAConfig.from_dict(values)
-        tensors = load_file(folder / WEIGHTS_FILE)
-    except DrafterError:
-        raise
-    except Exception as error:
-        raise DrafterError(f"{folder}: broken drafter files: {error}") from error
-    floats = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
-    return config, floats, hash_drafter(asdict(config), tensors)
-
-
-def hash_drafter(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
-    """16 hex digits over the shapes in `config` and the weights as they are stored."""
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    for name in sorted(tensors):
-        digest.update(name.encode() + tensors[name].numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def find_drafter(drafter_hash: str) -> Path:
-    """The folder under DRAFTERS that holds the drafter with this hash. Raises DrafterError where there is none."""
-    for folder in sorted(DRAFTERS.glob("*")) if DRAFTERS.is_dir() else []:
-        try:
-            if load_drafter(folder)[2] == drafter_hash:
-                return folder
-        except DrafterError:
-            continue
-    raise DrafterError(f"no drafter {drafter_hash} under {DRAFTERS}/; give the bundle's with --drafter")
 
 
 def server_half(config: MoAConfig, tensors: dict[str, Tensor]) -> ServerHalf:

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from models.moa import MoA, MoAConfig, save_drafter
+from models.drafter_files import save_drafter
+from models.moa import MoA, MoAConfig
 from models.target import Target, hash_model_folder
 from protocol.sampling import Sampling, draw
 

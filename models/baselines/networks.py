@@ -16,20 +16,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from models.moa import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    Block,
-    DrafterError,
-    MoAConfig,
-    adopt_tables,
-    begin_as,
-    hash_drafter,
-    rotary,
-    rotate,
-    tables_of,
-    write_drafter,
-)
+from models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, hash_drafter, write_drafter
+from models.layers import Block, adopt_tables, begin_as, rotary, rotate, tables_of
+from models.moa import DrafterError, MoAConfig
 
 KINDS = ("eagle2", "lm")
 #: training noise on EAGLE's features, uniform and so wide over their own spread (the authors': 0.2 over spreads near 1)

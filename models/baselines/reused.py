@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.moa import Block, MoA, MoAConfig, begin_as, rotary, rotate
+from models.layers import Block, begin_as, rotary, rotate
+from models.moa import MoA, MoAConfig
 
 HIDDEN = -1e9
 

@@ -14,7 +14,7 @@ from cloud.settings import Settings
 from export.features import Sequence
 from export.run import TrainingSet
 from models.baselines.networks import save_baseline
-from models.moa import tables_of
+from models.layers import tables_of
 from models.target import Target, load_target
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 

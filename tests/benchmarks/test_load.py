@@ -30,7 +30,7 @@ from benchmarks.load_device import Answer, Device, Dial, Drafts, Habits, hit_rat
 from benchmarks.load_report import Memory, Tally, jain, percentiles, resident_bytes, slope
 from cloud.service import Verifier
 from cloud.settings import Settings
-from models.moa import load_drafter
+from models.drafter_files import load_drafter
 from models.target import load_target
 from protocol.sampling import Sampling
 from protocol.tree import TokenTree

@@ -26,7 +26,7 @@ from websockets.exceptions import ConnectionClosed
 
 from cloud.process import free_port
 from cloud.scale import Scale, ScaleError, build
-from models.moa import load_drafter
+from models.drafter_files import load_drafter
 from models.target import hash_model_folder
 from protocol.sampling import Sampling
 from protocol.tree import TokenTree

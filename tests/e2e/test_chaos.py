@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import Close as CloseFrame
 
 from cloud.process import VerifierProcess
-from models.moa import load_drafter
+from models.drafter_files import load_drafter
 from protocol.sampling import Sampling
 from protocol.tree import TokenTree
 from protocol.wire import (

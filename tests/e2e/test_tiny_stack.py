@@ -22,7 +22,7 @@ from edge_runtime.runtime import EdgeRuntime, Event, Finished, Provisional, Roll
 from edge_runtime.session import Patience
 from export.bundle import write_bundle
 from export.plan import Options
-from models.moa import load_drafter
+from models.drafter_files import load_drafter
 from models.target import load_target
 from protocol.sampling import Sampling
 from tests.cloud.drive import serve

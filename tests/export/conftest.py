@@ -29,7 +29,8 @@ from export.plan import Options
 from export.steps import example_inputs
 from export.to_executorch import write_executorch
 from export.to_onnx import write_onnx
-from models.moa import DeviceHalf, MoAConfig, device_half_on, load_drafter
+from models.drafter_files import load_drafter
+from models.moa import DeviceHalf, MoAConfig, device_half_on
 from models.target import open_target
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 

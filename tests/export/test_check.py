@@ -23,7 +23,7 @@ from export.__main__ import main
 from export.bundle import write_bundle
 from export.check import broken_bounds, facts
 from export.steps import RANDOM_ROWS, TARGET_ANSWERS, Passage
-from models.moa import save_drafter
+from models.drafter_files import save_drafter
 from tests.export.conftest import Bundles, Folders, Reused, edit_manifest, snapshot
 from tests.tiny import save_tiny_target, tiny_drafter_config, tiny_model
 

@@ -28,7 +28,8 @@ from export import to_executorch, to_onnx
 from export.__main__ import main
 from export.bundle import DRAFT_IDS_FILE, ENCODER_FILE, NULL_ROW_FILE, write_bundle
 from export.check import facts
-from models.moa import SERVER_PREFIXES, DeviceHalf, DrafterError, load_drafter, save_drafter, server_half
+from models.drafter_files import load_drafter, save_drafter
+from models.moa import SERVER_PREFIXES, DeviceHalf, DrafterError, server_half
 from models.target import TargetError, load_target
 from tests.export.conftest import Bundles, Folders, Reused, correlation, edit_manifest, snapshot, tree_inputs
 from tests.tiny import EOS, save_tiny_drafter, save_tiny_target, tiny_model

@@ -13,7 +13,8 @@ from export.run import TrainingSet
 from export.train import TrainSettings, build_batch
 from models.baselines.networks import Baseline
 from models.baselines.reused import ReusedLayerMoA
-from models.moa import MoA, load_drafter, save_drafter
+from models.drafter_files import load_drafter, save_drafter
+from models.moa import MoA
 from models.target import Target
 from tests.tiny import tiny_model, tiny_target
 

@@ -30,8 +30,9 @@ from export.steps import (
     roots,
 )
 from export.to_onnx import accuracy_levels
+from models.drafter_files import load_drafter
 from models.eager import EagerEngine
-from models.moa import DeviceHalf, MoAConfig, load_drafter
+from models.moa import DeviceHalf, MoAConfig
 from models.target import load_target, open_target
 from protocol.sampling import Sampling
 from tests.export.conftest import Bundles, Folders, correlation, difference, expected, only_drafted, stored, tree_inputs

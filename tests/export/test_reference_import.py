@@ -19,16 +19,8 @@ from transformers import DynamicCache
 
 import export.reference
 from export.reference import import_checkpoint
-from models.moa import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    DrafterError,
-    MoAConfig,
-    device_half,
-    load_drafter,
-    save_drafter,
-    server_half,
-)
+from models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, load_drafter, save_drafter
+from models.moa import DrafterError, MoAConfig, device_half, server_half
 from models.target import TargetError, hash_model_folder
 from tests.tiny import tiny_model
 

@@ -33,7 +33,9 @@ from export.train import (
     row_mask_of,
 )
 from models.baselines.networks import load_baseline, save_baseline
-from models.moa import DrafterError, MoA, MoAConfig, load_drafter, tables_of
+from models.drafter_files import load_drafter
+from models.layers import tables_of
+from models.moa import DrafterError, MoA, MoAConfig
 from models.target import Target
 from tests.tiny import tiny_model, tiny_target
 

@@ -19,20 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from export.train import MASKED, Batch, forward, row_mask_of
-from models.moa import (
-    CONFIG_FILE,
-    SERVER_PREFIXES,
-    WEIGHTS_FILE,
-    Attention,
-    DeviceHalf,
-    DrafterError,
-    MoA,
-    MoAConfig,
-    device_half,
-    load_drafter,
-    save_drafter,
-    server_half,
-)
+from models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, load_drafter, save_drafter
+from models.layers import Attention
+from models.moa import SERVER_PREFIXES, DeviceHalf, DrafterError, MoA, MoAConfig, device_half, server_half
 from tests.tiny import tiny_drafter_config, tiny_model
 
 #: no width equals another, and none fits the target's heads
