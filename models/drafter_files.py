@@ -56,12 +56,17 @@ def load_drafter(folder: Path) -> tuple[MoAConfig, dict[str, Tensor], str]:
     except Exception as error:
         raise DrafterError(f"{folder}: broken drafter files: {error}") from error
     floats = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
-    return config, floats, hash_drafter(asdict(config), tensors)
+    return config, floats, hash_drafter(values, config, tensors)
 
 
-def hash_drafter(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
-    """16 hex digits over the shapes in `config` and the weights as they are stored."""
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+def hash_drafter(stored: dict[str, Any], config: Any, tensors: dict[str, Tensor]) -> str:
+    """16 hex digits over the shapes that are `stored` in a config file and the weights as they are stored.
+
+    A shape that a config has by default and the file does not name is left out, so that the hash of an older drafter
+    stays what it is.
+    """
+    shapes = {name: value for name, value in asdict(config).items() if name in stored}
+    digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(name.encode() + tensors[name].numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -151,4 +151,4 @@ def load_baseline(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[Baseline
         raise
     except Exception as error:
         raise DrafterError(f"{folder}: broken drafter files: {error}") from error
-    return model.requires_grad_(False).eval(), hash_drafter(asdict(config), tensors)
+    return model.requires_grad_(False).eval(), hash_drafter(values, config, tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import asdict, replace
@@ -604,3 +605,20 @@ def test_draft_id_outside_the_vocabulary(folder: Path, token: int) -> None:
     tensors["draft_ids"][3] = token
     save_file(tensors, folder / WEIGHTS_FILE)
     assert "draft_ids" in refusal(folder)
+
+
+def test_the_hash_of_an_older_drafter_stays(tmp_path: Path) -> None:
+    """Its file does not name `final_norm`; bundles made of it carry the hash it had then."""
+    moa = MoA(ODD)
+    save_drafter(tmp_path, ODD, moa.trained(), {})
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    named = load_drafter(tmp_path)[2]
+    del values["final_norm"]
+    path.write_text(json.dumps(values))
+    config, _, older = load_drafter(tmp_path)
+    assert config == ODD and older != named
+    shapes = json.dumps({k: v for k, v in values.items() if k not in ("type", "notes")}, sort_keys=True)
+    stored = load_file(tmp_path / "drafter.safetensors")
+    raw = b"".join(name.encode() + stored[name].numpy().tobytes() for name in sorted(stored))
+    assert older == hashlib.sha256(shapes.encode() + raw).hexdigest()[:16]
