@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -28,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from export.features import OnlineFeatures, Sequence
+from export.loss import HeadCrossEntropy
 from export.share import ALONE, Share
 from models.baselines.networks import Baseline
 from models.moa import MoA
@@ -51,7 +51,7 @@ class TrainSettings:
     warmup: int = 50  # steps
     distribution_weight: float = 1.0  # soft cross-entropy with the target's distribution (as in the paper)
     feature_weight: float = 0.1  # SmoothL1 to the target's last hidden state (as in the paper)
-    top_tokens_weight: float = 0.0  # the same cross-entropy once more over the target's TOP_TOKENS (HASS, 2408.15766)
+    top_tokens_weight: float = 0.0  # of the same once more over the target's TOP_TOKENS, within distribution_weight
     lag_decay: float = 0.9  # loss weight per extra token of lag, floored at 0.25
     prompt_weight: float = 0.0  # loss weight of what the target did not write itself
     long_windows: float = 0.15  # share of windows longer than a tree, as in offline spans
@@ -133,53 +133,20 @@ def forward(student: Student, batch: Batch) -> Tensor:
     return student.states(batch.tokens, batch.kv, batch.hidden, batch.sa_mask, batch.row_mask)
 
 
-class SoftCrossEntropy(torch.autograd.Function):
-    """sum_i weight_i * -sum_v softmax(wanted)_iv log softmax(logits)_iv, with its gradient at once.
-
-    logits, wanted [N, V] (wanted is a constant), weight [N] -> scalar float32. The gradient
-    weight * (softmax(logits) - softmax(wanted)) is formed while both softmaxes are at hand, which on a CPU
-    takes a third of the time of the composed form.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, wanted: Tensor, weight: Tensor) -> Tensor:
-        log_total = logits.float().logsumexp(-1)
-        teacher = torch.softmax(wanted, -1)
-        cross = torch.linalg.vecdot(teacher.float(), logits.float())
-        student = torch.softmax(logits, -1)
-        ctx.save_for_backward(student.sub_(teacher).mul_(weight[:, None].to(student.dtype)))
-        return (weight * (log_total - cross)).sum()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * grads[0].to(gradient.dtype), None, None
-
-
 def losses(student: Student, batch: Batch, settings: TrainSettings) -> tuple[Tensor, Tensor]:
     """(loss, top-1 agreement) over the learnt positions. Entropy and feature terms are the paper's."""
     chosen = batch.weight > 0
-    state, truth, weight = forward(student, batch)[chosen], batch.hidden[chosen], batch.weight[chosen]
+    truth, weight = batch.hidden[chosen], batch.weight[chosen]
+    state = forward(student, batch)[chosen].to(truth.dtype)
     weight = weight / weight.sum()
-    logits = student.head(state)
-    with torch.no_grad():
-        wanted = student.head(truth)
-        agreement = (wanted.argmax(-1) == logits.argmax(-1)).float().mean()
-    loss = settings.distribution_weight * SoftCrossEntropy.apply(logits, wanted, weight)
+    loss, agreement = HeadCrossEntropy.apply(
+        state, truth, student.head.weight.to(truth.dtype), weight, settings.top_tokens_weight, TOP_TOKENS
+    )
+    loss = settings.distribution_weight * loss
     if settings.feature_weight:
         feature = functional.smooth_l1_loss(state.float(), truth.float(), reduction="none").mean(-1)
         loss = loss + settings.feature_weight * (weight * feature).sum()
-    if settings.top_tokens_weight:
-        loss = loss + settings.top_tokens_weight * _top_tokens(logits, wanted, weight)
     return loss, agreement
-
-
-def _top_tokens(logits: Tensor, wanted: Tensor, weight: Tensor) -> Tensor:
-    """sum_i weight_i * -sum_v softmax(wanted)_iv log softmax(logits)_iv over the TOP_TOKENS of wanted."""
-    best = wanted.topk(min(TOP_TOKENS, wanted.shape[-1]), -1).indices
-    law = torch.softmax(wanted.float(), -1).gather(-1, best)
-    own = logits.gather(-1, best).float() - logits.float().logsumexp(-1, keepdim=True)
-    return -(weight[:, None] * law * own).sum()
 
 
 def epoch_order(sequences: Seq[Sequence], batch_tokens: int, seed: int) -> list[list[int]]:

@@ -19,10 +19,10 @@ from cloud.features import FeatureProducer
 from cloud.runner import Runner
 from export import train as room
 from export.features import FeatureCache, OnlineFeatures, Sequence
+from export.loss import HeadCrossEntropy
 from export.own_text import write_alone
 from export.run import TrainingSet
 from export.train import (
-    SoftCrossEntropy,
     Trainer,
     TrainSettings,
     build_batch,
@@ -200,30 +200,36 @@ def test_first_column_of_the_row_mask_is_the_null_row(cache: FeatureCache, targe
 # losses
 
 
-def composed(logits: Tensor, wanted: Tensor, weight: Tensor) -> Tensor:
-    return -(weight * (torch.softmax(wanted, -1) * torch.log_softmax(logits, -1)).sum(-1)).sum()
+def composed(logits: Tensor, wanted: Tensor, weight: Tensor, top_weight: float, top_tokens: int) -> Tensor:
+    law = torch.softmax(wanted, -1)
+    top = torch.zeros_like(law).scatter_(-1, wanted.topk(min(top_tokens, wanted.shape[-1]), -1).indices, 1.0)
+    return -(weight * ((1 + top_weight * top) * law * torch.log_softmax(logits, -1)).sum(-1)).sum()
 
 
-@given(st.integers(0, 999), st.integers(1, 6), st.integers(2, 30), st.floats(0.1, 5))
-def test_soft_cross_entropy_equals_the_composed_form(seed: int, n: int, vocab: int, scale: float) -> None:
+@given(st.integers(0, 999), st.integers(1, 300), st.integers(2, 30), st.floats(0.1, 5), st.sampled_from([0.0, 0.7]))
+def test_cross_entropy_equals_the_composed_form(seed: int, n: int, vocab: int, scale: float, top: float) -> None:
     generator = torch.Generator().manual_seed(seed)
-    logits, wanted = (scale * torch.randn(n, vocab, generator=generator) for _ in range(2))
-    weight = torch.rand(n, generator=generator)
-    results = []
-    for function in (SoftCrossEntropy.apply, composed):
-        leaf = logits.clone().requires_grad_()
-        value = function(leaf, wanted, weight)
-        (3.0 * value).backward()  # a factor from outside reaches the gradient
-        results.append((value.detach(), leaf.grad))
-    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-4, atol=1e-5)
+    state, truth = (scale * torch.randn(n, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    head = torch.randn(vocab, 5, generator=generator, dtype=torch.float64)
+    weight = torch.rand(n, generator=generator, dtype=torch.float64)
+    one, other = state.clone().requires_grad_(), state.clone().requires_grad_()
+    loss, agreement = HeadCrossEntropy.apply(one, truth, head, weight, top, 4)
+    wanted = composed(other @ head.T, truth @ head.T, weight, top, 4)
+    (3.0 * loss).backward()  # a factor from outside reaches the gradient
+    (3.0 * wanted).backward()
+    torch.testing.assert_close(loss, wanted.detach(), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(one.grad, other.grad, rtol=1e-6, atol=1e-9)
+    same = (state @ head.T).argmax(-1) == (truth @ head.T).argmax(-1)
+    assert agreement.item() == pytest.approx(same.double().mean().item())
 
 
-def test_soft_cross_entropy_is_least_at_the_teacher() -> None:
-    wanted = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
-    leaf = wanted.clone().requires_grad_()
-    SoftCrossEntropy.apply(leaf, wanted, torch.ones(4)).backward()
-    assert leaf.grad is not None and leaf.grad.abs().max() < 1e-6
+def test_cross_entropy_is_least_at_the_teacher() -> None:
+    generator = torch.Generator().manual_seed(0)
+    truth, head = torch.randn(4, 7, generator=generator), torch.randn(9, 7, generator=generator)
+    leaf = truth.clone().requires_grad_()
+    loss, agreement = HeadCrossEntropy.apply(leaf, truth, head, torch.ones(4), 0.0, 4)
+    loss.backward()
+    assert leaf.grad is not None and leaf.grad.abs().max() < 1e-6 and agreement == 1.0
 
 
 def test_loss_gradients_reach_every_trained_weight(cache: FeatureCache, target: Target, config: MoAConfig) -> None:
