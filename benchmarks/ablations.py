@@ -32,10 +32,11 @@ from cloud.service import load_verifier
 from cloud.settings import Settings
 from edge_runtime.drafter import TreeShape
 from export.__main__ import keep_freed_memory
+from export.batches import TrainSettings
 from export.features import Sequence
 from export.progress import Meter
 from export.run import TrainingSet, learn_alone, read_sequences
-from export.train import Trainer, TrainSettings
+from export.train import Trainer
 from models.baselines.networks import save_baseline
 from models.baselines.reused import ReusedLayerMoA
 from models.drafter_files import save_drafter, write_drafter

@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import json
 import platform
-import random
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -16,12 +15,13 @@ from pathlib import Path
 import torch
 
 from export.answers import Limits, generate_answers, read_answers
+from export.batches import TrainSettings, draft_vocabulary
 from export.features import FeatureCache, OnlineFeatures, Sequence
 from export.own_text import write_alone
 from export.progress import Meter
 from export.prompts import OPENINGS, Conversation, plan, read_prompts
 from export.share import Share
-from export.train import Student, Trainer, TrainSettings, draft_vocabulary
+from export.train import Student, Trainer
 from models.baselines.networks import Baseline, BaselineConfig, save_baseline
 from models.baselines.reused import ReusedLayerMoA
 from models.drafter_files import save_drafter
@@ -204,9 +204,7 @@ def _answer(
     """Each rank holds its share of the conversations that no rank has held yet, and writes a file of its own."""
     done = {row["index"]: row for part in _parts(path) for row in read_answers(part)}
     share.wait()
-    left = [index for index in range(len(conversations)) if index not in done]
-    random.Random(arguments.seed).shuffle(left)  # what an interrupted run has answered is a fair sample
-    left = left[share.rank :: share.size]
+    left = [index for index in range(len(conversations)) if index not in done][share.rank :: share.size]
     if not left:
         return
     pack_linears(target.model.model)  # not the LM head, whose rows drafters adopt

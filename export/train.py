@@ -1,11 +1,4 @@
-"""Train a drafter on the target's own answers: MoA, or a baseline with the same losses on the same batches.
-
-The lagged masks of the MoA paper (arXiv 2410.03804; docs/design.md lists what differs): within a window that begins
-at a root position r, every query sees the feature rows of tokens 0..r-1 and nothing younger, which is
-exactly what the device has while it drafts behind root r. Two deliberate changes: keys are strictly
-older than the root (the published lag 0 shows the drafter its own token's features, which never exist
-at run time), and the window's phase is random.
-"""
+"""Train a drafter on the target's own answers: MoA, or a baseline with the same losses on the same batches."""
 
 from __future__ import annotations
 
@@ -14,9 +7,7 @@ import math
 import random
 import time
 import warnings
-from collections import Counter
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,106 +17,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from export.features import OnlineFeatures, Sequence
+from export.batches import Batch, TrainSettings, build_batch, epoch_order
+from export.features import OnlineFeatures
 from export.loss import HeadCrossEntropy
 from export.share import ALONE, Share
 from models.baselines.networks import Baseline
 from models.moa import MoA
 
 Student = MoA | Baseline
-MASKED = -1e9
 TOP_TOKENS = 10
 EVALUATED_AT_ONCE = 8  # sequences
 # Under autocast the norms get bfloat16 input and keep float32 gains; torch says once that this is not its fastest path.
 warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """Budget and recipe. `benchmarks.ablations` shows what each choice of the recipe is worth."""
-
-    epochs: int = 5
-    batch_tokens: int = 2048  # padding included
-    learning_rate: float = 2e-3
-    final_rate: float = 0.05  # of learning_rate, where the cosine ends
-    warmup: int = 50  # steps
-    distribution_weight: float = 1.0  # soft cross-entropy with the target's distribution (as in the paper)
-    feature_weight: float = 0.1  # SmoothL1 to the target's last hidden state (as in the paper)
-    top_tokens_weight: float = 0.0  # of the same once more over the target's TOP_TOKENS, within distribution_weight
-    lag_decay: float = 0.9  # loss weight per extra token of lag, floored at 0.25
-    prompt_weight: float = 0.0  # loss weight of what the target did not write itself
-    long_windows: float = 0.15  # share of windows longer than a tree, as in offline spans
-    random_phase: bool = True  # of windows; False: they begin at multiples of their length (as in the paper)
-    own_row: bool = False  # a root sees its own feature row, which never exists at run time (as in the paper)
-    int8_rows: bool = False  # rows are rounded as they travel
-    held_out: int = 64  # sequences kept from training to measure agreement
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Batch:
-    """B sequences padded to S tokens. Where `weight` is 0 nothing is learnt."""
-
-    tokens: Tensor  # [B, S] int64
-    kv: Tensor  # [B, S, layers, kv_width]
-    hidden: Tensor  # [B, S, hidden_size], the target's
-    sa_mask: Tensor  # [1, S, S] additive
-    row_mask: Tensor  # [B, S, S + 1] additive; column 0 is the null row
-    lag: Tensor  # [B, S] int64, distance to the youngest visible row
-    weight: Tensor  # [B, S] float
-
-
-def draw_window(rng: random.Random, long_windows: float) -> int:
-    """Tokens drafted behind one root. Mostly what a tree needs; a heavy tail for offline spans."""
-    draw = rng.random()
-    if draw >= long_windows:
-        return rng.randint(3, 12)
-    return rng.choice((16, 32, 64, 128)) if draw < long_windows * 2 / 3 else 0  # 0: no rows at all
-
-
-def row_mask_of(length: int, window: int, phase: int, own_row: bool = False) -> tuple[Tensor, Tensor]:
-    """The lagged cross-attention mask: (additive [length, length + 1], lag [length]).
-
-    Query i belongs to the window whose root is the largest r <= i with r = phase (mod window), and sees
-    the null row (column 0) and the rows of tokens j < r (own_row: j <= r). Window 0: the null row only.
-    """
-    i = torch.arange(length)
-    root = torch.zeros_like(i) if window == 0 else (i - phase).div(window, rounding_mode="floor") * window + phase
-    root = root.clamp(min=0)
-    seen = root + 1 if own_row and window else root
-    visible = torch.arange(-1, length)[None] < seen[:, None]
-    visible[:, 0] = True
-    return torch.where(visible, 0.0, MASKED), i - root + 1
-
-
-def build_batch(features: OnlineFeatures, indices: list[int], rng: random.Random, settings: TrainSettings) -> Batch:
-    sequences = [features.sequences[i] for i in indices]
-    kv, hidden = features.batch(indices)
-    size, count = max(len(s.ids) for s in sequences), len(indices)
-    tokens = torch.zeros(count, size, dtype=torch.long)
-    row_mask = torch.full((count, size, size + 1), MASKED)
-    row_mask[:, :, 0] = 0.0
-    lag = torch.ones(count, size, dtype=torch.long)
-    weight = torch.zeros(count, size)
-    for b, sequence in enumerate(sequences):
-        n = len(sequence.ids)
-        tokens[b, :n] = torch.tensor(sequence.ids)
-        window = draw_window(rng, settings.long_windows)
-        phase = rng.randrange(max(1, window)) if settings.random_phase else 0
-        mask, lags = row_mask_of(n, window, phase, settings.own_row)
-        if sequence.alone:  # one window from the last verified token to the end
-            root = sequence.alone - 1
-            mask[root:, : root + 1] = 0.0
-            mask[root:, root + 1 :] = MASKED
-            lags[root:] = torch.arange(1, n - root + 1)
-        row_mask[b, :n, : n + 1], lag[b, :n] = mask, lags
-        decayed = (settings.lag_decay ** (lags - 1).float()).clamp(min=0.25)
-        weight[b, : n - 1] = settings.prompt_weight * decayed[:-1]
-        for begin, end in sequence.answers:
-            learn = slice(begin - 1, end - 1)  # position i predicts token i + 1
-            weight[b, learn] = decayed[learn]
-    causal = torch.full((size, size), MASKED).triu(1)[None]
-    return Batch(tokens, kv.bfloat16(), hidden.bfloat16(), causal, row_mask, lag, weight)
 
 
 def forward(student: Student, batch: Batch) -> Tensor:
@@ -147,38 +50,6 @@ def losses(student: Student, batch: Batch, settings: TrainSettings) -> tuple[Ten
         feature = functional.smooth_l1_loss(state.float(), truth.float(), reduction="none").mean(-1)
         loss = loss + settings.feature_weight * (weight * feature).sum()
     return loss, agreement
-
-
-def epoch_order(sequences: Seq[Sequence], batch_tokens: int, seed: int) -> list[list[int]]:
-    """Batches of similar length (little padding), at most `batch_tokens` padded tokens unless one sequence has more.
-
-    In random order, the same for the same seed.
-    """
-    rng = random.Random(seed)
-    order = list(range(len(sequences)))
-    rng.shuffle(order)
-    batches: list[list[int]] = []
-    pool = 400
-    for at in range(0, len(order), pool):
-        batch: list[int] = []
-        for index in sorted(order[at : at + pool], key=lambda i: len(sequences[i].ids)):
-            if batch and len(sequences[index].ids) * (len(batch) + 1) > batch_tokens:
-                batches.append(batch)
-                batch = []
-            batch.append(index)
-        batches.append(batch)
-    rng.shuffle(batches)
-    return batches
-
-
-def draft_vocabulary(sequences: Seq[Sequence], size: int, vocab: int, always: tuple[int, ...]) -> Tensor:
-    """Ids of the `size` most frequent answer tokens [size] int32, ascending; ties and gaps: low ids first."""
-    counts: Counter[int] = Counter()
-    for sequence in sequences:
-        for begin, end in sequence.answers:
-            counts.update(sequence.ids[begin:end])
-    ranked = sorted(range(vocab), key=lambda v: (v not in always, -counts[v], v))
-    return torch.tensor(sorted(ranked[:size]), dtype=torch.int32)
 
 
 @dataclass(frozen=True)

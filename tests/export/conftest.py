@@ -25,14 +25,16 @@ from edge_runtime.bundle import MANIFEST
 from edge_runtime.engines import Engine
 from export import bundle as room
 from export.bundle import write_bundle
+from export.features import FeatureCache
 from export.plan import Options
 from export.steps import example_inputs
 from export.to_executorch import write_executorch
 from export.to_onnx import write_onnx
 from models.drafter_files import load_drafter
 from models.moa import DeviceHalf, MoAConfig, device_half_on
-from models.target import open_target
-from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
+from models.target import Target, open_target
+from tests.export.tiny_training import some_sequences
+from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model, tiny_target
 
 # a busy machine may take its time
 settings.register_profile("outrider", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -222,3 +224,22 @@ def expected(half: DeviceHalf, bits: int, embedding_bits: int, tied: bool) -> Co
         if isinstance(linear, nn.Linear) and name != "head":
             counts += table_bytes(*linear.weight.shape, bits)
     return counts
+
+
+# training
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    """A tiny one to train on."""
+    return tiny_target(tiny_model("llama", dtype=torch.float32))
+
+
+@pytest.fixture(scope="module")
+def config(target: Target) -> MoAConfig:
+    return MoAConfig.for_target(target.config, target.model_hash, layers=2, draft_vocab=64)
+
+
+@pytest.fixture
+def cache(target: Target, config: MoAConfig, tmp_path: Path) -> FeatureCache:
+    return FeatureCache(target, config, some_sequences(23), tmp_path / "features.u8")

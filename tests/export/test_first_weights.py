@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from export.batches import TrainSettings, build_batch
 from export.features import OnlineFeatures, Sequence
 from export.run import TrainingSet
-from export.train import TrainSettings, build_batch
 from models.baselines.networks import Baseline
 from models.baselines.reused import ReusedLayerMoA
 from models.drafter_files import load_drafter, save_drafter

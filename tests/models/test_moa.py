@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from export.train import MASKED, Batch, forward, row_mask_of
+from export.batches import MASKED, Batch, row_mask_of
+from export.train import forward
 from models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, load_drafter, save_drafter
 from models.layers import Attention
 from models.moa import SERVER_PREFIXES, DeviceHalf, DrafterError, MoA, MoAConfig, device_half, server_half

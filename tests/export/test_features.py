@@ -1,0 +1,107 @@
+"""Features of the target's text: computed, and kept in a file."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from cloud.features import FeatureProducer
+from cloud.runner import Runner
+from export.features import FeatureCache, OnlineFeatures
+from models.moa import MoAConfig
+from models.target import Target
+from tests.export.tiny_training import fresh_moa, some_sequences
+
+#: torch says once that its fused norm is not used where activations are bfloat16 and weights float32
+pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype")
+
+
+def one(features: OnlineFeatures, index: int) -> tuple[Tensor, Tensor]:
+    kv, hidden = features.batch([index])
+    return kv[0], hidden[0]
+
+
+@torch.inference_mode()
+def direct(target: Target, ids: list[int]) -> tuple[DynamicCache, Tensor]:
+    cache = DynamicCache(config=target.config)
+    out = target.model(torch.tensor([ids]), past_key_values=cache, use_cache=True, output_hidden_states=True)
+    return cache, out.hidden_states[-1][0]
+
+
+def test_feature_rows_equal_a_direct_forward(cache: FeatureCache, target: Target, config: MoAConfig) -> None:
+    for index in (0, 7, 22):
+        kv, hidden = one(cache, index)
+        layers, expected_hidden = direct(target, cache.sequences[index].ids)
+        torch.testing.assert_close(hidden.float(), expected_hidden, rtol=2e-3, atol=2e-3)
+        for place, layer in enumerate(config.target_layers):
+            keys, values = layers.layers[layer].keys[0], layers.layers[layer].values[0]
+            interleaved = torch.cat([keys[0], values[0], keys[1], values[1]], -1)  # [K_0|V_0|K_1|V_1]
+            largest = interleaved.unflatten(-1, (4, -1)).abs().amax(-1, keepdim=True) / 127
+            step = largest.expand(-1, -1, 8).flatten(1) * 0.51 + 1e-3
+            assert ((kv[:, place] - interleaved).abs() <= step).all()
+
+
+def test_cached_hidden_is_what_the_lm_head_sees(cache: FeatureCache, target: Target) -> None:
+    _, hidden = one(cache, 4)
+    logits = target.model(torch.tensor([cache.sequences[4].ids])).logits[0]
+    torch.testing.assert_close(target.model.lm_head(hidden.float()), logits, rtol=5e-3, atol=2e-2)
+
+
+def test_training_and_serving_read_one_layout(cache: FeatureCache, target: Target, config: MoAConfig) -> None:
+    """The server half gives the verifier's rows from the verifier's cache, and training's from the features."""
+    half = fresh_moa(target, config).server.requires_grad_(False).eval()
+    layers, _ = direct(target, cache.sequences[0].ids)
+    positions = list(range(len(cache.sequences[0].ids)))
+    shape = target.config
+    head_dim = shape.hidden_size // shape.num_attention_heads
+    runner = Runner(copy.deepcopy(target.model), len(positions), shape.num_key_value_heads, head_dim)
+    runner.store.keys.copy_(torch.stack([layer.keys[0].transpose(0, 1) for layer in layers.layers]))
+    runner.store.values.copy_(torch.stack([layer.values[0].transpose(0, 1) for layer in layers.layers]))
+    kv = runner.gather(config.target_layers, positions)
+    served = FeatureProducer(config, half, torch.device("cpu")).rows(kv, positions)
+    trained = half(one(cache, 0)[0].float(), torch.tensor(positions))
+    torch.testing.assert_close(trained, torch.from_numpy(served), rtol=2e-2, atol=2e-2)
+
+
+def test_online_features_are_those_of_the_cache(cache: FeatureCache, target: Target, config: MoAConfig) -> None:
+    """Also in a batch of several lengths; the cache rounds keys and values to int8."""
+    online = OnlineFeatures(target, config, cache.sequences)
+    (kv, hidden), (cached_kv, cached_hidden) = (source.batch([3, 8, 21]) for source in (online, cache))
+    assert kv.shape == cached_kv.shape and hidden.shape == cached_hidden.shape
+    for row, index in enumerate((3, 8, 21)):
+        n = len(cache.sequences[index].ids)
+        torch.testing.assert_close(hidden[row, :n], cached_hidden[row, :n].float(), rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(kv[row, :n], cached_kv[row, :n], rtol=0, atol=0.51 / 127 * float(kv.abs().max()))
+
+
+def test_a_full_disk_is_told_before_anything_is_written(
+    target: Target, config: MoAConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 100}))
+    with pytest.raises(OSError, match=r"GB free, the target's features take .* --features online"):
+        FeatureCache(target, config, some_sequences(23), tmp_path / "features.u8")
+    assert not list(tmp_path.iterdir())
+
+
+def test_features_survive_reopening(cache: FeatureCache, config: MoAConfig, tmp_path: Path) -> None:
+    expected = [one(cache, index) for index in (2, 5)]
+    del cache.rows, cache.filled
+    reopened = FeatureCache(None, config, cache.sequences, tmp_path / "features.u8")  # type: ignore[arg-type]
+    for index, (kv, hidden) in zip((2, 5), expected, strict=True):  # no target is asked again
+        got = one(reopened, index)
+        assert torch.equal(got[0], kv) and torch.equal(got[1], hidden)
+    with pytest.raises(AttributeError):
+        one(reopened, 3)  # was never computed
+
+
+def test_features_of_other_sequences_are_computed_anew(target: Target, config: MoAConfig, tmp_path: Path) -> None:
+    one(FeatureCache(target, config, some_sequences(3), tmp_path / "features.u8"), 0)
+    other = some_sequences(4, seed=8)
+    kv, _ = one(FeatureCache(target, config, other, tmp_path / "features.u8"), 0)
+    fresh, _ = one(FeatureCache(target, config, other, tmp_path / "elsewhere.u8"), 0)
+    assert torch.equal(kv, fresh)
