@@ -47,9 +47,7 @@ from protocol.sampling import Sampling
 #: name -> (drafter, changed TrainSettings, changed TrainingSet or "own_text": texts of the last stage)
 RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "as shipped": ("moa", {}, {}),
-    "random first weights (paper)": ("moa", {}, {"begin_as_target": False}),
     "no norm before the head (paper)": ("moa", {}, {"final_norm": False}),
-    "random first weights, no norm (paper)": ("moa", {}, {"begin_as_target": False, "final_norm": False}),
     "target's last layer reused (paper's TLI 1)": ("tli1", {}, {}),
     "a root sees its own row (paper)": ("moa", {"own_row": True}, {}),
     "windows begin at multiples (paper)": ("moa", {"random_phase": False}, {}),
@@ -68,7 +66,6 @@ RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "8k draft vocabulary": ("moa", {}, {"draft_vocab": 8192}),
     "24k draft vocabulary": ("moa", {}, {"draft_vocab": 24576}),
     "EAGLE-2": ("eagle2", {}, {}),
-    "EAGLE-2, random first weights": ("eagle2", {}, {"begin_as_target": False}),
     "small LM": ("lm", {}, {}),
 }
 SHAPE = TreeShape(nodes=62, depth=6, breadth=8)

@@ -117,7 +117,7 @@ def train(arguments: argparse.Namespace) -> None:
 class TrainingSet:
     """A target and its answers: whatever is trained on them, and how it is named in a work folder.
 
-    begin_as_target: drafters begin with weights of the target's own layers. final_norm: see MoAConfig.
+    final_norm: see MoAConfig.
     """
 
     target: Target
@@ -125,7 +125,6 @@ class TrainingSet:
     layers: int = 6
     draft_vocab: int = 12288
     max_context: int = 2048
-    begin_as_target: bool = True
     final_norm: bool = True
 
     def __post_init__(self) -> None:
@@ -155,8 +154,6 @@ class TrainingSet:
             self.sequences, self.config.draft_vocab_size, self.config.vocab_size, self.target.eos_ids
         )
         student.adopt(self.target.model, vocabulary)
-        if self.begin_as_target:
-            student.begin_as(self.target.model)
         return student.to(self.target.model.device)
 
     def features(self, where: str, work: Path) -> OnlineFeatures:
@@ -166,8 +163,8 @@ class TrainingSet:
         return FeatureCache(self.target, self.config, self.sequences, work / f"features-{self._key()}.u8")
 
     def checkpoint(self, student: Student, settings: TrainSettings, work: Path) -> Path:
-        begun = (type(student).__name__, self.begin_as_target)
-        return work / f"checkpoint-{_key(self._key(), begun, asdict(student.config), asdict(settings))}.safetensors"
+        kind = type(student).__name__
+        return work / f"checkpoint-{_key(self._key(), kind, asdict(student.config), asdict(settings))}.safetensors"
 
     def _key(self) -> str:
         texts = hashlib.sha256(json.dumps([(s.ids, s.answers, s.alone) for s in self.sequences]).encode()).hexdigest()

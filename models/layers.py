@@ -119,11 +119,9 @@ def adopt_tables(
         ids.copy_(draft_ids)
 
 
-def begin_as(module: nn.Module, other: nn.Module) -> None:
-    """Copy `other`'s weights into those of the same name in `module`; a wider one takes them as its leading part."""
+def copy_weights(module: nn.Module, other: nn.Module) -> None:
+    """Give `module` the weights that `other` has under the same names."""
     given = dict(other.named_parameters())
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            weight = given.get(name)
-            if weight is not None and all(w <= p for w, p in zip(weight.shape, parameter.shape, strict=True)):
-                parameter[tuple(slice(width) for width in weight.shape)] = weight.to(parameter)
+            parameter.copy_(given[name])

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.layers import Block, adopt_tables, begin_as, rotary, rotate, tables_of
+from models.layers import Block, adopt_tables, copy_weights, rotary, rotate, tables_of
 
 #: Tensors the server half needs; everything else lives on the device. The cross-attention's input norm
 #: stands on both sides: the paper sends keys/values and queries through the same norm.
@@ -305,19 +305,11 @@ class MoA(nn.Module):
         return self.device_half.hidden(tokens, positions, causal, empty, empty, keys, values, row_mask)[0]
 
     def adopt(self, target_model: Any, draft_ids: Tensor) -> None:
-        """Take the target's embedding and the LM head rows of `draft_ids` [draft_vocab] (frozen)."""
+        """Take the target's embedding, the LM head rows of `draft_ids` [draft_vocab] (frozen) and its last norm."""
         device = self.device_half
         adopt_tables(device.embedding, device.head, device.draft_ids, tables_of(target_model), draft_ids)
-
-    def begin_as(self, target_model: Any) -> None:
-        """Start from the target's own first and last layer and last norm, wherever shapes are the same.
-
-        A good half of a short training run otherwise goes into what these already know.
-        """
-        device, layers = self.device_half, target_model.model.layers
-        begin_as(device.self_attention, layers[0])
-        begin_as(device.cross_attention, layers[-1])
-        begin_as(device.norm, target_model.model.norm)
+        if self.config.final_norm:
+            copy_weights(device.norm, target_model.model.norm)
 
     def trained(self) -> dict[str, Tensor]:
         """Trained tensors under the checkpoint's names, plus the draft vocabulary map."""

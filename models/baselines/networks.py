@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, hash_drafter, write_drafter
-from models.layers import Block, adopt_tables, begin_as, rotary, rotate, tables_of
+from models.layers import Block, adopt_tables, copy_weights, rotary, rotate, tables_of
 from models.moa import DrafterError, MoAConfig
 
 KINDS = ("eagle2", "lm")
@@ -113,15 +113,10 @@ class Baseline(nn.Module):
         return self.hidden(tokens, before, positions, causal, empty, empty)[0]
 
     def adopt(self, target_model: Any, draft_ids: Tensor) -> None:
-        """Take the target's embedding and the LM head rows of `draft_ids` [draft_vocab] (frozen)."""
+        """See MoA.adopt."""
         adopt_tables(self.embedding, self.head, self.draft_ids, tables_of(target_model), draft_ids)
-
-    def begin_as(self, target_model: Any) -> None:
-        """Start from the target's own last layer (two of them: its first and last), as far as shapes are the same."""
-        layers = target_model.model.layers
-        for block, layer in zip(self.blocks, [layers[0], layers[-1]][-len(self.blocks) :], strict=True):
-            begin_as(block, layer)
-        begin_as(self.norm, target_model.model.norm)
+        if self.config.final_norm:
+            copy_weights(self.norm, target_model.model.norm)
 
     def trained(self) -> dict[str, Tensor]:
         """Trained tensors, plus the draft vocabulary map."""

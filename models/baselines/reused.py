@@ -7,13 +7,12 @@ what that would buy.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from models.layers import Block, begin_as, rotary, rotate
+from models.layers import Block, adopt_tables, copy_weights, rotary, rotate, tables_of
 from models.moa import MoA, MoAConfig
 
 HIDDEN = -1e9
@@ -29,14 +28,15 @@ class ReusedLayerMoA(MoA):
         self.layer = Block(
             config.hidden_size, config.heads, config.target_kv_heads, config.head_dim, config.sa_mlp, config.norm_eps
         )
-        self.norm = copy.deepcopy(self.device_half.norm)
-        self.device_half.norm = torch.nn.Identity()
+        self.norm, self.device_half.norm = self.device_half.norm, torch.nn.Identity()
 
     def adopt(self, target_model: Any, draft_ids: Tensor) -> None:
         """See MoA.adopt. The target must have the drafter's own widths, as MoAConfig.for_target gives it."""
-        super().adopt(target_model, draft_ids)
-        begin_as(self.layer, target_model.model.layers[-1])
-        begin_as(self.norm, target_model.model.norm)
+        adopt_tables(
+            self.device_half.embedding, self.head, self.device_half.draft_ids, tables_of(target_model), draft_ids
+        )  # fmt: skip
+        copy_weights(self.layer, target_model.model.layers[-1])
+        copy_weights(self.norm, target_model.model.norm)
         self.layer.requires_grad_(False)
         self.norm.requires_grad_(False)
 

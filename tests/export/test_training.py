@@ -218,7 +218,7 @@ def test_text_written_alone_is_the_drafters(cache: FeatureCache, target: Target,
 def test_baselines_have_moas_budget_and_learn(
     kind: str, target: Target, tmp_path: Path, one_thread: None, cache: FeatureCache
 ) -> None:
-    lab = TrainingSet(target, cache.sequences, layers=2, draft_vocab=64, begin_as_target=False)  # a random target
+    lab = TrainingSet(target, cache.sequences, layers=2, draft_vocab=64)
     student, moa = lab.student(kind), lab.student("moa")
     sizes = [sum(p.numel() for p in model.parameters() if p.requires_grad) for model in (student, moa)]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.02)

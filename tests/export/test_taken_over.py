@@ -1,4 +1,4 @@
-"""What a drafter begins with, and MoA with the target's last layer behind it (TLI 1)."""
+"""What a drafter takes over from the target: its last norm, and (TLI 1) its last layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor
 from export.batches import TrainSettings, build_batch
 from export.features import OnlineFeatures, Sequence
 from export.run import TrainingSet
-from models.baselines.networks import Baseline
 from models.baselines.reused import ReusedLayerMoA
 from models.drafter_files import load_drafter, save_drafter
 from models.moa import MoA
@@ -35,36 +34,13 @@ def moa_of(target: Target, **options: bool) -> MoA:
     return moa
 
 
-def test_moa_begins_as_the_targets_first_and_last_layer(target: Target) -> None:
-    device, layers = moa_of(target).device_half, target.model.model.layers
-    assert torch.equal(device.self_attention.self_attn.k_proj.weight, layers[0].self_attn.k_proj.weight)
-    assert torch.equal(device.self_attention.mlp.up_proj.weight, layers[0].mlp.up_proj.weight)
-    assert torch.equal(device.cross_attention.self_attn.q_proj.weight, layers[2].self_attn.q_proj.weight)
-    assert torch.equal(device.cross_attention.mlp.down_proj.weight, layers[2].mlp.down_proj.weight)
-    assert torch.equal(device.norm.weight, target.model.model.norm.weight)
-    device.norm.weight.data += 1.0  # its own copy
-    assert not torch.equal(device.norm.weight, target.model.model.norm.weight)
-
-
-def test_the_papers_drafter_has_neither(target: Target) -> None:
-    device = moa_of(target, begin_as_target=False, final_norm=False).device_half
-    first = target.model.model.layers[0]
-    assert not torch.equal(device.self_attention.self_attn.k_proj.weight, first.self_attn.k_proj.weight)
-    assert "norm.weight" not in device.state_dict()
-
-
-@pytest.mark.parametrize(("kind", "sources"), [("eagle2", [2]), ("lm", [0, 2])])
-def test_baselines_begin_as_the_target_too(target: Target, kind: str, sources: list[int]) -> None:
-    """Their MLPs are wider, for the same number of parameters: the target's is the leading part."""
+@pytest.mark.parametrize("kind", ["moa", "eagle2", "lm"])
+def test_drafters_begin_with_the_targets_norm(target: Target, kind: str) -> None:
     student = TrainingSet(target, SEQUENCES, layers=2, draft_vocab=64).student(kind)
-    assert isinstance(student, Baseline)
-    for block, source in zip(student.blocks, sources, strict=True):
-        layer, own = target.model.model.layers[source], dict(block.named_parameters())
-        assert torch.equal(own["self_attn.o_proj.weight"], layer.self_attn.o_proj.weight)
-        inner = layer.mlp.down_proj.weight.shape[1]
-        assert own["mlp.down_proj.weight"].shape[1] > inner
-        assert torch.equal(own["mlp.down_proj.weight"][:, :inner], layer.mlp.down_proj.weight)
-        assert torch.equal(own["mlp.gate_proj.weight"][:inner], layer.mlp.gate_proj.weight)
+    norm = student.device_half.norm if isinstance(student, MoA) else student.norm
+    assert torch.equal(norm.weight, target.model.model.norm.weight)
+    norm.weight.data += 1.0  # its own copy
+    assert not torch.equal(norm.weight, target.model.model.norm.weight)
 
 
 @pytest.mark.parametrize("final_norm", [False, True])
