@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import sys
 from collections import defaultdict
@@ -78,18 +77,20 @@ def train(name: str, sequences: list[Sequence], options: argparse.Namespace) -> 
     shapes = dict(shapes)
     own_text = shapes.pop("own_text", 0)
     slug = "".join(c if c.isalnum() else "-" for c in name)
-    folder: Path = options.work_dir / "ablations" / f"{slug}-{len(sequences)}x{options.epochs}-{options.seed}"
+    place: Path = options.work_dir / "ablations"
+    folder = place / f"{slug}-{options.conversations}x{options.epochs}-{options.seed}"
     if (folder / "config.json").is_file():
         return folder
     target = load_target(options.target, dtype="bfloat16", device="cpu" if options.device == "auto" else options.device)
     data = TrainingSet(target, sequences, **shapes)
     student = data.student(kind, options.seed)
     settings = replace(TrainSettings(epochs=options.epochs, seed=options.seed), **changes)
-    features = data.features("auto", options.work_dir)
-    trainer = Trainer(student, features, settings, data.checkpoint(student, settings, options.work_dir))
+    place.mkdir(parents=True, exist_ok=True)
+    features = data.features("auto", options.work_dir).first(options.conversations)
+    trainer = Trainer(student, features, settings, data.checkpoint(student, settings, place))
     _run(name, trainer)
     if own_text and isinstance(student, MoA):
-        last = learn_alone(student, data, trainer, own_text, "auto", options.work_dir)
+        last = learn_alone(student, data, trainer, own_text, "auto", place)
         _run(f"{name}: last stage", last)
         last.checkpoint.unlink()
     notes = {"recipe": name, "held_out_agreement_by_lag": trainer.evaluate()}
@@ -163,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--recipes", nargs="+", default=None, metavar="NAME", help="default: all; see --list")
     parser.add_argument("--list", action="store_true", help="name the recipes and exit")
     parser.add_argument("--target", default=Settings.model_fields["model"].default)
-    parser.add_argument("--conversations", type=int, default=3000, help="so many of the answers file, chosen by --seed")
+    parser.add_argument("--conversations", type=int, default=3000, help="the first so many of the answers file")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--count", type=int, default=48, help="questions of each file, spread evenly")
     parser.add_argument("--max-new-tokens", type=int, default=64)
@@ -193,14 +194,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if unknown := [name for name in names if name not in RECIPES]:
         raise ValueError(f"no such recipe: {', '.join(unknown)}; see --list")
     keep_freed_memory()
-    options.work_dir.mkdir(parents=True, exist_ok=True)
     sequences = read_sequences(options.answers)
-    random.Random(options.seed).shuffle(sequences)
-    sequences = sequences[: options.conversations]
     given = {
-        "answer_tokens": sum(sequence.answered for sequence in sequences),
-        "conversations": len(sequences), "epochs": options.epochs, "questions": options.count,
-        "max_new_tokens": options.max_new_tokens, "seed": options.seed,
+        "answer_tokens": sum(sequence.answered for sequence in sequences[: options.conversations]),
+        "conversations": min(options.conversations, len(sequences)), "epochs": options.epochs,
+        "questions": options.count, "max_new_tokens": options.max_new_tokens, "seed": options.seed,
     }  # fmt: skip
     figures: Figures = {"options": given, "recipes": {}}
     if options.json.is_file():

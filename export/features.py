@@ -7,10 +7,12 @@ an interrupted run loses nothing.
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -46,6 +48,12 @@ class OnlineFeatures:
 
     def __init__(self, target: Target, config: MoAConfig, sequences: Seq[Sequence]) -> None:
         self.target, self.config, self.sequences = target, config, sequences
+
+    def first(self, count: int) -> Self:
+        """The same of the first `count` sequences alone."""
+        some = copy.copy(self)
+        some.sequences = self.sequences[:count]
+        return some
 
     @torch.no_grad()
     def batch(self, indices: list[int]) -> tuple[Tensor, Tensor]:

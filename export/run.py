@@ -222,7 +222,7 @@ def _answer(
 
 def learn_alone(student: MoA, data: TrainingSet, trainer: Trainer, count: int, where: str, work: Path) -> Trainer:
     """The last stage, to be run: what the drafter writes alone, `count` texts, and as much of the rest beside it."""
-    share, learnt = trainer.share, len(data.sequences) - len(trainer.held_out)
+    share, learnt = trainer.share, len(trainer.features.sequences) - len(trainer.held_out)
     some = [len(trainer.held_out) + i for i in range(min(count, learnt))]
     path = trainer.checkpoint.with_suffix(".alone.jsonl")
     if share.first:
