@@ -34,7 +34,7 @@ class TrainSettings:
     feature_weight: float = 0.1  # SmoothL1 to the target's last hidden state (as in the paper)
     top_tokens_weight: float = 0.0  # of the same once more over the target's TOP_TOKENS, within distribution_weight
     lag_decay: float = 0.9  # loss weight per extra token of lag, floored at 0.25
-    prompt_weight: float = 0.0  # loss weight of what the target did not write itself
+    prompt_weight: float = 0.3  # loss weight of what the target did not write itself: its law is known there too
     long_windows: float = 0.15  # share of windows longer than a tree, as in offline spans
     random_phase: bool = True  # of windows; False: they begin at multiples of their length (as in the paper)
     own_row: bool = False  # a root sees its own feature row, which never exists at run time (as in the paper)
@@ -54,6 +54,7 @@ class Batch:
     row_mask: Tensor  # [B, S, S + 1] additive; column 0 is the null row
     lag: Tensor  # [B, S] int64, distance to the youngest visible row
     weight: Tensor  # [B, S] float
+    answer: Tensor  # [B, S] bool: the next token is in an answer
 
 
 def draw_window(rng: random.Random, long_windows: float) -> int:
@@ -87,7 +88,7 @@ def build_batch(features: OnlineFeatures, indices: list[int], rng: random.Random
     row_mask = torch.full((count, size, size + 1), MASKED)
     row_mask[:, :, 0] = 0.0
     lag = torch.ones(count, size, dtype=torch.long)
-    weight = torch.zeros(count, size)
+    weight, answer = torch.zeros(count, size), torch.zeros(count, size, dtype=torch.bool)
     for b, sequence in enumerate(sequences):
         n = len(sequence.ids)
         tokens[b, :n] = torch.tensor(sequence.ids)
@@ -101,12 +102,12 @@ def build_batch(features: OnlineFeatures, indices: list[int], rng: random.Random
             lags[root:] = torch.arange(1, n - root + 1)
         row_mask[b, :n, : n + 1], lag[b, :n] = mask, lags
         decayed = (settings.lag_decay ** (lags - 1).float()).clamp(min=0.25)
-        weight[b, : n - 1] = settings.prompt_weight * decayed[:-1]
         for begin, end in sequence.answers:
-            learn = slice(begin - 1, end - 1)  # position i predicts token i + 1
-            weight[b, learn] = decayed[learn]
+            answer[b, begin - 1 : end - 1] = True  # position i predicts token i + 1
+        elsewhere = 0.0 if sequence.alone else settings.prompt_weight
+        weight[b, : n - 1] = decayed[:-1] * torch.where(answer[b, : n - 1], 1.0, elsewhere)
     causal = torch.full((size, size), MASKED).triu(1)[None]
-    return Batch(tokens, kv.bfloat16(), hidden.bfloat16(), causal, row_mask, lag, weight)
+    return Batch(tokens, kv.bfloat16(), hidden.bfloat16(), causal, row_mask, lag, weight, answer)
 
 
 def epoch_order(sequences: Seq[Sequence], batch_tokens: int, seed: int) -> list[list[int]]:

@@ -142,7 +142,7 @@ class Trainer:
     def evaluate(self) -> dict[str, list[float]]:
         """Held-out agreement with the target's greedy choice: share in the drafter's top 1 and top 4.
 
-        One value per lag 1..6, measured with the same masks as training.
+        One value per lag 1..6, measured within answers, with the same masks as training.
         """
         self.student.eval()
         hits = {1: torch.zeros(7), 4: torch.zeros(7)}
@@ -152,7 +152,7 @@ class Trainer:
             with torch.autocast(self.device.type, torch.bfloat16):
                 state = forward(self.student, batch)
                 for lag in range(1, 7):
-                    chosen = (batch.weight > 0) & (batch.lag == lag)
+                    chosen = batch.answer & (batch.lag == lag)
                     wanted = self.student.head(batch.hidden[chosen]).argmax(-1)
                     top = self.student.head(state[chosen]).topk(4, -1).indices == wanted[:, None]
                     seen[lag] += len(wanted)

@@ -84,21 +84,24 @@ def test_phase_is_random(cache: FeatureCache) -> None:
     assert set(range(1, 9)) <= lags
 
 
-def test_learnt_positions_predict_the_answer_only(cache: FeatureCache) -> None:
+@pytest.mark.parametrize("prompt_weight", [0.0, 0.3])
+def test_learnt_positions_predict_answers_and_prompts(cache: FeatureCache, prompt_weight: float) -> None:
     indices = [3, 4, 5]
-    batch = build_batch(cache, indices, random.Random(0), TrainSettings(lag_decay=0.9))
+    batch = build_batch(cache, indices, random.Random(0), TrainSettings(prompt_weight=prompt_weight))
+    even = build_batch(cache, indices, random.Random(0), TrainSettings(prompt_weight=1.0))
     for b, index in enumerate(indices):
         [(begin, end)] = cache.sequences[index].answers
-        learnt = batch.weight[b].nonzero().flatten().tolist()
-        assert learnt == list(range(begin - 1, end - 1))
+        assert batch.answer[b].nonzero().flatten().tolist() == list(range(begin - 1, end - 1))
+        assert even.weight[b].nonzero().flatten().tolist() == list(range(len(cache.sequences[index].ids) - 1))
+    expected = torch.where(batch.answer, even.weight, prompt_weight * even.weight)
+    torch.testing.assert_close(batch.weight, expected)
 
 
 def test_weights_decay_with_lag_to_a_floor(cache: FeatureCache) -> None:
     seen = set()
     for seed in range(20):
         batch = build_batch(cache, list(range(12)), random.Random(seed), TrainSettings(lag_decay=0.8))
-        chosen = batch.weight > 0
-        for weight, lag in zip(batch.weight[chosen].tolist(), batch.lag[chosen].tolist(), strict=True):
+        for weight, lag in zip(batch.weight[batch.answer].tolist(), batch.lag[batch.answer].tolist(), strict=True):
             assert weight == pytest.approx(max(0.25, 0.8 ** (lag - 1)))
             seen.add(lag)
     assert {1, 2, 3, 8} <= seen

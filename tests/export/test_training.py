@@ -175,6 +175,8 @@ def test_evaluation_counts_what_the_head_agrees_on(bench: Bench, monkeypatch: py
     report = trainer.evaluate()
     assert report["top1"][0] == report["top4"][0] == 1.0
     assert set(report["top1"]) <= {0.0, 1.0} and len(report["top1"]) == 6
+    monkeypatch.setattr(room, "forward", lambda moa, batch: torch.where(batch.answer[..., None], batch.hidden, 0.0))
+    assert trainer.evaluate() == report  # what the target did not write itself is not measured
 
 
 # text of the drafter's own
