@@ -13,8 +13,8 @@ Every width is explicit configuration, independent of the target's own head coun
 names follow the authors' checkpoints (`layer_self_attention.*`, `Ekv2E.*`, `self_attention.*`,
 `cross_attention.*`). Beyond the paper, cross-attention always sees one learned *null row*, so that the
 device can draft before any feature row has arrived and in conversations begun offline; a checkpoint of the
-authors' has none and is fed zeros until the first row. And before the LM head stands the target's last norm,
-as it does in the target; theirs have none.
+authors' has none and is fed zeros until the first row. And before the LM head stands a norm, as in the
+target; theirs have none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.layers import Block, adopt_tables, copy_weights, rotary, rotate, tables_of
+from models.layers import Block, adopt_tables, rotary, rotate, tables_of
 
 #: Tensors the server half needs; everything else lives on the device. The cross-attention's input norm
 #: stands on both sides: the paper sends keys/values and queries through the same norm.
@@ -66,7 +66,7 @@ class MoAConfig:
     norm_eps: float
     max_context: int
     null_row: bool  # cross-attention sees one learned row besides the text's; the authors' checkpoints have none
-    final_norm: bool = False  # the target's last norm before the LM head; the authors' checkpoints have none
+    final_norm: bool = False  # a norm before the LM head; the authors' checkpoints have none
 
     @property
     def kv_width(self) -> int:
@@ -305,11 +305,9 @@ class MoA(nn.Module):
         return self.device_half.hidden(tokens, positions, causal, empty, empty, keys, values, row_mask)[0]
 
     def adopt(self, target_model: Any, draft_ids: Tensor) -> None:
-        """Take the target's embedding, the LM head rows of `draft_ids` [draft_vocab] (frozen) and its last norm."""
+        """Take the target's embedding and the LM head rows of `draft_ids` [draft_vocab] (frozen)."""
         device = self.device_half
         adopt_tables(device.embedding, device.head, device.draft_ids, tables_of(target_model), draft_ids)
-        if self.config.final_norm:
-            copy_weights(device.norm, target_model.model.norm)
 
     def trained(self) -> dict[str, Tensor]:
         """Trained tensors under the checkpoint's names, plus the draft vocabulary map."""

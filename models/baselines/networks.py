@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, hash_drafter, write_drafter
-from models.layers import Block, adopt_tables, copy_weights, rotary, rotate, tables_of
+from models.layers import Block, adopt_tables, rotary, rotate, tables_of
 from models.moa import DrafterError, MoAConfig
 
 KINDS = ("eagle2", "lm")
@@ -115,8 +115,6 @@ class Baseline(nn.Module):
     def adopt(self, target_model: Any, draft_ids: Tensor) -> None:
         """See MoA.adopt."""
         adopt_tables(self.embedding, self.head, self.draft_ids, tables_of(target_model), draft_ids)
-        if self.config.final_norm:
-            copy_weights(self.norm, target_model.model.norm)
 
     def trained(self) -> dict[str, Tensor]:
         """Trained tensors, plus the draft vocabulary map."""
