@@ -22,10 +22,9 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.baseline import plain_decode
+from benchmarks.command import conclude
 from cloud.process import WHOLE_TREES, VerifierProcess
-from edge_runtime.bundle import BundleError
 from edge_runtime.drafter import TreeShape
-from edge_runtime.link import LinkRefused
 from edge_runtime.runtime import AnswerStats, EdgeRuntime, Finished
 from protocol.sampling import Sampling
 
@@ -148,18 +147,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=Path("build/acceptance.json"), help="where the figures go")
     options = parser.parse_args(argv)
     console = Console()
-    try:
-        figures = asyncio.run(measure(options, console))
-    except (BundleError, LinkRefused, RuntimeError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    show(figures, console)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(figures, indent=2) + "\n")
-    console.print(f"figures: {options.json}", style="dim")
-    return 0
+    return conclude(
+        lambda: asyncio.run(measure(options, console)), lambda figures: show(figures, console), options.json, console
+    )
 
 
 if __name__ == "__main__":

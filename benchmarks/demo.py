@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import platform
 import sys
 import time
@@ -20,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.baseline import plain_decode
+from benchmarks.command import conclude
 from cloud.process import VerifierProcess
-from edge_runtime.bundle import BundleError
 from edge_runtime.drafter import TreeShape
 from edge_runtime.runtime import EdgeRuntime, Event, Finished, LinkState, Provisional, RolledBack, Verified
 from protocol.sampling import Sampling
@@ -208,18 +207,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=Path("build/demo.json"), help="where the figures go")
     options = parser.parse_args(argv)
     console = Console()
-    try:
-        figures = asyncio.run(run(options, console))
-    except (BundleError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    show(figures, console)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(figures, indent=2) + "\n")
-    console.print(f"figures: {options.json}", style="dim")
-    return 0
+    return conclude(
+        lambda: asyncio.run(run(options, console)), lambda figures: show(figures, console), options.json, console
+    )
 
 
 if __name__ == "__main__":

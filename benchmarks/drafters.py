@@ -31,6 +31,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks import offline_curve
+from benchmarks.command import conclude
 from benchmarks.contenders import BaselineContender, Contender, MoAContender, SampledContender, Tables, Unfed
 from benchmarks.engine import machine
 from benchmarks.lab import Answer, Lab
@@ -42,7 +43,7 @@ from edge_runtime.probe import numbers
 from models.baselines.decision import THRESHOLD, DecisionError, load
 from models.drafter_files import CONFIG_FILE
 from models.moa import DrafterError
-from models.target import TargetError, open_target
+from models.target import open_target
 from protocol.sampling import Sampling
 from protocol.wire import pack_ids
 
@@ -252,22 +253,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=Path("build/drafters.json"), help="where the figures go")
     options = parser.parse_args(argv)
     console = Console()
-    try:
-        figures = run(options, console)
-    except (DecisionError, DrafterError, TargetError, OSError, ValueError, KeyError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(figures, indent=2) + "\n")
-    if options.offline:
-        offline_curve.show(figures["offline"], console)
-    else:
-        show(figures, f"{options.nodes}-node trees, T = {options.temperature:g}, {figures['machine']}", console)
-        plot(figures, options.json.with_suffix(".svg"))
-    console.print(f"figures: {options.json}", style="dim")
-    return 0
+
+    def show_all(figures: Figures) -> None:
+        if options.offline:
+            offline_curve.show(figures["offline"], console)
+        else:
+            show(figures, f"{options.nodes}-node trees, T = {options.temperature:g}, {figures['machine']}", console)
+            plot(figures, options.json.with_suffix(".svg"))
+
+    return conclude(lambda: run(options, console), show_all, options.json, console)
 
 
 def open_lab(options: argparse.Namespace, folders: list[Path]) -> Lab:

@@ -34,13 +34,13 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks import llama_peer
+from benchmarks.command import conclude
 from benchmarks.drafters import read_questions
 from benchmarks.engine import machine
 from benchmarks.lab import Lab
 from cloud.service import load_verifier
 from cloud.settings import Settings
-from models.moa import DrafterError
-from models.target import ALIASES, TargetError, gguf_of, load_target
+from models.target import ALIASES, gguf_of, load_target
 from protocol.sampling import Sampling
 
 #: whose text the others are compared with
@@ -228,18 +228,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=Path("build/peers.json"), help="where the figures go")
     options = parser.parse_args(argv)
     console = Console()
-    try:
-        figures = run(options, console)
-    except (PeerError, DrafterError, TargetError, OSError, ValueError, KeyError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(figures, indent=2) + "\n")
-    show(figures, console)
-    console.print(f"figures: {options.json}", style="dim")
-    return 0
+    return conclude(lambda: run(options, console), lambda figures: show(figures, console), options.json, console)
 
 
 def run(options: argparse.Namespace, console: Console) -> Figures:
