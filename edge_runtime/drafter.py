@@ -28,6 +28,8 @@ MASKED = np.float32(-1e9)
 TREE_ROWS = 512
 #: tokens the engine takes in one step at most: breadth of a tree, chunk of a prompt (export writes for this many)
 MAX_WIDTH = 64
+#: likeliest tokens behind a node that noise may bring forward; less likely ones are hardly ever drawn
+CANDIDATES = 512
 #: tokens of a prompt fed in one step: as fast as more, and attention's temporaries stay small
 PROMPT_CHUNK = 32
 
@@ -185,48 +187,56 @@ class Drafter:
         tokens: list[int], parents: list[int], scores: list[float],
     ) -> None:  # fmt: skip
         """Append each frontier node's `breadth` best children; logits [frontier, draft_vocab]."""
-        ids = np.broadcast_to(self.draft_ids, (len(frontier), len(self.draft_ids)))
-        ranked = self._log_q(logits, sampling)
-        if self.lookup:
-            ids, ranked = self._mix(self.lookup, frontier, tokens, parents, ranked)
+        ids, ranked = self._candidates(frontier, logits, sampling, breadth, tokens, parents)
         if not sampling.greedy:
             ranked = ranked + gumbel_noise_at(sampling.seed, position, ids)
             ranked -= ranked.max(-1, keepdims=True)
             ranked -= np.log(np.exp(ranked).sum(-1, keepdims=True))
-        count = min(breadth, len(self.draft_ids))
-        best = np.argpartition(-ranked, count - 1, axis=1)[:, :count]
+        best = np.argsort(-ranked, axis=1, kind="stable")[:, : min(breadth, len(self.draft_ids))]
         for row, parent in enumerate(frontier):
             base = scores[parent] if parent != ROOT else 0.0
-            for column in sorted(best[row].tolist(), key=lambda c: -ranked[row, c]):
+            for column in best[row].tolist():
                 tokens.append(int(ids[row, column]))
                 parents.append(parent)
                 scores.append(base + float(ranked[row, column]))
 
-    def _mix(
-        self, lookup: Lookup, frontier: list[int], tokens: list[int], parents: list[int], log_q: NDArray[np.float64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Token ids and log-probabilities [frontier, draft_vocab + 1] with the lookup's guesses mixed in.
+    def _candidates(
+        self, frontier: list[int], logits: Floats, sampling: Sampling, breadth: int, tokens: list[int],
+        parents: list[int],
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:  # fmt: skip
+        """Token ids and log-probabilities [frontier, candidates] of the likeliest tokens, the lookup's guesses mixed in.
 
-        A guess of hit rate w gets w, the drafter's law the rest. The last column is for guesses outside the draft
-        vocabulary, at probability 0 where there is none.
+        A guess of hit rate w gets w, the drafter's law the rest. The last column is for guesses that are no candidates
+        of the drafter, at probability 0 where there is none. Only candidates go through float64: most of a level's time
+        would otherwise be spent on tokens that no tree ever holds.
         """
-        ids = np.empty((len(frontier), len(self.draft_ids) + 1), np.int64)
-        ids[:, :-1], ids[:, -1] = self.draft_ids, self.draft_ids[0]
-        mixed = np.concatenate([log_q, np.full((len(frontier), 1), -np.inf)], 1)
+        x = logits if sampling.greedy else logits / np.float32(sampling.temperature)
+        high = x.max(-1, keepdims=True)
+        total = high + np.log(np.exp(x - high).sum(-1, keepdims=True, dtype=np.float64))
+        vocab = x.shape[1]
+        count = min(breadth if sampling.greedy else max(breadth, CANDIDATES), vocab)
+        columns = np.argpartition(x, vocab - count, axis=1)[:, vocab - count :]
+        columns.sort(axis=1)  # so that equals keep the order of the vocabulary
+        log_q = np.take_along_axis(x, columns, 1) - total
+        ids = self.draft_ids[columns]
+        if self.lookup is None:
+            return ids, log_q
+        ids = np.concatenate([ids, np.broadcast_to(self.draft_ids[:1], (len(frontier), 1))], 1)
+        log_q = np.concatenate([log_q, np.full((len(frontier), 1), -np.inf)], 1)
         for row, node in enumerate(frontier):
-            path: list[int] = []
-            while node != ROOT:
-                path.append(tokens[node])
-                node = parents[node]
-            guess = lookup.guess(path[::-1])
-            if guess is not None:
-                token, weight = guess
-                mixed[row] += np.log1p(-weight)
-                column = int(self._columns[token]) if token < len(self._columns) else -1
-                mixed[row, column] = np.logaddexp(mixed[row, column], np.log(weight))
-                if column < 0:
-                    ids[row, -1] = token
-        return ids, mixed
+            guess = self.lookup.guess(_path(node, tokens, parents))
+            if guess is None:
+                continue
+            token, weight = guess
+            log_q[row] += np.log1p(-weight)
+            known = np.flatnonzero(ids[row, :-1] == token)
+            if len(known):
+                log_q[row, known[0]] = np.logaddexp(log_q[row, known[0]], np.log(weight))
+                continue
+            column = int(self._columns[token]) if token < len(self._columns) else -1
+            own = np.log1p(-weight) + float(x[row, column] - total[row, 0]) if column >= 0 else -np.inf
+            ids[row, -1], log_q[row, -1] = token, np.logaddexp(own, np.log(weight))
+        return ids, log_q
 
     def _expand(
         self, frontier: list[int], tokens: list[int], parents: list[int], slots: list[int], base: int, level: int,
@@ -254,3 +264,12 @@ class Drafter:
         kept = sorted(range(len(tokens)), key=lambda n: (-scores[n], n))[:limit]
         place = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
         return TokenTree(tuple(tokens[n] for n in kept), tuple(place[parents[n]] for n in kept))
+
+
+def _path(node: int, tokens: list[int], parents: list[int]) -> list[int]:
+    """The tokens from below the root down to `node`."""
+    path: list[int] = []
+    while node != ROOT:
+        path.append(tokens[node])
+        node = parents[node]
+    return path[::-1]
