@@ -204,7 +204,7 @@ class Drafter:
         self, frontier: list[int], logits: Floats, sampling: Sampling, breadth: int, tokens: list[int],
         parents: list[int],
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:  # fmt: skip
-        """Token ids and log-probabilities [frontier, candidates] of the likeliest tokens, the lookup's guesses mixed in.
+        """Token ids and log-probabilities [frontier, candidates] of the likeliest tokens, lookup's guesses mixed in.
 
         A guess of hit rate w gets w, the drafter's law the rest. The last column is for guesses that are no candidates
         of the drafter, at probability 0 where there is none. Only candidates go through float64: most of a level's time
