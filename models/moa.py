@@ -208,7 +208,7 @@ class DeviceHalf(nn.Module):
         del self.cross_attention.self_attn.k_proj, self.cross_attention.self_attn.v_proj
         shape = (2, config.ca_kv_heads, config.head_dim)
         self.null_row = nn.Parameter(torch.zeros(shape)) if config.null_row else None
-        self.norm = nn.RMSNorm(width, eps) if config.final_norm else nn.Identity()
+        self.norm = nn.RMSNorm(width, eps) if config.final_norm else None
         self.embedding = nn.Embedding(config.vocab_size, width)  # frozen, the target's
         self.head = nn.Linear(width, config.draft_vocab_size, bias=False)  # frozen, rows of the target's
         self.register_buffer("draft_ids", torch.arange(config.draft_vocab_size, dtype=torch.int32))
@@ -244,7 +244,7 @@ class DeviceHalf(nn.Module):
         block, attn = self.cross_attention, self.cross_attention.self_attn
         query = rotate(attn.query(block.input_layernorm(x)), *angles)
         x = block.finish(x, attn.attend(query, row_keys, row_values, row_mask))
-        return self.norm(x), key, value
+        return x if self.norm is None else self.norm(x), key, value
 
     def forward(
         self, tokens: Tensor, positions: Tensor, wanted: Tensor, sa_mask: Tensor, sa_keys: Tensor,

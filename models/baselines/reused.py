@@ -28,7 +28,7 @@ class ReusedLayerMoA(MoA):
         self.layer = Block(
             config.hidden_size, config.heads, config.target_kv_heads, config.head_dim, config.sa_mlp, config.norm_eps
         )
-        self.norm, self.device_half.norm = self.device_half.norm, torch.nn.Identity()
+        self.norm, self.device_half.norm = torch.nn.RMSNorm(config.hidden_size, config.norm_eps), None
 
     def adopt(self, target_model: Any, draft_ids: Tensor) -> None:
         """See MoA.adopt. The target must have the drafter's own widths, as MoAConfig.for_target gives it."""

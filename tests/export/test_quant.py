@@ -288,7 +288,7 @@ def test_divided_norm_equals_torchs() -> None:
 CONFIG = MoAConfig(
     target_hash="", target_layers=(0,), target_kv_heads=1, target_head_dim=4, vocab_size=60, draft_vocab_size=60,
     hidden_size=40, lsa_heads=1, lsa_kv_heads=1, lsa_mlp=8, heads=4, head_dim=10, sa_kv_heads=2, sa_mlp=70,
-    ca_kv_heads=1, ca_mlp=50, rope_theta=500.0, norm_eps=1e-5, max_context=64, null_row=True,
+    ca_kv_heads=1, ca_mlp=50, rope_theta=500.0, norm_eps=1e-5, max_context=64, null_row=True, final_norm=True,
 )  # fmt: skip
 
 Case = tuple[int, bool, bool]
