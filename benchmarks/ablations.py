@@ -31,9 +31,9 @@ from cloud.service import load_verifier
 from cloud.settings import Settings
 from edge_runtime.drafter import TreeShape
 from export.__main__ import keep_freed_memory
-from export.batches import TrainSettings
 from export.features import Sequence
 from export.progress import Meter
+from export.recipe import TrainSettings
 from export.run import TrainingSet, learn_alone, read_sequences
 from export.train import Trainer
 from models.baselines.networks import save_baseline
@@ -45,7 +45,7 @@ from protocol.sampling import Sampling
 
 #: name -> (drafter, changed TrainSettings, changed TrainingSet or "own_text": texts of the last stage)
 RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "as shipped": ("moa", {}, {}),
+    "default recipe": ("moa", {}, {}),
     "no norm before the head (paper)": ("moa", {}, {"final_norm": False}),
     "target's last layer reused (paper's TLI 1)": ("tli1", {}, {}),
     "a root sees its own row (paper)": ("moa", {"own_row": True}, {}),

@@ -207,8 +207,7 @@ class Drafter:
         """Token ids and log-probabilities [frontier, candidates] of the likeliest tokens, lookup's guesses mixed in.
 
         A guess of hit rate w gets w, the drafter's law the rest. The last column is for guesses that are no candidates
-        of the drafter, at probability 0 where there is none. Only candidates go through float64: most of a level's time
-        would otherwise be spent on tokens that no tree ever holds.
+        of the drafter, at probability 0 where there is none. Only candidates go through float64.
         """
         x = logits if sampling.greedy else logits / np.float32(sampling.temperature)
         high = x.max(-1, keepdims=True)

@@ -15,11 +15,12 @@ from pathlib import Path
 import torch
 
 from export.answers import Limits, generate_answers, read_answers
-from export.batches import TrainSettings, draft_vocabulary
+from export.batches import draft_vocabulary
 from export.features import FeatureCache, OnlineFeatures, Sequence
 from export.own_text import write_alone
 from export.progress import Meter
 from export.prompts import OPENINGS, Conversation, plan, read_prompts
+from export.recipe import TrainSettings
 from export.share import Share
 from export.train import Student, Trainer
 from models.baselines.networks import Baseline, BaselineConfig, save_baseline

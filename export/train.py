@@ -17,9 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from export.batches import Batch, TrainSettings, build_batch, epoch_order
+from export.batches import Batch, build_batch, epoch_order
 from export.features import OnlineFeatures
 from export.loss import HeadCrossEntropy
+from export.recipe import TrainSettings
 from export.share import ALONE, Share
 from models.baselines.networks import Baseline
 from models.moa import MoA

@@ -89,15 +89,9 @@ class MoAConfig:
 
     @classmethod
     def for_target(
-        cls,
-        config: Any,
-        target_hash: str,
-        *,
-        layers: int = 6,
-        draft_vocab: int = 12288,
-        max_context: int = 2048,
+        cls, config: Any, target_hash: str, *, layers: int = 6, draft_vocab: int = 12288, max_context: int = 2048,
         final_norm: bool = True,
-    ) -> MoAConfig:
+    ) -> MoAConfig:  # fmt: skip
         """Default shapes for a target: its own head layout and MLP width, `layers` evenly spaced layers."""
         depth = config.num_hidden_layers
         layers = min(layers, depth)

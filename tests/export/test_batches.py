@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from export.batches import MASKED, TrainSettings, build_batch, draft_vocabulary, draw_window, epoch_order, row_mask_of
+from export.batches import MASKED, build_batch, draft_vocabulary, draw_window, epoch_order, row_mask_of
 from export.features import FeatureCache, Sequence
 from export.loss import HeadCrossEntropy
+from export.recipe import TrainSettings
 from export.train import forward, losses
 from models.moa import MoAConfig
 from models.target import Target

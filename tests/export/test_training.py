@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from export import train as room
-from export.batches import TrainSettings, build_batch
+from export.batches import build_batch
 from export.features import FeatureCache, OnlineFeatures
 from export.own_text import write_alone
+from export.recipe import TrainSettings
 from export.run import TrainingSet
 from export.train import Trainer
 from models.baselines.networks import load_baseline, save_baseline

@@ -1,13 +1,10 @@
-"""The drafter: both halves against plain loops, training against drafting, and its folder."""
+"""The drafter: both halves against plain loops, training against drafting, its configuration."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,43 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from export.batches import MASKED, Batch, row_mask_of
 from export.train import forward
-from models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, load_drafter, save_drafter
 from models.layers import Attention
-from models.moa import SERVER_PREFIXES, DeviceHalf, DrafterError, MoA, MoAConfig, device_half, server_half
-from tests.tiny import tiny_drafter_config, tiny_model
-
-#: no width equals another, and none fits the target's heads
-ODD = MoAConfig(
-    target_hash="0123456789abcdef", target_layers=(0, 2, 3), target_kv_heads=3, target_head_dim=6, vocab_size=50,
-    draft_vocab_size=17, hidden_size=20, lsa_heads=6, lsa_kv_heads=2, lsa_mlp=14, heads=4, head_dim=10,
-    sa_kv_heads=2, sa_mlp=26, ca_kv_heads=1, ca_mlp=22, rope_theta=500.0, norm_eps=1e-5, max_context=64,
-    null_row=True,
-)  # fmt: skip
-
-
-def random_moa(config: MoAConfig = ODD, seed: int = 0, dtype: torch.dtype = torch.float64) -> MoA:
-    """Every weight random, norms and biases and the null row too."""
-    moa = MoA(config).to(dtype)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in moa.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.copy_(1 + 0.3 * noise if parameter.dim() == 1 else 0.3 * noise)
-    return moa.eval()
-
-
-def random_sequence(config: MoAConfig, length: int, seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(tokens [S], kv [S, layers, kv_width])."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, config.vocab_size, (length,), generator=generator)
-    shape = (length, len(config.target_layers), config.kv_width)
-    return tokens, torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
+from models.moa import DeviceHalf, DrafterError, MoA, MoAConfig
+from tests.models.odd_moa import ODD, random_moa, random_sequence
 
 # training equals drafting
 
@@ -224,7 +191,7 @@ def reference_logits(w: dict[str, np.ndarray], c: MoAConfig, tokens: list[int], 
     if seen:  # what reads nothing adds nothing
         x = x + w[f"{at}.self_attn.o_proj.weight"] @ np.concatenate(heads)
     x = x + mlp(norm(x, w[f"{at}.post_attention_layernorm.weight"], c.norm_eps), w, f"{at}.mlp")
-    return w["head.weight"] @ x
+    return w["head.weight"] @ (norm(x, w["norm.weight"], c.norm_eps) if c.final_norm else x)
 
 
 def arrays(module: torch.nn.Module) -> dict[str, np.ndarray]:
@@ -245,9 +212,10 @@ def test_server_half_follows_the_formulas(ca_kv_heads: int) -> None:
 
 
 @pytest.mark.parametrize("null_row", [True, False], ids=["null row", "no null row"])
+@pytest.mark.parametrize("final_norm", [True, False], ids=["final norm", "no final norm"])
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_device_half_follows_the_formulas(count: int, null_row: bool) -> None:
-    moa = random_moa(replace(ODD, ca_kv_heads=2, null_row=null_row))
+def test_device_half_follows_the_formulas(count: int, null_row: bool, final_norm: bool) -> None:
+    moa = random_moa(replace(ODD, ca_kv_heads=2, null_row=null_row, final_norm=final_norm))
     tokens, _ = random_sequence(moa.config, 6, 2, torch.float64)
     rows = torch.randn(count, 2, 2, 10, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     empty = torch.zeros(0, 2, 10, dtype=torch.float64)
@@ -449,177 +417,3 @@ def test_widths_that_do_not_fit_are_refused(change: dict[str, int]) -> None:
 
 def test_fitting_widths_pass_the_check() -> None:
     ODD.check()
-
-
-# the folder
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    save_drafter(tmp_path / "drafter", ODD, random_moa().trained(), {"note": "random"})
-    return tmp_path / "drafter"
-
-
-def test_save_and_load_round_trip(folder: Path) -> None:
-    config, tensors, _ = load_drafter(folder)
-    assert config == ODD
-    expected = random_moa().trained()
-    assert tensors.keys() == expected.keys()
-    for name, tensor in tensors.items():
-        half = expected[name].half().float() if expected[name].is_floating_point() else expected[name]
-        torch.testing.assert_close(tensor, half, rtol=0, atol=0)
-
-
-def test_drafter_without_a_null_row_goes_through_its_folder(tmp_path: Path) -> None:
-    model = tiny_model(dtype=torch.float32)
-    config = replace(tiny_drafter_config(model)[0], null_row=False)
-    moa = MoA(config)
-    save_drafter(tmp_path, config, moa.trained(), {})
-    loaded, tensors, _ = load_drafter(tmp_path)
-    assert loaded == config and "null_row" not in tensors
-    assert device_half(loaded, tensors, model).null_row is None
-
-
-def test_weights_are_half_precision_on_disk_and_leave_the_target_out(folder: Path) -> None:
-    stored = load_file(folder / WEIGHTS_FILE)
-    kinds = {name: tensor.dtype for name, tensor in stored.items()}
-    assert kinds.pop("draft_ids") == torch.int32
-    assert set(kinds.values()) == {torch.float16}
-    assert not any(name.startswith(("embedding", "head")) for name in stored)
-
-
-def test_halves_from_a_folder_equal_the_trained_drafter(tmp_path: Path) -> None:
-    model = tiny_model(dtype=torch.float32)
-    config, tensors = tiny_drafter_config(model)
-    save_drafter(tmp_path, config, tensors, {})
-    config, tensors, _ = load_drafter(tmp_path)
-    moa = MoA(config)
-    moa.adopt(model, tensors["draft_ids"])
-    moa.server.load_state_dict({k: v for k, v in tensors.items() if k in moa.server.state_dict()})
-    moa.device_half.load_state_dict({k: v for k, v in tensors.items() if k in moa.device_half.state_dict()}, False)
-    for built, trained in (
-        (server_half(config, tensors), moa.server),
-        (device_half(config, tensors, model), moa.device_half),
-    ):
-        assert built.state_dict().keys() == trained.state_dict().keys()
-        for name, tensor in built.state_dict().items():
-            torch.testing.assert_close(tensor, trained.state_dict()[name], rtol=0, atol=0)
-        assert not built.training and not any(p.requires_grad for p in built.parameters())
-
-
-def test_server_half_needs_its_own_tensors_only(folder: Path) -> None:
-    config, tensors, _ = load_drafter(folder)
-    encoder = {k: v for k, v in tensors.items() if k.startswith(SERVER_PREFIXES)}
-    assert len(encoder) < len(tensors)
-    _, kv = random_sequence(ODD, 3, 1, torch.float32)
-    rows = server_half(config, encoder)(kv, torch.arange(3))
-    torch.testing.assert_close(rows, server_half(config, tensors)(kv, torch.arange(3)), rtol=0, atol=0)
-
-
-def test_adopted_embedding_and_head_are_the_targets() -> None:
-    model = tiny_model(dtype=torch.float32)
-    config, _ = tiny_drafter_config(model)
-    moa, ids = MoA(config), torch.arange(64) * 3
-    moa.adopt(model, ids)
-    torch.testing.assert_close(moa.device_half.head.weight.detach(), model.lm_head.weight[ids], rtol=0, atol=0)
-    torch.testing.assert_close(moa.device_half.embedding.weight.detach(), model.model.embed_tokens.weight)
-    assert moa.device_half.draft_ids.tolist() == ids.tolist()
-    assert not moa.device_half.head.weight.requires_grad and not moa.device_half.embedding.weight.requires_grad
-
-
-def test_drafter_hash_is_stable_and_ignores_notes(folder: Path, tmp_path: Path) -> None:
-    save_drafter(tmp_path / "again", ODD, random_moa().trained(), {"other": "notes"})
-    first, again = load_drafter(folder)[2], load_drafter(tmp_path / "again")[2]
-    assert first == again == load_drafter(folder)[2]
-    assert len(first) == 16
-
-
-@pytest.mark.parametrize("name", ["Ekv2E.weight", "null_row", "draft_ids", "self_attention.mlp.up_proj.weight"])
-def test_drafter_hash_counts_every_tensor(folder: Path, name: str) -> None:
-    before = load_drafter(folder)[2]
-    tensors = load_file(folder / WEIGHTS_FILE)
-    tensors[name].view(-1)[-1] += 1
-    save_file(tensors, folder / WEIGHTS_FILE)
-    assert load_drafter(folder)[2] != before
-
-
-@pytest.mark.parametrize(
-    "change", [{"rope_theta": 501.0}, {"target_layers": [0, 1, 3]}, {"target_hash": "other"}, {"null_row": False}]
-)
-def test_drafter_hash_counts_the_config(folder: Path, change: dict[str, Any]) -> None:
-    before = load_drafter(folder)[2]
-    (folder / CONFIG_FILE).write_text(json.dumps({**asdict(ODD), **change}))
-    assert load_drafter(folder)[2] != before
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises(DrafterError) as caught:
-        config, tensors, _ = load_drafter(folder)
-        server_half(config, tensors)
-        model = SimpleNamespace(weight=torch.zeros(ODD.vocab_size, ODD.hidden_size))
-        device_half(config, tensors, SimpleNamespace(
-            get_input_embeddings=lambda: model, get_output_embeddings=lambda: model
-        ))  # fmt: skip
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("name", [CONFIG_FILE, WEIGHTS_FILE])
-def test_folder_without_a_file(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    assert refusal(folder) == f"{folder}: no {name} there, so this is not a drafter folder"
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "null", '"text"'])
-def test_broken_config(folder: Path, content: str) -> None:
-    (folder / CONFIG_FILE).write_text(content)
-    assert "broken drafter files" in refusal(folder)
-
-
-def test_config_without_a_field(folder: Path) -> None:
-    values = {k: v for k, v in asdict(ODD).items() if k not in ("heads", "sa_mlp")}
-    (folder / CONFIG_FILE).write_text(json.dumps(values))
-    assert refusal(folder) == "drafter config lacks heads, sa_mlp"
-
-
-def test_truncated_drafter_weights(folder: Path) -> None:
-    (folder / WEIGHTS_FILE).write_bytes((folder / WEIGHTS_FILE).read_bytes()[:-10])
-    assert "broken drafter files" in refusal(folder)
-
-
-@pytest.mark.parametrize("name", ["Ekv2E.bias", "null_row", "draft_ids"])
-def test_missing_tensor(folder: Path, name: str) -> None:
-    tensors = load_file(folder / WEIGHTS_FILE)
-    del tensors[name]
-    save_file(tensors, folder / WEIGHTS_FILE)
-    assert name in refusal(folder)
-
-
-def test_weights_of_another_width(folder: Path) -> None:
-    (folder / CONFIG_FILE).write_text(json.dumps({**asdict(ODD), "sa_mlp": 30}))
-    assert "do not fit" in refusal(folder)
-
-
-@pytest.mark.parametrize("token", [-1, ODD.vocab_size])
-def test_draft_id_outside_the_vocabulary(folder: Path, token: int) -> None:
-    tensors = load_file(folder / WEIGHTS_FILE)
-    tensors["draft_ids"][3] = token
-    save_file(tensors, folder / WEIGHTS_FILE)
-    assert "draft_ids" in refusal(folder)
-
-
-def test_the_hash_of_an_older_drafter_stays(tmp_path: Path) -> None:
-    """Its file does not name `final_norm`; bundles made of it carry the hash it had then."""
-    moa = MoA(ODD)
-    save_drafter(tmp_path, ODD, moa.trained(), {})
-    path = tmp_path / "config.json"
-    values = json.loads(path.read_text())
-    named = load_drafter(tmp_path)[2]
-    del values["final_norm"]
-    path.write_text(json.dumps(values))
-    config, _, older = load_drafter(tmp_path)
-    assert config == ODD and older != named
-    shapes = json.dumps({k: v for k, v in values.items() if k not in ("type", "notes")}, sort_keys=True)
-    stored = load_file(tmp_path / "drafter.safetensors")
-    raw = b"".join(name.encode() + stored[name].numpy().tobytes() for name in sorted(stored))
-    assert older == hashlib.sha256(shapes.encode() + raw).hexdigest()[:16]

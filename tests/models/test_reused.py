@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from export.batches import TrainSettings, build_batch
+from export.batches import build_batch
 from export.features import OnlineFeatures, Sequence
+from export.recipe import TrainSettings
 from export.run import TrainingSet
 from models.baselines.reused import ReusedLayerMoA
 from models.drafter_files import load_drafter, save_drafter
