@@ -1,6 +1,6 @@
 """Drafters behind one interface, for side by side measurements in one process.
 
-All grow EAGLE-2's dynamic tree with the device's own `Drafter` (edge_runtime.drafter); they differ in what a step
+All grow the same dynamic tree with the device's own `Drafter` (edge_runtime.drafter); they differ in what a step
 computes and in what they learn of the target after each verification.
 """
 
@@ -27,6 +27,7 @@ from models.eager import EagerEngine
 from models.moa import device_half_on, server_half
 from models.packing import pack_linears
 from protocol.rows import RowShape, unpack_rows
+from protocol.sampling import Sampling
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -196,6 +197,9 @@ class EagleDrafter(Drafter):
         """Slots behind the text hold drafts, whose hidden states are never the target's."""
         self._known[len(prefix) - 1 :] = False
         return super()._advance(prefix)
+
+    def _reroot(self, prefix: list[int], sampling: Sampling) -> None:
+        """No drafted row stays: it was computed from predicted states, and the target's are known now."""
 
 
 @torch.inference_mode()

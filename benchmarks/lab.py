@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -92,7 +92,7 @@ class Lab:
         ):
             at = time.perf_counter()
             room = limit - len(session.tokens) - 1
-            fitted = TreeShape(shape.nodes, max(1, min(shape.depth, room)), shape.breadth)
+            fitted = replace(shape, depth=max(1, min(shape.depth, room)))
             tree = drafter.grow(session.tokens, sampling, fitted) if drafter and room else TokenTree()
             self.engine.accept = getattr(drafter, "accept", None) if room else None
             drafted = time.perf_counter()
@@ -124,7 +124,7 @@ class Lab:
             rows = session.rows.block(known, at - 1) if contender.producer else b""
             contender.learn(drafter, known, rows, hidden[known : at - 1])
             known, room = at - 1, len(text) - at - 1
-            fitted = TreeShape(shape.nodes, max(1, min(shape.depth, room)), shape.breadth)
+            fitted = replace(shape, depth=max(1, min(shape.depth, room)))
             tree = drafter.grow(text[:at], Sampling(), fitted) if room else TokenTree()
             path: list[int] = []
             while text[at + len(path)] not in self.eos:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from cloud.acceptance import Walk
 from cloud.engine import Engine, Segment
 from edge_runtime.drafter import Drafter, TreeShape
+from edge_runtime.growth import Growth
 from models.baselines.choice import Chooser
 from models.baselines.decision import DecisionModel, hard_features
 from models.baselines.drafting import Draft, grow
@@ -166,8 +167,7 @@ class _LevelLaws:
         self._inner, self._prefix, self._sampling, self._token = inner, prefix, sampling, token
         self._head = head
         self.levels: list[Level] = []
-        self._slots: list[int] = []
-        self._used = 0
+        self._growth: Growth | None = None
 
     def __call__(self, tree: CandidateTree, frontier: range) -> Laws:
         with _inputs(self._head) as given:
@@ -178,17 +178,13 @@ class _LevelLaws:
         return self.levels[-1].q
 
     def _logits(self, tree: CandidateTree, frontier: range) -> NDArray[np.float32]:
-        base = len(self._prefix)
-        if not self._used:
+        if self._growth is None:
             logits = self._inner._advance(self._prefix)[None]
-            self._used = base
+            self._growth = Growth(len(self._prefix))
+        for node in range(len(self._growth), len(tree)):
+            self._growth.add(tree.parents[node], [self._token(tree.tokens[node])], [0.0])
         if frontier.start != ROOT:
-            self._slots += [-1] * (len(tree) - len(self._slots))
-            tokens, level = [self._token(column) for column in tree.tokens], len(tree.text(frontier.start))
-            logits = self._inner._expand(
-                list(frontier), tokens, list(tree.parents), self._slots, base, level, self._used
-            )
-            self._used += len(frontier)
+            logits = self._inner._expand(self._growth, list(frontier))
         return logits
 
 

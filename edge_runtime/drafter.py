@@ -1,9 +1,12 @@
 """Grow draft trees, and write single tokens when the link is down.
 
-The tree is EAGLE-2's dynamic one (arXiv 2406.16858; docs/design.md): expand the most likely frontier nodes
-level by level, then keep the nodes with the highest path probability. With sampling, candidates are ranked
-by log q + g with the verifier's own noise g, so the target's draw is likely to be among them. Ranking can
-only cost speed: what is emitted is the target's draw. Prompt lookup (edge_runtime.lookup) is mixed into q.
+A tree grows in batches: the likeliest nodes that are not expanded yet are run together, until no node can join the
+best ones any more (docs/design.md). With sampling, candidates are ranked by log q + g with the verifier's own noise g,
+so the target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
+Prompt lookup (edge_runtime.lookup) is mixed into q.
+
+A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
+text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.engines import Engine, Floats, Ints
+from edge_runtime.growth import Growth
 from edge_runtime.lookup import Lookup
 from protocol.noise import gumbel_noise_at
 from protocol.rows import RowShape
@@ -26,9 +30,13 @@ from protocol.tree import MAX_NODES, ROOT, TokenTree
 MASKED = np.float32(-1e9)
 #: cache rows kept free for the expanded nodes of one tree
 TREE_ROWS = 512
+#: children known of an expanded node
+CHILDREN = 16
+#: nodes less likely than this are not expanded ahead of a verdict
+AHEAD_FLOOR = float(np.log(0.002))
 #: tokens the engine takes in one step at most: breadth of a tree, chunk of a prompt (export writes for this many)
 MAX_WIDTH = 64
-#: likeliest tokens behind a node that noise may bring forward; less likely ones are hardly ever drawn
+#: likeliest tokens behind a node that noise may bring forward; less likely ones are left out
 CANDIDATES = 512
 #: tokens of a prompt fed in one step: as fast as more, and attention's temporaries stay small
 PROMPT_CHUNK = 32
@@ -36,11 +44,15 @@ PROMPT_CHUNK = 32
 
 @dataclass(frozen=True)
 class TreeShape:
-    """nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded per level."""
+    """nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded in one step.
+
+    gain: accepted tokens that one more step must promise (`Growth.promise`); 0 drafts on to the likeliest nodes of all.
+    """
 
     nodes: int = 32
     depth: int = 10
     breadth: int = 8
+    gain: float = 0.05
 
     def __post_init__(self) -> None:
         if min(self.nodes, self.depth, self.breadth) < 1 or self.nodes > MAX_NODES:
@@ -49,6 +61,19 @@ class TreeShape:
             raise ValueError(
                 f"breadth must be at most {MAX_WIDTH} and depth x breadth at most {TREE_ROWS} tokens, not {self}"
             )
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tree, its nodes' log path probabilities, and what it took.
+
+    steps: engine steps since it was asked for. ahead: its root had been expanded ahead.
+    """
+
+    tree: TokenTree = TokenTree()  # noqa: RUF009 - frozen
+    scores: tuple[float, ...] = ()
+    steps: int = 0
+    ahead: bool = False
 
 
 class Drafter:
@@ -66,6 +91,9 @@ class Drafter:
         self.keys = np.zeros((capacity, sa_kv_heads, row_shape.head_dim), np.float32)
         self.values = np.zeros_like(self.keys)
         self.cached: list[int] = []  # token ids whose keys and values stand in rows 0..len-1
+        self._growth: Growth | None = None  # hangs below `cached`
+        self._sampling = Sampling()  # its candidates were ranked for this
+        self._steps = 0
         # The row of position p stands at p + 1; the slot before the first visible row takes the null row, so that
         # what cross-attention reads is one slice and nothing is copied.
         self.row_keys = np.zeros((1 + max_context, *row_shape), np.float32)
@@ -104,6 +132,7 @@ class Drafter:
 
     def _step(self, tokens: Ints, positions: Ints, wanted: Ints, mask: Floats, past: int) -> Floats:
         """Run the engine behind `past` cache rows; its keys and values land right behind them."""
+        self._steps += 1
         seen = self.visible_rows()
         logits, keys, values = self.engine.step(
             tokens, positions, wanted, mask, self.keys[:past], self.values[:past], self.row_keys[seen],
@@ -114,7 +143,8 @@ class Drafter:
         return logits
 
     def _advance(self, prefix: list[int]) -> Floats:
-        """Bring the cache to `prefix`; return the logits [draft_vocab] behind its last token."""
+        """Bring the cache to `prefix`; return the logits [draft_vocab] behind its last token. No tree outlives it."""
+        self._growth = None
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.cached, prefix, strict=False)))
         kept = min(same, len(prefix) - 1)  # the last token's logits are needed in any case
         del self.cached[kept:]
@@ -148,82 +178,118 @@ class Drafter:
     def grow(
         self, prefix: list[int], sampling: Sampling, shape: TreeShape, stop: Callable[[], bool] = lambda: False
     ) -> TokenTree:
-        """A draft tree of at most shape.nodes nodes below the last token of `prefix`.
+        """The tree of `draft`."""
+        return self.draft(prefix, sampling, shape, stop).tree
 
-        `stop()` is asked between levels; when true, what is there is returned.
+    def draft(
+        self, prefix: list[int], sampling: Sampling, shape: TreeShape, stop: Callable[[], bool] = lambda: False
+    ) -> Draft:
+        """Draft at most shape.nodes nodes below the last token of `prefix`.
+
+        `stop()` is asked between steps; when true, what is there is returned.
         """
-        room = self.max_context - len(prefix)
-        depth = min(shape.depth, room)
+        depth = min(shape.depth, self.max_context - len(prefix))
         if depth < 1:
-            return TokenTree()
+            return Draft()
+        steps = self._steps
+        growth = self._reroot(prefix, sampling)
+        ahead = growth is not None
+        if growth is None:
+            growth = self._begin(prefix, sampling)
+        while not stop():
+            worst = growth.worst_of_best(shape.nodes, depth)
+            if not self._widen(growth, shape.breadth, depth, worst, shape.gain):
+                break
+        tree, scores = growth.best(shape.nodes, depth)
+        return Draft(tree, tuple(scores), self._steps - steps, ahead)
+
+    def draft_ahead(self, shape: TreeShape, stop: Callable[[], bool]) -> int:
+        """Grow the last tree on below and beside what was sent, likeliest nodes first; returns the nodes expanded.
+
+        Path probabilities are those of what the verdict may say, so most work goes where it is likeliest to end.
+        """
+        growth, done = self._growth, 0
+        if growth is None:
+            return 0
+        depth = min(2 * shape.depth, self.max_context - growth.base)
+        while not stop() and (expanded := self._widen(growth, shape.breadth, depth, AHEAD_FLOOR)):
+            done += expanded
+        return done
+
+    def _reroot(self, prefix: list[int], sampling: Sampling) -> Growth | None:
+        """The tree that is there below `prefix` already, or None; what the cache can keep, it keeps."""
+        growth, base = self._growth, len(self.cached)
+        if growth is None or sampling != self._sampling or prefix[:base] != self.cached:
+            return None
+        path = growth.find(prefix[base:])
+        path = path[: next((i for i, node in enumerate(path) if growth.slots[node] < 0), len(path))]
+        if path:
+            growth, rows = growth.below(path)
+            self._move_rows(np.array(rows), base)
+            self.cached += prefix[base : base + len(path)]
+        self._growth = growth if len(self.cached) == len(prefix) else None
+        return self._growth
+
+    def _move_rows(self, rows: Ints, start: int) -> None:
+        """Cache rows `rows` move to `start` and on."""
+        for cache in (self.keys, self.values):
+            cache[start : start + len(rows)] = cache[rows]
+
+    def _begin(self, prefix: list[int], sampling: Sampling) -> Growth:
+        """A tree of the root's children alone."""
         if self.lookup:
             self.lookup.follow(prefix)
-        base = len(prefix)
-        tokens: list[int] = []
-        parents: list[int] = []
-        scores: list[float] = []
-        slots: list[int] = []  # cache row of an expanded node, -1 for the others
-        frontier: list[int] = [ROOT]
         logits = self._advance(prefix)[None]
-        used = base
-        for level in range(1, depth + 1):
-            first = len(tokens)
-            self._propose(frontier, logits, base + level - 1, sampling, shape.breadth, tokens, parents, scores)
-            slots += [-1] * (len(tokens) - first)
-            if level == depth or stop():
-                break
-            frontier = sorted(range(first, len(tokens)), key=lambda n: -scores[n])[: shape.breadth]
-            if len(tokens) >= shape.nodes:
-                worst = sorted(scores, reverse=True)[shape.nodes - 1]
-                frontier = [n for n in frontier if scores[n] > worst]  # only these can still be kept
-            if not frontier:
-                break
-            logits = self._expand(frontier, tokens, parents, slots, base, level, used)
-            used += len(frontier)
-        return self._best(tokens, parents, scores, shape.nodes)
+        self._growth, self._sampling = Growth(len(prefix)), sampling
+        self._propose(self._growth, [ROOT], logits)
+        return self._growth
 
-    def _propose(
-        self, frontier: list[int], logits: Floats, position: int, sampling: Sampling, breadth: int,
-        tokens: list[int], parents: list[int], scores: list[float],
-    ) -> None:  # fmt: skip
-        """Append each frontier node's `breadth` best children; logits [frontier, draft_vocab]."""
-        ids, ranked = self._candidates(frontier, logits, sampling, breadth, tokens, parents)
+    def _widen(self, growth: Growth, breadth: int, depth: int, floor: float, gain: float = 0.0) -> int:
+        """Expand the next nodes; returns how many, 0 where there is no room or they do not promise `gain`."""
+        frontier = growth.frontier(min(breadth, len(self.keys) - growth.used), depth, floor)
+        if not frontier or growth.promise(frontier, floor) < gain:
+            growth.put_back(frontier)
+            return 0
+        self._propose(growth, frontier, self._expand(growth, frontier))
+        return len(frontier)
+
+    def _propose(self, growth: Growth, frontier: list[int], logits: Floats) -> None:
+        """Add each frontier node's best children; logits [frontier, draft_vocab]."""
+        sampling, paths = self._sampling, [growth.path(node) for node in frontier]
+        ids, ranked = self._candidates([[growth.tokens[n] for n in path] for path in paths], logits, sampling)
         if not sampling.greedy:
-            ranked = ranked + gumbel_noise_at(sampling.seed, position, ids)
+            for row, path in enumerate(paths):
+                ranked[row] += gumbel_noise_at(sampling.seed, growth.base + len(path), ids[row])
             ranked -= ranked.max(-1, keepdims=True)
             ranked -= np.log(np.exp(ranked).sum(-1, keepdims=True))
-        best = np.argsort(-ranked, axis=1, kind="stable")[:, : min(breadth, len(self.draft_ids))]
+        best = np.argsort(-ranked, axis=1, kind="stable")[:, : min(CHILDREN, len(self.draft_ids))]
         for row, parent in enumerate(frontier):
-            base = scores[parent] if parent != ROOT else 0.0
-            for column in best[row].tolist():
-                tokens.append(int(ids[row, column]))
-                parents.append(parent)
-                scores.append(base + float(ranked[row, column]))
+            growth.add(parent, ids[row, best[row]].tolist(), ranked[row, best[row]].tolist())
 
     def _candidates(
-        self, frontier: list[int], logits: Floats, sampling: Sampling, breadth: int, tokens: list[int],
-        parents: list[int],
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:  # fmt: skip
-        """Token ids and log-probabilities [frontier, candidates] of the likeliest tokens, lookup's guesses mixed in.
+        self, paths: list[list[int]], logits: Floats, sampling: Sampling
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Token ids and log-probabilities [paths, candidates] of the likeliest tokens, lookup's guesses mixed in.
 
-        A guess of hit rate w gets w, the drafter's law the rest. The last column is for guesses that are no candidates
-        of the drafter, at probability 0 where there is none. Only candidates go through float64.
+        paths: tokens below the root. A guess of hit rate w gets w, the drafter's law the rest. The last column is for
+        guesses that are no candidates of the drafter, at probability 0 where there is none. Only candidates go through
+        float64.
         """
         x = logits if sampling.greedy else logits / np.float32(sampling.temperature)
         high = x.max(-1, keepdims=True)
         total = high + np.log(np.exp(x - high).sum(-1, keepdims=True, dtype=np.float64))
         vocab = x.shape[1]
-        count = min(breadth if sampling.greedy else max(breadth, CANDIDATES), vocab)
+        count = min(CHILDREN if sampling.greedy else CANDIDATES, vocab)
         columns = np.argpartition(x, vocab - count, axis=1)[:, vocab - count :]
         columns.sort(axis=1)  # so that equals keep the order of the vocabulary
         log_q = np.take_along_axis(x, columns, 1) - total
         ids = self.draft_ids[columns]
         if self.lookup is None:
             return ids, log_q
-        ids = np.concatenate([ids, np.broadcast_to(self.draft_ids[:1], (len(frontier), 1))], 1)
-        log_q = np.concatenate([log_q, np.full((len(frontier), 1), -np.inf)], 1)
-        for row, node in enumerate(frontier):
-            guess = self.lookup.guess(_path(node, tokens, parents))
+        ids = np.concatenate([ids, np.broadcast_to(self.draft_ids[:1], (len(paths), 1))], 1)
+        log_q = np.concatenate([log_q, np.full((len(paths), 1), -np.inf)], 1)
+        for row, path in enumerate(paths):
+            guess = self.lookup.guess(path)
             if guess is None:
                 continue
             token, weight = guess
@@ -237,38 +303,15 @@ class Drafter:
             ids[row, -1], log_q[row, -1] = token, np.logaddexp(own, np.log(weight))
         return ids, log_q
 
-    def _expand(
-        self, frontier: list[int], tokens: list[int], parents: list[int], slots: list[int], base: int, level: int,
-        used: int,
-    ) -> Floats:  # fmt: skip
-        """Run the engine on the frontier nodes; each sees the prefix, its ancestors and itself."""
-        size = len(frontier)
-        mask = np.full((size, used + size), MASKED, np.float32)
+    def _expand(self, growth: Growth, frontier: list[int]) -> Floats:
+        """Run the engine on the frontier nodes; each sees the text, its ancestors and itself."""
+        size, base, past = len(frontier), growth.base, growth.used
+        growth.used += size
+        mask = np.full((size, past + size), MASKED, np.float32)
         mask[:, :base] = 0.0
         for row, node in enumerate(frontier):
-            slots[node] = used + row
-            while node != ROOT:
-                mask[row, slots[node]] = 0.0
-                node = parents[node]
-        ids = np.array([tokens[n] for n in frontier], np.int64)
-        positions = np.full(size, base + level - 1, np.int64)
-        return self._step(ids, positions, np.arange(size), mask, used)
-
-    @staticmethod
-    def _best(tokens: list[int], parents: list[int], scores: list[float], limit: int) -> TokenTree:
-        """The `limit` nodes of highest path probability, best first, so that a verifier that prunes cuts the rest.
-
-        Scores fall along a path, so parents come along and stand before their children.
-        """
-        kept = sorted(range(len(tokens)), key=lambda n: (-scores[n], n))[:limit]
-        place = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
-        return TokenTree(tuple(tokens[n] for n in kept), tuple(place[parents[n]] for n in kept))
-
-
-def _path(node: int, tokens: list[int], parents: list[int]) -> list[int]:
-    """The tokens from below the root down to `node`."""
-    path: list[int] = []
-    while node != ROOT:
-        path.append(tokens[node])
-        node = parents[node]
-    return path[::-1]
+            growth.slots[node] = past + row
+            mask[row, [growth.slots[seen] for seen in growth.path(node)]] = 0.0
+        ids = np.array([growth.tokens[n] for n in frontier], np.int64)
+        positions = base - 1 + np.array([growth.depths[n] for n in frontier], np.int64)
+        return self._step(ids, positions, np.arange(size), mask, past)

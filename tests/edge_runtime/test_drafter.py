@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.drafter import MAX_WIDTH, PROMPT_CHUNK, Drafter, TreeShape
+from edge_runtime.drafter import CHILDREN, MAX_WIDTH, PROMPT_CHUNK, Drafter, TreeShape
 from edge_runtime.engines import Floats, Ints
 from edge_runtime.lookup import HIT_RATES, LONGEST, Lookup
 from protocol.noise import gumbel_noise
@@ -75,17 +75,18 @@ def log_q(sequence: list[int], sampling: Sampling) -> np.ndarray:
 
 
 def reference_tree(prefix: list[int], sampling: Sampling, shape: TreeShape) -> set[tuple[int, ...]]:
-    """EAGLE-2's tree from its description: expand the best of each level, then keep the best of all."""
+    """The likeliest nodes of all: whoever can still bring one of them is expanded."""
     pool: dict[tuple[int, ...], float] = {}
-    frontier: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
-    for _ in range(shape.depth):
-        level: dict[tuple[int, ...], float] = {}
-        for path, score in frontier:
-            law = log_q(prefix + list(path), sampling)
-            for column in np.argsort(-law)[: shape.breadth]:
-                level[(*path, int(DRAFT_IDS[column]))] = score + law[column]
-        pool |= level
-        frontier = sorted(level.items(), key=lambda item: -item[1])[: shape.breadth]
+    todo: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    while todo:
+        path, score = todo.pop()
+        law = log_q(prefix + list(path), sampling)
+        for column in np.argsort(-law)[:CHILDREN]:
+            child = (*path, int(DRAFT_IDS[column]))
+            pool[child] = score + law[column]
+            better = sum(other > pool[child] for other in pool.values())
+            if len(child) < shape.depth and better < shape.nodes:
+                todo.append((child, pool[child]))
     return {path for path, _ in sorted(pool.items(), key=lambda item: -item[1])[: shape.nodes]}
 
 
@@ -93,12 +94,14 @@ prefixes = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=90)
 samplings = st.one_of(
     st.just(GREEDY), st.builds(Sampling, temperature=st.sampled_from([0.5, 1.0]), seed=st.integers(0, 99))
 )
-shapes = st.builds(TreeShape, nodes=st.integers(1, 40), depth=st.integers(1, 5), breadth=st.integers(1, 6))
+shapes = st.builds(
+    TreeShape, nodes=st.integers(1, 40), depth=st.integers(1, 5), breadth=st.integers(1, 6), gain=st.just(0.0)
+)
 
 
 @settings(max_examples=60, deadline=None)
 @given(prefixes, samplings, shapes)
-def test_tree_is_the_one_eagle_2_describes(prefix: list[int], sampling: Sampling, shape: TreeShape) -> None:
+def test_tree_holds_the_likeliest_nodes(prefix: list[int], sampling: Sampling, shape: TreeShape) -> None:
     tree = make_drafter().grow(prefix, sampling, shape)
     paths = {tuple(tree.tokens[n] for n in tree.path(node)) for node in range(len(tree))}
     assert paths == reference_tree(prefix, sampling, shape)
@@ -108,7 +111,7 @@ def test_tree_is_the_one_eagle_2_describes(prefix: list[int], sampling: Sampling
 @given(prefixes, st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, VOCAB - 1), max_size=4)), max_size=5))
 def test_cache_reuse_never_shows(prefix: list[int], edits: list[tuple[int, list[int]]]) -> None:
     """Extending, shortening and replacing the text gives the tree a fresh drafter would grow."""
-    drafter, shape = make_drafter(), TreeShape(12, 3, 4)
+    drafter, shape = make_drafter(), TreeShape(12, 3, 4, 0.0)
     for drop, extra in edits:
         drafter.grow(prefix, GREEDY, shape)
         prefix = [*prefix[: max(1, len(prefix) - drop)], *extra]
@@ -161,15 +164,15 @@ def test_lookup_adds_what_followed_last_time_even_outside_the_draft_vocabulary()
 def test_mixed_law_is_a_law_and_sums_to_one(prefix: list[int], sampling: Sampling) -> None:
     """With every candidate kept, the children of the root carry all the probability, lookup or not."""
     drafter = make_drafter(lookup=True)
-    tokens: list[int] = []
-    scores: list[float] = []
     assert drafter.lookup is not None
     drafter.lookup.follow(prefix)
-    drafter._propose([ROOT], drafter._advance(prefix)[None], len(prefix), sampling, 10**6, tokens, [], scores)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edge_runtime.drafter.CHILDREN", 10**6)
+        growth = drafter._begin(prefix, sampling)
     guess = drafter.lookup.guess([])
     inside = guess is None or guess[0] in DRAFT_IDS
-    assert len(set(tokens)) == len(tokens) == len(DRAFT_IDS)
-    assert np.exp(scores).sum() == pytest.approx(1.0, abs=1e-6) or not inside
+    assert len(set(growth.tokens)) == len(growth) == len(DRAFT_IDS)
+    assert np.exp(growth.scores).sum() == pytest.approx(1.0, abs=1e-6) or not inside
 
 
 @settings(max_examples=60, deadline=None)
@@ -350,7 +353,22 @@ def test_no_step_is_wider_than_an_engine_takes() -> None:
 
 def test_stop_returns_what_is_there() -> None:
     tree = make_drafter().grow([1, 2], GREEDY, TreeShape(30, 5, 4), stop=lambda: True)
-    assert len(tree) == 4 and set(tree.parents) == {ROOT}
+    assert len(tree) == CHILDREN and set(tree.parents) == {ROOT}
+
+
+def test_a_step_that_promises_too_little_is_not_made() -> None:
+    engine = TransparentEngine()
+    drafter = make_drafter(engine=engine)
+    steps, trees = [], []
+    for gain in (0.0, 0.05, 10.0):
+        engine.widths.clear()
+        trees.append(drafter.grow([7, 8], GREEDY, TreeShape(24, 6, 4, gain)))
+        steps.append(len(engine.widths))
+        drafter.write([7, 8], GREEDY)  # so that the next tree begins anew
+    assert steps[0] > steps[1] > steps[2] == 1
+    assert set(trees[2].parents) == {ROOT}
+    again = drafter.draft([7, 8], GREEDY, TreeShape(24, 6, 4, 0.0))  # nodes that were put back are still there
+    assert again.tree == trees[0]
 
 
 def test_a_full_context_gives_no_tree_and_a_nearly_full_one_a_shallow_one() -> None:

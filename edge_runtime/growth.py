@@ -1,0 +1,139 @@
+"""A draft tree while it grows: nodes with scores and cache rows, and what is left of it behind a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from protocol.tree import ROOT, TokenTree
+
+#: probability of a node's likeliest child, roughly
+BEST_CHILD = 0.5
+
+
+@dataclass
+class Growth:
+    """Nodes below the text's last token, parents first. An expanded node has been run: its children are known.
+
+    base: tokens of the text. scores: log-probabilities of the paths to the nodes. slots: the cache row of an expanded
+    node, -1 for the others. open: a heap of (-score, node) of these others. used: the next free cache row.
+    """
+
+    base: int
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    open: list[tuple[float, int]] = field(default_factory=list)
+    used: int = 0
+
+    def __post_init__(self) -> None:
+        self.used = self.used or self.base
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, parent: int, tokens: Sequence[int], scores: Sequence[float]) -> None:
+        """Children of `parent`; scores are those of the last token of each path alone."""
+        depth, above = (1, 0.0) if parent == ROOT else (self.depths[parent] + 1, self.scores[parent])
+        self.tokens += tokens
+        self.parents += [parent] * len(tokens)
+        self.depths += [depth] * len(tokens)
+        self.scores += [above + score for score in scores]
+        self.slots += [-1] * len(tokens)
+        for node in range(len(self) - len(tokens), len(self)):
+            heappush(self.open, (-self.scores[node], node))
+
+    def frontier(self, most: int, depth: int, floor: float = -np.inf) -> list[int]:
+        """Take the `most` likeliest nodes above level `depth` that are not expanded yet and score above `floor`."""
+        taken: list[int] = []
+        too_deep: list[tuple[float, int]] = []
+        while self.open and len(taken) < most and -self.open[0][0] > floor:
+            entry = heappop(self.open)
+            if self.depths[entry[1]] < depth:
+                taken.append(entry[1])
+            else:
+                too_deep.append(entry)
+        for entry in too_deep:
+            heappush(self.open, entry)
+        return taken
+
+    def put_back(self, nodes: list[int]) -> None:
+        """They are not expanded after all."""
+        for node in nodes:
+            heappush(self.open, (-self.scores[node], node))
+
+    def promise(self, frontier: list[int], worst: float) -> float:
+        """Accepted tokens that expanding `frontier` may bring: its likeliest children push out nodes of `worst`."""
+        return float(np.maximum(0.0, BEST_CHILD * np.exp([self.scores[n] for n in frontier]) - np.exp(worst)).sum())
+
+    def worst_of_best(self, nodes: int, depth: int) -> float:
+        """The score to exceed for a place among the `nodes` best down to level `depth`; -inf while there are fewer."""
+        scores = np.array(self.scores)[np.array(self.depths) <= depth]
+        return (
+            float(np.partition(scores, len(scores) - nodes)[len(scores) - nodes]) if len(scores) >= nodes else -np.inf
+        )
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from below the root down to `node`."""
+        nodes: list[int] = []
+        while node != ROOT:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes[::-1]
+
+    def find(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes that carry `tokens` from the root down, as far as there are any."""
+        found: list[int] = []
+        children: dict[tuple[int, int], int] = {
+            (parent, token): node for node, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))
+        }
+        for token in tokens:
+            node = children.get((found[-1] if found else ROOT, token))
+            if node is None:
+                break
+            found.append(node)
+        return found
+
+    def below(self, path: list[int]) -> tuple[Growth, list[int]]:
+        """What hangs below the last node of `path`, which becomes the root, and the cache rows to keep, in new order.
+
+        The rows of `path` come first: its tokens belong to the text now. All of `path` must be expanded.
+        """
+        base = self.base + len(path)
+        kept, rows = Growth(base), [self.slots[node] for node in path]
+        place = {path[-1]: ROOT}
+        level, above = self.depths[path[-1]], self.scores[path[-1]]
+        for node in range(path[-1] + 1, len(self)):
+            if self.parents[node] not in place:
+                continue
+            place[node] = len(kept)
+            kept.tokens.append(self.tokens[node])
+            kept.parents.append(place[self.parents[node]])
+            kept.depths.append(self.depths[node] - level)
+            kept.scores.append(self.scores[node] - above)
+            if self.slots[node] < 0:
+                kept.slots.append(-1)
+                kept.open.append((-kept.scores[-1], len(kept) - 1))
+            else:
+                kept.slots.append(self.base + len(rows))
+                rows.append(self.slots[node])
+        heapify(kept.open)
+        kept.used = self.base + len(rows)
+        return kept, rows
+
+    def best(self, nodes: int, depth: int) -> tuple[TokenTree, list[float]]:
+        """The `nodes` likeliest nodes down to level `depth` and their scores.
+
+        Best first, so that a verifier that prunes cuts the rest. Scores fall along a path, so parents come along and
+        stand before their children.
+        """
+        shallow = [node for node in range(len(self)) if self.depths[node] <= depth]
+        kept = sorted(shallow, key=lambda n: (-self.scores[n], n))[:nodes]
+        place = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
+        tree = TokenTree(tuple(self.tokens[n] for n in kept), tuple(place[self.parents[n]] for n in kept))
+        return tree, [self.scores[n] for n in kept]
