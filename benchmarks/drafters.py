@@ -142,6 +142,7 @@ def summarise(answers: list[list[Answer]], plain: list[list[Answer]]) -> Figures
         "draft_ms": round(1000 * sum(a.draft_seconds for a in first) / rounds, 2),
         "verify_ms": round(1000 * sum(a.verify_seconds for a in first) / rounds, 2),
         "nodes": round(sum(a.nodes for a in first) / rounds, 1),
+        "steps": round(sum(a.steps for a in first) / rounds, 2),
         "accepted_by_depth": [round(r / t, 3) if t else None for r, t in zip(reached, tried, strict=True)],
     }
 
@@ -160,7 +161,7 @@ def as_markdown(figures: Figures) -> str:
 
 def show(figures: Figures, title: str, console: Console) -> None:
     table = Table(title=title, title_justify="left")
-    columns = ("tau", "accepted", "over plain", "tokens/s", "draft ms", "verify ms", "nodes")
+    columns = ("tau", "accepted", "over plain", "tokens/s", "draft ms", "steps", "verify ms", "nodes")
     for column in ("drafter, mean of all groups", *columns):
         table.add_column(column, justify="right" if column in columns else "left")
     for name, by_group in figures["drafters"].items():
@@ -168,7 +169,7 @@ def show(figures: Figures, title: str, console: Console) -> None:
         rate = "" if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.3f}"
         table.add_row(
             name, f"{row['tau']:.2f}", rate, f"{row['speedup']:.2f}", f"{row['tokens_per_second']:.1f}",
-            f"{row['draft_ms']:.1f}", f"{row['verify_ms']:.1f}", f"{row['nodes']:.0f}",
+            f"{row['draft_ms']:.1f}", f"{row['steps']:.1f}", f"{row['verify_ms']:.1f}", f"{row['nodes']:.0f}",
         )  # fmt: skip
     console.print(table)
     print(as_markdown(figures))
@@ -231,6 +232,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=62)
     parser.add_argument("--depth", type=int, default=6)
     parser.add_argument("--breadth", type=int, default=8)
+    parser.add_argument("--gain", type=float, default=TreeShape.gain,
+                        help="accepted tokens that one more step of the drafter must promise")  # fmt: skip
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--unfed", action="store_true",
@@ -315,7 +318,7 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
                 name = f"{base.name} {options.lossy_seeds} seeds{suffix}, LOSSY"
                 contenders.append(SampledContender(name, base, options.profile, options.lossy_seeds, *drawn))
     sampling = Sampling(temperature=options.temperature, seed=options.seed)
-    shape = TreeShape(options.nodes, options.depth, options.breadth)
+    shape = TreeShape(options.nodes, options.depth, options.breadth, options.gain)
     measured = measure(
         lab, contenders, questions, sampling, shape, options.max_new_tokens, options.repeats, console
     )  # fmt: skip

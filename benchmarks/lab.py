@@ -36,6 +36,7 @@ class Answer:
     #: per round: what its tokens' -log p is above the entropy of p on average; 0 in the mean where nothing is lost
     surprise: list[float] = field(default_factory=list)
     nodes: int = 0
+    steps: int = 0  # of the drafter's engine
     seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -109,6 +110,7 @@ class Lab:
             answer.draft_seconds += drafted - at + time.perf_counter() - verified
             answer.verify_seconds += verified - drafted
         answer.seconds = time.perf_counter() - begun
+        answer.steps = drafter.steps if drafter else 0
         answer.tokens = session.tokens[len(prompt) :]
         self.close(session)
         return answer
@@ -136,6 +138,7 @@ class Lab:
             answer.depths.append(max(tree.depths, default=0))
             answer.nodes += len(tree)
             at += len(path) + 1
+        answer.steps = drafter.steps
         self.close(session)
         return answer
 

@@ -84,6 +84,10 @@ class SampledDrafter:
         self._sampling = Sampling()
         self._seed_law: Laws | None = None
 
+    @property
+    def steps(self) -> int:
+        return self.inner.steps
+
     def grow(self, prefix: list[int], sampling: Sampling, shape: TreeShape) -> TokenTree:
         """The tree to verify; candidates that say the same stand in it once. shape: its depth alone counts."""
         self._sampling = sampling

@@ -93,7 +93,7 @@ class Drafter:
         self.cached: list[int] = []  # token ids whose keys and values stand in rows 0..len-1
         self._growth: Growth | None = None  # hangs below `cached`
         self._sampling = Sampling()  # its candidates were ranked for this
-        self._steps = 0
+        self.steps = 0  # engine steps so far
         # The row of position p stands at p + 1; the slot before the first visible row takes the null row, so that
         # what cross-attention reads is one slice and nothing is copied.
         self.row_keys = np.zeros((1 + max_context, *row_shape), np.float32)
@@ -132,7 +132,7 @@ class Drafter:
 
     def _step(self, tokens: Ints, positions: Ints, wanted: Ints, mask: Floats, past: int) -> Floats:
         """Run the engine behind `past` cache rows; its keys and values land right behind them."""
-        self._steps += 1
+        self.steps += 1
         seen = self.visible_rows()
         logits, keys, values = self.engine.step(
             tokens, positions, wanted, mask, self.keys[:past], self.values[:past], self.row_keys[seen],
@@ -191,7 +191,7 @@ class Drafter:
         depth = min(shape.depth, self.max_context - len(prefix))
         if depth < 1:
             return Draft()
-        steps = self._steps
+        steps = self.steps
         growth = self._reroot(prefix, sampling)
         ahead = growth is not None
         if growth is None:
@@ -201,7 +201,7 @@ class Drafter:
             if not self._widen(growth, shape.breadth, depth, worst, shape.gain):
                 break
         tree, scores = growth.best(shape.nodes, depth)
-        return Draft(tree, tuple(scores), self._steps - steps, ahead)
+        return Draft(tree, tuple(scores), self.steps - steps, ahead)
 
     def draft_ahead(self, shape: TreeShape, stop: Callable[[], bool]) -> int:
         """Grow the last tree on below and beside what was sent, likeliest nodes first; returns the nodes expanded.
