@@ -25,7 +25,8 @@ from benchmarks.baseline import plain_decode
 from benchmarks.command import conclude
 from cloud.process import WHOLE_TREES, VerifierProcess
 from edge_runtime.drafter import TreeShape
-from edge_runtime.runtime import AnswerStats, EdgeRuntime, Finished
+from edge_runtime.events import AnswerStats, Finished
+from edge_runtime.runtime import EdgeRuntime
 from protocol.sampling import Sampling
 
 

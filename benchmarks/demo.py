@@ -22,7 +22,8 @@ from benchmarks.baseline import plain_decode
 from benchmarks.command import conclude
 from cloud.process import VerifierProcess
 from edge_runtime.drafter import TreeShape
-from edge_runtime.runtime import EdgeRuntime, Event, Finished, LinkState, Provisional, RolledBack, Verified
+from edge_runtime.events import Event, Finished, LinkState, Provisional, RolledBack, Verified
+from edge_runtime.runtime import EdgeRuntime
 from protocol.sampling import Sampling
 
 QUESTIONS = [

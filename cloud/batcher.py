@@ -234,11 +234,15 @@ class Batcher:
 
     def _segment(self, work: Work) -> Segment:
         line = work.line
-        drafted = line.round is None or self._drafted(line.round)
-        return Segment(line.session, work.chain, work.tree, line.opening is not None or drafted)
+        wanted = line.opening is not None or line.round is None or self._rows_wanted(line.round)
+        return Segment(line.session, work.chain, work.tree, wanted)
+
+    def _rows_wanted(self, job: Job) -> bool:
+        """Whether feature rows of the round's tokens are sent, or read by the drafter beside the target."""
+        return self._drafted(job) or (isinstance(job.request, Generate) and job.request.rows)
 
     def _drafted(self, job: Job) -> bool:
-        """Whether somebody drafts for the round, so that feature rows are wanted and its nodes count."""
+        """Whether somebody drafts for the round, so that its nodes count."""
         return isinstance(job.request, Verify) or self.planner.colocated is not None
 
     def _count(self, planned: list[Work], walks: Sequence[Walk | None], begun: float, took: float) -> None:
@@ -309,7 +313,8 @@ class Batcher:
             done = single.finish != FINISH_NONE or line.generated >= request.max_new
             if done:
                 line.round = None
-            job.reply(self._verdict(job, request, at, single, b"", begun, took), done)
+            rows = session.rows.block(at - 1, at) if request.rows else b""
+            job.reply(self._verdict(job, request, at, single, rows, begun, took), done)
         job.waiting_since = time.perf_counter()
         if line.round is not None and line.generated // QUANTUM != (line.generated - (last - base_len + 1)) // QUANTUM:
             self._lines[session.id] = self._lines.pop(session.id)  # others' turn to claim room in the pool

@@ -32,8 +32,8 @@ from starlette.types import Receive, Scope, Send
 from cloud.auth import Account
 from cloud.jobs import Job, Reply
 from cloud.service import Verifier
-from cloud.text import Detokeniser, StopStrings
 from protocol.sampling import Sampling
+from protocol.text import Detokeniser, StopStrings
 from protocol.wire import (
     ERR_BUSY,
     ERR_UNKNOWN,

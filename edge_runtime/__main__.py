@@ -17,8 +17,10 @@ from rich.text import Text
 from edge_runtime.bundle import Bundle, BundleError, open_bundle
 from edge_runtime.drafter import TreeShape
 from edge_runtime.engines import RUNTIMES
+from edge_runtime.events import Event, Finished, LinkState
 from edge_runtime.link import LinkRefused
-from edge_runtime.runtime import EdgeRuntime, Event, Finished, LinkState, Server
+from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.transport import Server
 
 EPILOG = """\
 Verified text is plain; text the device wrote alone is yellow and underlined until the verifier has seen it.

@@ -67,13 +67,14 @@ class TreeShape:
 class Draft:
     """A tree, its nodes' log path probabilities, and what it took.
 
-    steps: engine steps since it was asked for. ahead: its root had been expanded ahead.
+    steps: engine steps since it was asked for. ahead: its root had been expanded ahead, with `kept` nodes below it.
     """
 
     tree: TokenTree = TokenTree()  # noqa: RUF009 - frozen
     scores: tuple[float, ...] = ()
     steps: int = 0
     ahead: bool = False
+    kept: int = 0
 
 
 class Drafter:
@@ -169,11 +170,15 @@ class Drafter:
         return x
 
     def write(self, prefix: list[int], sampling: Sampling) -> int:
-        """The drafter's own next token behind `prefix`, drawn with the noise the target would use."""
-        score = self._log_q(self._advance(prefix), sampling)
-        if not sampling.greedy:
-            score = score + gumbel_noise_at(sampling.seed, len(prefix), self.draft_ids)
-        return int(self.draft_ids[int(np.argmax(score))])
+        """The token of `next_token`."""
+        return self.next_token(prefix, sampling)[0]
+
+    def next_token(self, prefix: list[int], sampling: Sampling) -> tuple[int, float]:
+        """The drafter's own next token behind `prefix`, drawn with the noise the target would use; its probability."""
+        log_q = self._log_q(self._advance(prefix), sampling)
+        noise = 0.0 if sampling.greedy else gumbel_noise_at(sampling.seed, len(prefix), self.draft_ids)
+        best = int(np.argmax(log_q + noise))
+        return int(self.draft_ids[best]), float(np.exp(log_q[best]))
 
     def grow(
         self, prefix: list[int], sampling: Sampling, shape: TreeShape, stop: Callable[[], bool] = lambda: False
@@ -196,12 +201,13 @@ class Drafter:
         ahead = growth is not None
         if growth is None:
             growth = self._begin(prefix, sampling)
+        kept = growth.used - growth.base
         while not stop():
             worst = growth.worst_of_best(shape.nodes, depth)
             if not self._widen(growth, shape.breadth, depth, worst, shape.gain):
                 break
         tree, scores = growth.best(shape.nodes, depth)
-        return Draft(tree, tuple(scores), self.steps - steps, ahead)
+        return Draft(tree, tuple(scores), self.steps - steps, ahead, kept)
 
     def draft_ahead(self, shape: TreeShape, stop: Callable[[], bool]) -> int:
         """Grow the last tree on below and beside what was sent, likeliest nodes first; returns the nodes expanded.

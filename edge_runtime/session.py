@@ -1,23 +1,43 @@
 """One answer as a pure state machine: events in, actions out. No I/O, no threads, no clock.
 
 `committed` tokens were drawn by the target (or are the prompt); `provisional` tokens behind them were
-written by the drafter while the link was silent. The text a user sees is committed + provisional.
+written by the drafter alone. The text a user sees is committed + provisional.
 
 One rule covers late verdicts, catching up after an outage and the normal round. A verdict commits the
 accepted path and the bonus token. If these agree with the provisional tokens, the agreeing part becomes
-verified; at the first difference the provisional rest is rolled back (`repair`). While provisional tokens
-remain, the next VERIFY is the chain of them instead of a drafted tree.
+verified; at the first difference the provisional rest is rolled back (`repair`) or stays as it is (`keep`). While
+provisional tokens remain, the next VERIFY is the chain of them instead of a drafted tree.
 
 Times are seconds on any monotonic clock, handed in with each event.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from edge_runtime.actions import (
+    Action,
+    AddRows,
+    Adopt,
+    Commit,
+    Done,
+    DraftAhead,
+    DraftTree,
+    Pause,
+    Provide,
+    Reconnect,
+    Resume,
+    RollBack,
+    Send,
+    Stall,
+    WriteToken,
+)
+from edge_runtime.timing import Patience, RoundTimer
 from protocol.rows import RowShape, unpack_rows
 from protocol.sampling import Sampling
 from protocol.tree import MAX_NODES, TokenTree
@@ -27,9 +47,10 @@ from protocol.wire import (
     ERR_TOO_LONG,
     ERR_UNKNOWN,
     FINISH_NONE,
-    ClientMessage,
+    Cancel,
     Error,
     Features,
+    Generate,
     Open,
     Opened,
     Resync,
@@ -41,138 +62,38 @@ from protocol.wire import (
     pack_tree,
 )
 
-# --- actions -----------------------------------------------------------------------------------------------
+#: tokens over which the drafter's confidence is averaged
+CONFIDENCE_WINDOW = 8
+
+Mode = Literal["tree", "stream"]
 
 
 @dataclass(frozen=True)
-class Send:
-    """Give `message` to the link."""
+class Policy:
+    """Who writes, and what becomes of text that the drafter wrote alone.
 
-    message: ClientMessage
-
-
-@dataclass(frozen=True)
-class DraftTree:
-    """Grow a tree of at most `nodes` nodes and `depth` levels below `prefix`.
-
-    Answer with `Session.tree_ready(tree, version)`. depth may be 0: only the bonus token is wanted.
+    mode: "prefer-cloud": the target's text; the drafter writes where the target is silent. "prefer-device": the drafter
+    writes at once and the target corrects it, at most `lead` tokens behind. "cloud-only": the drafter drafts but never
+    writes. "device-only": nobody is asked.
+    on_return: "repair": the target's text replaces what differs from it. "keep": what was written stays, and the target
+    goes on behind it; the text is then not the target's own.
+    offline: "continue": to the end of the answer. "pause": until the mean probability of the last tokens written falls
+    below `min_confidence`.
     """
 
-    prefix: list[int]
-    version: int
-    nodes: int
-    depth: int
-
-
-@dataclass(frozen=True)
-class WriteToken:
-    """Let the drafter write one token behind `prefix`; answer with `Session.token_written(token, version)`."""
-
-    prefix: list[int]
-    version: int
-
-
-@dataclass(frozen=True)
-class AddRows:
-    """Feature rows [n, 2, heads, head_dim] of tokens at `positions` [n], which the drafter has not seen yet."""
-
-    positions: NDArray[np.int64]
-    rows: NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Commit:
-    """`tokens` are the target's; the first `confirmed` of them stood there as provisional already."""
-
-    tokens: list[int]
-    confirmed: int
-
-
-@dataclass(frozen=True)
-class Provide:
-    """The drafter wrote `token` on its own."""
-
-    token: int
-
-
-@dataclass(frozen=True)
-class RollBack:
-    """The last `tokens` provisional tokens are withdrawn: the target draws otherwise."""
-
-    tokens: list[int]
-
-
-@dataclass(frozen=True)
-class Stall:
-    """Writing alone begins: the verdict is overdue or the link is down. `deadline`: when it was due."""
-
-    deadline: float
-
-
-@dataclass(frozen=True)
-class Resume:
-    """The target answers again."""
-
-
-@dataclass(frozen=True)
-class Reconnect:
-    """The link has been silent for too long: close it and dial again."""
-
-
-@dataclass(frozen=True)
-class Done:
-    """reason: "stop" (end of answer), "length", "unverified" (link never came back) or "cancelled"."""
-
-    reason: str
-
-
-Action = (
-    Send | DraftTree | WriteToken | AddRows | Commit | Provide | RollBack | Stall | Resume | Reconnect | Done
-)  # fmt: skip
-
-
-# --- timing ------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class RoundTimer:
-    """When a verdict is overdue: smoothed round time plus four deviations (as TCP does, RFC 6298)."""
-
-    floor: float = 0.25
-    ceiling: float = 3.0
-    first: float = 2.0  # before anything was measured
-    smoothed: float | None = None
-    deviation: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        if self.smoothed is None:
-            self.smoothed, self.deviation = seconds, seconds / 2
-            return
-        self.deviation += 0.25 * (abs(seconds - self.smoothed) - self.deviation)
-        self.smoothed += 0.125 * (seconds - self.smoothed)
-
-    def timeout(self) -> float:
-        if self.smoothed is None:
-            return self.first
-        return min(self.ceiling, max(self.floor, self.smoothed + 4 * self.deviation))
-
-
-@dataclass(frozen=True)
-class Patience:
-    """Seconds. open: allowance for a verdict right behind OPEN, when the server may have to prefill the
-    whole conversation; connect: how long a new answer waits for a first link; silence: without any message
-    for this long, an open link counts as dead; offline: how long a finished unverified answer waits."""
-
-    open: float = 3.0
-    connect: float = 1.0
-    silence: float = 5.0
-    offline: float = 60.0
+    mode: Literal["prefer-cloud", "prefer-device", "cloud-only", "device-only"] = "prefer-cloud"
+    on_return: Literal["repair", "keep"] = "repair"
+    offline: Literal["continue", "pause"] = "continue"
+    min_confidence: float = 0.35
+    lead: int = 48
 
 
 @dataclass
 class _Flight:
+    """A request whose reply is awaited. tree: None for a GENERATE."""
+
     seq: int
-    tree: TokenTree
+    tree: TokenTree | None
     sent: float
     due: float
     after_open: bool
@@ -184,11 +105,15 @@ class SessionStats:
     accepted: int = 0  # draft tokens accepted in these rounds
     nodes: int = 0  # nodes sent in these rounds
     catch_up_rounds: int = 0
+    streamed: int = 0  # tokens that the target wrote alone (GENERATE)
     provisional: int = 0  # tokens written alone
     kept: int = 0  # of these, verified later
     rolled_back: int = 0
+    adopted: int = 0  # of these, kept unverified (`keep`)
     stalls: int = 0
+    pauses: int = 0
     opens: int = 0
+    calls: int = 0  # VERIFY and GENERATE sent
 
 
 @dataclass
@@ -210,13 +135,18 @@ class Session:
     rows_seen: bytearray = field(default_factory=bytearray)
     patience: Patience = field(default_factory=Patience)
     timer: RoundTimer = field(default_factory=RoundTimer)
+    policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
         self.committed = list(self.prompt)
         self.provisional: list[int] = []
+        self.adopted: list[tuple[int, int]] = []  # spans of `committed` that the target never saw fit to say itself
         self.stats = SessionStats()
+        self.mode: Mode = "tree"
         self.finished: str | None = None
-        self.alone = False  # writing without the target
+        self.alone = False  # the target is silent
+        self.paused = ""  # why nothing is written alone
+        self.text_over = False  # see `enough`
         self.linked = False
         self.ready_tree: TokenTree | None = None
         self.busy = False  # the drafter has a job of ours
@@ -231,14 +161,18 @@ class Session:
         self.max_nodes = 64
         self.tree_budget = MAX_NODES  # what the verifier asks for now; larger trees it may prune
         self.limit = min(len(self.prompt) + self.max_new, self.max_context)
+        self.gaps = RoundTimer(self.timer.floor, self.timer.ceiling, self.timer.first)  # between streamed tokens
+        self._confidence: deque[float] = deque(maxlen=CONFIDENCE_WINDOW)
 
     # --- events ---
 
     def start(self, now: float) -> list[Action]:
         """Begin. Drafting starts at once, so that the first tree is ready when the link is."""
         self.heard = now
-        if len(self.committed) >= self.limit:
-            return self._finish("length")
+        if self._over():
+            return self._finish("stop" if self._ended() else "length")
+        if self.policy.mode == "device-only":
+            return self._alone(now, now)
         if not self.linked:
             self.connect_by = now + self.patience.connect
         return self._work(now)
@@ -289,15 +223,16 @@ class Session:
             self.ready_tree = tree
         return self._work(now)
 
-    def token_written(self, token: int, version: int, now: float) -> list[Action]:
-        """The drafter wrote a token (its answer to WriteToken)."""
+    def token_written(self, token: int, confidence: float, version: int, now: float) -> list[Action]:
+        """The drafter wrote a token, to which it gives the probability `confidence` (its answer to WriteToken)."""
         self.busy = False
         actions: list[Action] = []
-        if version == self.version and self.alone and not self.finished:
+        if version == self.version and self._may_write() and not self.finished:
             self.provisional.append(token)
             self.version += 1
             self.stats.provisional += 1
             actions.append(Provide(token))
+            actions += self._weigh(confidence)
         return actions + self._work(now)
 
     def tick(self, now: float) -> list[Action]:
@@ -308,7 +243,7 @@ class Session:
             due, self.connect_by = self.connect_by, None
             return self._alone(due, now)
         if self.give_up_at is not None and now >= self.give_up_at:
-            return self._finish("unverified")
+            return self._finish("unreachable" if self.policy.mode == "cloud-only" else "unverified")
         if self.retry_at is not None and now >= self.retry_at:
             self.retry_at = None
             return self._open(now)
@@ -319,8 +254,42 @@ class Session:
             return [Reconnect()]
         return []
 
+    def set_mode(self, mode: Mode, now: float) -> list[Action]:
+        """From now on draft trees, or let the target write alone and stream."""
+        if mode == self.mode or self.finished:
+            return []
+        self.mode = mode
+        self.version += 1
+        self.ready_tree = None
+        if self.flight and self.flight.tree is None:  # a GENERATE ends by CANCEL; OPEN says how much of it arrived
+            return [Send(Cancel(self.stream)), *self._open(now)]
+        return self._work(now)
+
+    def pause(self, now: float) -> list[Action]:
+        """Write nothing alone until `proceed`: the battery is low, or the user said so."""
+        if self.finished or self.paused == "asked":
+            return []
+        return [self._pause("asked"), *self._work(now)]
+
+    def proceed(self, now: float) -> list[Action]:
+        """Write alone again where the policy lets."""
+        if self.finished or not self.paused:
+            return []
+        self.paused, self.give_up_at = "", None
+        self._confidence.clear()
+        return self._work(now)
+
     def cancel(self, now: float) -> list[Action]:
         return [] if self.finished else self._finish("cancelled")
+
+    def stop(self, surplus: int, now: float) -> list[Action]:
+        """A stop string ended the text `surplus` committed tokens ago; even if they ended the answer themselves."""
+        del self.committed[len(self.committed) - surplus :]
+        return self._finish("stop")
+
+    def enough(self) -> None:
+        """A stop string came in the provisional text: nothing more is written, unless it is taken back."""
+        self.text_over = True
 
     def wake_at(self) -> float | None:
         """When `tick` wants to be called, or None."""
@@ -332,6 +301,24 @@ class Session:
             if not self.alone:
                 times.append(self.flight.due)
         return min((t for t in times if t is not None), default=None)
+
+    # --- a record that survives the process ---
+
+    def record(self) -> dict[str, Any]:
+        """What `restore` needs, as JSON can carry it."""
+        return {
+            "version": 1, "prompt": list(self.prompt), "committed": self.committed[len(self.prompt) :],
+            "provisional": list(self.provisional), "adopted": [list(span) for span in self.adopted],
+            "sampling": msgspec.structs.asdict(self.sampling), "max_new": self.max_new, "seq": self.seq,
+            "stream": self.stream, "session": self.session_id.hex(),
+        }  # fmt: skip
+
+    def restore(self, record: dict[str, Any]) -> None:
+        """Take up a recorded answer, before `start`. The session was made with the record's prompt and settings."""
+        self.committed = [*self.prompt, *record["committed"]]
+        self.provisional = list(record["provisional"])
+        self.adopted = [(begin, end) for begin, end in record["adopted"]]
+        self.seq = record["seq"]
 
     # --- inside ---
 
@@ -346,57 +333,112 @@ class Session:
 
     def _open(self, now: float) -> list[Action]:
         self.flight, self.fresh_open, self.retry_at, self.connect_by = None, True, None, None
+        actions = self._adopt() if self.policy.on_return == "keep" else []
+        if self._over():
+            return actions + self._finish("stop" if self._ended() else "length")
         self.stats.opens += 1
         have = self.rows_seen.find(0)
         have = len(self.rows_seen) if have < 0 else have
         have = min(have, len(self.committed) - 1)
         message = Open(self.stream, self.session_id, self.seq, pack_ids(self.committed), have, self.sampling)
-        return [Send(message), *self._work(now)]
+        return [*actions, Send(message), *self._work(now)]
 
     def _work(self, now: float) -> list[Action]:
-        """Whatever can be done next: send a VERIFY, ask for a tree, or write alone."""
+        """Whatever can be done next: ask the target, ask for a tree, or write alone."""
         if self.finished:
             return []
-        can_verify = self.linked and self.flight is None and self.retry_at is None
-        if can_verify and self.provisional:
+        can_ask = self.linked and self.flight is None and self.retry_at is None
+        if can_ask and self.provisional:
             return self._verify(TokenTree.chain(self.provisional[: self.max_nodes]), now) + self._write(now)
-        if can_verify and self.ready_tree is not None:
+        if self._writes_first():
+            return self._write(now)
+        if can_ask and self.mode == "stream":
+            return self._generate(now)
+        if can_ask and self.ready_tree is not None:
             tree, self.ready_tree = self.ready_tree, None
             # it may have been drafted before the verifier's limits were known
-            return self._verify(tree.pruned(self.max_nodes, self._room()), now)
+            return self._verify(tree.pruned(self.max_nodes, self._room()), now) + self._ahead()
         if self.alone:
-            return self._write(now)
-        if not self.busy and self.ready_tree is None and self.flight is None:
+            written = self._write(now)
+            if written or not can_ask:
+                return written
+        if not self.busy and self.ready_tree is None and self.flight is None and self.mode == "tree":
             self.busy = True
             nodes = min(self.max_nodes, self.tree_budget)
             return [DraftTree(list(self.committed), self.version, nodes, self._room())]
         return []
+
+    def _writes_first(self) -> bool:
+        """The drafter writes without waiting for the target."""
+        return self.policy.mode in ("prefer-device", "device-only") and not self.paused
 
     def _room(self) -> int:
         """Levels a tree may have; the bonus token takes the last place."""
         return self.limit - len(self.committed) - 1
 
     def _verify(self, tree: TokenTree, now: float) -> list[Action]:
-        self.seq += 1
-        after_open, self.fresh_open = self.fresh_open, False
-        wait = max(self.timer.timeout(), self.patience.open) if after_open else self.timer.timeout()
-        self.flight = _Flight(self.seq, tree, now, now + wait, after_open)
+        self._fly(tree, now)
         tokens, parents = pack_tree(tree)
         return [Send(Verify(self.stream, self.seq, len(self.committed), tokens, parents))]
 
+    def _generate(self, now: float) -> list[Action]:
+        self._fly(None, now)
+        left = self.limit - len(self.committed)
+        return [Send(Generate(self.stream, self.seq, len(self.committed), left, True))]
+
+    def _fly(self, tree: TokenTree | None, now: float) -> None:
+        self.seq += 1
+        self.stats.calls += 1
+        after_open, self.fresh_open = self.fresh_open, False
+        wait = max(self.timer.timeout(), self.patience.open) if after_open else self.timer.timeout()
+        self.flight = _Flight(self.seq, tree, now, now + wait, after_open)
+
+    def _ahead(self) -> list[Action]:
+        """The drafter has nothing to do until the verdict."""
+        return [] if self.busy else [DraftAhead(self.version)]
+
+    def _may_write(self) -> bool:
+        mode = self.policy.mode
+        if self.paused or mode == "cloud-only":
+            return False
+        if mode == "prefer-device" and not self.alone:
+            return len(self.provisional) < self.policy.lead
+        return self.alone
+
     def _write(self, now: float) -> list[Action]:
-        """Ask for one more provisional token, unless the drafter is busy or the answer is full."""
-        if self.busy or not self.alone:
-            return []
-        if self._full():
+        """Ask for one more provisional token, where one may be written and the answer is not full."""
+        can_go_on = self._may_write() and not self._full()
+        if self.alone and not can_go_on:
             self.give_up_at = self.give_up_at or now + self.patience.offline
+            if self.policy.mode == "device-only" and not self.paused:
+                return self._finish("unverified")
+        if self.busy or not can_go_on:
             return []
         self.busy = True
         return [WriteToken(self.committed + self.provisional, self.version)]
 
+    def _weigh(self, confidence: float) -> list[Action]:
+        """Pause where the drafter has become unsure and the policy says so."""
+        self._confidence.append(confidence)
+        mean = sum(self._confidence) / len(self._confidence)
+        sure = len(self._confidence) < CONFIDENCE_WINDOW or mean >= self.policy.min_confidence
+        return [] if sure or self.policy.offline == "continue" else [self._pause("unsure")]
+
+    def _pause(self, reason: str) -> Pause:
+        self.paused = reason
+        self.stats.pauses += 1
+        self.version += 1  # a token under way is not wanted any more
+        return Pause(reason)
+
+    def _ended(self) -> bool:
+        return self.committed[-1] in self.eos_ids and len(self.committed) > len(self.prompt)
+
+    def _over(self) -> bool:
+        return self._ended() or len(self.committed) >= self.limit
+
     def _full(self) -> bool:
         """The text, provisional part included, is at its end."""
-        ended = bool(self.provisional) and self.provisional[-1] in self.eos_ids
+        ended = self.text_over or (bool(self.provisional) and self.provisional[-1] in self.eos_ids)
         return ended or len(self.committed) + len(self.provisional) >= self.limit
 
     def _alone(self, due: float, now: float) -> list[Action]:
@@ -413,53 +455,88 @@ class Session:
         flight = self.flight
         if flight is None or verdict.seq != flight.seq or verdict.base_len != len(self.committed):
             return []  # of an earlier life of this session
-        self.flight = None
         self.tree_budget = verdict.tree_budget or self.tree_budget
-        if not flight.after_open:
-            self.timer.add(now - flight.sent)
-        fresh = [flight.tree.tokens[node] for node in verdict.accepted if node < len(flight.tree)] + [verdict.bonus]
+        nodes = () if flight.tree is None else flight.tree.tokens
+        fresh = [nodes[node] for node in verdict.accepted if node < len(nodes)] + [verdict.bonus]
         base = len(self.committed)
-        actions = self._add_rows(base - 1, verdict.rows)
         end = next((i + 1 for i, token in enumerate(fresh) if token in self.eos_ids), len(fresh))
         fresh = fresh[: min(end, self.limit - base)]
-        if self.provisional:
-            self.stats.catch_up_rounds += 1
-        else:
-            self.stats.rounds += 1
-            self.stats.accepted += len(fresh) - 1
-            self.stats.nodes += len(flight.tree)
-        actions += self._commit(fresh)
-        if self.alone:
-            self.alone, self.give_up_at = False, None
-            actions.append(Resume())
-        if self.committed[-1] in self.eos_ids and len(self.committed) > len(self.prompt):
+        self._count(flight, len(fresh), now)
+        same = self._agreeing(fresh)
+        if self.policy.on_return == "keep" and same < min(len(fresh), len(self.provisional)):
+            actions = self._add_rows(base - 1, verdict.rows, 1 + same) + self._commit(fresh[:same])
+            return actions + self._resume() + self._open(now)
+        actions = self._add_rows(base - 1, verdict.rows) + self._commit(fresh) + self._resume()
+        if self._ended():
             return actions + self._finish("stop")
         if len(self.committed) >= self.limit or verdict.finish != FINISH_NONE:
             return actions + self._finish("length")
         return actions + self._work(now)
 
-    def _commit(self, fresh: list[int]) -> list[Action]:
+    def _count(self, flight: _Flight, fresh: int, now: float) -> None:
+        """Learn from a verdict's time and content. A GENERATE stays under way: its next token is awaited."""
+        timer = self.gaps if flight.tree is None and not flight.after_open else self.timer
+        if not flight.after_open:
+            timer.add(now - flight.sent)
+        if flight.tree is None:
+            self.stats.streamed += fresh
+            self.flight = _Flight(flight.seq, None, now, now + self.gaps.timeout(), False)
+            return
+        self.flight = None
+        if self.provisional:
+            self.stats.catch_up_rounds += 1
+        else:
+            self.stats.rounds += 1
+            self.stats.accepted += fresh - 1
+            self.stats.nodes += len(flight.tree)
+
+    def _agreeing(self, fresh: list[int]) -> int:
+        """How many of `fresh` stand in the provisional text already."""
         same = 0
         while same < min(len(fresh), len(self.provisional)) and fresh[same] == self.provisional[same]:
             same += 1
+        return same
+
+    def _commit(self, fresh: list[int]) -> list[Action]:
+        same = self._agreeing(fresh)
         rest = self.provisional[same:]
         actions: list[Action] = []
         if same < len(fresh):  # the target draws otherwise, or says more
             if rest:
                 self.stats.rolled_back += len(rest)
                 actions.append(RollBack(rest))
-            rest = []
+            rest, self.text_over = [], False
         self.provisional = rest
         self.committed += fresh
         self.stats.kept += same
         self.version += 1
         self.ready_tree = None
-        return [*actions, Commit(fresh, same)]
+        return [*actions, Commit(fresh, same)] if fresh else actions
 
-    def _add_rows(self, start: int, data: bytes) -> list[Action]:
-        """Rows of positions start.. that are new to the drafter."""
+    def _adopt(self) -> list[Action]:
+        """Provisional text becomes part of the answer as it is."""
+        tokens, self.provisional = self.provisional, []
+        if not tokens:
+            return []
+        self.adopted.append((len(self.committed), len(self.committed) + len(tokens)))
+        self.committed += tokens
+        self.stats.adopted += len(tokens)
+        self.version += 1
+        return [Adopt(tokens), *self._resume()]
+
+    def _resume(self) -> list[Action]:
+        if not self.alone:
+            return []
+        self.alone, self.give_up_at = False, None
+        if self.paused == "unsure":
+            self.paused = ""
+        self._confidence.clear()
+        return [Resume()]
+
+    def _add_rows(self, start: int, data: bytes, most: int | None = None) -> list[Action]:
+        """Rows of positions start.. that are new to the drafter; of a verdict's, `most` belong to our text."""
         try:
-            rows = unpack_rows(data, self.row_shape)
+            rows = unpack_rows(data, self.row_shape)[:most]
         except ValueError:
             return []  # rows only ever cost speed
         if start + len(rows) > self.max_context:
@@ -476,6 +553,8 @@ class Session:
     def _finish(self, reason: str) -> list[Action]:
         self.finished = reason
         actions: list[Action] = []
+        if self.flight and self.flight.tree is None and self.linked:
+            actions.append(Send(Cancel(self.stream)))  # else it would write on
         if reason in ("stop", "length") and self.provisional:
             self.stats.rolled_back += len(self.provisional)
             actions.append(RollBack(self.provisional))

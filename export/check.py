@@ -19,7 +19,8 @@ from cloud.process import WHOLE_TREES, VerifierProcess
 from edge_runtime.bundle import MANIFEST, Bundle, BundleError, Manifest, open_bundle
 from edge_runtime.drafter import MAX_WIDTH
 from edge_runtime.engines import Engine, open_engine
-from edge_runtime.runtime import AnswerStats, EdgeRuntime, Finished
+from edge_runtime.events import AnswerStats, Finished
+from edge_runtime.runtime import EdgeRuntime
 from export.parity import compare
 from export.plan import target_fits
 from export.progress import Meter

@@ -131,12 +131,13 @@ class Resync(_Message, tag=8, frozen=True):
 
 
 class Generate(_Message, tag=9, frozen=True):
-    """The target decodes alone: VERDICTs with empty paths and no rows, one per token (baseline, fallback)."""
+    """The target decodes alone: VERDICTs with empty paths, one per token (baseline, fallback)."""
 
     stream: Stream
     seq: Seq
     base_len: Count
     max_new: Annotated[int, Meta(ge=1, lt=MAX_TOKENS)]
+    rows: bool = False  # each with the row of position base_len-1, so that the device could draft on
 
 
 class Cancel(_Message, tag=10, frozen=True):

@@ -190,6 +190,22 @@ def test_generate_equals_plain_decoding(sampling: Sampling) -> None:
         assert_rows(model, direct.verifier, tokens, 1, rows.block(1, rows.stop))
 
 
+def test_generate_sends_rows_where_they_are_asked_for() -> None:
+    model = tiny_model("llama", seed=5, vocab=VOCAB)
+    prompt = [20, 21, 22]
+    truth = plain_decode(model, prompt, Sampling(), 8, eos_ids=())
+    with started(make_verifier(model, ())) as direct:
+        session = os.urandom(16)
+        direct.open(session, prompt, have=2)
+        _, replies = direct.submit(session, Generate(0, 1, 3, 4))
+        assert [replies.get(timeout=20).rows for _ in range(4)] == [b""] * 4  # type: ignore[union-attr]
+        _, replies = direct.submit(session, Generate(0, 2, 7, 4, True))
+        for position in range(6, 10):  # the root's row and those behind it, though none was computed meanwhile
+            verdict = replies.get(timeout=20)
+            assert isinstance(verdict, Verdict) and verdict.base_len == position + 1
+            assert_rows(model, direct.verifier, prompt + truth, position, verdict.rows)
+
+
 def test_end_of_answer_ends_the_walk() -> None:
     model = tiny_model("llama", seed=2, vocab=VOCAB)
     prompt = [9, 8, 7]

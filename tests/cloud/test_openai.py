@@ -24,8 +24,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from cloud.auth import Account, Accounts
 from cloud.openai import MAX_BODY, NEUTRAL, openai_routes
 from cloud.service import Verifier
-from cloud.text import REPLACEMENT, WINDOW_TOKENS, Detokeniser, StopStrings
 from protocol.sampling import Sampling
+from protocol.text import REPLACEMENT, WINDOW_TOKENS, Detokeniser, StopStrings
 from tests.cloud.drive import make_verifier, serve
 from tests.tiny import plain_decode, tiny_model, tiny_tokenizer
 

@@ -18,8 +18,9 @@ from benchmarks.baseline import plain_decode
 from benchmarks.proxy import FaultyLink
 from cloud.process import VerifierProcess
 from edge_runtime.bundle import open_bundle
+from edge_runtime.events import Finished, Provisional, RolledBack, Verified
 from edge_runtime.link import LinkRefused
-from edge_runtime.runtime import EdgeRuntime, Finished, Provisional, RolledBack, Verified
+from edge_runtime.runtime import EdgeRuntime
 from protocol.sampling import Sampling
 
 ROOT = Path(__file__).parents[2]

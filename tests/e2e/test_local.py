@@ -20,8 +20,9 @@ import torch
 from cloud.local import EngineFailed, LocalVerifier
 from edge_runtime.bundle import Bundle, open_bundle
 from edge_runtime.drafter import TreeShape
+from edge_runtime.events import Finished, Verified
 from edge_runtime.link import LinkRefused
-from edge_runtime.runtime import EdgeRuntime, Finished, Verified
+from edge_runtime.runtime import EdgeRuntime
 from export.bundle import write_bundle
 from export.plan import Options
 from models.target import load_target

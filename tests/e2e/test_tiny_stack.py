@@ -18,8 +18,9 @@ from cloud.service import Verifier
 from cloud.settings import Settings
 from edge_runtime.bundle import Bundle, open_bundle
 from edge_runtime.drafter import TreeShape
-from edge_runtime.runtime import EdgeRuntime, Event, Finished, Provisional, RolledBack, Verified
-from edge_runtime.session import Patience
+from edge_runtime.events import Event, Finished, Provisional, RolledBack, Verified
+from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.timing import Patience
 from export.bundle import write_bundle
 from export.plan import Options
 from models.drafter_files import load_drafter

@@ -2,250 +2,88 @@
 
 from __future__ import annotations
 
+import json
 import random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.session import (
-    AddRows,
-    Commit,
-    Done,
-    DraftTree,
-    Patience,
-    Provide,
-    Reconnect,
-    Resume,
-    RollBack,
-    Send,
-    Session,
-    Stall,
-    WriteToken,
-)
-from protocol.rows import RowShape
+from edge_runtime.actions import Done, DraftAhead, Send, WriteToken
+from edge_runtime.session import CONFIDENCE_WINDOW, Policy, Session
+from edge_runtime.timing import Patience
 from protocol.sampling import Sampling
-from protocol.tree import ROOT, TokenTree
-from protocol.wire import (
-    ERR_BUSY,
-    ERR_UNKNOWN,
-    FINISH_EOS,
-    FINISH_NONE,
-    Error,
-    Features,
-    Open,
-    Opened,
-    ServerMessage,
-    Verdict,
-    Verify,
-    Welcome,
-    unpack_ids,
-    unpack_tree,
-)
+from protocol.tree import TokenTree
+from protocol.wire import ERR_BUSY, Error, Generate, Verify
+from tests.edge_runtime.world import EOS, EVENTS, PATIENCE, PROMPT, SHAPE, WELCOME, World, plain
 
-EOS = 0
-VOCAB = 5
-PROMPT = [3, 1, 4]
-SHAPE = RowShape(1, 2)
-WELCOME = Welcome(1, "t", "d", VOCAB, 64, 8, 8)
+policies = st.builds(
+    Policy, mode=st.sampled_from(["prefer-cloud", "prefer-cloud", "prefer-device", "cloud-only"]),
+    offline=st.sampled_from(["continue", "pause"]), lead=st.sampled_from([1, 3, 48]),
+)  # fmt: skip
 
 
-def target(prefix: list[int]) -> int:
-    """The simulated target's next token: a fixed function of the whole prefix, rarely EOS."""
-    h = 0
-    for token in prefix:
-        h = (h * 31 + token + 7) % 9973
-    return EOS if h % 17 == 0 else 1 + h % (VOCAB - 1)
-
-
-def plain(prompt: list[int], limit: int) -> list[int]:
-    out: list[int] = []
-    while len(out) < limit and (not out or out[-1] != EOS):
-        out.append(target(prompt + out))
-    return out
-
-
-class SimulatedVerifier:
-    """What one connection answers: the rules of protocol.wire without a model."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] | None = None
-        self.seq = 0
-
-    def receive(self, message: object) -> list[ServerMessage]:
-        if isinstance(message, Open):
-            self.tokens, self.seq = unpack_ids(message.tokens), message.seq
-            rows = bytes(SHAPE.nbytes * (len(self.tokens) - 1 - message.features_have))
-            return [Opened(0, len(self.tokens), 0), Features(0, message.features_have, rows)]
-        if isinstance(message, Verify):
-            if self.tokens is None:
-                return [Error(ERR_UNKNOWN, "open first", 0)]
-            assert message.seq == self.seq + 1, "the device skipped or repeated a number"
-            assert message.base_len == len(self.tokens)
-            self.seq = message.seq
-            tree = unpack_tree(message.tokens, message.parents)
-            node, path = ROOT, []
-            base = list(self.tokens)
-            while True:
-                token = target(self.tokens)
-                self.tokens.append(token)
-                child = None if token == EOS else tree.child(node, token)
-                if child is None:
-                    finish = FINISH_EOS if token == EOS else FINISH_NONE
-                    rows = bytes(SHAPE.nbytes * (len(path) + 1))
-                    return [Verdict(0, self.seq, len(base), bytes(path), token, finish, rows)]
-                node = child
-                path.append(node)
-        return []
-
-
-class World:
-    """Runs a session against the simulated verifier; a random source picks what happens next."""
-
-    def __init__(self, rng: random.Random, max_new: int = 20) -> None:
-        self.rng, self.now = rng, 0.0
-        self.session = Session(
-            prompt=list(PROMPT), sampling=Sampling(), eos_ids=frozenset([EOS]), max_new=max_new, max_context=64,
-            row_shape=SHAPE, session_id=bytes(16), patience=Patience(open=0.5, connect=0.2, silence=1.0, offline=1e9),
-        )  # fmt: skip
-        self.verifier: SimulatedVerifier | None = None
-        self.to_device: list[ServerMessage] = []
-        self.jobs: list[DraftTree | WriteToken] = []
-        self.shown: list[int] = []  # what a user would see, built from the events alone
-        self.verified = 0
-        self.rows = 0
-        self.done: str | None = None
-        self.trace: list[str] = []
-
-    def do(self, actions: list) -> None:
-        for action in actions:
-            self.trace.append(type(action).__name__)
-            match action:
-                case Send(message=message):
-                    if self.verifier and self.rng.random() > self.swallow:
-                        self.to_device += self.verifier.receive(message)
-                case DraftTree() | WriteToken():
-                    assert not self.jobs, "one drafter job at a time"
-                    self.jobs.append(action)
-                case AddRows(rows=rows):
-                    self.rows += len(rows)
-                case Commit(tokens=tokens, confirmed=confirmed):
-                    assert self.shown[self.verified : self.verified + confirmed] == tokens[:confirmed]
-                    if confirmed < len(tokens):
-                        assert len(self.shown) == self.verified + confirmed, "provisional text is in the way"
-                    self.shown[self.verified :] = tokens + self.shown[self.verified + len(tokens) :]
-                    self.verified += len(tokens)
-                case Provide(token=token):
-                    self.shown.append(token)
-                case RollBack(tokens=tokens):
-                    assert self.shown[-len(tokens) :] == tokens and len(self.shown) - len(tokens) >= self.verified
-                    del self.shown[-len(tokens) :]
-                case Reconnect():
-                    self.cut()
-                case Done(reason=reason):
-                    assert self.done is None
-                    self.done = reason
-                case Stall() | Resume():
-                    pass
-            assert self.shown[: self.verified] == self.session.committed[len(PROMPT) :][: self.verified]
-
-    swallow = 0.0
-
-    def cut(self) -> None:
-        if self.verifier:
-            self.verifier, self.to_device = None, []
-            self.do(self.session.link_down(self.now))
-
-    def connect(self) -> None:
-        if not self.verifier:
-            self.verifier, self.to_device = SimulatedVerifier(), []
-            self.do(self.session.link_up(WELCOME, self.now))
-
-    def run_job(self) -> None:
-        if not self.jobs:
-            return
-        job = self.jobs.pop()
-        if isinstance(job, WriteToken):
-            right = target(job.prefix)
-            token = right if self.rng.random() < 0.7 else self.rng.randrange(VOCAB)
-            self.do(self.session.token_written(token, job.version, self.now))
-        else:
-            self.do(self.session.tree_ready(self.tree(job), job.version, self.now))
-
-    def tree(self, job: DraftTree) -> TokenTree:
-        tokens: list[int] = []
-        parents: list[int] = []
-        prefix, parent = list(job.prefix), ROOT
-        for _ in range(min(job.depth, self.rng.randrange(4))):
-            right = target(prefix)
-            chosen = {right, self.rng.randrange(VOCAB)} if self.rng.random() < 0.8 else {(right + 1) % VOCAB}
-            first = len(tokens)
-            tokens += chosen
-            parents += [parent] * len(chosen)
-            if right not in chosen or right == EOS:
-                break
-            parent = tokens.index(right, first)
-            prefix.append(right)
-        return TokenTree(tuple(tokens), tuple(parents))
-
-    def deliver(self) -> None:
-        if self.to_device:
-            self.do(self.session.message(self.to_device.pop(0), self.now))
-
-    def tick(self, seconds: float) -> None:
-        self.now += seconds
-        self.do(self.session.tick(self.now))
-
-    def settle(self, steps: int = 2000) -> None:
-        """From here on nothing goes wrong."""
-        self.swallow = 0.0
-        for _ in range(steps):
-            if self.done:
-                return
-            self.connect()
-            self.deliver()
-            self.run_job()
-            wake = self.session.wake_at()
-            if not self.to_device and not self.jobs and wake is not None:
-                self.tick(max(0.0, wake - self.now))
-        raise AssertionError(f"does not end: {self.trace[-20:]}")
-
-
-EVENTS = ("deliver", "deliver", "job", "job", "short", "long", "cut", "connect", "swallow", "pass")
-
-
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 2**32), st.lists(st.sampled_from(EVENTS), max_size=120))
-def test_any_interleaving_ends_in_the_targets_own_text(seed: int, events: list[str]) -> None:
-    world = World(random.Random(seed))
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32), policies, st.lists(st.sampled_from(EVENTS), max_size=120))
+def test_any_interleaving_ends_in_the_targets_own_text(seed: int, policy: Policy, events: list[str]) -> None:
+    world = World(random.Random(seed), policy=policy)
     world.do(world.session.start(world.now))
     for event in events:
         if world.done:
             break
-        match event:
-            case "deliver":
-                world.deliver()
-            case "job":
-                world.run_job()
-            case "short":
-                world.tick(0.05)
-            case "long":
-                world.tick(1.5)
-            case "cut":
-                world.cut()
-            case "connect":
-                world.connect()
-            case "swallow":
-                world.swallow = 0.5
-            case "pass":
-                world.swallow = 0.0
-        assert len(world.shown) <= 20
+        world.happen(event)
     world.settle()
     expected = plain(PROMPT, 20)
     assert world.shown == expected
     assert world.done == ("stop" if expected[-1] == EOS else "length")
     assert world.verified == len(expected)
+    if policy.mode == "cloud-only":
+        assert world.session.stats.provisional == 0
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32), st.lists(st.sampled_from(EVENTS), max_size=120))
+def test_what_was_kept_stays_and_everything_else_is_the_targets(seed: int, events: list[str]) -> None:
+    """`World.expect_sound` checks each token: adopted, or the target's own behind what stands before it."""
+    world = World(random.Random(seed), policy=Policy(on_return="keep"))
+    world.do(world.session.start(world.now))
+    for event in events:
+        if world.done:
+            break
+        world.happen(event)
+    world.settle()
     stats = world.session.stats
-    assert stats.provisional == stats.kept + stats.rolled_back
+    assert world.shown and stats.adopted == sum(end - begin for begin, end in world.session.adopted)
+    assert world.done in ("stop", "length")
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32), st.lists(st.sampled_from(EVENTS), max_size=60), st.sampled_from(["repair", "keep"]))
+def test_an_answer_goes_on_from_its_record(seed: int, events: list[str], on_return: str) -> None:
+    """The process dies at any moment; its record, through JSON, makes a session that ends in the same text."""
+    policy = Policy(on_return=on_return)  # type: ignore[arg-type]
+    first = World(random.Random(seed), policy=policy)
+    first.do(first.session.start(0.0))
+    for event in events:
+        if first.done:
+            break
+        first.happen(event)
+    record = json.loads(json.dumps(first.session.record()))
+    second = World(random.Random(seed + 1), policy=policy)
+    second.session = Session(
+        prompt=record["prompt"], sampling=Sampling(**record["sampling"]), eos_ids=frozenset([EOS]),
+        max_new=record["max_new"], max_context=64, row_shape=SHAPE, session_id=bytes.fromhex(record["session"]),
+        patience=PATIENCE, policy=policy,
+    )  # fmt: skip
+    second.session.restore(record)
+    assert second.session.text_ids == first.session.text_ids
+    second.shown = list(second.session.text_ids)
+    second.verified = len(second.session.committed) - len(PROMPT)
+    second.session.stats.provisional = len(second.session.provisional)
+    second.do(second.session.start(0.0))
+    second.settle()
+    if not second.session.adopted:
+        assert second.shown == plain(PROMPT, 20)
 
 
 def test_rows_reach_the_drafter_once_each() -> None:
@@ -265,7 +103,7 @@ def test_silence_starts_writing_at_the_deadline_and_not_before() -> None:
     world.session.patience = Patience(open=0.5)
     world.do(world.session.start(0.0))
     world.connect()
-    world.swallow = 1.0  # the verifier never hears the VERIFY: a half-open link
+    world.deaf = True  # the verifier never hears the VERIFY: a half-open link
     world.to_device.clear()
     world.run_job()
     due = world.session.wake_at()
@@ -339,3 +177,162 @@ def test_a_prompt_that_fills_the_context_ends_with_length() -> None:
         session_id=bytes(16),
     )  # fmt: skip
     assert session.start(0.0) == [Done("length")]
+
+
+# drafting ahead, modes, policies
+
+
+def test_the_drafter_drafts_on_while_a_verdict_is_awaited() -> None:
+    world = World(random.Random(1))
+    world.do(world.session.start(0.0))
+    world.connect()
+    assert "DraftAhead" not in world.trace
+    version = world.session.version
+    actions = world.session.tree_ready(TokenTree(), world.jobs.pop().version, 0.0)
+    assert [type(action) for action in actions] == [Send, DraftAhead]
+    assert actions[1] == DraftAhead(version)
+    world.do(actions)
+    world.deliver(), world.deliver(), world.deliver()
+    assert world.verified and world.session.version != version  # which is what ends it
+
+
+def test_streaming_asks_once_and_takes_what_comes() -> None:
+    world = World(random.Random(2))
+    world.session.mode = "stream"
+    world.do(world.session.start(0.0))
+    world.connect()
+    while world.to_device:
+        world.deliver()
+    assert world.done == "length" and world.shown == plain(PROMPT, 20)
+    stats = world.session.stats
+    assert stats.calls == 1 and stats.streamed == len(world.shown) and stats.rounds == 0
+    assert not world.jobs and world.rows == len(world.session.committed) - 1
+
+
+def test_a_switch_in_mid_stream_cancels_and_opens_again_with_what_arrived() -> None:
+    world = World(random.Random(2))
+    world.session.mode = "stream"
+    world.do(world.session.start(0.0))
+    world.connect()
+    for _ in range(4):
+        world.deliver()
+    there = world.verified
+    assert there == 2
+    world.trace.clear()
+    world.do(world.session.set_mode("tree", 0.1))
+    assert world.trace == ["Send", "Send", "DraftTree"]
+    world.settle()
+    assert world.shown == plain(PROMPT, 20) and world.session.stats.streamed == there
+
+
+def test_a_stalled_stream_goes_on_from_the_drafter() -> None:
+    world = World(random.Random(3))
+    world.session.mode = "stream"
+    world.do(world.session.start(0.0))
+    world.connect()
+    for _ in range(3):
+        world.deliver()
+    late = list(world.to_device)
+    world.to_device.clear()
+    world.tick(5.0)
+    world.run_job()
+    assert world.session.provisional and world.session.alone
+    world.to_device = late
+    world.deliver()
+    assert not world.session.alone and world.verified == 2
+
+
+def test_prefer_device_shows_tokens_at_once_and_never_runs_too_far_ahead() -> None:
+    world = World(random.Random(4), policy=Policy(mode="prefer-device", lead=3))
+    world.do(world.session.start(0.0))
+    for _ in range(6):
+        world.run_job()
+    assert len(world.shown) == 3 and world.verified == 0 and not world.jobs
+    world.connect()
+    for _ in range(3):
+        world.deliver()
+    assert world.verified
+    world.settle()
+    assert world.shown == plain(PROMPT, 20)
+
+
+def test_cloud_only_waits_and_says_so() -> None:
+    patience = Patience(connect=0.2, offline=2.0)
+    world = World(random.Random(4), policy=Policy(mode="cloud-only"), patience=patience)
+    world.do(world.session.start(0.0))
+    world.tick(0.2)
+    for _ in range(4):
+        world.run_job()
+    assert not world.shown and "Stall" in world.trace
+    world.tick(2.0)
+    assert world.done == "unreachable"
+
+
+def test_device_only_writes_to_the_end_and_asks_nobody() -> None:
+    world = World(random.Random(4), max_new=6, policy=Policy(mode="device-only"))
+    world.do(world.session.start(0.0))
+    while world.jobs:
+        world.run_job()
+    assert world.done == "unverified" and 0 < len(world.shown) <= 6 and "Send" not in world.trace
+
+
+def test_an_unsure_drafter_pauses_and_the_targets_return_ends_it() -> None:
+    world = World(random.Random(5), policy=Policy(offline="pause", min_confidence=0.5))
+    world.do(world.session.start(0.0))
+    world.tick(0.2)
+    world.jobs.pop()
+    for number in range(CONFIDENCE_WINDOW):
+        assert world.session.busy or number == 0
+        job = WriteToken(world.session.committed + world.session.provisional, world.session.version)
+        world.jobs.clear()
+        world.write(job, right=True, confidence=0.45)
+    assert world.trace[-1] == "Pause" and world.session.paused == "unsure" and not world.jobs
+    world.connect()
+    while not world.verified:
+        world.deliver()
+    assert world.session.paused == ""
+    world.settle()
+    assert world.shown == plain(PROMPT, 20)
+
+
+def test_a_stop_string_ends_the_answer_where_it_stood() -> None:
+    world = World(random.Random(6))
+    world.do(world.session.start(0.0))
+    world.connect()
+    while world.verified < 3:
+        world.deliver()
+        world.run_job()
+    kept = world.session.committed[:-2]
+    assert world.session.stop(2, 1.0)[-1] == Done("stop")
+    assert world.session.committed == kept and world.session.finished == "stop"
+
+
+def test_nothing_is_written_behind_a_provisional_stop_string() -> None:
+    world = World(random.Random(7))
+    world.do(world.session.start(0.0))
+    world.tick(0.2)
+    world.run_job()
+    world.run_job()
+    assert world.session.provisional
+    world.session.enough()
+    world.run_job()
+    assert not world.jobs
+    world.settle()
+    assert world.shown == plain(PROMPT, 20)  # taken back, or the target said it too: then the caller ends the answer
+
+
+@pytest.mark.parametrize("kind", [Verify, Generate])
+def test_a_request_is_numbered_and_says_what_it_hangs_below(kind: type) -> None:
+    world = World(random.Random(8))
+    sent: list[object] = []
+    world.send = sent.append  # type: ignore[method-assign]
+    if kind is Generate:
+        world.session.mode = "stream"
+    world.do(world.session.start(0.0))
+    world.verifier = object()  # type: ignore[assignment]
+    world.do(world.session.link_up(WELCOME, 0.0))
+    world.run_job()
+    request = next(message for message in sent if isinstance(message, kind))
+    assert (request.seq, request.base_len) == (1, len(PROMPT))
+    if isinstance(request, Generate):
+        assert request.rows and request.max_new == 20

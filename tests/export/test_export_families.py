@@ -14,7 +14,8 @@ from onnx import TensorProto
 from edge_runtime.bundle import Bundle, BundleError, open_bundle
 from edge_runtime.drafter import Drafter, TreeShape
 from edge_runtime.engines import Engine, open_engine
-from edge_runtime.runtime import EdgeRuntime, Event, Finished
+from edge_runtime.events import Event, Finished
+from edge_runtime.runtime import EdgeRuntime
 from export.__main__ import main
 from export.plan import make_plan
 from models.moa import DeviceHalf

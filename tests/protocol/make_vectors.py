@@ -77,6 +77,7 @@ def golden_messages() -> dict[str, ClientMessage | ServerMessage]:
         "verdict_eos": wire.Verdict(3, 2, 8, b"", 2, wire.FINISH_EOS, b""),
         "resync": wire.Resync(3, 70000),
         "generate": wire.Generate(3, 3, 8, 256),
+        "generate_rows": wire.Generate(3, 3, 8, 256, True),
         "cancel": wire.Cancel(3),
         "close": wire.Close(3),
         "error": wire.Error(wire.ERR_BUSY, "no room; größe ✓", 3, 250),

@@ -27,6 +27,12 @@ class Detokeniser:
         self._pending: list[int] = []
         self._sent = 0  # characters of the window's text that were returned
 
+    def fork(self) -> Detokeniser:
+        """A copy that goes on from here on its own."""
+        copy = Detokeniser(self._decode, self._skip)
+        copy._context, copy._pending, copy._sent = [*self._context], [*self._pending], self._sent
+        return copy
+
     def push(self, token: int) -> str:
         """The text that `token` completes, "" where it ends inside a character."""
         if token in self._skip:
@@ -64,6 +70,12 @@ class StopStrings:
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self.hit = False
         self._stops, self._held = stops, ""
+
+    def fork(self) -> StopStrings:
+        """A copy that goes on from here on its own."""
+        copy = StopStrings(self._stops)
+        copy.hit, copy._held = self.hit, self._held
+        return copy
 
     def push(self, piece: str) -> str:
         """Text that cannot belong to a stop string any more; "" once one was hit."""

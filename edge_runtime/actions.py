@@ -1,0 +1,120 @@
+"""What a session asks its surroundings to do. Pure data: ports in other languages have the same names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.wire import ClientMessage
+
+
+@dataclass(frozen=True)
+class Send:
+    """Give `message` to the link."""
+
+    message: ClientMessage
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """Grow a tree of at most `nodes` nodes and `depth` levels below `prefix`.
+
+    Answer with `Session.tree_ready(tree, version)`. depth may be 0: only the bonus token is wanted.
+    """
+
+    prefix: list[int]
+    version: int
+    nodes: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class DraftAhead:
+    """Grow the tree that was just sent on, until the session's version changes. No answer is wanted."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class WriteToken:
+    """Let the drafter write one token behind `prefix`; answer with `Session.token_written(token, ...)`."""
+
+    prefix: list[int]
+    version: int
+
+
+@dataclass(frozen=True)
+class AddRows:
+    """Feature rows [n, 2, heads, head_dim] of tokens at `positions` [n], which the drafter has not seen yet."""
+
+    positions: NDArray[np.int64]
+    rows: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """`tokens` are the target's; the first `confirmed` of them stood there as provisional already."""
+
+    tokens: list[int]
+    confirmed: int
+
+
+@dataclass(frozen=True)
+class Provide:
+    """The drafter wrote `token` on its own."""
+
+    token: int
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """The last `tokens` provisional tokens are withdrawn: the target draws otherwise."""
+
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """`tokens`, written by the drafter alone, stay as they are: the answer goes on behind them (`keep`)."""
+
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
+class Stall:
+    """The verdict is overdue or the link is down. `deadline`: when it was due."""
+
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The target answers again."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Writing alone stops until the target answers or somebody asks to go on. reason: "unsure", "asked" or "policy"."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reconnect:
+    """The link has been silent for too long: close it and dial again."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """reason: "stop" (end of answer), "length", "unverified" (the link never came back), "unreachable" (it did not,
+    and nothing may be written without it) or "cancelled"."""
+
+    reason: str
+
+
+Action = (
+    Send | DraftTree | DraftAhead | WriteToken | AddRows | Commit | Provide | RollBack | Adopt | Stall | Resume
+    | Pause | Reconnect | Done
+)  # fmt: skip

@@ -1,0 +1,306 @@
+"""Drives one session to its end: link, drafter and clock in, events out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from edge_runtime.actions import (
+    Action,
+    AddRows,
+    Adopt,
+    Commit,
+    Done,
+    DraftAhead,
+    DraftTree,
+    Pause,
+    Provide,
+    Reconnect,
+    Resume,
+    RollBack,
+    Send,
+    Stall,
+    WriteToken,
+)
+from edge_runtime.drafter import Draft, TreeShape
+from edge_runtime.events import (
+    Adopted,
+    AnswerStats,
+    Event,
+    Finished,
+    LinkState,
+    Provisional,
+    RolledBack,
+    Verified,
+)
+from edge_runtime.link import Arrived, LinkDown, LinkEvent, LinkRefused, LinkUp
+from edge_runtime.session import Session
+from edge_runtime.transport import Transport
+from edge_runtime.worker import DrafterThread
+from protocol.text import Detokeniser, StopStrings
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A drafter job is done: a tree, or one token written alone and its probability."""
+
+    session: Session
+    result: Draft | tuple[int, float]
+    version: int
+    seconds: float
+
+
+class AnswerText:
+    """The answer as text, kept up token by token; provisional text is decoded behind the verified one."""
+
+    def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str]) -> None:
+        self._decoder, self._stops = Detokeniser(decode), StopStrings(stops)
+        self._ahead = self._decoder.fork(), self._stops.fork()
+        self.verified = self.provisional = ""
+
+    def commit(self, tokens: list[int]) -> int | None:
+        """Add verified tokens; returns how many of them there were up to the end of a stop string, if one came."""
+        for count, token in enumerate(tokens, 1):
+            self.verified += self._stops.push(self._decoder.push(token))
+            if self._stops.hit:
+                return count
+        return None
+
+    def provide(self, token: int) -> bool:
+        """Add a provisional token; False where a stop string ended the text."""
+        decoder, stops = self._ahead
+        self.provisional += stops.push(decoder.push(token))
+        return not stops.hit
+
+    def rebase(self, provisional: list[int]) -> None:
+        """The provisional text stands behind the verified one as it is now."""
+        self._ahead, self.provisional = (self._decoder.fork(), self._stops.fork()), ""
+        for token in provisional:
+            self.provide(token)
+
+    def end(self) -> None:
+        """No more comes: what was held back as the beginning of a character or a stop string is shown."""
+        decoder, stops = self._ahead
+        if self.provisional:
+            self.provisional += stops.push(decoder.flush()) + stops.flush()
+        else:
+            self.verified += self._stops.push(self._decoder.flush()) + self._stops.flush()
+
+
+class Answer:
+    """One answer on its way. `inbox` gets link events and finished drafter jobs, in this loop's thread."""
+
+    def __init__(
+        self, session: Session, link: Transport | None, worker: DrafterThread,
+        inbox: asyncio.Queue[LinkEvent | Drafted], shape: TreeShape, decode: Callable[[list[int]], str],
+        stops: Sequence[str], ahead: bool,
+    ) -> None:  # fmt: skip
+        self.session, self.link, self.worker, self.inbox = session, link, worker, inbox
+        self.shape, self.stops, self.ahead = shape, stops, ahead
+        self.loop = asyncio.get_running_loop()
+        self.stats = AnswerStats()
+        self.text = AnswerText(decode, stops)
+        self.pending: list[Event] = []
+        self.stalled_at: float | None = None
+        self.tree_round = False
+        self.state = ""
+        self.began = time.monotonic()
+
+    async def run(self) -> AsyncIterator[Event]:
+        session, link = self.session, self.link
+        up, down = (link.traffic.up, link.traffic.down) if link else (0, 0)
+        self._state("connecting", link.url if link else "no server given")
+        while not self.inbox.empty():  # what happened between two answers shows in the link's state
+            self.inbox.get_nowait()
+        if link and link.refused:
+            raise link.refused
+        self.text.commit(session.committed[len(session.prompt) :])
+        self.text.rebase(session.provisional)
+        await self._do(session.start(self._now()))
+        if link and link.welcome:
+            await self._do(session.link_up(link.welcome, self._now()))
+        while True:
+            for event in self.pending:
+                if isinstance(event, Finished):
+                    self._finish_stats(up, down)
+                yield event
+            self.pending.clear()
+            if session.finished:
+                return
+            await self._next_event()
+
+    async def close(self) -> None:
+        """Cancel what is not finished."""
+        if not self.session.finished:
+            await self._do(self.session.cancel(self._now()))
+
+    async def pause(self) -> None:
+        await self._do(self.session.pause(self._now()))
+
+    async def proceed(self) -> None:
+        await self._do(self.session.proceed(self._now()))
+
+    def _now(self) -> float:
+        return time.monotonic()
+
+    async def _next_event(self) -> None:
+        """Wait for the link, the drafter or the clock, whichever is first, and feed the session."""
+        wake = self.session.wake_at()
+        timeout = None if wake is None or math.isinf(wake) else max(0.0, wake - self._now())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._feed(await self.inbox.get())
+        await self._do(self.session.tick(self._now()))
+
+    async def _feed(self, event: object) -> None:
+        session, now = self.session, self._now()
+        match event:
+            case Drafted(session=owner) if owner is not session:
+                pass  # asked for by an answer that was cancelled
+            case Drafted(result=Draft() as draft, version=version):
+                self._count_draft(draft, event.seconds)
+                await self._do(session.tree_ready(draft.tree, version, now))
+            case Drafted(result=(token, confidence), version=version):
+                self.stats.draft_seconds += event.seconds
+                await self._do(session.token_written(token, confidence, version, now))
+            case LinkUp(welcome=welcome):
+                await self._do(session.link_up(welcome, now))
+            case LinkDown(reason=reason):
+                self._state("connecting" if session.connect_by else self.state, reason)
+                await self._do(session.link_down(now))
+            case Arrived(message=message):
+                if getattr(message, "stream", session.stream) in (session.stream, -1):
+                    self._measure(message, now)
+                    await self._do(session.message(message, now))
+            case LinkRefused() as refused:
+                raise refused
+
+    def _count_draft(self, draft: Draft, seconds: float) -> None:
+        self.stats.draft_seconds += seconds
+        if self.session.stats.rounds:
+            self.stats.ahead_rounds += 1
+            self.stats.ahead_hits += draft.ahead
+            self.stats.ahead_used += draft.kept
+
+    def _measure(self, message: object, now: float) -> None:
+        flight = self.session.flight
+        if flight and flight.tree is not None and self.tree_round and getattr(message, "seq", None) == flight.seq:
+            self.stats.wait_seconds += now - flight.sent
+            self.stats.engine_seconds += getattr(message, "engine_us", 0) / 1e6
+
+    async def _do(self, actions: list[Action]) -> None:
+        session, text = self.session, self.text
+        for action in actions:
+            match action:
+                case Send(message=message):
+                    self.tree_round = not session.provisional
+                    if self.link:
+                        await self.link.send(message)
+                case DraftTree() | WriteToken():
+                    self._draft(action)
+                case DraftAhead():
+                    self._draft_ahead()
+                case AddRows(positions=positions, rows=rows):
+                    self.worker.submit(partial(self.worker.drafter.add_rows, positions, rows))
+                    self._draft_ahead()
+                case Commit(tokens=tokens, confirmed=confirmed):
+                    if not self.stats.first_token_seconds:
+                        self.stats.first_token_seconds = self._now() - self.began
+                    count = text.commit(tokens)
+                    text.rebase(session.provisional)
+                    self._tell(Verified(*self._shown(), tokens[:count], confirmed))
+                    self._state("verified", "")
+                    if count is not None:
+                        await self._do(session.stop(len(tokens) - count, self._now()))
+                        return
+                case Provide(token=token):
+                    if self.stalled_at is not None:
+                        self.stats.stall_seconds.append(self._now() - self.stalled_at)
+                        self.stalled_at = None
+                    if not text.provide(token):
+                        session.enough()
+                    self._tell(Provisional(*self._shown(), token))
+                case RollBack(tokens=tokens):
+                    text.rebase(session.provisional)
+                    self._tell(RolledBack(*self._shown(), len(tokens)))
+                case Adopt(tokens=tokens):
+                    text.commit(tokens)
+                    text.rebase(session.provisional)
+                    self._tell(Adopted(*self._shown(), tokens))
+                case Stall(deadline=deadline):
+                    self.stalled_at = deadline
+                    silent = session.policy.mode == "cloud-only" or bool(session.paused)
+                    self._state("waiting" if silent else "alone", "the verifier is silent")
+                case Pause(reason=reason):
+                    self._state("waiting", f"paused: {reason}")
+                case Resume():
+                    self.stalled_at = None
+                    self._state("verified", "")
+                case Reconnect():
+                    if self.link:
+                        self.link.drop()
+                case Done(reason=reason):
+                    text.end()
+                    self._tell(Finished(*self._shown(), reason, session.text_ids, self.stats))
+
+    def _tell(self, event: Event) -> None:
+        self.pending.append(event)
+
+    def _state(self, state: str, detail: str) -> None:
+        if state != self.state:
+            self.state = state
+            self._tell(LinkState(*self._shown(), state, detail))
+
+    def _shown(self) -> tuple[str, str]:
+        """(verified, provisional) text."""
+        return self.text.verified, self.text.provisional
+
+    def _draft(self, action: DraftTree | WriteToken) -> None:
+        session, drafter, asked = self.session, self.worker.drafter, time.monotonic()
+
+        def work() -> None:
+            result: Draft | tuple[int, float]
+            if isinstance(action, WriteToken):
+                result = drafter.next_token(action.prefix, session.sampling)
+            elif action.depth < 1:
+                result = Draft()
+            else:
+                nodes, depth = min(self.shape.nodes, action.nodes), min(self.shape.depth, action.depth)
+                shape = replace(self.shape, nodes=nodes, depth=depth)
+                result = drafter.draft(
+                    action.prefix, session.sampling, shape, lambda: session.version != action.version
+                )
+            drafted = Drafted(session, result, action.version, time.monotonic() - asked)
+            self.loop.call_soon_threadsafe(self.inbox.put_nowait, drafted)
+
+        self.worker.submit(work)
+
+    def _draft_ahead(self) -> None:
+        """Draft on below the tree in flight, where there is one and nothing else to do."""
+        session, version = self.session, self.session.version
+        if not self.ahead or session.flight is None or not session.flight.tree or session.provisional or session.busy:
+            return
+        shape = self.shape
+
+        def done(nodes: int) -> None:
+            self.stats.ahead_nodes += nodes
+
+        self.worker.draft_ahead(shape, lambda: session.version == version, done)
+
+    def _finish_stats(self, up: int, down: int) -> None:
+        session, stats = self.session, self.stats
+        for name in ("rounds", "nodes", "calls", "streamed", "provisional", "kept", "rolled_back", "adopted", "stalls",
+                     "pauses", "opens"):  # fmt: skip
+            setattr(stats, name, getattr(session.stats, name))
+        stats.tokens = len(session.committed) - len(session.prompt) - stats.adopted
+        stats.tau = (session.stats.accepted + stats.rounds) / stats.rounds if stats.rounds else 0.0
+        stats.seconds = self._now() - self.began
+        stats.tokens_per_second = stats.tokens / stats.seconds
+        if self.link:
+            stats.bytes_up = self.link.traffic.up - up
+            stats.bytes_down = self.link.traffic.down - down

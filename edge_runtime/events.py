@@ -1,0 +1,97 @@
+"""What an answer tells while it grows, and the figures it ends with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a user sees after this event: `verified` is the target's, `provisional` the drafter's own."""
+
+    verified: str
+    provisional: str
+
+
+@dataclass(frozen=True)
+class Verified(Event):
+    """`tokens` joined the verified text; `confirmed` of them stood there as provisional before."""
+
+    tokens: list[int]
+    confirmed: int
+
+
+@dataclass(frozen=True)
+class Provisional(Event):
+    """The drafter wrote `token` alone; a later event verifies it or takes it back."""
+
+    token: int
+
+
+@dataclass(frozen=True)
+class RolledBack(Event):
+    """The last `count` provisional tokens were withdrawn: the target writes something else."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Adopted(Event):
+    """`tokens`, written by the drafter alone, stay (`keep`): they stand in `verified` now, but nobody verified them."""
+
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
+class LinkState(Event):
+    """state: "connecting", "verified" (the target answers), "alone" (the device writes on) or "waiting" (the target is
+    silent and nothing is written)."""
+
+    state: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """The answer's end. reason: "stop", "length", "unverified", "unreachable" or "cancelled"; stats: `AnswerStats`."""
+
+    reason: str
+    token_ids: list[int]
+    stats: AnswerStats
+
+
+@dataclass
+class AnswerStats:
+    """Figures of one answer. Seconds and bytes as measured; bytes count WebSocket frames of this answer."""
+
+    tokens: int = 0  # verified
+    rounds: int = 0
+    tau: float = 0.0  # accepted + bonus tokens per tree round
+    nodes: int = 0
+    calls: int = 0  # requests to the verifier
+    streamed: int = 0  # tokens that the target wrote alone
+    seconds: float = 0.0
+    tokens_per_second: float = 0.0
+    first_token_seconds: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    draft_seconds: float = 0.0  # between asking for a tree or a token and having it
+    wait_seconds: float = 0.0  # between VERIFY and its verdict, tree rounds only
+    engine_seconds: float = 0.0  # of that, the verifier's engine
+    ahead_nodes: int = 0  # expanded while a verdict was awaited
+    ahead_used: int = 0  # of these, below the root that the verdict gave
+    ahead_hits: int = 0  # trees whose root had been expanded ahead
+    ahead_rounds: int = 0  # trees that could have been
+    provisional: int = 0
+    kept: int = 0
+    rolled_back: int = 0
+    adopted: int = 0
+    stalls: int = 0
+    pauses: int = 0
+    opens: int = 0
+    #: per stall: seconds from the moment the verdict was due to the first provisional token
+    stall_seconds: list[float] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)

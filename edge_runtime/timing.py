@@ -1,0 +1,40 @@
+"""When the device stops waiting. Seconds on any monotonic clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class RoundTimer:
+    """When a reply is overdue: smoothed round time plus four deviations (as TCP does, RFC 6298)."""
+
+    floor: float = 0.25
+    ceiling: float = 3.0
+    first: float = 2.0  # before anything was measured
+    smoothed: float | None = None
+    deviation: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        if self.smoothed is None:
+            self.smoothed, self.deviation = seconds, seconds / 2
+            return
+        self.deviation += 0.25 * (abs(seconds - self.smoothed) - self.deviation)
+        self.smoothed += 0.125 * (seconds - self.smoothed)
+
+    def timeout(self) -> float:
+        if self.smoothed is None:
+            return self.first
+        return min(self.ceiling, max(self.floor, self.smoothed + 4 * self.deviation))
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds. open: allowance for a verdict right behind OPEN, when the server may have to prefill the
+    whole conversation; connect: how long a new answer waits for a first link; silence: without any message
+    for this long, an open link counts as dead; offline: how long an answer that cannot go on waits for the target."""
+
+    open: float = 3.0
+    connect: float = 1.0
+    silence: float = 5.0
+    offline: float = 60.0

@@ -1,0 +1,42 @@
+"""What the runtime asks of whatever carries messages to a verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from edge_runtime.link import LinkEvent, LinkRefused, Traffic
+from protocol.wire import ClientMessage, Hello, Welcome
+
+
+class Transport(Protocol):
+    """What carries messages to one verifier and back: `edge_runtime.link.Link`, `cloud.local.LocalLink`.
+
+    It reports LinkUp, LinkDown, Arrived and LinkRefused in the event loop's thread, in order.
+    """
+
+    url: str  # where the verifier is, for people
+    traffic: Traffic
+    welcome: Welcome | None  # while there is a connection
+    refused: LinkRefused | None  # why there will never be one again
+
+    async def run(self) -> None:
+        """Connect, and again whenever it must; ends only by cancellation or a refusal."""
+
+    async def send(self, message: ClientMessage) -> None:
+        """Send, or drop `message` where there is no connection: the session repeats it after the next LinkUp."""
+
+    def drop(self) -> None:
+        """Give the connection up and make a new one."""
+
+
+class Server(Protocol):
+    """What makes links, where an address does not: `cloud.local.LocalVerifier`.
+
+    steady: it always answers or fails, so that the device never writes alone while it waits for a verdict.
+    """
+
+    steady: bool
+
+    def link(self, hello: Hello, report: Callable[[LinkEvent], None]) -> Transport:
+        """A link for one runtime; the runtime runs it."""

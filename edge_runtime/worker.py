@@ -1,0 +1,36 @@
+"""The drafter's thread: jobs in the order they were asked for, and drafting ahead between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from edge_runtime.drafter import Drafter, TreeShape
+
+
+class DrafterThread:
+    """One thread owns the drafter. Any new job ends drafting ahead within one engine step."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self._pool = ThreadPoolExecutor(1, "drafter")
+        self._asked = 0
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Run `job` behind those that were submitted before."""
+        self._asked += 1
+        self._pool.submit(job)
+
+    def draft_ahead(self, shape: TreeShape, wanted: Callable[[], bool], done: Callable[[int], None]) -> None:
+        """Grow the last tree on while it is `wanted` and no job waits; `done` gets the number of nodes expanded."""
+        asked = self._asked
+
+        def work() -> None:
+            done(self.drafter.draft_ahead(shape, lambda: self._asked != asked or not wanted()))
+
+        self._pool.submit(work)
+
+    def close(self) -> None:
+        """Wait for what is under way, and end."""
+        self._asked += 1
+        self._pool.shutdown(wait=True)

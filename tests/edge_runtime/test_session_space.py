@@ -1,0 +1,151 @@
+"""Every state that a short answer can reach, by every order of events: nothing is lost, and nothing hangs.
+
+Three tokens, a drafter that is right or wrong, a verifier that answers, is slow, deaf or gone, and a clock that
+jumps from one deadline to the next. `World.expect_sound` is checked on every edge; from every state a way leads to the
+answer's end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Hashable
+from copy import deepcopy
+from dataclasses import dataclass
+
+import pytest
+
+from edge_runtime.actions import DraftTree, WriteToken
+from edge_runtime.session import Policy
+from edge_runtime.timing import Patience, RoundTimer
+from protocol.tree import TokenTree
+from protocol.wire import ERR_BUSY, Error, Features, Opened, Verdict
+from tests.edge_runtime.world import PROMPT, VOCAB, World, plain, target
+
+#: what a session takes without doing anything but noting rows
+IDLE = (Opened, Features)
+TOKENS = 3
+PATIENCE = Patience(open=0.5, connect=0.2, silence=1.0, offline=2.0)
+
+
+@dataclass
+class FixedTimer(RoundTimer):
+    """Learns nothing, so that the space stays finite."""
+
+    def add(self, seconds: float) -> None:
+        pass
+
+
+def successors(world: World, streaming: bool) -> list[tuple[str, World]]:
+    """What may happen next."""
+    events = ["cut", "silence"] if world.verifier and not world.deaf else ["cut"] if world.verifier else ["connect"]
+    if world.to_device:
+        events += ["deliver", "refuse"]
+    events += ["right", "wrong"] if world.jobs else []
+    if world.session.wake_at() is not None:
+        events.append("timer")
+    if streaming:
+        events.append("stream" if world.session.mode == "tree" else "draft")
+    else:
+        events.append("pause" if not world.session.paused else "proceed")
+    after = []
+    for event in events:
+        copy = deepcopy(world)
+        step(copy, event)
+        after.append((event, copy))
+    return after
+
+
+def step(world: World, event: str) -> None:
+    session = world.session
+    if event == "timer":
+        wake = session.wake_at()
+        assert wake is not None
+        world.tick(max(0.0, wake - world.now))
+    elif event == "refuse":  # in place of what it would have said
+        world.to_device = [Error(ERR_BUSY, "no room", 0, 100)]
+        world.verifier.tokens = None  # type: ignore[union-attr]
+        world.deliver()
+    elif event in ("right", "wrong"):
+        job = world.jobs.pop()
+        if isinstance(job, WriteToken):
+            world.write(job, event == "right", 0.1)
+        else:
+            world.do(session.tree_ready(tree(job, event == "right"), job.version, world.now))
+    else:
+        world.happen(event)
+    # replies to what is not awaited any more say nothing to a session (test_session.py), and feature rows only speed
+    flight = session.flight.seq if session.flight else -1
+    world.to_device = [m for m in world.to_device if getattr(m, "seq", flight) == flight and not isinstance(m, IDLE)]
+
+
+def tree(job: DraftTree, right: bool) -> TokenTree:
+    token = target(job.prefix)
+    if not job.depth:
+        return TokenTree()
+    return TokenTree((token, (token + 1) % VOCAB), (-1, -1)) if right else TokenTree(((token + 2) % VOCAB,), (-1,))
+
+
+def key(world: World) -> Hashable:
+    """What the future depends on: numbers relative to the session's, and of a clock whether it runs or has run out."""
+    s = world.session
+
+    def ahead(moment: float | None) -> bool | None:
+        return None if moment is None else moment > world.now
+
+    flight = s.flight and (s.flight.tree, ahead(s.flight.due), s.flight.seq - s.seq)
+    coming = tuple(
+        (m.seq - s.seq, m.base_len, m.accepted, m.bonus) if isinstance(m, Verdict) else type(m).__name__
+        for m in world.to_device
+    )
+    jobs = tuple((type(job).__name__, job.version == s.version, tuple(job.prefix)) for job in world.jobs)
+    verifier = world.verifier and (tuple(world.verifier.tokens or ()), max(-2, world.verifier.seq - s.seq), world.deaf)
+    return (
+        tuple(s.committed), tuple(s.provisional), tuple(s.adopted), s.alone, s.paused, s.linked, s.mode, s.busy,
+        s.fresh_open, s.ready_tree, s.finished, ahead(s.retry_at), ahead(s.connect_by), ahead(s.give_up_at), flight,
+        coming, jobs, verifier,
+    )  # fmt: skip
+
+
+POLICIES = {
+    "prefer-cloud": Policy(),
+    "streaming": Policy(),
+    "keep": Policy(on_return="keep"),
+    "cloud-only": Policy(mode="cloud-only"),
+    "prefer-device": Policy(mode="prefer-device", lead=1),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_order_of_events(name: str) -> None:
+    policy = POLICIES[name]
+    world = World(random.Random(0), TOKENS, policy, PATIENCE, FixedTimer())
+    world.do(world.session.start(0.0))
+    seen: dict[Hashable, World] = {key(world): world}
+    before: dict[Hashable, set[Hashable]] = {}
+    todo, ends = deque([world]), set[Hashable]()
+    expected = plain(PROMPT, TOKENS)
+    while todo:
+        world = todo.popleft()
+        here = key(world)
+        if world.done:
+            ends.add(here)
+            if world.done in ("stop", "length") and not world.session.adopted:
+                assert world.shown == expected and world.verified == len(expected)
+            continue
+        for _, after in successors(world, name == "streaming"):
+            there = key(after)
+            before.setdefault(there, set()).add(here)
+            if there not in seen:
+                seen[there] = after
+                todo.append(after)
+        assert len(seen) < 20_000, "the space is larger than it was; look why"
+    reach, backwards = set(ends), list(ends)
+    while backwards:
+        for state in before.get(backwards.pop(), ()):
+            if state not in reach:
+                reach.add(state)
+                backwards.append(state)
+    assert len(reach) == len(seen), "from some states no way leads to the end"
+    print(f"{name}: {len(seen)} states, {len(ends)} ends")
+    assert len(seen) > 150

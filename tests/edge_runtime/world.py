@@ -1,0 +1,301 @@
+"""A session's whole surroundings, simulated: target, verifier, drafter, link and clock, and what a user sees.
+
+Every action is checked as it is carried out; `expect_sound` holds after every event, whatever happened.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from edge_runtime.actions import (
+    Action,
+    AddRows,
+    Adopt,
+    Commit,
+    Done,
+    DraftAhead,
+    DraftTree,
+    Pause,
+    Provide,
+    Reconnect,
+    Resume,
+    RollBack,
+    Send,
+    Stall,
+    WriteToken,
+)
+from edge_runtime.session import Policy, Session
+from edge_runtime.timing import Patience, RoundTimer
+from protocol.rows import RowShape
+from protocol.sampling import Sampling
+from protocol.tree import ROOT, TokenTree
+from protocol.wire import (
+    ERR_UNKNOWN,
+    FINISH_EOS,
+    FINISH_NONE,
+    Cancel,
+    Error,
+    Features,
+    Generate,
+    Open,
+    Opened,
+    Resync,
+    ServerMessage,
+    Verdict,
+    Verify,
+    Welcome,
+    unpack_ids,
+    unpack_tree,
+)
+
+EOS = 0
+VOCAB = 5
+PROMPT = [3, 1, 4]
+SHAPE = RowShape(1, 2)
+WELCOME = Welcome(1, "t", "d", VOCAB, 64, 8, 8)
+PATIENCE = Patience(open=0.5, connect=0.2, silence=1.0, offline=1e9)
+
+
+def target(prefix: list[int]) -> int:
+    """The simulated target's next token: a fixed function of the whole prefix, rarely EOS."""
+    h = 0
+    for token in prefix:
+        h = (h * 31 + token + 7) % 9973
+    return EOS if h % 17 == 0 else 1 + h % (VOCAB - 1)
+
+
+def plain(prompt: list[int], limit: int) -> list[int]:
+    out: list[int] = []
+    while len(out) < limit and (not out or out[-1] != EOS):
+        out.append(target(prompt + out))
+    return out
+
+
+class SimulatedVerifier:
+    """What one connection answers: the rules of protocol.wire without a model."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] | None = None
+        self.seq = 0
+
+    def receive(self, message: object) -> list[ServerMessage]:
+        if isinstance(message, Open):
+            self.tokens, self.seq = unpack_ids(message.tokens), message.seq
+            rows = bytes(SHAPE.nbytes * (len(self.tokens) - 1 - message.features_have))
+            return [Opened(0, len(self.tokens), 0), Features(0, message.features_have, rows)]
+        if isinstance(message, Verify | Generate):
+            if self.tokens is None:
+                return [Error(ERR_UNKNOWN, "open first", 0)]
+            assert message.seq == self.seq + 1, "the device skipped or repeated a number"
+            if message.base_len != len(self.tokens):
+                return [Resync(0, len(self.tokens))]
+            self.seq = message.seq
+            return [self._walk(message)] if isinstance(message, Verify) else self._write(message)
+        return []
+
+    def _walk(self, message: Verify) -> Verdict:
+        assert self.tokens is not None
+        tree = unpack_tree(message.tokens, message.parents)
+        node, path, base = ROOT, list[int](), len(self.tokens)
+        while True:
+            token = target(self.tokens)
+            self.tokens.append(token)
+            child = None if token == EOS else tree.child(node, token)
+            if child is None:
+                finish = FINISH_EOS if token == EOS else FINISH_NONE
+                return Verdict(0, self.seq, base, bytes(path), token, finish, bytes(SHAPE.nbytes * (len(path) + 1)))
+            node = child
+            path.append(node)
+
+    def _write(self, message: Generate) -> list[ServerMessage]:
+        assert self.tokens is not None
+        verdicts: list[ServerMessage] = []
+        for _ in range(message.max_new):
+            base, token = len(self.tokens), target(self.tokens)
+            self.tokens.append(token)
+            finish = FINISH_EOS if token == EOS else FINISH_NONE
+            rows = bytes(SHAPE.nbytes) if message.rows else b""
+            verdicts.append(Verdict(0, self.seq, base, b"", token, finish, rows))
+            if token == EOS:
+                break
+        return verdicts
+
+
+class World:
+    """Runs a session against the simulated verifier; a random source picks what happens next."""
+
+    def __init__(
+        self, rng: random.Random, max_new: int = 20, policy: Policy | None = None, patience: Patience = PATIENCE,
+        timer: RoundTimer | None = None,
+    ) -> None:  # fmt: skip
+        self.rng, self.now = rng, 0.0
+        self.session = Session(
+            prompt=list(PROMPT), sampling=Sampling(), eos_ids=frozenset([EOS]), max_new=max_new, max_context=64,
+            row_shape=SHAPE, session_id=bytes(16), patience=patience, policy=policy or Policy(),
+            timer=timer or RoundTimer(),
+        )  # fmt: skip
+        self.verifier: SimulatedVerifier | None = None
+        self.deaf = False  # the link is half open: nothing gets through until it is cut
+        self.to_device: list[ServerMessage] = []
+        self.jobs: list[DraftTree | WriteToken] = []
+        self.shown: list[int] = []  # what a user would see, built from the events alone
+        self.verified = 0
+        self.rows = 0
+        self.done: str | None = None
+        self.trace: list[str] = []
+        self.committed = list(PROMPT)
+
+    def do(self, actions: list[Action]) -> None:
+        for action in actions:
+            self.trace.append(type(action).__name__)
+            match action:
+                case Send(message=message):
+                    self.send(message)
+                case DraftTree() | WriteToken():
+                    assert not self.jobs, "one drafter job at a time"
+                    self.jobs.append(action)
+                case AddRows(rows=rows):
+                    self.rows += len(rows)
+                case Commit(tokens=tokens, confirmed=confirmed):
+                    assert self.shown[self.verified : self.verified + confirmed] == tokens[:confirmed]
+                    if confirmed < len(tokens):
+                        assert len(self.shown) == self.verified + confirmed, "provisional text is in the way"
+                    self.shown[self.verified :] = tokens + self.shown[self.verified + len(tokens) :]
+                    self.verified += len(tokens)
+                case Provide(token=token):
+                    self.shown.append(token)
+                case RollBack(tokens=tokens):
+                    assert self.shown[-len(tokens) :] == tokens and len(self.shown) - len(tokens) >= self.verified
+                    del self.shown[-len(tokens) :]
+                case Adopt(tokens=tokens):
+                    assert self.shown[self.verified :] == tokens
+                    self.verified += len(tokens)
+                case Reconnect():
+                    self.cut()
+                case Done(reason=reason):
+                    assert self.done is None
+                    self.done = reason
+                case Stall() | Resume() | Pause() | DraftAhead():
+                    pass
+        self.expect_sound()
+
+    def expect_sound(self) -> None:
+        """What must hold after every event."""
+        session = self.session
+        assert session.committed[: len(self.committed)] == self.committed, "committed text changed"
+        self.committed = list(session.committed)
+        answer = session.committed[len(PROMPT) :]
+        assert self.shown == answer + session.provisional == session.text_ids and self.verified == len(answer)
+        adopted = {position for begin, end in session.adopted for position in range(begin, end)}
+        for position in range(len(PROMPT), len(session.committed)):
+            if position not in adopted:
+                assert session.committed[position] == target(session.committed[:position])
+        stats = session.stats
+        accounted = stats.kept + stats.rolled_back + stats.adopted + len(session.provisional)
+        assert stats.provisional == accounted
+        assert len(self.shown) <= session.max_new
+        assert session.finished or self.jobs or session.wake_at() is not None, "nobody will ever wake it"
+
+    def send(self, message: Any) -> None:
+        if self.verifier and not self.deaf:
+            if isinstance(message, Cancel):
+                return  # what was written already is on its way
+            self.to_device += self.verifier.receive(message)
+
+    def cut(self) -> None:
+        if self.verifier:
+            self.verifier, self.deaf, self.to_device = None, False, []
+            self.do(self.session.link_down(self.now))
+
+    def connect(self) -> None:
+        if not self.verifier:
+            self.verifier, self.to_device = SimulatedVerifier(), []
+            self.do(self.session.link_up(WELCOME, self.now))
+
+    def run_job(self) -> None:
+        if not self.jobs:
+            return
+        job = self.jobs.pop()
+        if isinstance(job, WriteToken):
+            self.write(job, right=self.rng.random() < 0.7, confidence=round(self.rng.random(), 3))
+        else:
+            self.do(self.session.tree_ready(self.tree(job), job.version, self.now))
+
+    def write(self, job: WriteToken, right: bool, confidence: float) -> None:
+        token = target(job.prefix)
+        token = token if right else (token + 1) % VOCAB
+        self.do(self.session.token_written(token, confidence, job.version, self.now))
+
+    def tree(self, job: DraftTree) -> TokenTree:
+        tokens: list[int] = []
+        parents: list[int] = []
+        prefix, parent = list(job.prefix), ROOT
+        for _ in range(min(job.depth, self.rng.randrange(4))):
+            right = target(prefix)
+            chosen = {right, self.rng.randrange(VOCAB)} if self.rng.random() < 0.8 else {(right + 1) % VOCAB}
+            first = len(tokens)
+            tokens += chosen
+            parents += [parent] * len(chosen)
+            if right not in chosen or right == EOS:
+                break
+            parent = tokens.index(right, first)
+            prefix.append(right)
+        return TokenTree(tuple(tokens), tuple(parents))
+
+    def deliver(self) -> None:
+        if self.to_device:
+            self.do(self.session.message(self.to_device.pop(0), self.now))
+
+    def tick(self, seconds: float) -> None:
+        self.now = round(self.now + seconds, 6)
+        self.do(self.session.tick(self.now))
+
+    def happen(self, event: str) -> None:
+        """One of EVENTS."""
+        session = self.session
+        match event:
+            case "deliver":
+                self.deliver()
+            case "job":
+                self.run_job()
+            case "short":
+                self.tick(0.05)
+            case "long":
+                self.tick(1.5)
+            case "cut":
+                self.cut()
+            case "connect":
+                self.connect()
+            case "silence":
+                self.deaf = self.verifier is not None
+            case "stream":
+                self.do(session.set_mode("stream", self.now))
+            case "draft":
+                self.do(session.set_mode("tree", self.now))
+            case "pause":
+                self.do(session.pause(self.now))
+            case "proceed":
+                self.do(session.proceed(self.now))
+            case _:
+                raise AssertionError(event)
+
+    def settle(self, steps: int = 2000) -> None:
+        """From here on nothing goes wrong."""
+        if self.deaf:
+            self.cut()
+        self.do(self.session.proceed(self.now))
+        for _ in range(steps):
+            if self.done:
+                return
+            self.connect()
+            self.deliver()
+            self.run_job()
+            wake = self.session.wake_at()
+            if not self.to_device and not self.jobs and wake is not None:
+                self.tick(max(0.0, wake - self.now))
+        raise AssertionError(f"does not end: {self.trace[-20:]}")
+
+
+EVENTS = ("deliver", "deliver", "job", "job", "short", "long", "cut", "connect", "silence", "stream", "draft", "pause",
+          "proceed")  # fmt: skip
