@@ -1,0 +1,174 @@
+"""Write protocol/vectors/sessions.json: `python -m tests.edge_runtime.make_traces`. For ports, and the tests.
+
+Each trace is one answer: how the session was made, then every event with its time and the actions it gave. A port
+replays the events and must give the same actions (times to a microsecond).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+import protocol
+from edge_runtime.actions import Action, AddRows, Send
+from edge_runtime.session import Policy, Session
+from edge_runtime.timing import Patience, RoundTimer
+from protocol.rows import RowShape
+from protocol.sampling import Sampling
+from protocol.tree import TokenTree
+from tests.edge_runtime.world import EVENTS, PATIENCE, World
+from tests.protocol.make_vectors import fields_of, message_of, text
+
+FILE = Path(protocol.__file__).parent / "vectors" / "sessions.json"
+COUNT = 240
+#: methods of a session that are events
+CALLS = ("start", "link_up", "link_down", "message", "tree_ready", "token_written", "tick", "set_mode", "pause",
+         "proceed", "cancel", "stop")  # fmt: skip
+POLICIES = (
+    Policy(), Policy(), Policy(mode="prefer-device", lead=4), Policy(mode="cloud-only"), Policy(mode="device-only"),
+    Policy(on_return="keep"), Policy(offline="pause", min_confidence=0.5),
+)  # fmt: skip
+
+
+def state_of(session: Session) -> str:
+    """The box of docs/design.md's diagram that a session is in."""
+    if session.finished:
+        return "finished"
+    if session.alone:
+        stopped = bool(session.paused) or session.policy.mode == "cloud-only"
+        return "waiting for the link" if stopped else "writing alone"
+    if session.flight:
+        return "streaming" if session.flight.tree is None else "verifying"
+    return "drafting"
+
+
+def plain(value: Any) -> Any:
+    """JSON form of an argument or a field."""
+    match value:
+        case TokenTree():
+            return {"tokens": list(value.tokens), "parents": list(value.parents)}
+        case np.ndarray():
+            return value.tolist()
+        case msgspec.Struct():
+            return fields_of(value)  # type: ignore[arg-type]
+    return value
+
+
+def action_json(action: Action) -> list[Any]:
+    name = type(action).__name__
+    if isinstance(action, Send):
+        return [name, fields_of(action.message)]
+    if isinstance(action, AddRows):  # a row's content is checked by rows of protocol/vectors alone
+        return [name, {"positions": action.positions.tolist()}]
+    return [name, {field: plain(value) for field, value in vars(action).items()}]
+
+
+def setup_of(session: Session) -> dict[str, Any]:
+    return {
+        "prompt": list(session.prompt), "sampling": msgspec.structs.asdict(session.sampling),
+        "eos_ids": sorted(session.eos_ids), "max_new": session.max_new, "max_context": session.max_context,
+        "row_shape": list(session.row_shape), "session": session.session_id.hex(), "stream": session.stream,
+        "patience": asdict(session.patience), "policy": asdict(session.policy),
+        "timer": {"floor": session.timer.floor, "ceiling": session.timer.ceiling, "first": session.timer.first},
+        "mode": session.mode,
+    }  # fmt: skip
+
+
+def session_of(setup: dict[str, Any]) -> Session:
+    """The inverse of `setup_of`."""
+    session = Session(
+        prompt=list(setup["prompt"]), sampling=Sampling(**setup["sampling"]), eos_ids=frozenset(setup["eos_ids"]),
+        max_new=setup["max_new"], max_context=setup["max_context"], row_shape=RowShape(*setup["row_shape"]),
+        session_id=bytes.fromhex(setup["session"]), stream=setup["stream"], patience=Patience(**setup["patience"]),
+        policy=Policy(**setup["policy"]), timer=RoundTimer(**setup["timer"]),
+    )  # fmt: skip
+    session.mode = setup["mode"]
+    return session
+
+
+def replay(trace: dict[str, Any]) -> None:
+    """Feed a trace's events to a new session; raise AssertionError where it acts otherwise."""
+    session = session_of(trace["setup"])
+    for number, (call, arguments, actions, state) in enumerate(trace["steps"]):
+        values = [argument_of(value) for value in arguments]
+        given = [action_json(action) for action in getattr(session, call)(*values)]
+        assert same(given, actions), f"{trace['name']}, step {number}: {call} gives {given}, not {actions}"
+        assert state_of(session) == state
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float | int):
+        return abs(one - other) <= 1e-6
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+def argument_of(value: Any) -> Any:
+    if isinstance(value, dict):
+        return TokenTree(tuple(value["tokens"]), tuple(value["parents"])) if "parents" in value else message_of(value)
+    return value
+
+
+class Recording:
+    """Everything that is called on a session of a world, as it happens."""
+
+    def __init__(self, world: World) -> None:
+        self.setup, self.steps = setup_of(world.session), list[Any]()
+        for call in CALLS:
+            setattr(world.session, call, self._recorded(world.session, call))
+
+    def _recorded(self, session: Session, call: str) -> Callable[..., list[Action]]:
+        inner = getattr(session, call)
+
+        @wraps(inner)
+        def event(*arguments: Any) -> list[Action]:
+            given = [plain(argument) for argument in arguments]
+            actions: list[Action] = inner(*arguments)
+            self.steps.append([call, given, [action_json(action) for action in actions], state_of(session)])
+            return actions
+
+        return event
+
+
+def make_trace(number: int) -> dict[str, Any]:
+    rng = random.Random(number)
+    policy = POLICIES[number % len(POLICIES)]
+    patience = PATIENCE if rng.random() < 0.7 else Patience(open=0.5, connect=0.2, silence=1.0, offline=2.0)
+    world = World(rng, rng.choice([1, 6, 12]), policy, patience)
+    world.session.mode = "stream" if rng.random() < 0.25 else "tree"
+    recording = Recording(world)
+    world.do(world.session.start(world.now))
+    for event in rng.choices(EVENTS, k=rng.choice([0, 10, 40])):
+        if world.done:
+            break
+        world.happen(event)
+    if not world.done and rng.random() < 0.1:
+        world.do(world.session.cancel(world.now))
+    if not world.done and world.verified > 1 and rng.random() < 0.4:
+        world.session.stop(1, world.now)
+    elif policy.mode == "device-only":
+        while not world.done:
+            world.do(world.session.proceed(world.now))
+            world.run_job()
+    else:
+        world.settle()
+    return {"name": f"{number}: {policy.mode}, {policy.on_return}", "setup": recording.setup, "steps": recording.steps}
+
+
+def traces() -> list[dict[str, Any]]:
+    return [make_trace(number) for number in range(COUNT)]
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(traces()), encoding="utf-8")
+    print(f"{FILE}: {COUNT} traces, {FILE.stat().st_size:,} bytes")
