@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.baseline import plain_decode
-from benchmarks.proxy import FaultyLink
+from benchmarks.links import EmulatedLink
 from cloud.process import VerifierProcess
 from edge_runtime.bundle import open_bundle
 from edge_runtime.events import Finished, Provisional, RolledBack, Verified
@@ -88,7 +88,7 @@ def test_seeded_sampling_equals_plain_decoding(verifier: VerifierProcess) -> Non
 
 
 async def answer_with_cut(
-    runtime: EdgeRuntime, link: FaultyLink, verifier: VerifierProcess, fault: str, prompt: list[int], after: int,
+    runtime: EdgeRuntime, link: EmulatedLink, verifier: VerifierProcess, fault: str, prompt: list[int], after: int,
     alone: int, max_new: int,
 ) -> tuple[Finished, list[int]]:  # fmt: skip
     """One answer with one fault after `after` verified tokens, healed after `alone` provisional ones.
@@ -133,7 +133,7 @@ def cuts(verifier: VerifierProcess, count: int, seed: int) -> None:
 
     async def run() -> None:
         bundle = open_bundle(BUNDLE)
-        async with FaultyLink(verifier.port) as link, EdgeRuntime(bundle, link.address) as runtime:
+        async with EmulatedLink(verifier.port) as link, EdgeRuntime(bundle, link.address) as runtime:
             prompts = [runtime.encode_prompt(question) for question in QUESTIONS]
             plain = await plain_decode(verifier.address, bundle, prompts, Sampling(), max_new)
             for number in range(count):

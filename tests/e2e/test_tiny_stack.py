@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.proxy import FaultyLink
+from benchmarks.links import EmulatedLink
 from cloud.service import Verifier
 from cloud.settings import Settings
 from edge_runtime.bundle import Bundle, open_bundle
@@ -92,7 +92,7 @@ async def answer(runtime: EdgeRuntime, prompt: list[int], sampling: Sampling) ->
     return event, screen.tokens
 
 
-async def break_links(link: FaultyLink, rng: random.Random) -> None:
+async def break_links(link: EmulatedLink, rng: random.Random) -> None:
     for _ in range(10):
         await asyncio.sleep(rng.uniform(0.05, 0.6))
         if rng.random() < 0.6:
@@ -111,7 +111,7 @@ def test_concurrent_answers_equal_plain_decoding(
     jobs = [([rng.randrange(4, 190) for _ in range(rng.randrange(1, 50))], sampling) for sampling in SAMPLINGS * 2]
 
     async def run(address: str) -> list[tuple[Finished, list[int]]]:
-        async with FaultyLink(int(address.rsplit(":", 1)[1])) as link:
+        async with EmulatedLink(int(address.rsplit(":", 1)[1])) as link:
             breaker = asyncio.create_task(break_links(link, rng)) if faults else None
 
             async def one(number: int, prompt: list[int], sampling: Sampling) -> tuple[Finished, list[int]]:
@@ -141,7 +141,7 @@ def test_another_replica_takes_the_session_over(folders: tuple[Path, Path, Path]
     async def run(first: str, second: str) -> tuple[Finished, list[int]]:
         screen = Screen()
         async with (
-            FaultyLink(int(first.rsplit(":", 1)[1])) as link,
+            EmulatedLink(int(first.rsplit(":", 1)[1])) as link,
             EdgeRuntime(bundle, link.address, patience=PATIENCE) as runtime,
         ):
             async for event in runtime.generate(prompt, max_new_tokens=MAX_NEW, temperature=1.0, seed=3):

@@ -1,0 +1,210 @@
+"""Network links in one process: a TCP proxy with delay, jitter, bandwidth, loss, outages, silence and resets.
+
+What TCP makes of a bad link is emulated, not packets: a lost packet delays all that follows by a retransmission, bytes
+never come out of order, and in an outage they wait until it is over. Chance is seeded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from dataclasses import dataclass, replace
+
+#: bytes of one packet, for loss
+PACKET = 1448
+#: bytes that may wait in one direction; then the sender is slowed down
+BUFFER = 1 << 18
+#: a lost packet is sent again after this many round trips, and never sooner than `LEAST_RETRY` seconds
+RETRY_TRIPS, LEAST_RETRY = 1.5, 0.2
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A link. rtt, jitter: ms (jitter is the standard deviation of a round trip); loss: % of packets; down, up: Mbit/s.
+
+    outage: seconds of silence in every `period` seconds, the first one after period/2. half_open: an outage never ends
+    for connections that were open; whoever dials again gets through.
+    """
+
+    name: str
+    rtt: float = 0.0
+    jitter: float = 0.0
+    loss: float = 0.0
+    down: float = 1000.0
+    up: float = 1000.0
+    outage: float = 0.0
+    period: float = 0.0
+    half_open: bool = False
+
+
+_4G = Profile("4g", 60, 20, 0.5, 20, 6)
+#: what phones and laptops meet; figures as in docs/network.md
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile("lan", 1),
+        Profile("wifi", 8, 3, 0.1, 100, 40),
+        Profile("5g", 30, 8, 0.1, 100, 20),
+        _4G,
+        Profile("edge-of-cell", 240, 60, 1, 5, 1),
+        Profile("congested", 400, 120, 3, 1, 0.5),
+        Profile("satellite", 1200, 40, 0.5, 10, 3),
+        replace(_4G, name="flap", outage=0.5, period=4),
+        replace(_4G, name="cut", outage=3, period=20),
+        replace(_4G, name="half-open", outage=3, period=20, half_open=True),
+    )
+}
+
+
+class EmulatedLink:
+    """Listens on loopback and forwards to `upstream_port` over a link of this profile.
+
+    Faults by hand, while it runs: `silent` (bytes of both directions are swallowed, connections stay open), `held`
+    (bytes wait), `cut()`, `delay` (seconds each way, on top of the profile's).
+    """
+
+    def __init__(self, upstream_port: int, profile: Profile | None = None, seed: int = 0, delay: float = 0.0) -> None:
+        self.upstream_port, self.profile, self.delay = upstream_port, profile or Profile("plain"), delay
+        self.silent = self.held = False
+        self.port = 0
+        self.up = self.down = 0  # bytes forwarded
+        self.cuts = 0
+        self._rng = random.Random(seed)
+        self._server: asyncio.Server | None = None
+        self._pipes: set[_Pipe] = set()
+        self._weather: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> EmulatedLink:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        if self.profile.outage:
+            self._weather = asyncio.create_task(self._outages())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._weather:
+            self._weather.cancel()
+        if self._server:
+            self._server.close()
+        self.cut()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def cut(self) -> None:
+        """Reset every connection."""
+        self.cuts += 1
+        for pipe in list(self._pipes):
+            pipe.abort()
+
+    async def _outages(self) -> None:
+        profile = self.profile
+        await asyncio.sleep(profile.period / 2)
+        while True:
+            self.held = True
+            if profile.half_open:
+                for pipe in self._pipes:
+                    pipe.dead = True
+            await asyncio.sleep(profile.outage)
+            self.held = False
+            await asyncio.sleep(profile.period - profile.outage)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.upstream_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        pipes = [_Pipe(self, reader, up_writer, True), _Pipe(self, up_reader, writer, False)]
+        self._pipes.update(pipes)
+        try:
+            with contextlib.suppress(asyncio.CancelledError):  # the loop ends
+                await asyncio.wait([asyncio.create_task(pipe.run()) for pipe in pipes],
+                                   return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+        finally:
+            for pipe in pipes:
+                self._pipes.discard(pipe)
+                pipe.abort()
+
+    def trip(self, packets: int, at: float) -> float:
+        """When a chunk of so many packets that leaves at `at` arrives."""
+        profile = self.profile
+        arrival = at + self.delay + profile.rtt / 2000
+        if profile.jitter:  # half of the variance each way; delays have a floor and a tail
+            arrival += abs(self._rng.gauss(0, profile.jitter / 1000 / 2**0.5))
+        if profile.loss:
+            lost = sum(self._rng.random() < profile.loss / 100 for _ in range(packets))
+            arrival += lost * max(LEAST_RETRY, RETRY_TRIPS * profile.rtt / 1000)
+        return arrival
+
+
+class _Pipe:
+    """One direction of one connection."""
+
+    def __init__(
+        self, link: EmulatedLink, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: bool
+    ) -> None:
+        self.link, self.reader, self.writer, self.up = link, reader, writer, up
+        self.dead = False  # its packets reach nobody any more
+        self._chunks: deque[tuple[float, bytes]] = deque()
+        self._waiting = 0
+        self._news, self._room = asyncio.Event(), asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def run(self) -> None:
+        """Until one end closes."""
+        self._tasks = [asyncio.create_task(self._take()), asyncio.create_task(self._give())]
+        with contextlib.suppress(OSError):
+            await self._tasks[0]
+            await self._tasks[1]
+
+    def abort(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self.writer.transport.abort()
+
+    async def _take(self) -> None:
+        """Read, and work out when it arrives; an empty chunk ends."""
+        loop, link = asyncio.get_running_loop(), self.link
+        megabits = link.profile.up if self.up else link.profile.down
+        free = arrival = loop.time()
+        while True:
+            data = await self.reader.read(65536)
+            if data and (link.silent or self.dead):
+                continue
+            free = max(free, loop.time()) + 8 * len(data) / (1e6 * megabits)
+            arrival = max(arrival, link.trip(-(-len(data) // PACKET), free))
+            self._chunks.append((arrival, data))
+            self._waiting += len(data)
+            self._news.set()
+            if not data:
+                return
+            while self._waiting > BUFFER:
+                self._room.clear()
+                await self._room.wait()
+
+    async def _give(self) -> None:
+        loop, link = asyncio.get_running_loop(), self.link
+        while True:
+            while not self._chunks:
+                self._news.clear()
+                await self._news.wait()
+            arrival, data = self._chunks.popleft()
+            await asyncio.sleep(max(0.0, arrival - loop.time()))
+            while link.held and not self.dead:
+                await asyncio.sleep(0.005)
+            self._waiting -= len(data)
+            self._room.set()
+            if not data:
+                return
+            if link.silent or self.dead:
+                continue
+            if self.up:
+                link.up += len(data)
+            else:
+                link.down += len(data)
+            self.writer.write(data)
+            await self.writer.drain()

@@ -1,0 +1,169 @@
+"""Emulated links: every byte in order, never sooner than the profile says, and faults that are what they claim."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.links import PROFILES, EmulatedLink, Profile
+
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def echo_behind(profile: Profile | None = None, seed: int = 0) -> AsyncIterator[EmulatedLink]:
+    """An emulated link to a server that sends back what it gets."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with EmulatedLink(server.sockets[0].getsockname()[1], profile, seed) as link:
+        yield link
+    server.close()
+
+
+async def dial(link: EmulatedLink) -> Ends:
+    return await asyncio.open_connection("127.0.0.1", link.port)
+
+
+async def round_trip(ends: Ends, data: bytes) -> bytes:
+    ends[1].write(data)
+    return await asyncio.wait_for(ends[0].readexactly(len(data)), 20)
+
+
+async def nothing_comes(ends: Ends) -> bool:
+    try:
+        await asyncio.wait_for(ends[0].read(1), 0.3)
+    except TimeoutError:
+        return True
+    return False
+
+
+def test_bytes_come_out_whole_and_in_order_whatever_the_link() -> None:
+    profile = Profile("bad", rtt=4, jitter=6, loss=2, down=80, up=80)
+    data = random.Random(0).randbytes(300_000)
+
+    async def run() -> None:
+        async with echo_behind(profile) as link:
+            assert await round_trip(await dial(link), data) == data
+            assert link.up == link.down == len(data)
+
+    asyncio.run(run())
+
+
+def test_a_round_trip_is_never_shorter_than_the_profile_says() -> None:
+    async def run() -> None:
+        async with echo_behind(Profile("far", rtt=80)) as link:
+            ends = await dial(link)
+            for _ in range(3):
+                began = time.monotonic()
+                await round_trip(ends, b"x")
+                assert time.monotonic() - began >= 0.08
+
+    asyncio.run(run())
+
+
+def test_chunks_on_their_way_do_not_wait_for_each_other() -> None:
+    """Ten messages sent within a round trip come back within about one, not ten."""
+
+    async def run() -> None:
+        async with echo_behind(Profile("far", rtt=300)) as link:
+            ends = await dial(link)
+            began = time.monotonic()
+            for number in range(10):
+                ends[1].write(bytes([number]))
+                await asyncio.sleep(0.01)
+            assert await ends[0].readexactly(10) == bytes(range(10))
+            assert time.monotonic() - began < 1.5
+
+    asyncio.run(run())
+
+
+def test_bandwidth_bounds_what_gets_through() -> None:
+    async def run() -> None:
+        async with echo_behind(Profile("thin", up=4, down=1000)) as link:
+            began = time.monotonic()
+            await round_trip(await dial(link), bytes(200_000))
+            assert time.monotonic() - began >= 8 * 200_000 / 4e6
+
+    asyncio.run(run())
+
+
+def test_chance_is_seeded() -> None:
+    profile = PROFILES["congested"]
+    links = [EmulatedLink(1, profile, seed) for seed in (1, 1, 2)]
+    trips = [[link.trip(3, 0.0) for _ in range(20)] for link in links]
+    assert trips[0] == trips[1] != trips[2]
+    assert min(trips[0]) >= profile.rtt / 2000 and len(set(trips[0])) == 20
+
+
+def test_silence_swallows_and_holding_only_delays() -> None:
+    async def run() -> None:
+        async with echo_behind() as link:
+            ends = await dial(link)
+            link.silent = True
+            ends[1].write(b"lost")
+            assert await nothing_comes(ends)
+            link.silent = False
+            assert await round_trip(ends, b"heard") == b"heard"
+            link.held = True
+            ends[1].write(b"late")
+            assert await nothing_comes(ends)
+            link.held = False
+            assert await asyncio.wait_for(ends[0].readexactly(4), 5) == b"late"
+
+    asyncio.run(run())
+
+
+def test_a_cut_resets_what_is_open_and_nothing_else() -> None:
+    async def run() -> None:
+        async with echo_behind() as link:
+            ends = await dial(link)
+            await round_trip(ends, b"x")
+            link.cut()
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await round_trip(ends, b"y")
+            assert await round_trip(await dial(link), b"z") == b"z"
+
+    asyncio.run(run())
+
+
+def test_outages_come_round_and_a_half_open_one_lasts_for_old_connections() -> None:
+    async def run(half_open: bool) -> tuple[bool, bool]:
+        profile = replace(Profile("flap", outage=0.2, period=0.6), half_open=half_open)
+        async with echo_behind(profile) as link:
+            ends = await dial(link)
+            await round_trip(ends, b"x")
+            while not link.held:
+                await asyncio.sleep(0.01)
+            ends[1].write(b"in the dark")
+            while link.held:
+                await asyncio.sleep(0.01)
+            new = await round_trip(await dial(link), b"new") == b"new"
+            return not await nothing_comes(ends), new
+
+    assert asyncio.run(run(False)) == (True, True)
+    assert asyncio.run(run(True)) == (False, True)
+
+
+def test_no_server_behind_the_link_is_a_reset() -> None:
+    async def run() -> None:
+        async with EmulatedLink(1) as link:
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await round_trip(await dial(link), b"x")
+
+    asyncio.run(run())
