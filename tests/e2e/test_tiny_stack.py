@@ -11,85 +11,15 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.links import EmulatedLink
-from cloud.service import Verifier
-from cloud.settings import Settings
-from edge_runtime.bundle import Bundle, open_bundle
+from edge_runtime.bundle import Bundle
 from edge_runtime.drafter import TreeShape
-from edge_runtime.events import Event, Finished, Provisional, RolledBack, Verified
+from edge_runtime.events import Finished, Verified
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.timing import Patience
-from export.bundle import write_bundle
-from export.plan import Options
-from models.drafter_files import load_drafter
-from models.target import load_target
 from protocol.sampling import Sampling
 from tests.cloud.drive import serve
-from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
-
-MAX_NEW = 40
-PATIENCE = Patience(open=0.6, connect=0.3, silence=1.0, offline=60.0)
-SAMPLINGS = [
-    Sampling(),
-    Sampling(temperature=0.7, seed=11),
-    Sampling(temperature=1.0, seed=12),
-    Sampling(temperature=1.0, top_p=0.9, top_k=40, seed=13),
-]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    root = tmp_path_factory.mktemp("tiny")
-    target, drafter, bundle = root / "target", root / "drafter", root / "bundle"
-    model = tiny_model(seed=5, dtype=torch.float32)
-    save_tiny_drafter(drafter, model, save_tiny_target(target, model))
-    write_bundle(Options(str(target), drafter, bundle, quant="fp32"))
-    return target, drafter, bundle
-
-
-@pytest.fixture(scope="module")
-def bundle(folders: tuple[Path, Path, Path]) -> Bundle:
-    return open_bundle(folders[2])
-
-
-def make_verifier(folders: tuple[Path, Path, Path]) -> Verifier:
-    settings = Settings(max_context=120, max_nodes=16, kv_tokens=600, max_sessions=8, prefill_chunk=16)
-    return Verifier(load_target(str(folders[0]), "float64"), load_drafter(folders[1]), settings)
-
-
-def oracle(folders: tuple[Path, Path, Path], prompt: list[int], sampling: Sampling) -> list[int]:
-    return plain_decode(load_target(str(folders[0]), "float64").model, prompt, sampling, MAX_NEW, max_context=120)
-
-
-class Screen:
-    """What a user sees, kept from the events alone."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.verified = 0
-
-    def show(self, event: Event) -> None:
-        match event:
-            case Verified(tokens=tokens):
-                self.tokens[self.verified :] = tokens + self.tokens[self.verified + len(tokens) :]
-                self.verified += len(tokens)
-            case Provisional(token=token):
-                self.tokens.append(token)
-            case RolledBack(count=count):
-                del self.tokens[len(self.tokens) - count :]
-
-
-async def answer(runtime: EdgeRuntime, prompt: list[int], sampling: Sampling) -> tuple[Finished, list[int]]:
-    screen = Screen()
-    async for event in runtime.generate(
-        prompt, max_new_tokens=MAX_NEW, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
-        seed=sampling.seed,
-    ):  # fmt: skip
-        screen.show(event)
-    assert isinstance(event, Finished)
-    return event, screen.tokens
+from tests.e2e.stack import MAX_NEW, PATIENCE, SAMPLINGS, Screen, answer, make_verifier, oracle
 
 
 async def break_links(link: EmulatedLink, rng: random.Random) -> None:

@@ -1,0 +1,202 @@
+"""Policies, modes, stop strings and records on the tiny stack: what an app can ask of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.links import EmulatedLink
+from edge_runtime.bundle import Bundle
+from edge_runtime.events import Adopted, Event, Finished, LinkState, Provisional, Verified
+from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.session import Policy
+from edge_runtime.timing import Patience
+from protocol.sampling import Sampling
+from tests.cloud.drive import serve
+from tests.e2e.stack import MAX_NEW, PATIENCE, Screen, answer, make_verifier, oracle
+
+PROMPT = [20, 21, 22, 23]
+Folders = tuple[Path, Path, Path]
+
+
+def port(address: str) -> int:
+    return int(address.rsplit(":", 1)[1])
+
+
+async def run_with(runtime: EdgeRuntime, **options: Any) -> tuple[Finished, Screen, list[Event]]:
+    screen, events = Screen(), list[Event]()
+    async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW, **options):
+        screen.show(event)
+        events.append(event)
+    assert isinstance(event, Finished)
+    return event, screen, events
+
+
+@pytest.mark.parametrize("mode", ["prefer-cloud", "prefer-device", "cloud-only"])
+def test_every_policy_with_a_link_ends_in_the_targets_text(folders: Folders, bundle: Bundle, mode: Any) -> None:
+    async def run(address: str) -> tuple[Finished, Screen, list[Event]]:
+        async with EdgeRuntime(bundle, address, policy=Policy(mode=mode), patience=PATIENCE) as runtime:
+            return await run_with(runtime, temperature=0.9, seed=4)
+
+    with serve(make_verifier(folders)) as address:
+        end, screen, events = asyncio.run(run(address))
+    assert end.token_ids == screen.tokens == oracle(folders, PROMPT, Sampling(temperature=0.9, seed=4))
+    written = [event for event in events if isinstance(event, Provisional)]
+    assert bool(written) == (mode == "prefer-device")
+
+
+def test_cloud_only_waits_through_an_outage(folders: Folders, bundle: Bundle) -> None:
+    async def run(address: str) -> tuple[Finished, list[Event]]:
+        async with (
+            EmulatedLink(port(address)) as link,
+            EdgeRuntime(bundle, link.address, policy=Policy(mode="cloud-only"), patience=PATIENCE) as runtime,
+        ):
+            events: list[Event] = []
+            async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW):
+                events.append(event)
+                if isinstance(event, Verified) and link.cuts == 0:
+                    link.cut()
+            assert isinstance(event, Finished)
+            return event, events
+
+    with serve(make_verifier(folders)) as address:
+        end, events = asyncio.run(run(address))
+    assert end.token_ids == oracle(folders, PROMPT, Sampling()) and end.stats.provisional == 0
+    assert "waiting" in [event.state for event in events if isinstance(event, LinkState)]
+
+
+def test_what_was_written_in_an_outage_can_be_kept(folders: Folders, bundle: Bundle) -> None:
+    """`keep`: the adopted span stays, and behind it the target writes as behind any other text."""
+
+    async def run(address: str) -> tuple[Finished, Screen, list[Event]]:
+        async with (
+            EmulatedLink(port(address)) as link,
+            EdgeRuntime(bundle, link.address, policy=Policy(on_return="keep"), patience=PATIENCE) as runtime,
+        ):
+            screen, events = Screen(), list[Event]()
+            async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW):
+                screen.show(event)
+                events.append(event)
+                if isinstance(event, Verified) and not link.cuts:
+                    link.silent = True
+                    link.cuts += 1
+                if isinstance(event, Provisional) and len(screen.tokens) - screen.verified == 4:
+                    link.silent = False
+                    link.cut()
+            assert isinstance(event, Finished)
+            return event, screen, events
+
+    with serve(make_verifier(folders)) as address:
+        end, screen, events = asyncio.run(run(address))
+    adopted = [event for event in events if isinstance(event, Adopted)]
+    assert adopted and end.stats.adopted == sum(len(event.tokens) for event in adopted)
+    assert end.token_ids == screen.tokens and end.stats.rolled_back == 0
+
+
+def test_a_stop_string_ends_the_answer_wherever_the_rounds_end(folders: Folders, bundle: Bundle) -> None:
+    decode = bundle.tokenizer.decode
+    truth = oracle(folders, PROMPT, Sampling())
+    whole = decode(truth, skip_special_tokens=True)
+    stops = {whole[at : at + size] for at in range(2, len(whole) - 6, 5) for size in (1, 4)}
+
+    async def run(address: str) -> None:
+        async with EdgeRuntime(bundle, address, patience=PATIENCE) as runtime:
+            for stop in sorted(stops):
+                end, screen, _ = await run_with(runtime, stop=[stop])
+                assert end.verified == whole[: whole.find(stop)] and end.provisional == ""
+                assert end.reason == "stop" and end.token_ids == truth[: len(end.token_ids)]
+                assert stop in decode(end.token_ids, skip_special_tokens=True)
+                assert stop not in decode(end.token_ids[:-1], skip_special_tokens=True)
+                assert screen.tokens == end.token_ids and end.stats.tokens == len(end.token_ids)
+
+    with serve(make_verifier(folders)) as address:
+        asyncio.run(run(address))
+
+
+def test_an_answer_goes_on_in_another_process_from_its_record(folders: Folders, bundle: Bundle) -> None:
+    """The first runtime is forgotten at some event, without a goodbye; a new one takes the record up."""
+    sampling = Sampling(temperature=0.8, seed=9)
+    truth = oracle(folders, PROMPT, sampling)
+
+    async def run(address: str, after: int) -> Finished:
+        first = EdgeRuntime(bundle, address, patience=PATIENCE)
+        await first.__aenter__()
+        record = ""
+        stream = first.generate(PROMPT, max_new_tokens=MAX_NEW, temperature=0.8, seed=9)
+        async for _ in stream:
+            record = json.dumps(first.record())
+            if after == 0:
+                break
+            after -= 1
+        assert first._link_task
+        first._link_task.cancel()
+        async with EdgeRuntime(bundle, address, patience=PATIENCE) as second:
+            screen = Screen()
+            screen.tokens = json.loads(record)["committed"]
+            screen.verified = len(screen.tokens)
+            async for event in second.resume(json.loads(record)):
+                screen.show(event)
+            assert isinstance(event, Finished) and screen.tokens == event.token_ids
+            await stream.aclose()  # type: ignore[attr-defined]
+            first._worker.close()
+            return event
+
+    with serve(make_verifier(folders)) as address:
+        for after in (0, 2, 5):
+            assert asyncio.run(run(address, after)).token_ids == truth
+
+
+def test_a_record_that_is_none_is_refused(bundle: Bundle) -> None:
+    async def run(record: dict[str, Any]) -> None:
+        async with EdgeRuntime(bundle, None) as runtime:
+            assert runtime.record() is None
+            async for _ in runtime.resume(record):
+                pass
+
+    for record in ({}, {"target": "another"}, {"target": bundle.manifest.target_hash, "session": "xyz", "stream": 0}):
+        with pytest.raises(ValueError, match="no record of an answer of this bundle"):
+            asyncio.run(run(record))
+
+
+def test_pausing_stops_what_is_written_alone_and_nothing_else(folders: Folders, bundle: Bundle) -> None:
+    patience = Patience(open=0.3, connect=0.2, silence=0.5, offline=60.0)
+
+    async def run(address: str) -> tuple[Finished, int]:
+        async with (
+            EmulatedLink(port(address)) as link,
+            EdgeRuntime(bundle, link.address, patience=patience) as runtime,
+        ):
+            link.silent, written = True, 0
+            async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW):
+                written += isinstance(event, Provisional)
+                if isinstance(event, Provisional) and written == 3:
+                    await runtime.pause()
+                if isinstance(event, LinkState) and event.state == "waiting":
+                    link.silent = False
+                    link.cut()
+            assert isinstance(event, Finished)
+            return event, written
+
+    with serve(make_verifier(folders)) as address:
+        end, written = asyncio.run(run(address))
+    assert end.token_ids == oracle(folders, PROMPT, Sampling())
+    assert written == 3 and end.stats.pauses == 1
+
+
+def test_answers_share_their_runtime(folders: Folders, bundle: Bundle) -> None:
+    """Another answer behind a stopped or cancelled one starts clean."""
+
+    async def run(address: str) -> list[int]:
+        async with EdgeRuntime(bundle, address, patience=PATIENCE) as runtime:
+            stream = runtime.generate(PROMPT, max_new_tokens=MAX_NEW)
+            async for _ in stream:
+                break
+            await stream.aclose()  # type: ignore[attr-defined]
+            return (await answer(runtime, PROMPT, Sampling()))[1]
+
+    with serve(make_verifier(folders)) as address:
+        assert asyncio.run(run(address)) == oracle(folders, PROMPT, Sampling())
