@@ -26,7 +26,7 @@ from benchmarks.command import conclude
 from cloud.process import WHOLE_TREES, VerifierProcess
 from edge_runtime.drafter import TreeShape
 from edge_runtime.events import AnswerStats, Finished
-from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.runtime import FIXED, EdgeRuntime
 from protocol.sampling import Sampling
 
 
@@ -52,7 +52,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
             verifier.start()
             await asyncio.to_thread(verifier.wait_ready)
         async with EdgeRuntime.from_bundle(
-            options.bundle, verifier.address, shape=shape, lookup=not options.no_lookup
+            options.bundle, verifier.address, shape=shape, lookup=not options.no_lookup, **FIXED
         ) as runtime:
             for category, question in track(questions, "questions", console=console):
                 prompt = runtime.encode_prompt(question)

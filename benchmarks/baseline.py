@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from edge_runtime.bundle import Bundle
@@ -41,6 +43,23 @@ async def plain_decode(
     server: str, bundle: Bundle, prompts: list[list[int]], sampling: Sampling, max_new: int
 ) -> list[PlainAnswer]:
     """Let the verifier at `server` answer each prompt (token ids) alone, one after the other."""
+    async with _dialled(server, bundle) as (link, events):
+        eos = set(bundle.manifest.eos_ids)
+        return [
+            await _one(link, events, stream, prompt, sampling, max_new, max_new, eos)
+            for stream, prompt in enumerate(prompts)
+        ]
+
+
+async def call_per_token(server: str, bundle: Bundle, prompt: list[int], max_new: int) -> PlainAnswer:
+    """Ask for every token apart, as a client does that neither drafts nor streams. Greedy."""
+    async with _dialled(server, bundle) as (link, events):
+        return await _one(link, events, 0, prompt, Sampling(), max_new, 1, set(bundle.manifest.eos_ids))
+
+
+@asynccontextmanager
+async def _dialled(server: str, bundle: Bundle) -> AsyncIterator[tuple[Link, asyncio.Queue[LinkEvent]]]:
+    """A link that is up, and its events from then on."""
     manifest = bundle.manifest
     events: asyncio.Queue[LinkEvent] = asyncio.Queue()
     hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-baseline")
@@ -50,23 +69,21 @@ async def plain_decode(
         while not isinstance(event := await asyncio.wait_for(events.get(), 30), LinkUp):
             if isinstance(event, LinkRefused):
                 raise event
-        answers = []
-        for stream, prompt in enumerate(prompts):
-            answers.append(await _one(link, events, stream, prompt, sampling, max_new, set(manifest.eos_ids)))
-        return answers
+        yield link, events
     finally:
         task.cancel()
 
 
 async def _one(
     link: Link, events: asyncio.Queue[LinkEvent], stream: int, prompt: list[int], sampling: Sampling, max_new: int,
-    eos: set[int],
+    at_once: int, eos: set[int],
 ) -> PlainAnswer:  # fmt: skip
+    """at_once: tokens asked for in one call."""
     began, first = time.monotonic(), 0.0
     tokens: list[int] = []
     have = len(prompt) - 1  # no feature rows, please
     await link.send(Open(stream, secrets.token_bytes(16), 0, pack_ids(prompt), have, sampling))
-    await link.send(Generate(stream, 1, len(prompt), max_new))
+    await link.send(Generate(stream, 1, len(prompt), min(at_once, max_new)))
     while len(tokens) < max_new:
         event = await asyncio.wait_for(events.get(), 60)
         if not isinstance(event, Arrived) or getattr(event.message, "stream", stream) != stream:
@@ -78,6 +95,8 @@ async def _one(
             tokens.append(event.message.bonus)
             if event.message.bonus in eos or event.message.finish != FINISH_NONE:
                 break
+            if len(tokens) % at_once == 0 and len(tokens) < max_new:
+                await link.send(Generate(stream, 1 + len(tokens) // at_once, len(prompt) + len(tokens), at_once))
     seconds = time.monotonic() - began
     await link.send(Cancel(stream))
     await link.send(Close(stream))

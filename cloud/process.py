@@ -24,13 +24,18 @@ def free_port() -> int:
 
 
 class VerifierProcess:
-    """A verifier on loopback. `arguments` are added to its command line; its output goes to `log`."""
+    """A verifier on loopback. `arguments` are added to its command line; its output goes to `log`.
 
-    def __init__(self, drafter: Path, log: Path, *arguments: str, port: int | None = None) -> None:
+    module: what is run; something that takes a verifier's options.
+    """
+
+    def __init__(
+        self, drafter: Path, log: Path, *arguments: str, port: int | None = None, module: str = "cloud.verifier"
+    ) -> None:
         self.port = port or free_port()
         self.log = log
         self.command = [
-            sys.executable, "-m", "cloud.verifier", "--drafter", str(drafter), "--port", str(self.port), *arguments,
+            sys.executable, "-m", module, "--drafter", str(drafter), "--port", str(self.port), *arguments,
         ]  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from math import log2
 
 from cloud.kvpool import GRANULE
 from cloud.runner import Part, Runs
+from protocol.costs import CostCurve
 from protocol.tree import MAX_NODES, TokenTree
 
 #: tree sizes that are considered
@@ -25,23 +25,6 @@ REPEATS = 3
 SMOOTHING = 0.1
 #: longer pauses between a verdict and the next tree are the user's, not the network's
 LONGEST_PAUSE = 2.0
-
-
-@dataclass(frozen=True)
-class CostCurve:
-    """Seconds a step takes against its tokens (all sessions'), ascending; straight lines between the points."""
-
-    tokens: tuple[int, ...]
-    seconds: tuple[float, ...]
-
-    def at(self, tokens: float) -> float:
-        """Seconds of a step of so many tokens; beyond the last point the last line goes on."""
-        if tokens <= self.tokens[0] or len(self.tokens) == 1:
-            return self.seconds[0]
-        right = min(bisect_left(self.tokens, tokens), len(self.tokens) - 1)
-        x0, x1 = self.tokens[right - 1 : right + 1]
-        y0, y1 = self.seconds[right - 1 : right + 1]
-        return y0 + (y1 - y0) * (tokens - x0) / (x1 - x0)
 
 
 def measure_costs(

@@ -135,6 +135,7 @@ class Verifier:
             self.max_nodes,
             self._batcher.planner.tree_budget,
             f"outrider {VERSION}",
+            curve.pack() if (curve := self._batcher.planner.budget.curve) else b"",
         )
 
 

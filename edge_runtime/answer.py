@@ -39,20 +39,31 @@ from edge_runtime.events import (
     Verified,
 )
 from edge_runtime.link import Arrived, LinkDown, LinkEvent, LinkRefused, LinkUp
+from edge_runtime.pace import Controller
 from edge_runtime.session import Session
 from edge_runtime.transport import Transport
 from edge_runtime.worker import DrafterThread
 from protocol.text import Detokeniser, StopStrings
+from protocol.tree import MAX_NODES, ROOT, TokenTree
+from protocol.wire import Verdict, Verify
+
+#: a stream is compared with a tree once in so many tokens
+SHADOW_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """A drafter job is done: a tree, or one token written alone and its probability."""
+    """A drafter job is done: a tree, or one token written alone and its probability.
+
+    seconds: since it was asked for; working: of these, in the drafter. shadow: a tree for comparison alone.
+    """
 
     session: Session
     result: Draft | tuple[int, float]
     version: int
     seconds: float
+    working: float
+    shadow: int = 0
 
 
 class AnswerText:
@@ -98,15 +109,19 @@ class Answer:
     def __init__(
         self, session: Session, link: Transport | None, worker: DrafterThread,
         inbox: asyncio.Queue[LinkEvent | Drafted], shape: TreeShape, decode: Callable[[list[int]], str],
-        stops: Sequence[str], ahead: bool,
+        stops: Sequence[str], ahead: bool, controller: Controller, shaping: bool,
     ) -> None:  # fmt: skip
         self.session, self.link, self.worker, self.inbox = session, link, worker, inbox
-        self.shape, self.stops, self.ahead = shape, stops, ahead
+        self.shape, self.stops, self.ahead, self.shaping = shape, stops, ahead, shaping
+        self.controller, self.pace = controller, controller.pace
         self.loop = asyncio.get_running_loop()
         self.stats = AnswerStats()
         self.text = AnswerText(decode, stops)
         self.pending: list[Event] = []
         self.stalled_at: float | None = None
+        self.scores: tuple[float, ...] = ()  # of the tree that is ready or in flight
+        self.verdict_at = 0.0
+        self.shadow: tuple[int, TokenTree] | None = None  # committed tokens where it hangs, and the tree
         self.tree_round = False
         self.state = ""
         self.began = time.monotonic()
@@ -121,6 +136,8 @@ class Answer:
             raise link.refused
         self.text.commit(session.committed[len(session.prompt) :])
         self.text.rebase(session.provisional)
+        if self._chooses:
+            session.mode = self.controller.begin()
         await self._do(session.start(self._now()))
         if link and link.welcome:
             await self._do(session.link_up(link.welcome, self._now()))
@@ -162,36 +179,59 @@ class Answer:
         match event:
             case Drafted(session=owner) if owner is not session:
                 pass  # asked for by an answer that was cancelled
+            case Drafted(result=Draft() as draft, shadow=base) if base:
+                self.shadow = base, draft.tree
             case Drafted(result=Draft() as draft, version=version):
-                self._count_draft(draft, event.seconds)
-                await self._do(session.tree_ready(draft.tree, version, now))
+                await self._do(session.tree_ready(self._shaped(draft, event), version, now))
             case Drafted(result=(token, confidence), version=version):
                 self.stats.draft_seconds += event.seconds
                 await self._do(session.token_written(token, confidence, version, now))
-            case LinkUp(welcome=welcome):
+            case LinkUp(welcome=welcome, rtt=rtt):
+                self.pace.linked(welcome, rtt)
                 await self._do(session.link_up(welcome, now))
             case LinkDown(reason=reason):
                 self._state("connecting" if session.connect_by else self.state, reason)
                 await self._do(session.link_down(now))
             case Arrived(message=message):
                 if getattr(message, "stream", session.stream) in (session.stream, -1):
-                    self._measure(message, now)
+                    if isinstance(message, Verdict):
+                        self._measure(message, now)
                     await self._do(session.message(message, now))
+                    if isinstance(message, Verdict) and self._chooses and not session.finished:
+                        await self._do(session.set_mode(self.controller.choose(), now))
             case LinkRefused() as refused:
                 raise refused
 
-    def _count_draft(self, draft: Draft, seconds: float) -> None:
-        self.stats.draft_seconds += seconds
+    @property
+    def _chooses(self) -> bool:
+        """Whether trees and streams are alternatives here."""
+        return self.session.policy.mode in ("prefer-cloud", "cloud-only")
+
+    def _shaped(self, draft: Draft, job: Drafted) -> TokenTree:
+        """What of a draft is sent."""
+        self.stats.draft_seconds += job.seconds
+        self.pace.drafted(job.working, draft.steps)
         if self.session.stats.rounds:
             self.stats.ahead_rounds += 1
             self.stats.ahead_hits += draft.ahead
             self.stats.ahead_used += draft.kept
+        count = self.pace.worth_sending(draft.tree, draft.scores) if self.shaping else len(draft.tree)
+        self.scores = draft.scores[:count]
+        return draft.tree.pruned(count, MAX_NODES)
 
-    def _measure(self, message: object, now: float) -> None:
+    def _measure(self, verdict: Verdict, now: float) -> None:
         flight = self.session.flight
-        if flight and flight.tree is not None and self.tree_round and getattr(message, "seq", None) == flight.seq:
+        if flight is None or verdict.seq != flight.seq:
+            return
+        engine, queue = verdict.engine_us / 1e6, verdict.queue_us / 1e6
+        if flight.tree is None:
+            if not flight.after_open and self.verdict_at:
+                self.pace.streamed(now - self.verdict_at, engine)
+        elif self.tree_round and not flight.after_open:
             self.stats.wait_seconds += now - flight.sent
-            self.stats.engine_seconds += getattr(message, "engine_us", 0) / 1e6
+            self.stats.engine_seconds += engine
+            self.pace.verified(flight.tree, self.scores, verdict.accepted, now - flight.sent, engine, queue)
+        self.verdict_at = now
 
     async def _do(self, actions: list[Action]) -> None:
         session, text = self.session, self.text
@@ -199,6 +239,8 @@ class Answer:
             match action:
                 case Send(message=message):
                     self.tree_round = not session.provisional
+                    if isinstance(message, Verify) and self.tree_round and self.verdict_at:
+                        self.pace.waited(self._now() - self.verdict_at)
                     if self.link:
                         await self.link.send(message)
                 case DraftTree() | WriteToken():
@@ -211,6 +253,7 @@ class Answer:
                 case Commit(tokens=tokens, confirmed=confirmed):
                     if not self.stats.first_token_seconds:
                         self.stats.first_token_seconds = self._now() - self.began
+                    self._compare()
                     count = text.commit(tokens)
                     text.rebase(session.provisional)
                     self._tell(Verified(*self._shown(), tokens[:count], confirmed))
@@ -265,18 +308,52 @@ class Answer:
 
         def work() -> None:
             result: Draft | tuple[int, float]
+            began = time.monotonic()
             if isinstance(action, WriteToken):
                 result = drafter.next_token(action.prefix, session.sampling)
             elif action.depth < 1:
                 result = Draft()
             else:
-                nodes, depth = min(self.shape.nodes, action.nodes), min(self.shape.depth, action.depth)
-                shape = replace(self.shape, nodes=nodes, depth=depth)
                 result = drafter.draft(
-                    action.prefix, session.sampling, shape, lambda: session.version != action.version
-                )
-            drafted = Drafted(session, result, action.version, time.monotonic() - asked)
+                    action.prefix, session.sampling, self._shape(action.nodes, action.depth),
+                    lambda: session.version != action.version,
+                )  # fmt: skip
+            now = time.monotonic()
+            drafted = Drafted(session, result, action.version, now - asked, now - began)
             self.loop.call_soon_threadsafe(self.inbox.put_nowait, drafted)
+
+        self.worker.submit(work)
+
+    def _shape(self, nodes: int, depth: int) -> TreeShape:
+        """Of the next tree; nodes, depth: what the session has room for."""
+        gain = self.pace.gain() if self.shaping else self.shape.gain
+        return replace(self.shape, nodes=min(self.shape.nodes, nodes), depth=min(self.shape.depth, depth), gain=gain)
+
+    def _compare(self) -> None:
+        """Beside a stream, now and then draft a tree and see how much of it comes true: so that tau stays known."""
+        session = self.session
+        if self.shadow:
+            base, tree = self.shadow
+            came, node, accepted = session.committed[base:], ROOT, 0
+            for token in came:
+                child = tree.child(node, token)
+                if child is None:
+                    break
+                node, accepted = child, accepted + 1
+            if accepted < len(came):
+                self.pace.foreseen(accepted + 1)
+                self.shadow = None
+        streaming = session.flight is not None and session.flight.tree is None
+        if not streaming or not self._chooses or session.stats.streamed % SHADOW_TOKENS:
+            return
+        prefix, drafter, shape = list(session.committed), self.worker.drafter, self._shape(MAX_NODES, self.shape.depth)
+
+        def work() -> None:
+            began = time.monotonic()
+            draft = drafter.draft(prefix, session.sampling, shape)
+            took = time.monotonic() - began
+            shadow = Drafted(session, draft, session.version, took, took, len(prefix))
+            self.loop.call_soon_threadsafe(self.inbox.put_nowait, shadow)
 
         self.worker.submit(work)
 

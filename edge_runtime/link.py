@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +48,10 @@ class LinkRefused(RuntimeError):
 
 @dataclass(frozen=True)
 class LinkUp:
+    """rtt: seconds between HELLO and WELCOME."""
+
     welcome: Welcome
+    rtt: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,7 @@ class Link:
             additional_headers=self._headers, ssl=self._tls,
         )  # fmt: skip
         try:
+            asked = time.monotonic()
             await connection.send(encode(self.hello))
             frame = await connection.recv(decode=False)
             answer = decode_server(frame)
@@ -169,7 +174,7 @@ class Link:
             connection.transport.abort()
             raise WireError("the other side is no Outrider verifier of this protocol version")
         self._connection, self.welcome = connection, answer
-        self.report(LinkUp(answer))
+        self.report(LinkUp(answer, time.monotonic() - asked))
         return connection
 
     async def _receive(self, connection: ClientConnection) -> None:

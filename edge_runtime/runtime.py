@@ -19,7 +19,8 @@ from edge_runtime.drafter import Drafter, TreeShape
 from edge_runtime.engines import Engine, open_engine
 from edge_runtime.events import Event
 from edge_runtime.link import Link, LinkEvent
-from edge_runtime.session import Policy, Session
+from edge_runtime.pace import Controller, Pace
+from edge_runtime.session import Mode, Policy, Session
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.transport import Server, Transport
 from edge_runtime.worker import DrafterThread
@@ -28,6 +29,8 @@ from protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
 
 #: for a steady server: no verdict is ever overdue
 UNHURRIED = Patience(open=math.inf, connect=math.inf, silence=math.inf)
+#: options of a runtime that sends trees of one shape only, for measuring acceptance
+FIXED: dict[str, Any] = {"mode": "tree", "shaping": False, "ahead": False}
 
 
 class EdgeRuntime:
@@ -37,15 +40,17 @@ class EdgeRuntime:
     `cloud.local.LocalVerifier`; None: write alone.
     policy: who writes, and what becomes of text written alone (`edge_runtime.session.Policy`).
     engine: "onnx", "executorch", an engine object, or None: the first that is in the bundle and installed.
-    ahead: draft on while a verdict is awaited; None: where the target does not run in this process. token: for an
-    address that asks for one. ca_file: certificates to trust beside the system's.
+    shape: the largest trees. shaping: choose smaller ones where they bring more tokens per second. ahead: draft on
+    while a verdict is awaited; None: where the target does not run in this process. mode: "tree" or "stream", pinned;
+    None: whichever is faster. token: for an address that asks for one. ca_file: certificates to trust beside the
+    system's.
     """
 
     def __init__(
         self, bundle: Bundle, server: str | Server | None, *, policy: Policy | None = None, threads: int = 0,
         shape: TreeShape | None = None, patience: Patience | None = None, lookup: bool = True,
-        engine: str | Engine | None = None, ahead: bool | None = None, token: str | None = None,
-        ca_file: str | Path | None = None,
+        engine: str | Engine | None = None, ahead: bool | None = None, shaping: bool = True, mode: Mode | None = None,
+        token: str | None = None, ca_file: str | Path | None = None,
     ) -> None:  # fmt: skip
         self.bundle = bundle
         self.shape = shape or TreeShape()
@@ -54,6 +59,7 @@ class EdgeRuntime:
             server, self.policy = None, replace(self.policy, mode="device-only")
         steady = server is not None and not isinstance(server, str) and server.steady
         self.patience = patience or (UNHURRIED if steady else Patience())
+        self.shaping, self.controller = shaping, Controller(Pace(), mode)
         self.ahead = not steady if ahead is None else ahead
         self.timer = RoundTimer(math.inf, math.inf, math.inf) if steady else RoundTimer()
         manifest = bundle.manifest
@@ -82,8 +88,7 @@ class EdgeRuntime:
         """Open and check the bundle `folder`. Raises BundleError with one clear line.
 
         options: threads (engine threads, 0 = all cores), shape (TreeShape), policy (Policy), patience (Patience),
-        lookup (False: draft without prompt lookup), ahead (False: draft only when a tree is wanted), engine, token,
-        ca_file.
+        lookup (False: draft without prompt lookup), ahead, shaping, mode, engine, token, ca_file: as of the class.
         """
         return cls(open_bundle(folder), server, **options)
 
@@ -181,7 +186,10 @@ class EdgeRuntime:
             await self._answer.proceed()
 
     async def _run(self, session: Session, stop: Sequence[str]) -> AsyncIterator[Event]:
-        answer = Answer(session, self.link, self._worker, self._inbox, self.shape, self.decode, stop, self.ahead)
+        answer = Answer(
+            session, self.link, self._worker, self._inbox, self.shape, self.decode, stop, self.ahead, self.controller,
+            self.shaping,
+        )  # fmt: skip
         self._answer = answer
         try:
             async for event in answer.run():

@@ -20,7 +20,7 @@ from edge_runtime.bundle import MANIFEST, Bundle, BundleError, Manifest, open_bu
 from edge_runtime.drafter import MAX_WIDTH
 from edge_runtime.engines import Engine, open_engine
 from edge_runtime.events import AnswerStats, Finished
-from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.runtime import FIXED, EdgeRuntime
 from export.parity import compare
 from export.plan import target_fits
 from export.progress import Meter
@@ -198,7 +198,7 @@ async def _tau(
 ) -> dict[str, Any]:
     stats: list[AnswerStats] = []
     texts = []
-    async with EdgeRuntime(bundle, address, engine=engine, lookup=False) as runtime:
+    async with EdgeRuntime(bundle, address, engine=engine, lookup=False, **FIXED) as runtime:
         for prompt in prompts:
             ids = runtime.encode_prompt(prompt)
             last = None

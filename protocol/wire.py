@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from protocol.costs import MAX_POINTS
 from protocol.sampling import Sampling
 from protocol.tree import MAX_NODES, ROOT, TokenTree, TreeError
 
@@ -74,6 +75,7 @@ class Welcome(_Message, tag=2, frozen=True):
     max_nodes: Count  # of one tree
     tree_budget: Count  # nodes the server would like at most, now
     server: Annotated[str, Meta(max_length=128)] = ""
+    costs: Annotated[bytes, Meta(max_length=8 * MAX_POINTS)] = b""  # protocol.costs, where the server knows
 
 
 class Open(_Message, tag=3, frozen=True):

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud.runner import padded_rows
-from cloud.scheduling import LEAST, SIZES, TIMED_TOKENS, Budget, CostCurve, fair_shares, measure_costs
+from cloud.scheduling import LEAST, SIZES, TIMED_TOKENS, Budget, fair_shares, measure_costs
+from protocol.costs import CostCurve
 from protocol.sampling import Sampling
 from protocol.tree import TokenTree
 from protocol.wire import Generate, Open, Verdict, pack_ids

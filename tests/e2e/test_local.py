@@ -70,7 +70,8 @@ def load(folders: Folders, bundle: Bundle, **settings: Any) -> LocalVerifier:
 
 
 def device(bundle: Bundle, server: LocalVerifier, **options: Any) -> EdgeRuntime:
-    return EdgeRuntime(bundle, server, threads=1, **{"shape": TreeShape(nodes=16, depth=4), **options})
+    usual = {"shape": TreeShape(nodes=16, depth=4), "mode": "tree", "shaping": False}
+    return EdgeRuntime(bundle, server, threads=1, **{**usual, **options})
 
 
 async def answer(runtime: EdgeRuntime, prompt: list[int], sampling: Sampling = SAMPLINGS[0]) -> Finished:

@@ -13,6 +13,7 @@ from typing import Any
 
 import protocol
 from protocol import wire
+from protocol.costs import CostCurve
 from protocol.sampling import Sampling
 from protocol.tree import TokenTree
 from protocol.wire import ClientMessage, ServerMessage, pack_ids, pack_tree
@@ -61,10 +62,12 @@ def golden_messages() -> dict[str, ClientMessage | ServerMessage]:
     session = bytes(range(16))
     tree = TokenTree((11, 12, 300, 11, 49151), (-1, -1, 0, 1, 3))
     tokens, parents = pack_tree(tree)
+    curve = CostCurve((1, 32, 128), (0.011, 0.0205, 0.07))
     return {
         "hello": wire.Hello(1, "0123456789abcdef", "fedcba9876543210", "outrider 0.1.0"),
         "hello_defaults": wire.Hello(1, "0123456789abcdef", "fedcba9876543210"),
         "welcome": wire.Welcome(1, "0123456789abcdef", "fedcba9876543210", 49152, 2048, 64, 32, "verifier"),
+        "welcome_costs": wire.Welcome(1, "a" * 16, "b" * 16, 49152, 2048, 64, 32, "verifier", curve.pack()),
         "open_greedy": wire.Open(0, session, 0, pack_ids([1, 4093, 198, 49151]), 0, Sampling()),
         "open_sampling": wire.Open(
             65535, session, 2**32 - 1, pack_ids(range(100)), 99, Sampling(0.7, 40, 0.95, 0.05, 2**63 - 1)

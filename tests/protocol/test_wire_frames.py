@@ -165,9 +165,10 @@ def test_prompts_of_similar_length_have_one_frame_size(first: int, second: int) 
 
 WITH_DEFAULTS = [
     (Hello(1, "t", "d"), 1),
-    (Welcome(1, "t", "d", 5, 6, 7, 8), 1),
+    (Welcome(1, "t", "d", 5, 6, 7, 8), 2),
     (Open(1, bytes(16), 2, b"", 3, Sampling()), 0),
     (Verdict(1, 2, 3, b"", 4, 0, b"rows"), 3),
+    (Generate(1, 2, 3, 4), 1),
     (Error(1, "text"), 2),
 ]
 

@@ -1,0 +1,376 @@
+"""How fast answers are over real networks, mode by mode: a real verifier process behind an emulated link.
+
+    python -m benchmarks.network --prompts questions.jsonl                       every profile and mode
+    python -m benchmarks.network --prompts questions.jsonl --profiles wifi 4g --step-ms 60
+    python -m benchmarks.network --prompts questions.jsonl --profiles 4g --sweep 2 4 8 16 32 62
+    python -m benchmarks.network --prompts questions.jsonl --cuts 500             faults in place of figures
+
+Modes: `ahead` trees with drafting ahead; `tree` without; `stream` the target writes and streams; `stream+drafter` the
+same with the drafter beside the target; `token` a call for each token; `controller` whatever the device chooses;
+`device` the drafter alone, unverified. The modes take turns with every question, so that a disturbance meets all of
+them. --step-ms lets every step of the target take at least so long, to stand for a larger one; the tables say so.
+--sweep compares the device's tree shaping with trees of fixed sizes. --cuts breaks the link at random moments of random
+answers (resets and silences) and compares every answer with the target's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.acceptance import read_questions
+from benchmarks.baseline import call_per_token
+from benchmarks.command import Figures, conclude
+from benchmarks.links import PROFILES, EmulatedLink, Profile
+from cloud.process import VerifierProcess
+from edge_runtime.bundle import Bundle, open_bundle
+from edge_runtime.drafter import TreeShape
+from edge_runtime.events import AnswerStats, Finished, Provisional, RolledBack, Verified
+from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.session import Policy
+from protocol.tree import MAX_NODES
+
+#: name -> options of the runtime; None: not a runtime's mode
+MODES: dict[str, dict[str, Any] | None] = {
+    "ahead": {"mode": "tree", "ahead": True},
+    "tree": {"mode": "tree", "ahead": False},
+    "stream": {"mode": "stream"},
+    "stream+drafter": {"mode": "stream"},
+    "token": None,
+    "controller": {},
+    "device": {"policy": Policy(mode="device-only")},
+}
+#: what the controller may choose from
+CHOICES = ("ahead", "tree", "stream")
+
+
+@dataclass
+class Run:
+    """Answers of one mode over one profile."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    first: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)  # between verified tokens, 0 within a verdict
+    stats: list[AnswerStats] = field(default_factory=list)
+    different: int = 0
+
+    def figures(self, unverified: bool) -> Figures:
+        stats = self.stats
+        tokens = max(1, self.tokens)
+        rounds = max(1, sum(s.rounds for s in stats))
+        gaps = np.percentile(self.gaps, [50, 95]) if self.gaps else (0.0, 0.0)
+        stalls = [seconds for s in stats for seconds in s.stall_seconds]
+        return {
+            "tokens_per_second": round(self.tokens / self.seconds, 2),
+            "first_token_ms": round(1000 * statistics.median(self.first)) if self.first else None,
+            "gap_ms": {"p50": round(1000 * float(gaps[0]), 1), "p95": round(1000 * float(gaps[1]), 1)},
+            "calls_per_100_tokens": round(100 * sum(s.calls for s in stats) / tokens, 1),
+            "target_steps_per_token": round(sum(s.rounds + s.streamed for s in stats) / tokens, 3),
+            "bytes_up_per_token": round(sum(s.bytes_up for s in stats) / tokens),
+            "bytes_down_per_token": round(sum(s.bytes_down for s in stats) / tokens),
+            "tau": round(sum(s.tau * s.rounds for s in stats) / rounds, 3),
+            "nodes": round(sum(s.nodes for s in stats) / rounds, 1),
+            "draft_ms_per_round": round(1000 * sum(s.draft_seconds for s in stats) / rounds, 2),
+            "ahead_hit_rate": _share(sum(s.ahead_hits for s in stats), sum(s.ahead_rounds for s in stats)),
+            "ahead_nodes_used": _share(sum(s.ahead_used for s in stats), sum(s.ahead_nodes for s in stats)),
+            "stalls": sum(s.stalls for s in stats),
+            "stall_ms_p95": round(1000 * float(np.percentile(stalls, 95))) if stalls else None,
+            "rolled_back_per_100": round(100 * sum(s.rolled_back for s in stats) / tokens, 1),
+            "unverified": unverified,
+            "different_from_target": self.different,
+        }
+
+
+def _share(part: float, whole: float) -> float | None:
+    return round(part / whole, 3) if whole else None
+
+
+class Bench:
+    """Verifiers, bundle and questions; answers are measured one at a time."""
+
+    def __init__(self, options: argparse.Namespace, stack: AsyncExitStack, console: Console) -> None:
+        self.options, self.stack, self.console = options, stack, console
+        self.bundle: Bundle = open_bundle(options.bundle)
+        self.prompts = [
+            ids for _, question in read_questions(options.prompts, options.count)
+            if len(ids := self.bundle.render_chat([{"role": "user", "content": question}]))
+            + options.max_new_tokens <= self.bundle.manifest.max_context
+        ]  # fmt: skip
+        self.truth: dict[int, list[int]] = {}
+        self._verifiers: dict[bool, VerifierProcess] = {}
+
+    async def verifier(self, colocated: bool = False) -> VerifierProcess:
+        """Started when it is first asked for."""
+        if colocated not in self._verifiers:
+            options = self.options
+            flags = ["--dtype", options.dtype, *(["--colocated-drafter"] if colocated else [])]
+            module = "cloud.verifier"
+            if options.step_ms:
+                module, flags = "benchmarks.slow_target", ["--step-ms", str(options.step_ms), *flags]
+            process = VerifierProcess(options.drafter, Path("build/verifier.log"), *flags, module=module)
+            self._verifiers[colocated] = process
+            self.stack.callback(process.stop)
+            process.start()
+            with self.console.status("starting a verifier"):
+                await asyncio.to_thread(process.wait_ready)
+        return self._verifiers[colocated]
+
+    async def learn_truth(self) -> None:
+        """The target's own answers, over no link at all."""
+        verifier = await self.verifier()
+        async with EdgeRuntime(self.bundle, verifier.address, mode="stream") as runtime:
+            for number in range(len(self.prompts)):
+                run = Run()
+                await self.answer(runtime, number, run)
+
+    async def answer(self, runtime: EdgeRuntime, number: int, run: Run) -> Finished:
+        """Answer question `number`, adding to `run`."""
+        began = last = time.monotonic()
+        async for event in runtime.generate(self.prompts[number], max_new_tokens=self.options.max_new_tokens):
+            now = time.monotonic()
+            if isinstance(event, Verified) or (isinstance(event, Provisional) and not runtime.link):
+                count = len(event.tokens) if isinstance(event, Verified) else 1
+                run.first += [now - began] if last == began else []
+                run.gaps += [now - last] * (last != began) + [0.0] * (count - 1)
+                last = now
+        assert isinstance(event, Finished)
+        run.seconds += time.monotonic() - began
+        run.tokens += len(event.token_ids)
+        run.stats.append(event.stats)
+        if runtime.link:
+            run.different += self.truth.setdefault(number, event.token_ids) != event.token_ids
+        return event
+
+
+async def measure(options: argparse.Namespace, console: Console) -> Figures:
+    async with AsyncExitStack() as stack:
+        bench = Bench(options, stack, console)
+        if not bench.prompts:
+            raise ValueError(f"{options.prompts}: no question fits the bundle's context")
+        await bench.learn_truth()
+        if options.cuts:
+            return await break_answers(bench, stack)
+        profiles = {name: await measure_profile(bench, PROFILES[name]) for name in options.profiles}
+    return {
+        "machine": f"{platform.machine()}, {platform.system()}", "questions": len(bench.prompts),
+        "max_new_tokens": options.max_new_tokens, "dtype": options.dtype, "step_ms": options.step_ms,
+        "profiles": profiles,
+    }  # fmt: skip
+
+
+async def measure_profile(bench: Bench, profile: Profile) -> Figures:
+    """Every mode over one profile, in turns."""
+    options = bench.options
+    variants: dict[str, dict[str, Any] | None] = {name: MODES[name] for name in options.modes}
+    for nodes in options.sweep:
+        shape = TreeShape(nodes=nodes, depth=min(10, nodes))
+        variants[f"{nodes} nodes"] = {"mode": "tree", "shaping": False, "shape": shape}
+    runs = {name: Run() for name in variants}
+    async with AsyncExitStack() as stack:
+        plain = await bench.verifier()
+        runtimes: dict[str, EdgeRuntime] = {}
+        for name, settings in variants.items():
+            if settings is None:
+                continue
+            port = (await bench.verifier(colocated=True)).port if name == "stream+drafter" else plain.port
+            link = await stack.enter_async_context(EmulatedLink(port, profile, options.seed))
+            given = {"shape": TreeShape(nodes=options.nodes), "threads": options.threads, **settings}
+            runtimes[name] = await stack.enter_async_context(EdgeRuntime(bench.bundle, link.address, **given))
+        with Progress(console=bench.console, transient=True) as progress:
+            bar = progress.add_task(profile.name, total=len(bench.prompts) * options.repeats * len(variants))
+            rng = random.Random(options.seed)
+            for _ in range(options.repeats):
+                for number in range(len(bench.prompts)):
+                    for name in rng.sample(list(variants), len(variants)):
+                        if name in runtimes:
+                            await bench.answer(runtimes[name], number, runs[name])
+                        else:
+                            await per_token(bench, plain, profile, number, runs[name])
+                        progress.advance(bar)
+    return {name: run.figures(name == "device") for name, run in runs.items()}
+
+
+async def per_token(bench: Bench, verifier: VerifierProcess, profile: Profile, number: int, run: Run) -> None:
+    """One call for each token, as a client without a drafter and without streaming makes."""
+    async with EmulatedLink(verifier.port, profile, bench.options.seed) as link:
+        answer = await call_per_token(link.address, bench.bundle, bench.prompts[number], bench.options.max_new_tokens)
+    run.tokens += len(answer.tokens)
+    run.seconds += answer.seconds
+    run.first.append(answer.first_token_seconds)
+    run.gaps += [(answer.seconds - answer.first_token_seconds) / max(1, len(answer.tokens) - 1)]
+    run.stats.append(AnswerStats(tokens=len(answer.tokens), calls=len(answer.tokens), streamed=len(answer.tokens)))
+    run.different += answer.tokens != bench.truth[number]
+
+
+async def break_answers(bench: Bench, stack: AsyncExitStack) -> Figures:
+    """Random faults in random answers over every profile, until --cuts of them have happened."""
+    options, rng = bench.options, random.Random(bench.options.seed)
+    verifier = await bench.verifier()
+    answers = wrong = lost = provisional = rolled_back = faults = 0
+    stalls: list[float] = []
+    with Progress(console=bench.console, transient=True) as progress:
+        bar = progress.add_task("faults", total=options.cuts)
+        while faults < options.cuts:
+            profile = PROFILES[options.profiles[answers % len(options.profiles)]]
+            async with (
+                EmulatedLink(verifier.port, profile, rng.randrange(2**32)) as link,
+                EdgeRuntime(bench.bundle, link.address, threads=options.threads) as runtime,
+            ):
+                breaker = asyncio.create_task(_break(link, rng))
+                shown, verified, number = list[int](), 0, rng.randrange(len(bench.prompts))
+                async for event in runtime.generate(bench.prompts[number], max_new_tokens=options.max_new_tokens):
+                    match event:
+                        case Verified(tokens=tokens):
+                            shown[verified:] = tokens + shown[verified + len(tokens) :]
+                            verified += len(tokens)
+                        case Provisional(token=token):
+                            shown.append(token)
+                        case RolledBack(count=count):
+                            del shown[len(shown) - count :]
+                breaker.cancel()
+                assert isinstance(event, Finished)
+                answers += 1
+                faults += link.cuts
+                wrong += event.token_ids != bench.truth[number]
+                lost += shown != event.token_ids
+                stalls += event.stats.stall_seconds
+                provisional += event.stats.provisional
+                rolled_back += event.stats.rolled_back
+                progress.update(bar, completed=faults)
+    return {
+        "machine": f"{platform.machine()}, {platform.system()}", "cuts": faults, "answers": answers,
+        "answers_that_differ": wrong, "screens_that_differ": lost, "provisional": provisional,
+        "rolled_back": rolled_back, "stalls": len(stalls),
+        "stall_ms_p95": round(1000 * float(np.percentile(stalls, 95))) if stalls else None,
+    }  # fmt: skip
+
+
+async def _break(link: EmulatedLink, rng: random.Random) -> None:
+    while True:
+        await asyncio.sleep(rng.expovariate(1 / 0.8))
+        if rng.random() < 0.6:
+            link.cut()
+        else:
+            link.silent = True
+            link.cuts += 1
+            await asyncio.sleep(rng.uniform(0.2, 2.0))
+            link.silent = False
+
+
+COLUMNS = {
+    "tokens/s": lambda row: f"{row['tokens_per_second']:.1f}",
+    "first ms": lambda row: "" if row["first_token_ms"] is None else str(row["first_token_ms"]),
+    "gap p50/p95 ms": lambda row: f"{row['gap_ms']['p50']:.0f}/{row['gap_ms']['p95']:.0f}",
+    "calls/100": lambda row: f"{row['calls_per_100_tokens']:.0f}",
+    "steps/token": lambda row: f"{row['target_steps_per_token']:.2f}",
+    "B up/down": lambda row: f"{row['bytes_up_per_token']}/{row['bytes_down_per_token']}",
+    "tau": lambda row: f"{row['tau']:.2f}" if row["tau"] else "",
+    "nodes": lambda row: f"{row['nodes']:.0f}" if row["tau"] else "",
+    "draft ms": lambda row: f"{row['draft_ms_per_round']:.1f}" if row["tau"] else "",
+    "hit": lambda row: "" if not row["ahead_hit_rate"] else f"{row['ahead_hit_rate']:.2f}",
+    "stalls": lambda row: str(row["stalls"]),
+    "differ": lambda row: "-" if row["unverified"] else str(row["different_from_target"]),
+}  # fmt: skip
+
+
+def show(figures: Figures, console: Console) -> None:
+    if "cuts" in figures:
+        for name, value in figures.items():
+            console.print(f"{name.replace('_', ' ')}: {value}", highlight=False)
+        return
+    slow = f", steps of at least {figures['step_ms']:g} ms" if figures["step_ms"] else ""
+    for profile, rows in figures["profiles"].items():
+        table = Table(title=f"{profile}{slow}, {figures['questions']} questions", title_justify="left")
+        table.add_column("mode")
+        for column in COLUMNS:
+            table.add_column(column, justify="right")
+        for name, row in rows.items():
+            table.add_row(name, *(cell(row) for cell in COLUMNS.values()))
+        console.print(table)
+    print(as_markdown(figures))
+
+
+def as_markdown(figures: Figures) -> str:
+    """Tokens per second by profile and mode; the controller's share of the best mode it may choose."""
+    names = list(next(iter(figures["profiles"].values())))
+    lines = ["| profile | " + " | ".join(names) + " | controller / best |", "|---" * (len(names) + 2) + "|"]
+    for profile, rows in figures["profiles"].items():
+        cells = [f"{rows[name]['tokens_per_second']:.1f}" for name in names]
+        best = max((rows[name]["tokens_per_second"] for name in CHOICES if name in rows), default=0.0)
+        chosen = rows.get("controller")
+        share = f"{chosen['tokens_per_second'] / best:.2f}" if chosen and best else ""
+        lines.append(f"| {profile} | " + " | ".join(cells) + f" | {share} |")
+    return "\n".join(lines)
+
+
+def plot(figures: Figures, path: Path) -> None:
+    """Tokens per second of every mode over the profiles, as a picture."""
+    from matplotlib.figure import Figure
+
+    profiles = figures["profiles"]
+    names = list(next(iter(profiles.values())))
+    figure = Figure(figsize=(1.5 + 1.1 * len(profiles), 4), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(names)
+    for place, name in enumerate(names):
+        heights = [rows[name]["tokens_per_second"] for rows in profiles.values()]
+        axes.bar(np.arange(len(profiles)) + place * width, heights, width, label=name)
+    axes.set_xticks(np.arange(len(profiles)) + 0.4 - width / 2, list(profiles))
+    axes.set(ylabel="tokens per second", yscale="log")
+    axes.legend(fontsize="small", ncols=2)
+    figure.savefig(path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.network", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--prompts", type=Path, required=True, help="JSONL with `turns` or `prompt`")
+    parser.add_argument("--profiles", nargs="+", default=list(PROFILES), choices=list(PROFILES), metavar="NAME",
+                        help=f"of {', '.join(PROFILES)}; default: all")  # fmt: skip
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES), metavar="NAME",
+                        help=f"of {', '.join(MODES)}; default: all")  # fmt: skip
+    parser.add_argument("--sweep", type=int, nargs="+", default=[], metavar="NODES",
+                        help=f"also trees of these fixed sizes, 1..{MAX_NODES}")  # fmt: skip
+    parser.add_argument("--cuts", type=int, default=0, help="break the link so many times instead of measuring")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="let the target's steps take at least so long")
+    parser.add_argument("--count", type=int, default=6, help="questions, spread evenly over the file")
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--nodes", type=int, default=TreeShape.nodes, help="the largest trees")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--threads", type=int, default=0, help="of the drafter's engine, 0: all cores")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bundle", type=Path, default=Path("build/bundle"))
+    parser.add_argument("--drafter", type=Path, default=Path("drafters/smollm2-135m-instruct-moa"))
+    parser.add_argument("--json", type=Path, default=Path("build/network.json"), help="where the figures go")
+    parser.add_argument("--plot", type=Path, default=None, help="where a picture goes (needs matplotlib)")
+    options = parser.parse_args(argv)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+
+    def show_all(figures: Figures) -> None:
+        show(figures, console)
+        if options.plot and "profiles" in figures:
+            plot(figures, options.plot)
+
+    return conclude(lambda: asyncio.run(measure(options, console)), show_all, options.json, console)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

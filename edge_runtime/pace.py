@@ -1,0 +1,164 @@
+"""What the device has measured of drafter, link and target, and what follows: tree size, when to stop, which mode.
+
+A round of tree drafting commits 1 + (sum of the sent nodes' acceptance probabilities) tokens and takes
+exposed drafting + trip + step(nodes). A stream commits a token per step(0). Everything below maximises or compares
+tokens per second by these two lines. Seconds throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edge_runtime.session import Mode
+from protocol.costs import CostCurve, unpack_costs
+from protocol.tree import TokenTree
+from protocol.wire import Welcome
+
+#: weight of the newest observation
+SMOOTHING = 0.2
+#: observations that a depth's calibration begins with, at "as predicted"; older ones fade
+PRIOR, FADING = 4.0, 0.98
+#: levels that are calibrated apart; deeper ones count as the last
+DEPTHS = 12
+#: another mode must promise so much more ...
+MARGIN = 1.1
+#: ... so many times in a row
+TIMES = 2
+#: bounds of what a drafting step must promise, in accepted tokens
+LEAST_GAIN, MOST_GAIN = 0.01, 0.6
+
+
+def _blend(old: float | None, new: float) -> float:
+    return new if old is None else old + SMOOTHING * (new - old)
+
+
+@dataclass
+class Pace:
+    """Smoothed measurements; they outlive answers."""
+
+    curve: CostCurve | None = None  # the verifier's, as WELCOME told
+    load: float = 1.0  # its steps take so many times as long now
+    engine: float | None = None  # of a step, for verifiers that tell no curve
+    trip: float | None = None  # a round without the verifier's engine and queue
+    queue: float = 0.0
+    exposed: float = 0.0  # drafting between a verdict and the next VERIFY
+    drafter_step: float | None = None
+    gap: float | None = None  # between tokens of a stream
+    tau: float = 2.0  # tokens of a tree round
+    nodes: float = 16.0  # of a tree
+    predicted: list[float] = field(default_factory=lambda: [PRIOR] * (DEPTHS + 1))  # accepted nodes, by depth
+    accepted: list[float] = field(default_factory=lambda: [PRIOR] * (DEPTHS + 1))
+
+    # --- measurements ---
+
+    def linked(self, welcome: Welcome, trip: float) -> None:
+        """A handshake took `trip`. Another verifier may have other costs."""
+        self.curve, self.load = unpack_costs(welcome.costs), 1.0
+        self.trip, self.gap, self.engine = trip, None, None
+
+    def drafted(self, seconds: float, steps: int) -> None:
+        if steps:
+            self.drafter_step = _blend(self.drafter_step, seconds / steps)
+
+    def verified(
+        self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], wait: float, engine: float, queue: float
+    ) -> None:
+        """A tree's verdict came after `wait`: `path` was accepted; engine, queue: the verifier's own part of it."""
+        self._stepped(1 + len(tree), engine)
+        self.trip = _blend(self.trip, max(0.0, wait - engine - queue))
+        self.queue = _blend(self.queue, queue)
+        self.nodes = _blend(self.nodes, len(tree))
+        self.tau = _blend(self.tau, 1 + len(path))
+        if len(scores) != len(tree) or not scores:
+            return
+        for depth in range(1, DEPTHS + 1):
+            self.predicted[depth] = PRIOR + FADING * (self.predicted[depth] - PRIOR)
+            self.accepted[depth] = PRIOR + FADING * (self.accepted[depth] - PRIOR)
+        for depth, score in zip(tree.depths, scores, strict=True):
+            self.predicted[min(depth, DEPTHS)] += float(np.exp(score))
+        for depth in range(1, len(path) + 1):
+            self.accepted[min(depth, DEPTHS)] += 1
+
+    def streamed(self, gap: float, engine: float) -> None:
+        """A streamed token came `gap` after the one before it."""
+        self._stepped(1, engine)
+        self.gap = _blend(self.gap, gap)
+
+    def foreseen(self, tokens: int) -> None:
+        """A tree would have brought so many tokens: drafted beside a stream, for comparison."""
+        self.tau = _blend(self.tau, tokens)
+
+    def waited(self, exposed: float) -> None:
+        self.exposed = _blend(self.exposed, exposed)
+
+    def _stepped(self, tokens: int, engine: float) -> None:
+        if engine <= 0:
+            return
+        self.engine = _blend(self.engine, engine)
+        if self.curve:
+            self.load = _blend(self.load, engine / self.curve.at(tokens))
+
+    # --- what follows ---
+
+    def step(self, nodes: float) -> float:
+        """Seconds of the verifier's engine for a tree of so many nodes; 0: for a token of a stream."""
+        return self.load * self.curve.at(1 + nodes) if self.curve else self.engine or 0.0
+
+    def tree_rate(self) -> float:
+        """Tokens per second of tree drafting."""
+        return self.tau / max(1e-4, self.exposed + (self.trip or 0.0) + self.queue + self.step(self.nodes))
+
+    def stream_rate(self) -> float | None:
+        """Tokens per second of a stream, or None where nothing is known."""
+        if self.gap is not None:
+            return 1 / max(1e-4, self.gap)
+        return 1 / (self.step(0) + self.queue) if self.curve or self.engine else None
+
+    def gain(self) -> float:
+        """Accepted tokens that one more drafting step must promise to be worth its time."""
+        return min(MOST_GAIN, max(LEAST_GAIN, self.tree_rate() * (self.drafter_step or 0.0)))
+
+    def worth_sending(self, tree: TokenTree, scores: Sequence[float]) -> int:
+        """How many nodes of `tree`, best first, make most tokens per second; scores: log path probabilities."""
+        if not scores:
+            return len(tree)
+        ratio = np.minimum(4.0, np.array(self.accepted) / np.array(self.predicted))
+        depths = np.minimum(np.array(tree.depths), DEPTHS)
+        tokens = 1 + np.cumsum(np.minimum(1.0, np.exp(scores) * ratio[depths]))
+        fixed = self.exposed + (self.trip or 0.0) + self.queue
+        times = np.array([max(1e-4, fixed + self.step(count)) for count in range(1, len(tree) + 1)])
+        return 1 + int(np.argmax(tokens / times))
+
+
+@dataclass
+class Controller:
+    """Tree or stream: whichever promises more tokens per second, with hysteresis. pinned: always this one."""
+
+    pace: Pace
+    pinned: Mode | None = None
+    mode: Mode = "tree"
+    switches: int = 0
+    _better: int = 0
+
+    def begin(self) -> Mode:
+        """The mode of a new answer: no hysteresis, nothing is under way."""
+        self._better = TIMES
+        return self.choose()
+
+    def choose(self) -> Mode:
+        """After every verdict."""
+        if self.pinned:
+            return self.pinned
+        stream, tree = self.pace.stream_rate(), self.pace.tree_rate()
+        if stream is None:
+            return self.mode
+        now, other = (tree, stream) if self.mode == "tree" else (stream, tree)
+        self._better = self._better + 1 if other > MARGIN * now else 0
+        if self._better >= TIMES:
+            self.mode = "stream" if self.mode == "tree" else "tree"
+            self.switches += 1
+            self._better = 0
+        return self.mode

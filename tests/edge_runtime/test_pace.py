@@ -1,0 +1,183 @@
+"""Tree sizes and modes against an oracle that knows the link, the target and the drafter exactly."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_runtime.pace import LEAST_GAIN, MARGIN, MOST_GAIN, TIMES, Controller, Pace
+from protocol.costs import MAX_POINTS, CostCurve, unpack_costs
+from protocol.tree import ROOT, TokenTree
+from protocol.wire import Welcome
+
+#: seconds of steps: a CPU, where nodes are dear, and a GPU, where they cost nothing for long
+CPU = CostCurve((1, 8, 32, 64, 128), (0.012, 0.015, 0.024, 0.045, 0.09))
+GPU = CostCurve((1, 64, 128), (0.025, 0.026, 0.032))
+
+
+def welcome(curve: CostCurve | None) -> Welcome:
+    return Welcome(1, "t", "d", 100, 2048, 255, 255, "", curve.pack() if curve else b"")
+
+
+class Drafts:
+    """Trees with a known law: a node's probability, and whether the drafter overrates itself by `boast`."""
+
+    def __init__(self, sure: float, boast: float = 1.0, seed: int = 0) -> None:
+        self.rng, self.boast = random.Random(seed), boast
+        self.law = [sure, 0.5 * (1 - sure), 0.2 * (1 - sure)]  # of a node's three children
+
+    def tree(self, nodes: int) -> tuple[TokenTree, list[float], list[float]]:
+        """(tree of the likeliest nodes, claimed log path probabilities, true path probabilities)."""
+        tokens, parents, true, depths = [], [], [], []
+        open_ = [(p, ROOT, 0, token) for token, p in enumerate(self.law)]
+        while len(tokens) < nodes:
+            best = max(open_)
+            open_.remove(best)
+            p, parent, depth, token = best
+            tokens.append(token)
+            parents.append(parent)
+            true.append(p)
+            depths.append(depth + 1)
+            open_ += [(p * q, len(tokens) - 1, depth + 1, child) for child, q in enumerate(self.law)]
+        claimed = [float(np.log(min(1.0, p * self.boast**depth))) for p, depth in zip(true, depths, strict=True)]
+        return TokenTree(tuple(tokens), tuple(parents)), claimed, true
+
+    def walk(self, tree: TokenTree) -> list[int]:
+        node, path = ROOT, list[int]()
+        while True:
+            token = self.rng.choices(range(4), [*self.law, 1 - sum(self.law)])[0]
+            child = tree.child(node, token) if token < 3 else None
+            if child is None:
+                return path
+            node = child
+            path.append(node)
+
+
+@pytest.mark.parametrize("boast", [1.0, 1.25])
+@pytest.mark.parametrize("sure", [0.4, 0.7])
+@pytest.mark.parametrize("trip", [0.001, 0.06, 0.4])
+@pytest.mark.parametrize("curve", [CPU, GPU], ids=["cpu", "gpu"])
+def test_trees_are_nearly_as_good_as_the_best_fixed_size(
+    curve: CostCurve, trip: float, sure: float, boast: float
+) -> None:
+    """Within 3 % of what an oracle that sweeps all sizes gets, once the device has seen sixty rounds."""
+    drafts, pace = Drafts(sure, boast), Pace()
+    pace.linked(welcome(curve), trip)
+    whole, claimed, true = drafts.tree(64)
+    draft_seconds = 0.004
+
+    def rate(count: int) -> float:
+        return float((1 + sum(true[:count])) / (draft_seconds + trip + curve.at(1 + count)))
+
+    for _ in range(60):
+        count = pace.worth_sending(whole, claimed)
+        tree = whole.pruned(count, 64)
+        engine = curve.at(1 + count)
+        pace.waited(draft_seconds)
+        pace.verified(tree, claimed[:count], drafts.walk(tree), trip + engine, engine, 0.0)
+    best = max(rate(count) for count in range(1, 65))
+    assert rate(pace.worth_sending(whole, claimed)) >= 0.97 * best
+
+
+def test_the_verifiers_load_is_followed() -> None:
+    pace = Pace()
+    pace.linked(welcome(CPU), 0.01)
+    drafts = Drafts(0.6)
+    tree, claimed, _ = drafts.tree(48)
+    calm = pace.worth_sending(tree, claimed)
+    for _ in range(20):
+        pace.verified(tree, claimed, drafts.walk(tree), 0.01 + 4 * CPU.at(49), 4 * CPU.at(49), 0.0)
+    assert pace.load == pytest.approx(4, rel=0.05) and pace.step(0) == pytest.approx(4 * CPU.at(1), rel=0.05)
+    assert pace.worth_sending(tree, claimed) < calm
+
+
+def test_a_verifier_that_tells_no_costs_gets_whole_trees() -> None:
+    pace = Pace()
+    pace.linked(welcome(None), 0.05)
+    tree, claimed, _ = Drafts(0.6).tree(32)
+    assert pace.worth_sending(tree, claimed) == 32 and pace.stream_rate() is None
+    pace.verified(tree, claimed, [0], 0.09, 0.04, 0.0)
+    assert pace.worth_sending(tree, claimed) == 32 and pace.stream_rate() == pytest.approx(25)
+    assert pace.worth_sending(TokenTree(), []) == 0
+
+
+def test_drafting_stops_sooner_where_time_is_dear() -> None:
+    near, far = Pace(), Pace()
+    for pace, trip in ((near, 0.001), (far, 1.2)):
+        pace.linked(welcome(CPU), trip)
+        pace.drafted(0.012, 4)
+    assert LEAST_GAIN <= far.gain() < near.gain() <= MOST_GAIN
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(0, 2), st.floats(1, 8), st.floats(0.001, 0.2), st.floats(0.2, 5), st.booleans(), st.integers(0, 2**32))
+def test_the_controller_ends_in_the_faster_mode(
+    trip: float, tau: float, step: float, load: float, tells: bool, seed: int
+) -> None:
+    """Measured with noise; wherever one mode is clearly better, it is used, and nobody flaps."""
+    rng, curve = random.Random(seed), CostCurve((1, 64), (step, 1.5 * step))
+    pace = Pace()
+    pace.linked(welcome(curve if tells else None), trip)
+    controller = Controller(pace)
+    mode = controller.begin()
+    tree = Drafts(0.5).tree(31)[0]
+    for _ in range(80):
+        noise = rng.uniform(0.95, 1.05)
+        if mode == "tree":
+            engine = load * curve.at(32) * noise
+            accepted = int(tau - 1 + rng.random())
+            pace.verified(tree, [], list(range(accepted)), trip + engine, engine, 0.0)
+        else:
+            pace.streamed(load * step * noise, load * step)
+            pace.foreseen(int(tau + rng.random()))
+        mode = controller.choose()
+    tree_rate, stream_rate = tau / (trip + load * curve.at(32)), 1 / (load * step)
+    if not tells:  # the engine's time for a tree stands in for that of a token
+        stream_rate_seen = 1 / (load * curve.at(32))
+        clear = max(tree_rate, stream_rate_seen) > 1.6 * min(tree_rate, stream_rate_seen)
+        wanted = "tree" if tree_rate > stream_rate else "stream"
+        assert not clear or (tree_rate > stream_rate) != (tree_rate > stream_rate_seen) or mode == wanted
+    elif max(tree_rate, stream_rate) > 1.5 * min(tree_rate, stream_rate):
+        assert mode == ("tree" if tree_rate > stream_rate else "stream")
+    assert controller.switches <= 6
+
+
+def test_a_switch_wants_a_margin_twice_and_a_new_answer_none() -> None:
+    pace = Pace(curve=GPU, trip=0.2)
+    controller = Controller(pace)
+    assert pace.tree_rate() * MARGIN < (pace.stream_rate() or 0)
+    modes = [controller.choose() for _ in range(TIMES)]
+    assert modes == ["tree"] * (TIMES - 1) + ["stream"]
+    assert Controller(pace).begin() == "stream"
+    close = Pace(curve=GPU, trip=0.0, exposed=0.0, tau=GPU.at(17) / GPU.at(1) / 1.05)
+    assert [Controller(close).choose() for _ in range(9)] == ["tree"] * 9
+
+
+@pytest.mark.parametrize("pinned", ["tree", "stream"])
+def test_a_pinned_mode_stays(pinned: str) -> None:
+    controller = Controller(Pace(curve=GPU, trip=5.0), pinned)  # type: ignore[arg-type]
+    assert controller.begin() == controller.choose() == pinned
+
+
+curves = st.lists(
+    st.tuples(st.integers(1, 2**31), st.floats(1e-6, 4000)), min_size=1, max_size=MAX_POINTS, unique_by=lambda p: p[0]
+).map(lambda points: CostCurve(*(tuple(x) for x in zip(*sorted(points), strict=True))))
+
+
+@given(curves)
+def test_costs_survive_the_wire(curve: CostCurve) -> None:
+    back = unpack_costs(curve.pack())
+    assert back is not None and back.tokens == curve.tokens
+    assert back.seconds == pytest.approx(curve.seconds, abs=1e-6)
+
+
+@given(st.binary(max_size=8 * MAX_POINTS))
+def test_any_bytes_are_costs_or_none(data: bytes) -> None:
+    curve = unpack_costs(data)
+    if curve is not None:
+        assert list(curve.tokens) == sorted(set(curve.tokens)) and min(curve.seconds) > 0
+        assert all(curve.at(tokens) > 0 for tokens in curve.tokens)
