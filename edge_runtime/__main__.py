@@ -1,4 +1,4 @@
-"""`python -m edge_runtime generate` and `chat`: the runtime in a terminal."""
+"""`python -m edge_runtime generate`, `chat` and `doctor`: the runtime in a terminal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -29,6 +30,7 @@ examples:
   python -m edge_runtime generate --bundle build/bundle --server 127.0.0.1:8765 "Why is the sky blue?"
   python -m edge_runtime chat --bundle build/bundle --server 127.0.0.1:8765
   python -m edge_runtime chat --bundle build/bundle --local
+  python -m edge_runtime doctor --server 127.0.0.1:8765
   python -m edge_runtime generate --bundle build/bundle "Works offline too, less cleverly."
 """
 TOKEN_HELP = "for a verifier that asks for one; default: $OUTRIDER_TOKEN, which others on this machine do not see"
@@ -57,8 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--bundle", type=Path, default=Path("build/bundle"), help="folder that export wrote")
         add_verifier_options(command)
-        command.add_argument("--token", default=None, help=TOKEN_HELP)
-        command.add_argument("--ca-file", type=Path, default=None, help="PEM certificates to trust beside the system's")
+        add_device_options(command)
         command.add_argument("--max-new-tokens", type=int, default=256)
         command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
         command.add_argument("--top-k", type=int, default=0, help="0 keeps every token")
@@ -67,12 +68,26 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument("--seed", type=int, default=None, help="same seed, same text; default: random")
         command.add_argument("--nodes", type=int, default=TreeShape.nodes, help="nodes of a draft tree")
         command.add_argument("--depth", type=int, default=TreeShape.depth, help="levels of a draft tree")
-        command.add_argument("--engine", choices=list(RUNTIMES), default=None, help="default: what is there")
-        command.add_argument("--threads", type=int, default=0, help=THREADS_HELP)
         if name == "generate":
             command.add_argument("--json", action="store_true", help="print text, token ids and figures as JSON")
             command.add_argument("prompt", help="the question, or - to read it from standard input")
+    doctor = commands.add_parser(
+        "doctor", help="check bundle, engine, server, round trip, clock and versions, and say what to do",
+        description="Look at everything that an answer needs, one thing after the other. Exit status 1 if one fails.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    doctor.add_argument("--bundle", type=Path, default=Path("build/bundle"), help="folder that export wrote")
+    doctor.add_argument("--server", help="host:port, ws://... or wss://...")
+    add_device_options(doctor)
+    doctor.add_argument("--json", action="store_true", help="print what was found as JSON")
     return parser
+
+
+def add_device_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--token", default=None, help=TOKEN_HELP)
+    command.add_argument("--ca-file", type=Path, default=None, help="PEM certificates to trust beside the system's")
+    command.add_argument("--engine", choices=list(RUNTIMES), default=None, help="default: what is there")
+    command.add_argument("--threads", type=int, default=0, help=THREADS_HELP)
 
 
 def add_verifier_options(command: argparse.ArgumentParser) -> None:
@@ -192,9 +207,30 @@ async def chat(options: argparse.Namespace, bundle: Bundle, server: str | Server
             console.print(summary(event), style="dim", highlight=False)
 
 
+def doctor(options: argparse.Namespace) -> int:
+    """The doctor's command."""
+    from edge_runtime.doctor import examine, show
+
+    console = Console(stderr=options.json)
+    token = options.token or os.environ.get("OUTRIDER_TOKEN")
+    looks = examine(
+        options.bundle, options.server, token=token, ca_file=options.ca_file, engine=options.engine,
+        threads=options.threads, tell=lambda finding: None if options.json else show([finding], console),
+    )  # fmt: skip
+    findings = asyncio.run(looks)
+    if options.json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+    return int(any(finding.level == "bad" for finding in findings))
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(argv)
+    if options.command == "doctor":
+        try:
+            return doctor(options)
+        except KeyboardInterrupt:
+            return 130
     if not options.local and (given := [flag for flag in LOCAL_FLAGS if getattr(options, flag) is not None]):
         parser.error(f"--{given[0]} says what --local loads; give --local too")
     run = generate if options.command == "generate" else chat

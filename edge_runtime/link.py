@@ -90,7 +90,8 @@ def verifier_url(server: str) -> str:
     return url if url.endswith(PATH) else url + PATH
 
 
-def _tls(ca_file: str | Path | None) -> ssl.SSLContext:
+def tls_context(ca_file: str | Path | None) -> ssl.SSLContext:
+    """What the system trusts, and `ca_file`. Raises LinkRefused where that holds no certificates."""
     context = ssl.create_default_context()
     if ca_file is not None:
         try:
@@ -116,7 +117,7 @@ class Link:
         if token and parts.scheme == "ws" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
             raise LinkRefused(f"{self.url} would carry the token in clear text; use wss://")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._tls = _tls(ca_file) if parts.scheme == "wss" else None
+        self._tls = tls_context(ca_file) if parts.scheme == "wss" else None
         self.traffic = Traffic()
         self.welcome: Welcome | None = None  # while there is a connection
         self.refused: LinkRefused | None = None
@@ -203,6 +204,17 @@ class Link:
             await connection.send(frame)
             self.traffic.up += frame_bytes(len(frame), masked=True)
             self.traffic.last[type(message).__name__] = frame_bytes(len(frame), masked=True)
+
+    async def ping(self) -> float:
+        """Seconds of a WebSocket ping and its pong. Raises OSError without a connection."""
+        if self._connection is None:
+            raise OSError("there is no connection")
+        began = time.monotonic()
+        try:
+            await (await self._connection.ping())
+        except WebSocketException as error:
+            raise OSError(str(error)) from None
+        return time.monotonic() - began
 
     def drop(self) -> None:
         """Cut the connection without ceremony and dial again (half-open links do not answer a close)."""
