@@ -7,20 +7,21 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from edge_runtime.bundle import Bundle, BundleError, open_bundle
 from edge_runtime.drafter import TreeShape
 from edge_runtime.engines import RUNTIMES
-from edge_runtime.events import Event, Finished, LinkState
+from edge_runtime.events import Event
 from edge_runtime.link import LinkRefused
 from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.session import Policy
+from edge_runtime.terminal import Journal, show_answer, summary
 from edge_runtime.transport import Server
 
 EPILOG = """\
@@ -39,6 +40,13 @@ THREADS_HELP = (
     "threads of the drafter's engine, and with --local of the target as well: they take turns; "
     "0 = all cores, for the target all but one"
 )
+MODES = ["prefer-cloud", "prefer-device", "cloud-only", "device-only"]
+POLICY_HELP = (
+    "prefer-cloud: the device writes where the verifier is silent; prefer-device: it writes at once and is corrected; "
+    "cloud-only: never; device-only: nobody is asked"
+)
+RETURN_HELP = "when the link is back: put right what the device wrote alone, or keep it as it is"
+OFFLINE_HELP = "without a link: write to the end, or pause where the drafter becomes unsure"
 #: flags that say what --local loads
 LOCAL_FLAGS = ("target", "drafter", "dtype")
 
@@ -68,6 +76,15 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument("--seed", type=int, default=None, help="same seed, same text; default: random")
         command.add_argument("--nodes", type=int, default=TreeShape.nodes, help="nodes of a draft tree")
         command.add_argument("--depth", type=int, default=TreeShape.depth, help="levels of a draft tree")
+        command.add_argument("--stop", nargs="+", default=[], metavar="TEXT", help="text that ends an answer")
+        command.add_argument("--policy", choices=MODES, default="prefer-cloud", help=POLICY_HELP)
+        command.add_argument("--on-return", choices=["repair", "keep"], default="repair", help=RETURN_HELP)
+        command.add_argument("--offline", choices=["continue", "pause"], default="continue", help=OFFLINE_HELP)
+        command.add_argument("--mode", choices=["tree", "stream"], default=None,
+                             help="send trees, or let the target stream; default: whichever is faster")  # fmt: skip
+        if name == "chat":
+            command.add_argument("--journal", type=Path, default=None, metavar="FILE",
+                                 help="keep the chat there, and go on with it, even in mid-answer")  # fmt: skip
         if name == "generate":
             command.add_argument("--json", action="store_true", help="print text, token ids and figures as JSON")
             command.add_argument("prompt", help="the question, or - to read it from standard input")
@@ -102,46 +119,6 @@ def add_verifier_options(command: argparse.ArgumentParser) -> None:
     local.add_argument("--dtype", choices=dtypes, help="the target's number format; default: float32")
 
 
-def render(event: Event) -> Text:
-    text = Text(event.verified)
-    text.append(event.provisional, style="yellow underline")
-    return text
-
-
-async def answer(
-    runtime: EdgeRuntime, messages: list[dict[str, str]], options: argparse.Namespace, console: Console
-) -> Finished:
-    """Show one answer as it grows; returns its last event."""
-    state = "connecting"
-    last: Finished | None = None
-    with Live(console=console, refresh_per_second=12, vertical_overflow="visible") as live:
-        async for event in runtime.generate(
-            messages, max_new_tokens=options.max_new_tokens, temperature=options.temperature, top_k=options.top_k,
-            top_p=options.top_p, min_p=options.min_p, seed=options.seed,
-        ):  # fmt: skip
-            if isinstance(event, LinkState):
-                state = event.state
-            if isinstance(event, Finished):
-                last = event
-            verified = "[verified]" if options.local else "[cloud-verified]"
-            badge = {"verified": verified, "alone": "[on its own]"}.get(state, "[connecting]")
-            live.update(render(event) if last else Text.assemble(render(event), (f"  {badge}", "dim")))
-    if not console.is_terminal:
-        console.print()
-    assert last is not None, "generate() always ends with Finished"
-    return last
-
-
-def summary(event: Finished) -> str:
-    stats = event.stats
-    parts = [f"{stats.tokens} verified tokens", f"{stats.tokens_per_second:.1f}/s"]
-    if stats.rounds:
-        parts.append(f"{stats.rounds} rounds, {stats.tau:.2f} tokens a round")
-    if stats.provisional:
-        parts.append(f"{stats.provisional} written alone ({stats.kept} kept, {stats.rolled_back} rolled back)")
-    return ", ".join(parts) + f"; ended by {event.reason}"
-
-
 def open_server(options: argparse.Namespace, bundle: Bundle) -> AbstractContextManager[str | Server | None]:
     """What --server or --local names; entered, it answers. Raises LocalError."""
     if not options.local:
@@ -164,23 +141,37 @@ def open_server(options: argparse.Namespace, bundle: Bundle) -> AbstractContextM
 
 
 def open_runtime(options: argparse.Namespace, bundle: Bundle, server: str | Server | None) -> EdgeRuntime:
+    policy = Policy(options.policy, options.on_return, options.offline)
     shape = TreeShape(nodes=options.nodes, depth=options.depth)
-    token = options.token or os.environ.get("OUTRIDER_TOKEN")
     return EdgeRuntime(
-        bundle, server, threads=options.threads, shape=shape, engine=options.engine, token=token,
+        bundle, server, policy=policy, threads=options.threads, shape=shape,
+        engine=options.engine, mode=options.mode, token=options.token or os.environ.get("OUTRIDER_TOKEN"),
         ca_file=options.ca_file,
+    )  # fmt: skip
+
+
+def ask(runtime: EdgeRuntime, messages: list[dict[str, str]], options: argparse.Namespace) -> AsyncIterator[Event]:
+    return runtime.generate(
+        messages, max_new_tokens=options.max_new_tokens, temperature=options.temperature, top_k=options.top_k,
+        top_p=options.top_p, min_p=options.min_p, seed=options.seed, stop=options.stop,
     )  # fmt: skip
 
 
 async def generate(options: argparse.Namespace, bundle: Bundle, server: str | Server | None) -> int:
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     console = Console(stderr=options.json)
+    messages = [{"role": "user", "content": prompt}]
     async with open_runtime(options, bundle, server) as runtime:
         if not server:
             console.print(
                 "no --server, no --local: everything below is the drafter's own, unverified text", style="dim"
             )
-        event = await answer(runtime, [{"role": "user", "content": prompt}], options, console)
+        event = await show_answer(
+            runtime, ask(runtime, messages, options), console, local=options.local, messages=messages,
+            journal=Journal(None),
+        )  # fmt: skip
+        if event is None:
+            return 130
         if options.json:
             text = {"text": event.verified + event.provisional, "verified_text": event.verified}
             print(json.dumps({**text, "reason": event.reason, "token_ids": event.token_ids, **event.stats.as_dict()}))
@@ -190,21 +181,35 @@ async def generate(options: argparse.Namespace, bundle: Bundle, server: str | Se
 
 
 async def chat(options: argparse.Namespace, bundle: Bundle, server: str | Server | None) -> int:
-    console = Console()
-    messages: list[dict[str, str]] = []
+    console, journal = Console(), Journal(options.journal)
+    messages, unfinished = journal.load()
     async with open_runtime(options, bundle, server) as runtime:
-        console.print("Ctrl-D or an empty line ends the chat.", style="dim")
+        console.print("Ctrl-C stops an answer, Ctrl-D or an empty line ends the chat.", style="dim")
+        for message in messages:
+            console.print(f"[dim]{message['role']}>[/] ", end="")
+            console.print(message["content"], markup=False, highlight=False)
         while True:
-            try:
-                question = await asyncio.to_thread(input, "\nyou> ")
-            except EOFError:
-                return 0
-            if not question.strip():
-                return 0
-            messages.append({"role": "user", "content": question})
-            event = await answer(runtime, messages, options, console)
-            messages.append({"role": "assistant", "content": event.verified + event.provisional})
-            console.print(summary(event), style="dim", highlight=False)
+            if unfinished:
+                console.print("going on with the answer that was cut off", style="dim")
+                events = runtime.resume(unfinished)
+            else:
+                try:
+                    question = await asyncio.to_thread(input, "\nyou> ")
+                except EOFError:
+                    return 0
+                if not question.strip():
+                    return 0
+                messages.append({"role": "user", "content": question})
+                events = ask(runtime, messages, options)
+            unfinished = None
+            event = await show_answer(runtime, events, console, local=options.local, messages=messages, journal=journal)
+            if event is None:
+                console.print("stopped", style="dim")
+                messages.pop()
+            else:
+                messages.append({"role": "assistant", "content": event.verified + event.provisional})
+                console.print(summary(event), style="dim", highlight=False)
+            journal.save(messages, None)
 
 
 def doctor(options: argparse.Namespace) -> int:
