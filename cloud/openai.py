@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import secrets
 import time
 import traceback
@@ -18,13 +17,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import structlog
 from jinja2 import TemplateError
-from msgspec import Meta, Struct
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -32,6 +30,8 @@ from starlette.types import Receive, Scope, Send
 from cloud.auth import Account
 from cloud.jobs import Job, Reply
 from cloud.service import Verifier
+from protocol.asgi import ClientGone, read_body, send_events, send_json, unless_gone
+from protocol.completions import ApiError, ChatRequest, Wording, check_model, model_card, parse, usage_of
 from protocol.sampling import Sampling
 from protocol.text import Detokeniser, StopStrings
 from protocol.wire import (
@@ -47,116 +47,11 @@ from protocol.wire import (
     pack_ids,
 )
 
-MAX_BODY = 1 << 20
-BODY_SECONDS = 30.0
-MAX_STOPS, MAX_STOP_LENGTH = 4, 1000
 RETRY_SECONDS = 1
 #: how often a request that waits looks whether the engine thread still lives
 PATIENCE_SECONDS = 1.0
 
-ROLES = ("system", "developer", "user", "assistant")
-#: fields that change the output and are not supported -> the values under which they do nothing; null always does
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "functions": ([],),
-    "function_call": ("none",),
-    "response_format": ({"type": "text"},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-    "audio": (),
-}
-
 log = structlog.get_logger()
-
-
-class ApiError(Exception):
-    """An answer other than success. code: a stable name for programs; param: the field at fault."""
-
-    def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None, retry_after: int = 0
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = {"retry-after": str(retry_after)} if retry_after else {}
-        if status == 401:
-            self.headers["www-authenticate"] = "Bearer"
-
-    def body(self) -> dict[str, Any]:
-        """The error as OpenAI words it."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        if self.status == 429:
-            kind = "rate_limit_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-
-class Part(Struct):
-    """One part of a message's content."""
-
-    type: str
-    text: str | None = None
-
-
-class Message(Struct):
-    """One message of the conversation."""
-
-    role: str
-    content: str | list[Part]
-
-
-class StreamOptions(Struct):
-    """include_usage: send token counts in a last chunk of their own."""
-
-    include_usage: bool | None = None
-
-
-Tokens = Annotated[int, Meta(ge=1, lt=2**31)]
-
-
-class ChatRequest(Struct):
-    """The fields that are understood, within OpenAI's bounds. null is the same as absent."""
-
-    model: str
-    messages: Annotated[list[Message], Meta(min_length=1)]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Tokens | None = None
-    max_completion_tokens: Tokens | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: str | list[str] | None = None
-
-    @property
-    def sampling(self) -> Sampling:
-        """OpenAI's defaults: temperature 1 and a seed that nobody knows."""
-        return Sampling(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=self.top_k or 0,
-            top_p=1.0 if self.top_p is None else max(self.top_p, 1e-9),  # 0 asks for the most likely token
-            min_p=self.min_p or 0.0,
-            seed=secrets.randbits(63) if self.seed is None else self.seed & (2**63 - 1),
-        )
-
-    @property
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-    @property
-    def conversation(self) -> list[dict[str, str]]:
-        """Messages as chat templates take them. Templates know "developer" as "system"."""
-        return [
-            {"role": "system" if message.role == "developer" else message.role, "content": _content(message)}
-            for message in self.messages
-        ]
 
 
 def openai_routes(
@@ -167,8 +62,7 @@ def openai_routes(
     tokenizer: the target's own transformers tokenizer. Where it has no chat template, every completion is
     refused with a message that says so. admit(request): whose request it is, or ApiError.
     """
-    created = int(time.time())
-    card = {"id": model_name, "object": "model", "created": created, "owned_by": "outrider"}
+    card = model_card(model_name, int(time.time()))
     skip = frozenset(tokenizer.all_special_ids)
     # away from the event loop, as a long prompt takes a while; one thread, as tokenizers are not made for more
     worker = ThreadPoolExecutor(1, "tokenizer")
@@ -186,18 +80,12 @@ def openai_routes(
             raise ApiError(400, f"the chat template of {model_name} refuses this: {error}", "messages") from None
         return ids
 
-    def check_model(name: str) -> None:
-        if name != model_name:
-            raise ApiError(
-                404, f"model {name!r} is not served here; use {model_name!r}", "model", code="model_not_found"
-            )
-
     async def chat(request: Request) -> Response | _Completion:
         account = admit(request)
         _check_ready(verifier)
         _check_limits(account, 0)  # one in debt has no prompt tokenised
-        asked = _parse(await _read(request))
-        check_model(asked.model)
+        asked = parse(await read_body(request.receive))
+        check_model(asked.model, model_name)
         ids = await asyncio.get_running_loop().run_in_executor(worker, encode, asked.conversation)
         _check_prompt(ids, verifier)
         _check_limits(account, len(ids))
@@ -209,7 +97,7 @@ def openai_routes(
 
     async def model(request: Request) -> Response:
         admit(request)
-        check_model(request.path_params["name"])
+        check_model(request.path_params["name"], model_name)
         return _json(card)
 
     return [
@@ -227,7 +115,7 @@ def _answered(
     async def answered(request: Request) -> Response | _Completion:
         try:
             return await endpoint(request)
-        except ClientDisconnect:
+        except ClientGone:
             return Response(status_code=400)  # nobody reads it
         except Exception as error:
             return _refusal(error)
@@ -258,74 +146,6 @@ def _check_ready(verifier: Verifier) -> None:
         raise ApiError(
             503, "the server takes no requests now; try again or ask another", None, "not_ready", RETRY_SECONDS
         )
-
-
-async def _read(request: Request) -> bytes:
-    """The body, of at most MAX_BODY bytes. The rest of a larger one is left to the server, which drops it."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MAX_BODY:
-                    text = f"the body is larger than {MAX_BODY} bytes; send less"
-                    raise ApiError(413, text, code="request_too_large")
-    except TimeoutError:
-        text = f"the body did not arrive within {BODY_SECONDS:.0f} s"
-        raise ApiError(408, text, code="request_timeout") from None
-    return bytes(body)
-
-
-def _parse(body: bytes) -> ChatRequest:
-    """Check and understand a body. Raises ApiError 400."""
-    try:
-        fields = msgspec.json.decode(body)
-        if isinstance(fields, dict):
-            _check_supported(fields)
-        asked = msgspec.convert(fields, ChatRequest)
-    except msgspec.ValidationError as error:
-        raise ApiError(400, str(error), _param(str(error))) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is no JSON: {error}") from None
-    for index, message in enumerate(asked.messages):
-        _check_message(message, f"messages[{index}]")
-    if len(asked.stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in asked.stops):
-        text = f"stop takes up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters"
-        raise ApiError(400, text, "stop")
-    if asked.stream_options is not None and not asked.stream:
-        raise ApiError(400, "stream_options is for stream: true alone", "stream_options")
-    return asked
-
-
-def _check_supported(fields: dict[str, Any]) -> None:
-    for name, neutral in NEUTRAL.items():
-        value = fields.get(name)
-        if value is not None and value not in neutral:
-            way = " or ".join(["leave it out", *(f"send {msgspec.json.encode(v).decode()}" for v in neutral)])
-            raise ApiError(400, f"{name} is not supported: {way}", name, "unsupported_parameter")
-
-
-def _check_message(message: Message, where: str) -> None:
-    if message.role not in ROLES:
-        raise ApiError(400, f"role must be one of {', '.join(ROLES)}", f"{where}.role")
-    for index, part in enumerate(message.content if isinstance(message.content, list) else []):
-        if part.type != "text" or part.text is None:
-            text = 'content parts must be {"type": "text", "text": ...}; images, audio and files are not supported'
-            raise ApiError(400, text, f"{where}.content[{index}]", "unsupported_content")
-
-
-def _content(message: Message) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    return "".join(part.text or "" for part in message.content)
-
-
-def _param(message: str) -> str | None:
-    """The field that a msgspec message is about: from "... - at `$.stop[0]`", "... missing required field `x`"."""
-    missing = re.search(r"required field `(\w+)`", message)
-    path = re.search(r"at `\$\.?([^`]*)`", message)
-    names = [found.group(1) for found in (path, missing) if found and found.group(1)]
-    return ".".join(names) or None
 
 
 def _check_prompt(ids: list[int], verifier: Verifier) -> None:
@@ -456,12 +276,7 @@ class _Completion:
     ) -> None:  # fmt: skip
         self._verifier, self._account, self._asked, self._ids = verifier, account, asked, ids
         self._detokeniser, self._stops = detokeniser, StopStrings(asked.stops)
-        self._head = {
-            "id": f"chatcmpl-{secrets.token_hex(12)}",
-            "created": int(time.time()),
-            "model": model_name,
-            "system_fingerprint": verifier.target_hash,
-        }
+        self._wording = Wording(model_name, verifier.target_hash)
         self._drawn = 0
         self._finish_reason: str | None = None
 
@@ -470,19 +285,10 @@ class _Completion:
         wanted = self._asked.max_completion_tokens or self._asked.max_tokens or room
         answer = _Answer(self._verifier, self._account, self._ids, self._asked.sampling, min(wanted, room))
         write = self._stream if self._asked.stream else self._whole
-        work = asyncio.create_task(write(answer, scope, receive, send))
-        gone = asyncio.create_task(_until_gone(receive))
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-        except OSError:
-            pass  # how servers other than uvicorn say that the client hung up
+            await unless_gone(write(answer, scope, receive, send), receive)
         finally:
             answer.close()
-            for task in (work, gone):
-                task.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
 
     async def _whole(self, answer: _Answer, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -491,10 +297,7 @@ class _Completion:
         except Exception as error:
             await _refusal(error)(scope, receive, send)
             return
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._finish_reason}
-        body = {**self._head, "object": "chat.completion", "choices": [choice], "usage": self._usage()}
-        await _json(body)(scope, receive, send)
+        await send_json(send, self._wording.whole(text, self._finish_reason, self._usage()))
 
     async def _stream(self, answer: _Answer, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -502,38 +305,24 @@ class _Completion:
         except Exception as error:
             await _refusal(error)(scope, receive, send)
             return
-        headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),  # proxies shall not collect the events
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for event in self._events(answer):
-            data = b"data: " + event + b"\n\n"
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send_events(send, self._events(answer))
 
     async def _events(self, answer: _Answer) -> AsyncIterator[bytes]:
         """The data of all events. An error that comes now can only be an event itself."""
         options = self._asked.stream_options
         usage = options is not None and bool(options.include_usage)
         unknown: dict[str, Any] = {"usage": None} if usage else {}
+        word = self._wording.chunk
         try:
-            yield self._chunk({"role": "assistant", "content": ""}, **unknown)
+            yield word({"role": "assistant", "content": ""}, **unknown)
             async for piece in self._pieces(answer):
-                yield self._chunk({"content": piece}, **unknown)
-            yield self._chunk({}, **unknown)
+                yield word({"content": piece}, **unknown)
+            yield word({}, self._finish_reason, **unknown)
             if usage:
-                yield self._chunk(None, usage=self._usage())
+                yield word(None, usage=self._usage())
         except Exception as error:
             yield msgspec.json.encode(_as_api_error(error).body())
         yield b"[DONE]"
-
-    def _chunk(self, delta: dict[str, str] | None, **more: Any) -> bytes:
-        """delta: what is new; None for the chunk of token counts, which has no choice."""
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None if delta else self._finish_reason}
-        choices = [] if delta is None else [choice]
-        return msgspec.json.encode({**self._head, "object": "chat.completion.chunk", "choices": choices, **more})
 
     async def _pieces(self, answer: _Answer) -> AsyncIterator[str]:
         """The answer's text, no piece empty. Sets the reason it ended for and counts the tokens drawn."""
@@ -553,12 +342,4 @@ class _Completion:
             self._finish_reason = drawn.last
 
     def _usage(self) -> dict[str, int]:
-        """Token counts; the token that ends the answer is one that was drawn."""
-        prompt, drawn = len(self._ids), self._drawn
-        return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
-
-
-async def _until_gone(receive: Receive) -> None:
-    """Returns when the client hangs up."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        return usage_of(len(self._ids), self._drawn)

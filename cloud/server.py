@@ -20,10 +20,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from cloud.auth import Account, Bucket, bearer
 from cloud.connection import CLOSE_POLICY, Connection, Stream
 from cloud.metrics import CONTENT_TYPE
-from cloud.openai import ApiError, openai_routes
+from cloud.openai import openai_routes
 from cloud.service import Verifier
 from cloud.settings import Settings, is_loopback
 from cloud.transport import HttpProtocol, WebSocketProtocol
+from protocol.completions import ApiError
 from protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL
 
 HELLO_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""`python -m edge_runtime generate`, `chat` and `doctor`: the runtime in a terminal."""
+"""`python -m edge_runtime generate`, `chat`, `serve` and `doctor`: the runtime in a terminal."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ examples:
   python -m edge_runtime generate --bundle build/bundle --server 127.0.0.1:8765 "Why is the sky blue?"
   python -m edge_runtime chat --bundle build/bundle --server 127.0.0.1:8765
   python -m edge_runtime chat --bundle build/bundle --local
+  python -m edge_runtime serve --server 127.0.0.1:8765          then ask http://127.0.0.1:8766/v1
   python -m edge_runtime doctor --server 127.0.0.1:8765
   python -m edge_runtime generate --bundle build/bundle "Works offline too, less cleverly."
 """
@@ -47,6 +48,11 @@ POLICY_HELP = (
 )
 RETURN_HELP = "when the link is back: put right what the device wrote alone, or keep it as it is"
 OFFLINE_HELP = "without a link: write to the end, or pause where the drafter becomes unsure"
+KEY_HELP = "Bearer token that requests must carry; default: $OUTRIDER_KEY, or none"
+UNVERIFIED_HELP = (
+    "text that no verifier has seen: becomes content at the end of an answer that has to end without one, or never; "
+    "until then it travels beside the content, in the field `outrider`"
+)
 #: flags that say what --local loads
 LOCAL_FLAGS = ("target", "drafter", "dtype")
 
@@ -61,22 +67,23 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, text in (("generate", "answer one prompt"), ("chat", "talk, turn by turn")):
+    for name, text in (
+        ("generate", "answer one prompt"),
+        ("chat", "talk, turn by turn"),
+        ("serve", "give other programs an OpenAI-style endpoint on this device"),
+    ):
         command = commands.add_parser(
             name, help=text, description=text.capitalize() + ".", formatter_class=argparse.ArgumentDefaultsHelpFormatter
         )
         command.add_argument("--bundle", type=Path, default=Path("build/bundle"), help="folder that export wrote")
         add_verifier_options(command)
         add_device_options(command)
-        command.add_argument("--max-new-tokens", type=int, default=256)
-        command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
-        command.add_argument("--top-k", type=int, default=0, help="0 keeps every token")
-        command.add_argument("--top-p", type=float, default=1.0)
-        command.add_argument("--min-p", type=float, default=0.0)
-        command.add_argument("--seed", type=int, default=None, help="same seed, same text; default: random")
+        if name == "serve":
+            add_endpoint_options(command)
+        else:
+            add_answer_options(command)
         command.add_argument("--nodes", type=int, default=TreeShape.nodes, help="nodes of a draft tree")
         command.add_argument("--depth", type=int, default=TreeShape.depth, help="levels of a draft tree")
-        command.add_argument("--stop", nargs="+", default=[], metavar="TEXT", help="text that ends an answer")
         command.add_argument("--policy", choices=MODES, default="prefer-cloud", help=POLICY_HELP)
         command.add_argument("--on-return", choices=["repair", "keep"], default="repair", help=RETURN_HELP)
         command.add_argument("--offline", choices=["continue", "pause"], default="continue", help=OFFLINE_HELP)
@@ -105,6 +112,24 @@ def add_device_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ca-file", type=Path, default=None, help="PEM certificates to trust beside the system's")
     command.add_argument("--engine", choices=list(RUNTIMES), default=None, help="default: what is there")
     command.add_argument("--threads", type=int, default=0, help=THREADS_HELP)
+
+
+def add_answer_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--max-new-tokens", type=int, default=256)
+    command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    command.add_argument("--top-k", type=int, default=0, help="0 keeps every token")
+    command.add_argument("--top-p", type=float, default=1.0)
+    command.add_argument("--min-p", type=float, default=0.0)
+    command.add_argument("--seed", type=int, default=None, help="same seed, same text; default: random")
+    command.add_argument("--stop", nargs="+", default=[], metavar="TEXT", help="text that ends an answer")
+
+
+def add_endpoint_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--host", default="127.0.0.1", help="beyond loopback: with --key alone")
+    command.add_argument("--port", type=int, default=8766)
+    command.add_argument("--key", default=None, help=KEY_HELP)
+    command.add_argument("--allow-origin", nargs="+", default=[], metavar="URL", help="pages that may ask")
+    command.add_argument("--unverified", choices=["end", "never"], default="end", help=UNVERIFIED_HELP)
 
 
 def add_verifier_options(command: argparse.ArgumentParser) -> None:
@@ -212,6 +237,22 @@ async def chat(options: argparse.Namespace, bundle: Bundle, server: str | Server
             journal.save(messages, None)
 
 
+async def serve(options: argparse.Namespace, bundle: Bundle, server: str | Server | None) -> int:
+    try:
+        from edge_runtime.serve import LOOPBACK, Endpoint, run
+    except ImportError as error:
+        raise LocalError(f"serve needs {error.name or error}; run: pip install 'outrider[serve]'") from None
+    key = options.key or os.environ.get("OUTRIDER_KEY", "")
+    if options.host not in LOOPBACK and not key:
+        raise LocalError(f"{options.host} is open to other machines; give --key too, or serve on 127.0.0.1")
+    endpoint = Endpoint(
+        open_runtime(options, bundle, server), unverified=options.unverified, origins=options.allow_origin, key=key
+    )
+    print(f"{endpoint.model} on http://{options.host}:{options.port}/v1", file=sys.stderr, flush=True)
+    await run(endpoint, options.host, options.port)
+    return 0
+
+
 def doctor(options: argparse.Namespace) -> int:
     """The doctor's command."""
     from edge_runtime.doctor import examine, show
@@ -238,7 +279,7 @@ def main(argv: list[str] | None = None) -> int:
             return 130
     if not options.local and (given := [flag for flag in LOCAL_FLAGS if getattr(options, flag) is not None]):
         parser.error(f"--{given[0]} says what --local loads; give --local too")
-    run = generate if options.command == "generate" else chat
+    run = {"generate": generate, "chat": chat, "serve": serve}[options.command]
     try:
         bundle = open_bundle(options.bundle)
         with open_server(options, bundle) as server:

@@ -22,8 +22,10 @@ from structlog.testing import capture_logs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cloud.auth import Account, Accounts
-from cloud.openai import MAX_BODY, NEUTRAL, openai_routes
+from cloud.openai import openai_routes
 from cloud.service import Verifier
+from protocol.asgi import MAX_BODY
+from protocol.completions import NEUTRAL
 from protocol.sampling import Sampling
 from protocol.text import REPLACEMENT, WINDOW_TOKENS, Detokeniser, StopStrings
 from tests.cloud.drive import make_verifier, serve
@@ -394,7 +396,7 @@ def test_body_too_large(url: str) -> None:
 
 
 def test_body_too_slow(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloud.openai.BODY_SECONDS", 0.3)
+    monkeypatch.setattr("protocol.asgi.BODY_SECONDS", 0.3)
     address = httpx.URL(url)
     with socket.create_connection((address.host, address.port or 0), timeout=10) as client:
         client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")

@@ -1,0 +1,84 @@
+"""HTTP for OpenAI-style answers, as ASGI messages: bodies in, JSON or a stream of events out. No framework."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from protocol.completions import ApiError
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+MAX_BODY = 1 << 20
+BODY_SECONDS = 30.0
+
+
+class ClientGone(Exception):
+    """Nobody reads the answer any more."""
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The body, of at most MAX_BODY bytes. The rest of a larger one is left to the server, which drops it."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                body += message.get("body", b"")
+                if len(body) > MAX_BODY:
+                    text = f"the body is larger than {MAX_BODY} bytes; send less"
+                    raise ApiError(413, text, code="request_too_large")
+                if not message.get("more_body"):
+                    return bytes(body)
+    except TimeoutError:
+        text = f"the body did not arrive within {BODY_SECONDS:.0f} s"
+        raise ApiError(408, text, code="request_timeout") from None
+
+
+async def send_json(send: Send, value: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    data = msgspec.json.encode(value)
+    all_headers = {"content-length": str(len(data)), "content-type": "application/json", **(headers or {})}
+    start = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in all_headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": data})
+
+
+async def send_events(send: Send, events: AsyncIterator[bytes]) -> None:
+    """Server-sent events, one for each of `events`."""
+    headers = [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),  # proxies shall not collect the events
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    async for event in events:
+        await send({"type": "http.response.body", "body": b"data: " + event + b"\n\n", "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def unless_gone(work: Awaitable[None], receive: Receive) -> None:
+    """Do `work` to its end, or until the client hangs up."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.create_task(_until_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    except OSError:
+        pass  # how servers other than uvicorn say that the client hung up
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,208 @@
+"""OpenAI-style chat completions as data: what a request may say, what is refused, and how answers are worded.
+
+Both ends speak it: the verifier (`cloud.openai`) and the device's own endpoint (`edge_runtime.serve`). Fields that
+would change the output and are not supported are refused by name; other unknown fields are ignored.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from protocol.sampling import Sampling
+
+MAX_STOPS, MAX_STOP_LENGTH = 4, 1000
+ROLES = ("system", "developer", "user", "assistant")
+#: fields that change the output and are not supported -> the values under which they do nothing; null always does
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "response_format": ({"type": "text"},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "audio": (),
+}
+
+
+class ApiError(Exception):
+    """An answer other than success. code: a stable name for programs; param: the field at fault."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None, retry_after: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = {"retry-after": str(retry_after)} if retry_after else {}
+        if status == 401:
+            self.headers["www-authenticate"] = "Bearer"
+
+    def body(self) -> dict[str, Any]:
+        """The error as OpenAI words it."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        if self.status == 429:
+            kind = "rate_limit_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+class Part(Struct):
+    """One part of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(Struct):
+    """One message of the conversation."""
+
+    role: str
+    content: str | list[Part]
+
+
+class StreamOptions(Struct):
+    """include_usage: send token counts in a last chunk of their own."""
+
+    include_usage: bool | None = None
+
+
+Tokens = Annotated[int, Meta(ge=1, lt=2**31)]
+
+
+class ChatRequest(Struct):
+    """The fields that are understood, within OpenAI's bounds. null is the same as absent."""
+
+    model: str
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | list[str] | None = None
+
+    @property
+    def sampling(self) -> Sampling:
+        """OpenAI's defaults: temperature 1 and a seed that nobody knows."""
+        return Sampling(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=self.top_k or 0,
+            top_p=1.0 if self.top_p is None else max(self.top_p, 1e-9),  # 0 asks for the most likely token
+            min_p=self.min_p or 0.0,
+            seed=secrets.randbits(63) if self.seed is None else self.seed & (2**63 - 1),
+        )
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def conversation(self) -> list[dict[str, str]]:
+        """Messages as chat templates take them. Templates know "developer" as "system"."""
+        return [
+            {"role": "system" if message.role == "developer" else message.role, "content": _content(message)}
+            for message in self.messages
+        ]
+
+
+def parse(body: bytes) -> ChatRequest:
+    """Check and understand a body. Raises ApiError 400."""
+    try:
+        fields = msgspec.json.decode(body)
+        if isinstance(fields, dict):
+            _check_supported(fields)
+        asked = msgspec.convert(fields, ChatRequest)
+    except msgspec.ValidationError as error:
+        raise ApiError(400, str(error), _param(str(error))) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is no JSON: {error}") from None
+    for index, message in enumerate(asked.messages):
+        _check_message(message, f"messages[{index}]")
+    if len(asked.stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in asked.stops):
+        text = f"stop takes up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters"
+        raise ApiError(400, text, "stop")
+    if asked.stream_options is not None and not asked.stream:
+        raise ApiError(400, "stream_options is for stream: true alone", "stream_options")
+    return asked
+
+
+def _check_supported(fields: dict[str, Any]) -> None:
+    for name, neutral in NEUTRAL.items():
+        value = fields.get(name)
+        if value is not None and value not in neutral:
+            way = " or ".join(["leave it out", *(f"send {msgspec.json.encode(v).decode()}" for v in neutral)])
+            raise ApiError(400, f"{name} is not supported: {way}", name, "unsupported_parameter")
+
+
+def _check_message(message: Message, where: str) -> None:
+    if message.role not in ROLES:
+        raise ApiError(400, f"role must be one of {', '.join(ROLES)}", f"{where}.role")
+    for index, part in enumerate(message.content if isinstance(message.content, list) else []):
+        if part.type != "text" or part.text is None:
+            text = 'content parts must be {"type": "text", "text": ...}; images, audio and files are not supported'
+            raise ApiError(400, text, f"{where}.content[{index}]", "unsupported_content")
+
+
+def _content(message: Message) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    return "".join(part.text or "" for part in message.content)
+
+
+def _param(message: str) -> str | None:
+    """The field that a msgspec message is about: from "... - at `$.stop[0]`", "... missing required field `x`"."""
+    missing = re.search(r"required field `(\w+)`", message)
+    path = re.search(r"at `\$\.?([^`]*)`", message)
+    names = [found.group(1) for found in (path, missing) if found and found.group(1)]
+    return ".".join(names) or None
+
+
+class Wording:
+    """The bodies of one completion's answer. fingerprint: what draws the text."""
+
+    def __init__(self, model: str, fingerprint: str) -> None:
+        self._head = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": model,
+            "system_fingerprint": fingerprint,
+        }  # fmt: skip
+
+    def whole(self, text: str, finish_reason: str | None, usage: dict[str, int], **more: Any) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
+        return {**self._head, "object": "chat.completion", "choices": [choice], "usage": usage, **more}
+
+    def chunk(self, delta: dict[str, str] | None, finish_reason: str | None = None, **more: Any) -> bytes:
+        """delta: what is new; None for the chunk of token counts, which has no choice."""
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        choices = [] if delta is None else [choice]
+        return msgspec.json.encode({**self._head, "object": "chat.completion.chunk", "choices": choices, **more})
+
+
+def usage_of(prompt: int, drawn: int) -> dict[str, int]:
+    """Token counts; the token that ends the answer is one that was drawn."""
+    return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
+
+
+def model_card(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "outrider"}
+
+
+def check_model(name: str, served: str) -> None:
+    """Raise ApiError unless `name` is what is served here."""
+    if name != served:
+        raise ApiError(404, f"model {name!r} is not served here; use {served!r}", "model", code="model_not_found")

@@ -1,0 +1,230 @@
+"""The device's own OpenAI-style endpoint: the target's text, what is unverified beside it, and who may not ask."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.links import EmulatedLink
+from cloud.process import free_port
+from edge_runtime.bundle import Bundle
+from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.serve import Endpoint
+from edge_runtime.timing import Patience
+from protocol.sampling import Sampling
+from tests.cloud.drive import serve
+from tests.e2e.stack import MAX_NEW, PATIENCE, make_verifier, oracle
+
+Folders = tuple[Path, Path, Path]
+QUESTION = "w5 w9 w11"
+MESSAGES = [{"role": "user", "content": QUESTION}]
+
+
+def request(bundle: Bundle, **more: Any) -> dict[str, Any]:
+    return {"model": bundle.manifest.target, "messages": MESSAGES, "max_tokens": MAX_NEW, "temperature": 0, **more}
+
+
+@asynccontextmanager
+async def client_of(
+    bundle: Bundle, server: str | None, patience: Patience = PATIENCE, **options: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    async with EdgeRuntime(bundle, server, patience=patience, threads=1, mode="tree") as runtime:
+        transport = httpx.ASGITransport(Endpoint(runtime, **options))  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8766/v1", timeout=60) as client:
+            yield client
+
+
+def truth(folders: Folders, bundle: Bundle, sampling: Sampling = Sampling()) -> tuple[str, list[int]]:  # noqa: B008
+    ids = oracle(folders, bundle.render_chat(MESSAGES), sampling)
+    return bundle.tokenizer.decode(ids, skip_special_tokens=True), ids
+
+
+def chunks(answer: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def content(parts: list[dict[str, Any]]) -> str:
+    return "".join(part["choices"][0]["delta"].get("content", "") for part in parts if part["choices"])
+
+
+def asked(folders: Folders, bundle: Bundle, work: Callable[[httpx.AsyncClient], Awaitable[Any]], **options: Any) -> Any:
+    async def run(address: str) -> Any:
+        async with client_of(bundle, address, **options) as client:
+            return await work(client)
+
+    with serve(make_verifier(folders)) as address:
+        return asyncio.run(run(address))
+
+
+def test_the_answer_is_the_targets_whole_and_streamed(folders: Folders, bundle: Bundle) -> None:
+    async def work(client: httpx.AsyncClient) -> None:
+        for more, sampling in (({}, Sampling()), ({"temperature": 0.8, "seed": 5}, Sampling(0.8, seed=5))):
+            text, ids = truth(folders, bundle, sampling)
+            body = (await client.post("/chat/completions", json=request(bundle, **more))).json()
+            assert body["choices"][0]["message"]["content"] == text
+            assert body["usage"]["completion_tokens"] == len(ids)
+            assert body["outrider"] == {"state": "verified", "unverified": False}
+            streamed = request(bundle, stream=True, stream_options={"include_usage": True}, **more)
+            parts = chunks(await client.post("/chat/completions", json=streamed))
+            assert content(parts) == text
+            assert parts[-1]["usage"] == body["usage"] and parts[-1]["choices"] == []
+            assert parts[-2]["choices"][0]["finish_reason"] == body["choices"][0]["finish_reason"]
+
+    asked(folders, bundle, work)
+
+
+def test_a_stop_string_ends_it(folders: Folders, bundle: Bundle) -> None:
+    text, _ = truth(folders, bundle)
+    stop = text[10:14]
+
+    async def work(client: httpx.AsyncClient) -> None:
+        body = (await client.post("/chat/completions", json=request(bundle, stop=stop))).json()
+        assert body["choices"][0]["message"]["content"] == text[: text.index(stop)]
+        assert body["choices"][0]["finish_reason"] == "stop"
+
+    asked(folders, bundle, work)
+
+
+def test_in_an_outage_unverified_text_travels_beside_the_content(folders: Folders, bundle: Bundle) -> None:
+    text, _ = truth(folders, bundle)
+
+    async def run(address: str) -> list[dict[str, Any]]:
+        async with EmulatedLink(int(address.rsplit(":", 1)[1])) as link, client_of(bundle, link.address) as client:
+            link.silent = True
+
+            async def heal() -> None:
+                await asyncio.sleep(1.5)
+                link.silent = False
+                link.cut()
+
+            healing = asyncio.create_task(heal())
+            answer = await client.post("/chat/completions", json=request(bundle, stream=True))
+            await healing
+            return chunks(answer)
+
+    with serve(make_verifier(folders)) as address:
+        parts = asyncio.run(run(address))
+    assert content(parts) == text
+    marks = [part["outrider"] for part in parts if "outrider" in part]
+    assert any(mark.get("state") == "alone" and mark["provisional"] for mark in marks)
+    assert marks[-1] == {"unverified": False}
+
+
+@pytest.mark.parametrize("unverified", ["end", "never"])
+def test_an_answer_that_ends_without_the_verifier_says_so(bundle: Bundle, unverified: Any) -> None:
+    async def run() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        async with client_of(bundle, None, unverified=unverified) as client:
+            whole = (await client.post("/chat/completions", json=request(bundle))).json()
+            return whole, chunks(await client.post("/chat/completions", json=request(bundle, stream=True)))
+
+    whole, parts = asyncio.run(run())
+    text = whole["choices"][0]["message"]["content"]
+    assert content(parts) == text and bool(text) == (unverified == "end")
+    assert whole["outrider"]["unverified"] == (unverified == "end") == parts[-1]["outrider"]["unverified"]
+    assert (whole["usage"]["completion_tokens"] > 0) == (unverified == "end")
+
+
+def test_requests_take_turns_and_too_many_are_refused(
+    folders: Folders, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_runtime.serve.MOST_WAITING", 3)
+    text, _ = truth(folders, bundle)
+
+    async def work(client: httpx.AsyncClient) -> None:
+        answers = await asyncio.gather(*(client.post("/chat/completions", json=request(bundle)) for _ in range(5)))
+        good = [answer for answer in answers if answer.status_code == 200]
+        assert len(good) == 3 and all(a.json()["choices"][0]["message"]["content"] == text for a in good)
+        assert all(a.headers["retry-after"] for a in answers if a.status_code == 429)
+
+    asked(folders, bundle, work)
+
+
+def test_what_is_served_and_what_is_not(folders: Folders, bundle: Bundle) -> None:
+    async def work(client: httpx.AsyncClient) -> None:
+        listed = (await client.get("/models")).json()["data"]
+        assert [card["id"] for card in listed] == [bundle.manifest.target]
+        assert (await client.get(f"/models/{bundle.manifest.target}")).json() == listed[0]
+        assert (await client.get("http://127.0.0.1:8766/healthz")).json()["status"] == "ok"
+        for bad, status in (
+            (request(bundle, model="gpt-9"), 404), (request(bundle, n=2), 400), (request(bundle, messages=[]), 400),
+            (request(bundle, messages=[{"role": "user", "content": "w1 " * 5000}]), 400),
+        ):  # fmt: skip
+            answer = await client.post("/chat/completions", json=bad)
+            assert answer.status_code == status and answer.json()["error"]["message"]
+        assert (await client.post("/chat/completions", content=b"{")).status_code == 400
+        assert (await client.post("/embeddings", json={})).status_code == 404
+
+    asked(folders, bundle, work)
+
+
+def test_pages_strange_names_and_strangers_may_not_ask(folders: Folders, bundle: Bundle) -> None:
+    async def work(client: httpx.AsyncClient) -> None:
+        page = {"origin": "https://evil.example"}
+        assert (await client.get("/models", headers=page)).status_code == 403
+        assert (await client.get("/models", headers={"host": "evil.example:8766"})).status_code == 403
+        assert (await client.get("/models", headers={"origin": "http://app.example"})).status_code == 200
+
+    async def with_key(client: httpx.AsyncClient) -> None:
+        assert (await client.get("/models")).status_code == 401
+        assert (await client.get("/models", headers={"authorization": "Bearer no"})).status_code == 401
+        assert (await client.get("/models", headers={"authorization": "Bearer yes"})).status_code == 200
+
+    asked(folders, bundle, work, origins=["http://app.example"])
+    asked(folders, bundle, with_key, key="yes")
+
+
+def test_a_client_that_hangs_up_frees_the_runtime(folders: Folders, bundle: Bundle) -> None:
+    async def work(client: httpx.AsyncClient) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await client.post("/chat/completions", json=request(bundle))
+        body = (await client.post("/chat/completions", json=request(bundle))).json()
+        assert body["choices"][0]["message"]["content"] == truth(folders, bundle)[0]
+
+    asked(folders, bundle, work)
+
+
+def test_the_command_serves_and_ends_with_a_signal(folders: Folders, bundle: Bundle) -> None:
+    port = free_port()
+    with serve(make_verifier(folders)) as address:
+        command = [sys.executable, "-m", "edge_runtime", "serve", "--bundle", str(folders[2]), "--server", address,
+                   "--port", str(port), "--threads", "1"]  # fmt: skip
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "OUTRIDER_KEY": ""})
+        try:
+            url, end = f"http://127.0.0.1:{port}", time.monotonic() + 30
+            while True:
+                try:
+                    if httpx.get(f"{url}/healthz", timeout=1).json()["link"]:
+                        break
+                except httpx.TransportError:
+                    pass
+                assert time.monotonic() < end and process.poll() is None
+                time.sleep(0.1)
+            answer = httpx.post(f"{url}/v1/chat/completions", json=request(bundle), timeout=60)
+            assert answer.json()["choices"][0]["message"]["content"] == truth(folders, bundle)[0]
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=20)
+            assert process.returncode in (0, 130) and f"http://127.0.0.1:{port}/v1".encode() in said
+            assert b"Traceback" not in said
+        finally:
+            process.kill()
+
+
+def test_an_open_address_wants_a_key(folders: Folders) -> None:
+    command = [sys.executable, "-m", "edge_runtime", "serve", "--bundle", str(folders[2]), "--host", "0.0.0.0"]
+    ended = subprocess.run(command, capture_output=True, timeout=60, env={**os.environ, "OUTRIDER_KEY": ""})
+    assert ended.returncode == 1 and b"--key" in ended.stderr
