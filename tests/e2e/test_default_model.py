@@ -61,7 +61,10 @@ def test_greedy_output_is_the_targets_own(verifier: VerifierProcess) -> None:
 
     async def run() -> None:
         bundle = open_bundle(BUNDLE)
-        async with EdgeRuntime(bundle, verifier.address) as one, EdgeRuntime(bundle, verifier.address) as two:
+        async with (
+            EdgeRuntime(bundle, verifier.address, mode="tree") as one,
+            EdgeRuntime(bundle, verifier.address, mode="tree") as two,
+        ):
             prompts = [one.encode_prompt(question) for question in QUESTIONS]
             together = await asyncio.gather(follow(one, prompts[0], 48), follow(two, prompts[1], 48))
             answers = [*together, await follow(one, prompts[2], 48)]

@@ -72,7 +72,7 @@ def test_another_replica_takes_the_session_over(folders: tuple[Path, Path, Path]
         screen = Screen()
         async with (
             EmulatedLink(int(first.rsplit(":", 1)[1])) as link,
-            EdgeRuntime(bundle, link.address, patience=PATIENCE) as runtime,
+            EdgeRuntime(bundle, link.address, patience=PATIENCE, mode="tree") as runtime,
         ):
             async for event in runtime.generate(prompt, max_new_tokens=MAX_NEW, temperature=1.0, seed=3):
                 screen.show(event)
