@@ -138,7 +138,7 @@ async def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         with console.status("starting the verifier (the first start converts the model, about 20 s)"):
             verifier.start()
             await asyncio.to_thread(verifier.wait_ready)
-        async with EdgeRuntime.from_bundle(options.bundle, verifier.address, shape=SHAPE) as runtime:
+        async with EdgeRuntime.from_bundle(options.bundle, verifier.address, shape=SHAPE, mode="tree") as runtime:
             console.print("[bold]1.[/] Questions with the link up")
             answers = [await ask(runtime, question, console) for question in QUESTIONS]
             prompts = [runtime.encode_prompt(question) for question in [*QUESTIONS, CUT_QUESTION]]

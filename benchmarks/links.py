@@ -40,7 +40,7 @@ class Profile:
 
 
 _4G = Profile("4g", 60, 20, 0.5, 20, 6)
-#: what phones and laptops meet; figures as in docs/network.md
+#: what phones and laptops meet
 PROFILES = {
     profile.name: profile
     for profile in (

@@ -41,8 +41,8 @@ from cloud.process import VerifierProcess
 from edge_runtime.bundle import Bundle, open_bundle
 from edge_runtime.drafter import TreeShape
 from edge_runtime.events import AnswerStats, Finished, Provisional, RolledBack, Verified
+from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.session import Policy
 from protocol.tree import MAX_NODES
 
 #: name -> options of the runtime; None: not a runtime's mode

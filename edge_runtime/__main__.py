@@ -19,8 +19,8 @@ from edge_runtime.drafter import TreeShape
 from edge_runtime.engines import RUNTIMES
 from edge_runtime.events import Event
 from edge_runtime.link import LinkRefused
+from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.session import Policy
 from edge_runtime.terminal import Journal, show_answer, summary
 from edge_runtime.transport import Server
 
@@ -41,7 +41,7 @@ THREADS_HELP = (
     "threads of the drafter's engine, and with --local of the target as well: they take turns; "
     "0 = all cores, for the target all but one"
 )
-MODES = ["prefer-cloud", "prefer-device", "cloud-only", "device-only"]
+POLICIES = ["prefer-cloud", "prefer-device", "cloud-only", "device-only"]
 POLICY_HELP = (
     "prefer-cloud: the device writes where the verifier is silent; prefer-device: it writes at once and is corrected; "
     "cloud-only: never; device-only: nobody is asked"
@@ -84,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
             add_answer_options(command)
         command.add_argument("--nodes", type=int, default=TreeShape.nodes, help="nodes of a draft tree")
         command.add_argument("--depth", type=int, default=TreeShape.depth, help="levels of a draft tree")
-        command.add_argument("--policy", choices=MODES, default="prefer-cloud", help=POLICY_HELP)
+        command.add_argument("--policy", choices=POLICIES, default="prefer-cloud", help=POLICY_HELP)
         command.add_argument("--on-return", choices=["repair", "keep"], default="repair", help=RETURN_HELP)
         command.add_argument("--offline", choices=["continue", "pause"], default="continue", help=OFFLINE_HELP)
         command.add_argument("--mode", choices=["tree", "stream"], default=None,

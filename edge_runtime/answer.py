@@ -131,7 +131,8 @@ class Answer:
         up, down = (link.traffic.up, link.traffic.down) if link else (0, 0)
         self._state("connecting", link.url if link else "no server given")
         while not self.inbox.empty():  # what happened between two answers shows in the link's state
-            self.inbox.get_nowait()
+            if isinstance(news := self.inbox.get_nowait(), LinkUp):
+                self.pace.linked(news.welcome, news.rtt)
         if link and link.refused:
             raise link.refused
         self.text.commit(session.committed[len(session.prompt) :])
@@ -188,6 +189,8 @@ class Answer:
                 await self._do(session.token_written(token, confidence, version, now))
             case LinkUp(welcome=welcome, rtt=rtt):
                 self.pace.linked(welcome, rtt)
+                if self._chooses:
+                    await self._do(session.set_mode(self.controller.begin(), now))
                 await self._do(session.link_up(welcome, now))
             case LinkDown(reason=reason):
                 self._state("connecting" if session.connect_by else self.state, reason)
@@ -256,25 +259,28 @@ class Answer:
                     self._compare()
                     count = text.commit(tokens)
                     text.rebase(session.provisional)
-                    self._tell(Verified(*self._shown(), tokens[:count], confirmed))
+                    self.pending.append(Verified(*self._shown(), tokens[:count], confirmed))
                     self._state("verified", "")
                     if count is not None:
-                        await self._do(session.stop(len(tokens) - count, self._now()))
-                        return
+                        return await self._do(session.stop(len(tokens) - count, self._now()))
                 case Provide(token=token):
                     if self.stalled_at is not None:
                         self.stats.stall_seconds.append(self._now() - self.stalled_at)
                         self.stalled_at = None
                     if not text.provide(token):
                         session.enough()
-                    self._tell(Provisional(*self._shown(), token))
+                    self.pending.append(Provisional(*self._shown(), token))
                 case RollBack(tokens=tokens):
                     text.rebase(session.provisional)
-                    self._tell(RolledBack(*self._shown(), len(tokens)))
+                    self.pending.append(RolledBack(*self._shown(), len(tokens)))
                 case Adopt(tokens=tokens):
-                    text.commit(tokens)
+                    count = text.commit(tokens)
                     text.rebase(session.provisional)
-                    self._tell(Adopted(*self._shown(), tokens))
+                    if count is not None and count < len(tokens):
+                        self.pending.append(RolledBack(*self._shown(), len(tokens) - count))
+                    self.pending.append(Adopted(*self._shown(), tokens[:count]))
+                    if count is not None:
+                        return await self._do(session.stop(len(tokens) - count, self._now()))
                 case Stall(deadline=deadline):
                     self.stalled_at = deadline
                     silent = session.policy.mode == "cloud-only" or bool(session.paused)
@@ -289,15 +295,12 @@ class Answer:
                         self.link.drop()
                 case Done(reason=reason):
                     text.end()
-                    self._tell(Finished(*self._shown(), reason, session.text_ids, self.stats))
-
-    def _tell(self, event: Event) -> None:
-        self.pending.append(event)
+                    self.pending.append(Finished(*self._shown(), reason, session.text_ids, self.stats))
 
     def _state(self, state: str, detail: str) -> None:
         if state != self.state:
             self.state = state
-            self._tell(LinkState(*self._shown(), state, detail))
+            self.pending.append(LinkState(*self._shown(), state, detail))
 
     def _shown(self) -> tuple[str, str]:
         """(verified, provisional) text."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edge_runtime.session import Mode
+from edge_runtime.policy import Mode
 from protocol.costs import CostCurve, unpack_costs
 from protocol.tree import TokenTree
 from protocol.wire import Welcome

@@ -20,7 +20,8 @@ from edge_runtime.engines import Engine, open_engine
 from edge_runtime.events import Event
 from edge_runtime.link import Link, LinkEvent
 from edge_runtime.pace import Controller, Pace
-from edge_runtime.session import Mode, Policy, Session
+from edge_runtime.policy import Mode, Policy
+from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.transport import Server, Transport
 from edge_runtime.worker import DrafterThread
@@ -38,7 +39,7 @@ class EdgeRuntime:
 
     server: `host:port`, `ws://...` or `wss://...` of a `python -m cloud.verifier`; a `Server`, such as an entered
     `cloud.local.LocalVerifier`; None: write alone.
-    policy: who writes, and what becomes of text written alone (`edge_runtime.session.Policy`).
+    policy: who writes, and what becomes of text written alone (`edge_runtime.policy.Policy`).
     engine: "onnx", "executorch", an engine object, or None: the first that is in the bundle and installed.
     shape: the largest trees. shaping: choose smaller ones where they bring more tokens per second. ahead: draft on
     while a verdict is awaited; None: where the target does not run in this process. mode: "tree" or "stream", pinned;

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -37,6 +37,7 @@ from edge_runtime.actions import (
     Stall,
     WriteToken,
 )
+from edge_runtime.policy import Mode, Policy
 from edge_runtime.timing import Patience, RoundTimer
 from protocol.rows import RowShape, unpack_rows
 from protocol.sampling import Sampling
@@ -64,28 +65,6 @@ from protocol.wire import (
 
 #: tokens over which the drafter's confidence is averaged
 CONFIDENCE_WINDOW = 8
-
-Mode = Literal["tree", "stream"]
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Who writes, and what becomes of text that the drafter wrote alone.
-
-    mode: "prefer-cloud": the target's text; the drafter writes where the target is silent. "prefer-device": the drafter
-    writes at once and the target corrects it, at most `lead` tokens behind. "cloud-only": the drafter drafts but never
-    writes. "device-only": nobody is asked.
-    on_return: "repair": the target's text replaces what differs from it. "keep": what was written stays, and the target
-    goes on behind it; the text is then not the target's own.
-    offline: "continue": to the end of the answer. "pause": until the mean probability of the last tokens written falls
-    below `min_confidence`.
-    """
-
-    mode: Literal["prefer-cloud", "prefer-device", "cloud-only", "device-only"] = "prefer-cloud"
-    on_return: Literal["repair", "keep"] = "repair"
-    offline: Literal["continue", "pause"] = "continue"
-    min_confidence: float = 0.35
-    lead: int = 48
 
 
 @dataclass
@@ -285,6 +264,11 @@ class Session:
     def stop(self, surplus: int, now: float) -> list[Action]:
         """A stop string ended the text `surplus` committed tokens ago; even if they ended the answer themselves."""
         del self.committed[len(self.committed) - surplus :]
+        end = len(self.committed)
+        self.adopted = [(first, min(last, end)) for first, last in self.adopted if first < end]
+        withdrawn = self.stats.adopted - sum(last - first for first, last in self.adopted)
+        self.stats.adopted -= withdrawn
+        self.stats.rolled_back += withdrawn
         return self._finish("stop")
 
     def enough(self) -> None:

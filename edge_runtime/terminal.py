@@ -114,16 +114,39 @@ class Journal:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self._path} is no journal of a chat ({error}); give another file") from None
 
-    def save(self, messages: list[dict[str, str]], record: dict[str, Any] | None, force: bool = True) -> None:
-        """Replace the file in one step. force False: not more often than every JOURNAL_SECONDS."""
-        now = time.monotonic()
-        if self._path is None or (not force and now < self._written + JOURNAL_SECONDS):
+    @property
+    def due(self) -> bool:
+        """Whether an answer on its way should be saved again."""
+        return self._path is not None and time.monotonic() >= self._written + JOURNAL_SECONDS
+
+    def save(self, messages: list[dict[str, str]], record: dict[str, Any] | None) -> None:
+        """Replace the file in one step."""
+        if self._path is None:
             return
-        self._written = now
+        self._written = time.monotonic()
         aside = self._path.with_name(f".{self._path.name}.new")
         with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             json.dump({"messages": messages, "answer": record}, file)
         aside.replace(self._path)
+
+
+async def _until(stopped: asyncio.Event, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
+    """The events until there are no more or `stopped` is set, however long the next one takes."""
+    stop = asyncio.create_task(stopped.wait())
+    try:
+        while True:
+            step = asyncio.ensure_future(anext(events, None))
+            await asyncio.wait({step, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
+                step.cancel()
+                await asyncio.gather(step, return_exceptions=True)
+                return
+            event = await step
+            if event is None:
+                return
+            yield event
+    finally:
+        stop.cancel()
 
 
 async def show_answer(
@@ -137,13 +160,12 @@ async def show_answer(
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stopped.set)
     try:
         with Live(screen, console=console, refresh_per_second=12, vertical_overflow="visible") as live:
-            async for event in events:
+            async for event in _until(stopped, events):
                 screen.show(event)
-                journal.save(messages, runtime.record(), force=False)
+                if journal.due:
+                    journal.save(messages, runtime.record())
                 if isinstance(event, Finished):
                     finished = event
-                if stopped.is_set():
-                    break
             live.update(render(screen.last))
     finally:
         await events.aclose()  # type: ignore[attr-defined]

@@ -63,7 +63,7 @@ def flags(folders: Folders, tmp_path: Path, *more: str) -> list[str]:
     prompts = str(folders[0].parent / "prompts.txt")
     return [
         "--model", target, "--drafter", drafter, "--prompts", prompts, "--json", str(tmp_path / "load.json"),
-        "--seconds", "1.5", "--tokens", "24", "--think", "0.05", "--sample", "0.2", *more,
+        "--seconds", "1.5", "--tokens", "24", "--think", "0.05", "--sample", "0.05", *more,
     ]  # fmt: skip
 
 
@@ -173,12 +173,12 @@ def test_a_run_against_a_verifier_that_runs(address: str, folders: Folders, tmp_
     figures = figures_of(tmp_path)
     assert [phase["devices"] for phase in figures["phases"]] == [1, 3]
     for phase in figures["phases"]:
-        assert phase["tokens"] == sum(phase["tokens_by_device"]) > 10
+        assert phase["tokens"] == sum(phase["tokens_by_device"]) > 50
         assert phase["answers"] > 2 and phase["errors"] == {} and phase["wrong_tokens"] == 0
         assert 1.0 < phase["accepted_per_verify"] < 2.8
         assert phase["verify_ms"]["p50"] <= phase["verify_ms"]["p95"] <= phase["verify_ms"]["p99"]
         assert phase["engine_ms"]["p50"] < phase["verify_ms"]["p50"]
-        assert phase["memory"]["end_mb"] > 50 and len(phase["memory"]["samples"]) >= 2
+        assert phase["memory"]["end_mb"] > 50 and len(phase["memory"]["samples"]) >= 5
     assert min(figures["phases"][1]["tokens_by_device"]) > 0
 
 
@@ -328,7 +328,7 @@ def test_a_signal_ends_the_verifier_too(folders: Folders, tmp_path: Path) -> Non
             time.sleep(0.1)
         time.sleep(3)  # the phase is under way
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=30)
     finally:
         process.kill()
     assert process.returncode == 130 and b"Traceback" not in errors

@@ -12,8 +12,8 @@ import pytest
 from benchmarks.links import EmulatedLink
 from edge_runtime.bundle import Bundle
 from edge_runtime.events import Adopted, Event, Finished, LinkState, Provisional, Verified
+from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.session import Policy
 from edge_runtime.timing import Patience
 from protocol.sampling import Sampling
 from tests.cloud.drive import serve
@@ -200,3 +200,53 @@ def test_answers_share_their_runtime(folders: Folders, bundle: Bundle) -> None:
 
     with serve(make_verifier(folders)) as address:
         assert asyncio.run(run(address)) == oracle(folders, PROMPT, Sampling())
+
+
+def test_a_link_that_came_up_before_the_answer_is_known_to_it(folders: Folders, bundle: Bundle) -> None:
+    """The first mode is chosen by the verifier's costs and the round trip, not blindly."""
+
+    async def run(address: str) -> tuple[float | None, bool, int]:
+        async with (
+            EmulatedLink(port(address), delay=0.2) as link,
+            EdgeRuntime(bundle, link.address, patience=PATIENCE) as runtime,
+        ):
+            while not (runtime.link and runtime.link.welcome):
+                await asyncio.sleep(0.02)
+            end, _, _ = await run_with(runtime)
+            return runtime.controller.pace.trip, runtime.controller.pace.curve is not None, end.stats.rounds
+
+    verifier = make_verifier(folders)
+    verifier.calibrate()
+    with serve(verifier) as address:
+        trip, told, rounds = asyncio.run(run(address))
+    assert trip is not None and trip >= 0.4 and told
+    assert rounds == 0  # at 0.4 s a round, a tiny target that streams is faster from the first token on
+
+
+def test_a_stop_string_in_adopted_text_ends_the_answer(folders: Folders, bundle: Bundle) -> None:
+    """Written in an outage and kept: the answer ends there, as if the target had said it."""
+
+    async def run(address: str) -> tuple[Finished, Screen]:
+        async with (
+            EmulatedLink(port(address)) as link,
+            EdgeRuntime(
+                bundle, link.address, policy=Policy(on_return="keep"), patience=PATIENCE, mode="tree"
+            ) as runtime,
+        ):
+            text = ""
+            async for event in EdgeRuntime(bundle, None).generate(PROMPT, max_new_tokens=MAX_NEW):
+                text = event.verified + event.provisional
+            stop = text[20:26]
+            link.silent = True
+            screen = Screen()
+            async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW, stop=[stop]):
+                screen.show(event)
+                if isinstance(event, Provisional) and event.provisional == text[: text.index(stop)]:
+                    link.silent = False
+                    link.cut()
+            assert isinstance(event, Finished) and event.verified == text[: text.index(stop)]
+            return event, screen
+
+    with serve(make_verifier(folders)) as address:
+        end, screen = asyncio.run(run(address))
+    assert end.reason == "stop" and end.token_ids == screen.tokens and end.stats.adopted == len(end.token_ids)

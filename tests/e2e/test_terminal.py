@@ -75,13 +75,15 @@ def test_a_journal_comes_back_and_is_private(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "chat.json")
     assert journal.load() == ([], None)
     journal.save([{"role": "user", "content": "hé"}], {"seq": 1})
-    journal.save([{"role": "user", "content": "no"}], None, force=False)  # too soon
+    assert not journal.due  # too soon for another
     assert journal.load() == ([{"role": "user", "content": "hé"}], {"seq": 1})
     assert (tmp_path / "chat.json").stat().st_mode & 0o077 == 0
     (tmp_path / "chat.json").write_text("[")
     with pytest.raises(ValueError, match="no journal of a chat"):
         journal.load()
-    Journal(None).save([], None)
+    nowhere = Journal(None)
+    nowhere.save([], None)
+    assert not nowhere.due
 
 
 def start_chat(bundle: Path, server: str, journal: Path, question: str) -> subprocess.Popen[bytes]:
@@ -125,3 +127,23 @@ def test_a_chat_that_is_killed_goes_on_with_its_answer(folders: Folders, bundle:
         asyncio.run(run(address))
     messages = json.loads(journal.read_text())["messages"]
     assert messages == [{"role": "user", "content": question}, {"role": "assistant", "content": truth}]
+
+
+def test_ctrl_c_stops_an_answer_that_waits(folders: Folders, tmp_path: Path) -> None:
+    """Nothing comes and nothing is written; the signal ends it all the same."""
+
+    async def run(address: str) -> tuple[int, bytes]:
+        async with EmulatedLink(int(address.rsplit(":", 1)[1])) as link:
+            link.silent = True
+            command = [sys.executable, "-m", "edge_runtime", "generate", "--bundle", str(folders[2]), "--server",
+                       link.address, "--threads", "1", "--policy", "cloud-only", "w5 w9"]  # fmt: skip
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            await asyncio.sleep(4)
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            said, _ = await asyncio.to_thread(process.communicate, None, 20)
+            return process.returncode, said
+
+    with serve(make_verifier(folders)) as address:
+        status, said = asyncio.run(run(address))
+    assert status == 130 and b"Traceback" not in said

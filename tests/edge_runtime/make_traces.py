@@ -18,7 +18,8 @@ import numpy as np
 
 import protocol
 from edge_runtime.actions import Action, AddRows, Send
-from edge_runtime.session import Policy, Session
+from edge_runtime.policy import Policy
+from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
 from protocol.rows import RowShape
 from protocol.sampling import Sampling

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.actions import Done, DraftAhead, Send, WriteToken
-from edge_runtime.session import CONFIDENCE_WINDOW, Policy, Session
+from edge_runtime.policy import Policy
+from edge_runtime.session import CONFIDENCE_WINDOW, Session
 from edge_runtime.timing import Patience
 from protocol.sampling import Sampling
 from protocol.tree import TokenTree

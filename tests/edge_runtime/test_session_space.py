@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import pytest
 
 from edge_runtime.actions import DraftTree, WriteToken
-from edge_runtime.session import Policy
+from edge_runtime.policy import Policy
 from edge_runtime.timing import Patience, RoundTimer
 from protocol.tree import TokenTree
 from protocol.wire import ERR_BUSY, Error, Features, Opened, Verdict

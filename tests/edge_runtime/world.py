@@ -25,7 +25,8 @@ from edge_runtime.actions import (
     Stall,
     WriteToken,
 )
-from edge_runtime.session import Policy, Session
+from edge_runtime.policy import Policy
+from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
 from protocol.rows import RowShape
 from protocol.sampling import Sampling
