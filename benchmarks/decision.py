@@ -26,7 +26,7 @@ from rich.progress import Progress, track
 from torch import nn
 
 from benchmarks.contenders import Contender, SampledContender
-from benchmarks.drafters import Question, open_contender, open_lab, read_questions
+from benchmarks.drafters import Question, open_contenders, open_lab, read_questions
 from benchmarks.lab import Lab
 from benchmarks.multi_candidate import SampledDrafter
 from cloud.settings import Settings
@@ -141,7 +141,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     options.nodes = LevelTree(options.profile).ends[-1]
     shape = TreeShape(options.nodes, len(options.profile))
     lab = open_lab(options, [Path(options.drafter)])
-    base = open_contender(options.drafter, open_target(options.target).tables(), lookup=False)
+    [base] = open_contenders(options.drafter, open_target(options.target).tables(), lookup=False)
     contender = RecordingContender(base, options.profile, options.seed, options.kind)
     longest = lab.verifier.max_context - options.max_new_tokens - options.nodes
     questions, _ = read_questions(options.prompts, options.count, lab.encode, longest)

@@ -196,14 +196,17 @@ def plot(figures: Figures, path: Path) -> None:
     figure.savefig(path)
 
 
-def open_contender(named: str, tables: Tables, lookup: bool) -> Contender:
-    """The drafter in `[NAME=]FOLDER`, by its kind; without a name it has the folder's."""
+def open_contenders(named: str, tables: Tables, lookup: bool) -> list[Contender]:
+    """The drafter in `[NAME=]FOLDER`, by its kind; MoA also with prompt lookup. Without a name it has the folder's."""
     name, _, place = named.rpartition("=")
     folder = Path(place)
-    kind = drafter_kind(folder)
-    if kind == "moa":
-        return MoAContender(name or folder.name, folder, tables, lookup=lookup)
-    return BaselineContender(name or folder.name, folder, tables)
+    name = name or folder.name
+    if drafter_kind(folder) != "moa":
+        return [BaselineContender(name, folder, tables)]
+    contenders: list[Contender] = [MoAContender(name, folder, tables)]
+    if lookup:
+        contenders.append(MoAContender(f"{name} lookup", folder, tables, lookup=True))
+    return contenders
 
 
 def first_moa(folders: list[Path]) -> Path:
@@ -248,7 +251,9 @@ def main(argv: list[str] | None = None) -> int:
                         help="draft on while a node's predicted acceptance is above it")  # fmt: skip
     parser.add_argument("--profile", type=numbers, default=[4, 2, 2, 1, 1], metavar="N,N",
                         help="children per level of drawn trees")  # fmt: skip
-    parser.add_argument("--lookup", action="store_true", help="mix prompt lookup into MoA's trees, as the product does")
+    parser.add_argument(
+        "--lookup", action="store_true", help="MoA also with prompt lookup mixed in, as the product drafts"
+    )
     parser.add_argument("--repeats", type=int, default=1, help="runs of every answer, of which the median counts")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="auto")
@@ -297,7 +302,7 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
         raise ValueError("--decision stops drawn trees: ask for some with --mcsd or --lossy-seeds")
     lab = open_lab(options, [Path(named.rpartition("=")[2]) for named in options.drafters])
     tables = open_target(options.target).tables()
-    contenders = [open_contender(named, tables, options.lookup) for named in options.drafters]
+    contenders = [c for named in options.drafters for c in open_contenders(named, tables, options.lookup)]
     longest = lab.verifier.max_context - options.max_new_tokens - options.nodes
     questions, too_long = read_questions(options.prompts, options.count, lab.encode, longest)
     early = early_stops(options.decision, options.threshold, contenders, questions)

@@ -86,6 +86,9 @@ class Stage:
 
 async def measure(options: argparse.Namespace, verifier_flags: list[str], console: Console) -> Figures:
     """The whole run. Raises RuntimeError, ValueError, FAULTS or Refusal with one clear line."""
+    whole = asyncio.current_task()
+    assert whole is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, whole.cancel)  # clean up as for Ctrl-C
     sockets = raise_file_limit()
     if options.idle > sockets - 100:
         raise ValueError(f"--idle {options.idle} needs more open files than the {sockets} allowed; see `ulimit -n`")
@@ -359,16 +362,13 @@ def main(argv: list[str] | None = None) -> int:
     if min(options.rtt, options.jitter, options.think, options.idle) < 0:
         parser.error("--rtt, --jitter, --think and --idle must be 0 or more")
     errors, console = Console(stderr=True), Console()
-    previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # clean up as for Ctrl-C
     try:
         figures = asyncio.run(measure(options, verifier_flags, errors))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     except (RuntimeError, ValueError, Refusal, *FAULTS) as error:
         print(f"error: {str(error) or describe(error)}", file=sys.stderr)
         return 1
-    finally:
-        signal.signal(signal.SIGTERM, previous)
     show(figures, console)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(figures, indent=2) + "\n")

@@ -53,7 +53,7 @@ MODES: dict[str, dict[str, Any] | None] = {
     "stream+drafter": {"mode": "stream"},
     "token": None,
     "controller": {},
-    "device": {"policy": Policy(mode="device-only")},
+    "device": {"policy": Policy(writer="device-only")},
 }
 #: what the controller may choose from
 CHOICES = ("ahead", "tree", "stream")

@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -175,7 +175,9 @@ def open_runtime(options: argparse.Namespace, bundle: Bundle, server: str | Serv
     )  # fmt: skip
 
 
-def ask(runtime: EdgeRuntime, messages: list[dict[str, str]], options: argparse.Namespace) -> AsyncIterator[Event]:
+def ask(
+    runtime: EdgeRuntime, messages: list[dict[str, str]], options: argparse.Namespace
+) -> AsyncGenerator[Event, None]:
     return runtime.generate(
         messages, max_new_tokens=options.max_new_tokens, temperature=options.temperature, top_k=options.top_k,
         top_p=options.top_p, min_p=options.min_p, seed=options.seed, stop=options.stop,

@@ -208,7 +208,7 @@ class Answer:
     @property
     def _chooses(self) -> bool:
         """Whether trees and streams are alternatives here."""
-        return self.session.policy.mode in ("prefer-cloud", "cloud-only")
+        return self.session.policy.writer in ("prefer-cloud", "cloud-only")
 
     def _shaped(self, draft: Draft, job: Drafted) -> TokenTree:
         """What of a draft is sent."""
@@ -283,7 +283,7 @@ class Answer:
                         return await self._do(session.stop(len(tokens) - count, self._now()))
                 case Stall(deadline=deadline):
                     self.stalled_at = deadline
-                    silent = session.policy.mode == "cloud-only" or bool(session.paused)
+                    silent = session.policy.writer == "cloud-only" or bool(session.paused)
                     self._state("waiting" if silent else "alone", "the verifier is silent")
                 case Pause(reason=reason):
                     self._state("waiting", f"paused: {reason}")

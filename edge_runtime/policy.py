@@ -13,16 +13,16 @@ Mode = Literal["tree", "stream"]
 class Policy:
     """Who writes, and what becomes of text that the drafter wrote alone.
 
-    mode: "prefer-cloud": the target's text; the drafter writes where the target is silent. "prefer-device": the drafter
-    writes at once and the target corrects it, at most `lead` tokens behind. "cloud-only": the drafter drafts but never
-    writes. "device-only": nobody is asked.
+    writer: "prefer-cloud": the target's text; the drafter writes where the target is silent. "prefer-device": the
+    drafter writes at once and the target corrects it, at most `lead` tokens behind. "cloud-only": the drafter drafts
+    but never writes. "device-only": nobody is asked.
     on_return: "repair": the target's text replaces what differs from it. "keep": what was written stays, and the target
     goes on behind it; the text is then not the target's own.
     offline: "continue": to the end of the answer. "pause": until the mean probability of the last tokens written falls
     below `min_confidence`.
     """
 
-    mode: Literal["prefer-cloud", "prefer-device", "cloud-only", "device-only"] = "prefer-cloud"
+    writer: Literal["prefer-cloud", "prefer-device", "cloud-only", "device-only"] = "prefer-cloud"
     on_return: Literal["repair", "keep"] = "repair"
     offline: Literal["continue", "pause"] = "continue"
     min_confidence: float = 0.35

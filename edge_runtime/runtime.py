@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -56,8 +56,8 @@ class EdgeRuntime:
         self.bundle = bundle
         self.shape = shape or TreeShape()
         self.policy = policy or Policy()
-        if not server or self.policy.mode == "device-only":
-            server, self.policy = None, replace(self.policy, mode="device-only")
+        if not server or self.policy.writer == "device-only":
+            server, self.policy = None, replace(self.policy, writer="device-only")
         steady = server is not None and not isinstance(server, str) and server.steady
         self.patience = patience or (UNHURRIED if steady else Patience())
         self.shaping, self.controller = shaping, Controller(Pace(), mode)
@@ -127,7 +127,7 @@ class EdgeRuntime:
     async def generate(
         self, prompt: str | list[dict[str, str]] | list[int], *, max_new_tokens: int = 256, temperature: float = 0.0,
         top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int | None = None, stop: Sequence[str] = (),
-    ) -> AsyncIterator[Event]:  # fmt: skip
+    ) -> AsyncGenerator[Event, None]:  # fmt: skip
         """Answer `prompt`: text, chat messages or token ids. Yields events, the last one `Finished`.
 
         max_new_tokens counts verified tokens only. temperature 0 is greedy. seed: the same seed gives the same text;
@@ -149,7 +149,7 @@ class EdgeRuntime:
         async for event in self._run(self._begin(ids, sampling, max_new_tokens), stop):
             yield event
 
-    async def resume(self, record: dict[str, Any]) -> AsyncIterator[Event]:
+    async def resume(self, record: dict[str, Any]) -> AsyncGenerator[Event, None]:
         """Go on with an answer that `record` told of, perhaps in a process that is no more. Events as of `generate`.
 
         Raises ValueError on a record that no `record` of this bundle wrote.

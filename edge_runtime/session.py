@@ -150,7 +150,7 @@ class Session:
         self.heard = now
         if self._over():
             return self._finish("stop" if self._ended() else "length")
-        if self.policy.mode == "device-only":
+        if self.policy.writer == "device-only":
             return self._alone(now, now)
         if not self.linked:
             self.connect_by = now + self.patience.connect
@@ -222,7 +222,7 @@ class Session:
             due, self.connect_by = self.connect_by, None
             return self._alone(due, now)
         if self.give_up_at is not None and now >= self.give_up_at:
-            return self._finish("unreachable" if self.policy.mode == "cloud-only" else "unverified")
+            return self._finish("unreachable" if self.policy.writer == "cloud-only" else "unverified")
         if self.retry_at is not None and now >= self.retry_at:
             self.retry_at = None
             return self._open(now)
@@ -354,7 +354,7 @@ class Session:
 
     def _writes_first(self) -> bool:
         """The drafter writes without waiting for the target."""
-        return self.policy.mode in ("prefer-device", "device-only") and not self.paused
+        return self.policy.writer in ("prefer-device", "device-only") and not self.paused
 
     def _room(self) -> int:
         """Levels a tree may have; the bonus token takes the last place."""
@@ -382,10 +382,10 @@ class Session:
         return [] if self.busy else [DraftAhead(self.version)]
 
     def _may_write(self) -> bool:
-        mode = self.policy.mode
-        if self.paused or mode == "cloud-only":
+        writer = self.policy.writer
+        if self.paused or writer == "cloud-only":
             return False
-        if mode == "prefer-device" and not self.alone:
+        if writer == "prefer-device" and not self.alone:
             return len(self.provisional) < self.policy.lead
         return self.alone
 
@@ -394,7 +394,7 @@ class Session:
         can_go_on = self._may_write() and not self._full()
         if self.alone and not can_go_on:
             self.give_up_at = self.give_up_at or now + self.patience.offline
-            if self.policy.mode == "device-only" and not self.paused:
+            if self.policy.writer == "device-only" and not self.paused:
                 return self._finish("unverified")
         if self.busy or not can_go_on:
             return []

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
 import torch
 
 # Tiny models gain nothing from a second thread, and on a busy machine they wait for it at every operator.
 torch.set_num_threads(1)
+
+# A shell that runs the tests in the background lets them ignore Ctrl-C; the commands under test would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)

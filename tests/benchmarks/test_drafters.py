@@ -175,3 +175,17 @@ def test_bad_input_is_one_line(
         arguments = [*arguments, "--drafters", "moa", "lm"]
     assert main(["--target", "target", "--dtype", "float32", "--threads", "1", "--nodes", "12", *arguments]) == 1
     assert re.search(text, capsys.readouterr().err)
+
+
+def test_the_command_compares_what_it_is_told_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = [json.dumps({"question": f"w{i} w{i + 1} w{i + 2}?", "answer": "#### 4"}) for i in range(3)]
+    (folder / "gsm8k.jsonl").write_text("\n".join(questions))
+    monkeypatch.chdir(folder)
+    common = ["--target", "target", "--dtype", "float32", "--threads", "1", "--nodes", "12", "--max-new-tokens", "12"]
+    asked = ["--prompts", "gsm8k.jsonl", "--drafters", "moa", "small=lm", "--lookup", "--unfed", "--json", "out.json"]
+    assert main([*common, *asked]) == 0
+    figures = json.loads((folder / "out.json").read_text())
+    names = {"moa", "moa lookup", "small", "moa unfed", "moa lookup unfed", "small unfed"}
+    assert set(figures["drafters"]) == names | {"plain"}
+    assert figures["different_from_plain"] == dict.fromkeys(names, 0) and figures["questions"] == 3
+    assert (folder / "out.svg").is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -318,7 +319,9 @@ def test_a_signal_ends_the_verifier_too(folders: Folders, tmp_path: Path) -> Non
     """SIGTERM goes the way of Ctrl-C."""
     more = ("--devices", "1", "--seconds", "100", "--", "--threads", "1", "--max-context", "128", "--kv-tokens", "1024")
     command = [sys.executable, "-m", "benchmarks.load", *flags(folders, tmp_path, *more)]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, start_new_session=True
+    )
     try:
         deadline = time.monotonic() + 60
         while not (verifier := children(process.pid)) and time.monotonic() < deadline:
@@ -329,10 +332,11 @@ def test_a_signal_ends_the_verifier_too(folders: Folders, tmp_path: Path) -> Non
         time.sleep(3)  # the phase is under way
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=30)
+        assert len(verifier) == 1 and not Path(f"/proc/{verifier[0]}").exists()
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130 and b"Traceback" not in errors
-    assert len(verifier) == 1 and not Path(f"/proc/{verifier[0]}").exists()
 
 
 def test_lost_connections_are_counted_and_dialled_again(address: str, folders: Folders) -> None:

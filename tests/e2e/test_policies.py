@@ -39,7 +39,7 @@ async def run_with(runtime: EdgeRuntime, **options: Any) -> tuple[Finished, Scre
 @pytest.mark.parametrize("mode", ["prefer-cloud", "prefer-device", "cloud-only"])
 def test_every_policy_with_a_link_ends_in_the_targets_text(folders: Folders, bundle: Bundle, mode: Any) -> None:
     async def run(address: str) -> tuple[Finished, Screen, list[Event]]:
-        async with EdgeRuntime(bundle, address, policy=Policy(mode=mode), patience=PATIENCE) as runtime:
+        async with EdgeRuntime(bundle, address, policy=Policy(writer=mode), patience=PATIENCE) as runtime:
             return await run_with(runtime, temperature=0.9, seed=4)
 
     with serve(make_verifier(folders)) as address:
@@ -53,7 +53,7 @@ def test_cloud_only_waits_through_an_outage(folders: Folders, bundle: Bundle) ->
     async def run(address: str) -> tuple[Finished, list[Event]]:
         async with (
             EmulatedLink(port(address)) as link,
-            EdgeRuntime(bundle, link.address, policy=Policy(mode="cloud-only"), patience=PATIENCE) as runtime,
+            EdgeRuntime(bundle, link.address, policy=Policy(writer="cloud-only"), patience=PATIENCE) as runtime,
         ):
             events: list[Event] = []
             async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW):

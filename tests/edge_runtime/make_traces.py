@@ -33,8 +33,8 @@ COUNT = 240
 CALLS = ("start", "link_up", "link_down", "message", "tree_ready", "token_written", "tick", "set_mode", "pause",
          "proceed", "cancel", "stop")  # fmt: skip
 POLICIES = (
-    Policy(), Policy(), Policy(mode="prefer-device", lead=4), Policy(mode="cloud-only"), Policy(mode="device-only"),
-    Policy(on_return="keep"), Policy(offline="pause", min_confidence=0.5),
+    Policy(), Policy(), Policy(writer="prefer-device", lead=4), Policy(writer="cloud-only"),
+    Policy(writer="device-only"), Policy(on_return="keep"), Policy(offline="pause", min_confidence=0.5),
 )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def state_of(session: Session) -> str:
     if session.finished:
         return "finished"
     if session.alone:
-        stopped = bool(session.paused) or session.policy.mode == "cloud-only"
+        stopped = bool(session.paused) or session.policy.writer == "cloud-only"
         return "waiting for the link" if stopped else "writing alone"
     if session.flight:
         return "streaming" if session.flight.tree is None else "verifying"
@@ -157,13 +157,17 @@ def make_trace(number: int) -> dict[str, Any]:
         world.do(world.session.cancel(world.now))
     if not world.done and world.verified > 1 and rng.random() < 0.4:
         world.session.stop(1, world.now)
-    elif policy.mode == "device-only":
+    elif policy.writer == "device-only":
         while not world.done:
             world.do(world.session.proceed(world.now))
             world.run_job()
     else:
         world.settle()
-    return {"name": f"{number}: {policy.mode}, {policy.on_return}", "setup": recording.setup, "steps": recording.steps}
+    return {
+        "name": f"{number}: {policy.writer}, {policy.on_return}",
+        "setup": recording.setup,
+        "steps": recording.steps,
+    }
 
 
 def traces() -> list[dict[str, Any]]:

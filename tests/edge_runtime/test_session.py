@@ -38,7 +38,7 @@ def test_any_interleaving_ends_in_the_targets_own_text(seed: int, policy: Policy
     assert world.shown == expected
     assert world.done == ("stop" if expected[-1] == EOS else "length")
     assert world.verified == len(expected)
-    if policy.mode == "cloud-only":
+    if policy.writer == "cloud-only":
         assert world.session.stats.provisional == 0
 
 
@@ -244,7 +244,7 @@ def test_a_stalled_stream_goes_on_from_the_drafter() -> None:
 
 
 def test_prefer_device_shows_tokens_at_once_and_never_runs_too_far_ahead() -> None:
-    world = World(random.Random(4), policy=Policy(mode="prefer-device", lead=3))
+    world = World(random.Random(4), policy=Policy(writer="prefer-device", lead=3))
     world.do(world.session.start(0.0))
     for _ in range(6):
         world.run_job()
@@ -259,7 +259,7 @@ def test_prefer_device_shows_tokens_at_once_and_never_runs_too_far_ahead() -> No
 
 def test_cloud_only_waits_and_says_so() -> None:
     patience = Patience(connect=0.2, offline=2.0)
-    world = World(random.Random(4), policy=Policy(mode="cloud-only"), patience=patience)
+    world = World(random.Random(4), policy=Policy(writer="cloud-only"), patience=patience)
     world.do(world.session.start(0.0))
     world.tick(0.2)
     for _ in range(4):
@@ -270,7 +270,7 @@ def test_cloud_only_waits_and_says_so() -> None:
 
 
 def test_device_only_writes_to_the_end_and_asks_nobody() -> None:
-    world = World(random.Random(4), max_new=6, policy=Policy(mode="device-only"))
+    world = World(random.Random(4), max_new=6, policy=Policy(writer="device-only"))
     world.do(world.session.start(0.0))
     while world.jobs:
         world.run_job()

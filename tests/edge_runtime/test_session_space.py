@@ -111,8 +111,8 @@ POLICIES = {
     "prefer-cloud": Policy(),
     "streaming": Policy(),
     "keep": Policy(on_return="keep"),
-    "cloud-only": Policy(mode="cloud-only"),
-    "prefer-device": Policy(mode="prefer-device", lead=1),
+    "cloud-only": Policy(writer="cloud-only"),
+    "prefer-device": Policy(writer="prefer-device", lead=1),
 }
 
 

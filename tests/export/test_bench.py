@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -265,11 +266,12 @@ def test_ctrl_c_leaves_no_process_and_no_report(folder: Path) -> None:
         assert process.stdout.readline().strip() == "onnx, 1 thread: loaded"
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)  # the probe was in its group
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert "KeyboardInterrupt" in said and process.returncode != 0
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)  # the probe was in its group
     assert sorted(path.name for path in folder.iterdir()) == before
     assert (folder / "report.json").read_text() == '{"quant": "int8"}'
 

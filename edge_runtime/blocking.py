@@ -1,0 +1,127 @@
+"""`EdgeRuntime` for programs without an event loop: the same calls, but they block."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Any, TypeVar
+
+from edge_runtime.events import Event, Finished
+from edge_runtime.runtime import EdgeRuntime
+
+Result = TypeVar("Result")
+
+
+class BlockingRuntime:
+    """Runs an `EdgeRuntime` in a thread of its own; enter it before use.
+
+        with BlockingRuntime.from_bundle("build/bundle", "127.0.0.1:8765") as runtime:
+            for event in runtime.generate("Why is the sky blue?"):
+                print(event.verified, event.provisional)
+
+    One answer at a time. `record`, `pause` and `proceed` may come from another thread while an answer is on its way.
+    """
+
+    def __init__(self, runtime: EdgeRuntime) -> None:
+        self.runtime = runtime
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="outrider", daemon=True)
+        self._answer: asyncio.Task[None] | None = None  # on its way
+
+    @classmethod
+    def from_bundle(cls, folder: str | Path, server: Any = None, **options: Any) -> BlockingRuntime:
+        """Arguments and errors as of `EdgeRuntime.from_bundle`."""
+        return cls(EdgeRuntime.from_bundle(folder, server, **options))
+
+    def __enter__(self) -> BlockingRuntime:
+        self._thread.start()
+        self._call(self.runtime.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """As `EdgeRuntime.close`; an answer on its way is cancelled. A second call does nothing."""
+        if self._loop.is_closed():
+            return
+        if self._thread.is_alive():
+            self._call(self._cancel())
+            self._call(self.runtime.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
+
+    def generate(self, prompt: str | list[dict[str, str]] | list[int], **options: Any) -> Iterator[Event]:
+        """As `EdgeRuntime.generate`. Leaving the loop early, also by Ctrl-C, cancels the answer."""
+        return self._drain(self.runtime.generate(prompt, **options))
+
+    def answer(self, prompt: str | list[dict[str, str]] | list[int], **options: Any) -> Finished:
+        """The end of an answer to `prompt`, for those who need no events. Options as of `generate`."""
+        *_, finished = self.generate(prompt, **options)
+        assert isinstance(finished, Finished)
+        return finished
+
+    def resume(self, record: dict[str, Any]) -> Iterator[Event]:
+        """As `EdgeRuntime.resume`."""
+        return self._drain(self.runtime.resume(record))
+
+    def record(self) -> dict[str, Any] | None:
+        """As `EdgeRuntime.record`."""
+
+        async def read() -> dict[str, Any] | None:
+            return self.runtime.record()
+
+        return self._call(read())
+
+    def pause(self) -> None:
+        """As `EdgeRuntime.pause`."""
+        self._call(self.runtime.pause())
+
+    def proceed(self) -> None:
+        """As `EdgeRuntime.proceed`."""
+        self._call(self.runtime.proceed())
+
+    def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _drain(self, stream: AsyncGenerator[Event, None]) -> Iterator[Event]:
+        events: SimpleQueue[Event | None] = SimpleQueue()
+        answer = self._call(self._begin(stream, events))
+        try:
+            while (event := events.get()) is not None:
+                yield event
+            if not answer.cancelled():
+                answer.result()  # raises what the answer raised
+        finally:
+            if not self._loop.is_closed():
+                self._call(self._cancel())
+
+    async def _begin(
+        self, stream: AsyncGenerator[Event, None], events: SimpleQueue[Event | None]
+    ) -> asyncio.Task[None]:  # fmt: skip
+        """Let `stream` run into `events`, with None at its end."""
+
+        async def pump() -> None:
+            async with contextlib.aclosing(stream):
+                async for event in stream:
+                    events.put(event)
+
+        if self._answer:
+            raise RuntimeError("an answer is on its way: read it to its end, or close its iterator")
+        self._answer = asyncio.create_task(pump())
+        self._answer.add_done_callback(lambda _: events.put(None))
+        return self._answer
+
+    async def _cancel(self) -> None:
+        if self._answer:
+            self._answer.cancel()
+            await asyncio.wait([self._answer])
+            self._answer = None

@@ -1,0 +1,82 @@
+"""The runtime without an event loop, on the tiny stack."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+
+import pytest
+
+from edge_runtime.blocking import BlockingRuntime
+from edge_runtime.bundle import Bundle
+from edge_runtime.events import Finished, Provisional, Verified
+from edge_runtime.runtime import EdgeRuntime
+from protocol.sampling import Sampling
+from tests.cloud.drive import serve
+from tests.e2e.stack import MAX_NEW, PATIENCE, make_verifier, oracle
+
+PROMPT = [20, 21, 22, 23]
+Folders = tuple[Path, Path, Path]
+
+
+def test_answers_one_after_the_other(folders: Folders, bundle: Bundle) -> None:
+    sampling = Sampling(temperature=0.9, seed=4)
+    with serve(make_verifier(folders)) as address:
+        with BlockingRuntime(EdgeRuntime(bundle, address, patience=PATIENCE)) as runtime:
+            events = list(runtime.generate(PROMPT, max_new_tokens=MAX_NEW))
+            drawn = runtime.answer(PROMPT, max_new_tokens=MAX_NEW, temperature=0.9, seed=4)
+        runtime.close()  # once more
+    assert isinstance(events[-1], Finished) and events[-1].token_ids == oracle(folders, PROMPT, Sampling())
+    assert [token for event in events if isinstance(event, Verified) for token in event.tokens] == events[-1].token_ids
+    assert drawn.token_ids == oracle(folders, PROMPT, sampling)
+    assert not any(thread.name == "outrider" for thread in threading.enumerate())
+
+
+def test_an_answer_that_is_left_is_cancelled(folders: Folders, bundle: Bundle) -> None:
+    with (
+        serve(make_verifier(folders)) as address,
+        BlockingRuntime(EdgeRuntime(bundle, address, patience=PATIENCE)) as runtime,
+    ):
+        for _ in runtime.generate(PROMPT, max_new_tokens=MAX_NEW):
+            break
+        gc.collect()
+        assert runtime.record() is None
+        assert runtime.answer(PROMPT, max_new_tokens=MAX_NEW).token_ids == oracle(folders, PROMPT, Sampling())
+
+
+def test_a_record_leads_on_in_another_runtime(folders: Folders, bundle: Bundle) -> None:
+    with serve(make_verifier(folders)) as address:
+        with BlockingRuntime(EdgeRuntime(bundle, address, patience=PATIENCE)) as first:
+            events = first.generate(PROMPT, max_new_tokens=MAX_NEW)
+            next(event for event in events if isinstance(event, Verified))
+            record = first.record()
+            # closed in mid-answer: the iterator ends
+        assert [event for event in events if isinstance(event, Finished)] == []
+        with BlockingRuntime(EdgeRuntime(bundle, address, patience=PATIENCE)) as second:
+            *_, end = second.resume(record or {})
+    assert isinstance(end, Finished) and end.token_ids == oracle(folders, PROMPT, Sampling())
+
+
+def test_pause_and_proceed_come_from_another_thread(bundle: Bundle) -> None:
+    with BlockingRuntime(EdgeRuntime(bundle, None)) as runtime:
+        events = runtime.generate(PROMPT, max_new_tokens=MAX_NEW)
+        next(event for event in events if isinstance(event, Provisional))
+        runtime.pause()
+        threading.Timer(0.1, runtime.proceed).start()
+        *_, end = events
+    assert isinstance(end, Finished) and end.reason == "unverified" and len(end.provisional) > 0
+
+
+def test_errors_reach_the_caller(bundle: Bundle) -> None:
+    with BlockingRuntime(EdgeRuntime(bundle, None)) as runtime:
+        with pytest.raises(ValueError, match="the prompt is empty"):
+            runtime.answer([])
+        with pytest.raises(ValueError, match="no record"):
+            list(runtime.resume({}))
+        waiting = runtime.generate(PROMPT, max_new_tokens=MAX_NEW)
+        next(waiting)
+        with pytest.raises(RuntimeError, match="an answer is on its way"):
+            next(runtime.generate(PROMPT))
+        waiting.close()  # type: ignore[attr-defined]
+        assert runtime.answer(PROMPT, max_new_tokens=4).reason == "unverified"
