@@ -184,6 +184,7 @@ class EagleDrafter(Drafter):
                 for i in range(size)
             ]
             return np.concatenate(rows)[wanted]
+        self.steps += 1
         features = np.where(parents[:, None] < 0, np.float32(0), self._states[parents])
         logits, keys, values, states = _run(
             self._model, features, tokens, positions, wanted, mask, self.keys[:past], self.values[:past]

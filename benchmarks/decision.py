@@ -141,7 +141,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     options.nodes = LevelTree(options.profile).ends[-1]
     shape = TreeShape(options.nodes, len(options.profile))
     lab = open_lab(options, [Path(options.drafter)])
-    [base] = open_contenders(options.drafter, open_target(options.target).tables(), lookup=False)
+    [base] = open_contenders(options.drafter, open_target(options.target).tables())
     contender = RecordingContender(base, options.profile, options.seed, options.kind)
     longest = lab.verifier.max_context - options.max_new_tokens - options.nodes
     questions, _ = read_questions(options.prompts, options.count, lab.encode, longest)

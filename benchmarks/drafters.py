@@ -38,6 +38,7 @@ from benchmarks.lab import Answer, Lab
 from benchmarks.multi_candidate import EarlyStop
 from cloud.service import load_verifier
 from cloud.settings import Settings
+from edge_runtime.bundle import Bundle, open_bundle
 from edge_runtime.drafter import TreeShape
 from edge_runtime.probe import numbers
 from models.baselines.decision import THRESHOLD, DecisionError, load
@@ -196,16 +197,22 @@ def plot(figures: Figures, path: Path) -> None:
     figure.savefig(path)
 
 
-def open_contenders(named: str, tables: Tables, lookup: bool) -> list[Contender]:
-    """The drafter in `[NAME=]FOLDER`, by its kind; MoA also with prompt lookup. Without a name it has the folder's."""
+def open_contenders(named: str, tables: Tables, lookup: bool = False, bundle: Bundle | None = None) -> list[Contender]:
+    """The drafter in `[NAME=]FOLDER`, by its kind; MoA also with prompt lookup, and through the engine of its bundle.
+
+    Without a name it has the folder's.
+    """
     name, _, place = named.rpartition("=")
     folder = Path(place)
     name = name or folder.name
     if drafter_kind(folder) != "moa":
         return [BaselineContender(name, folder, tables)]
-    contenders: list[Contender] = [MoAContender(name, folder, tables)]
+    moa = MoAContender(name, folder, tables)
+    contenders: list[Contender] = [moa]
     if lookup:
         contenders.append(MoAContender(f"{name} lookup", folder, tables, lookup=True))
+    if bundle and bundle.manifest.drafter_hash == moa.hash:
+        contenders.append(MoAContender(f"{name} bundle", folder, tables, lookup=True, bundle=bundle))
     return contenders
 
 
@@ -254,13 +261,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--lookup", action="store_true", help="MoA also with prompt lookup mixed in, as the product drafts"
     )
+    parser.add_argument("--bundle", type=Path, default=None,
+                        help="MoA also through the engine of this bundle of it, with prompt lookup")  # fmt: skip
     parser.add_argument("--repeats", type=int, default=1, help="runs of every answer, of which the median counts")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads, 0: all cores")
     parser.add_argument("--json", type=Path, default=Path("build/drafters.json"), help="where the figures go")
     options = parser.parse_args(argv)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 140)
 
     def show_all(figures: Figures) -> None:
         if options.offline:
@@ -302,11 +311,14 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
         raise ValueError("--decision stops drawn trees: ask for some with --mcsd or --lossy-seeds")
     lab = open_lab(options, [Path(named.rpartition("=")[2]) for named in options.drafters])
     tables = open_target(options.target).tables()
-    contenders = [c for named in options.drafters for c in open_contenders(named, tables, options.lookup)]
+    bundle = open_bundle(options.bundle) if options.bundle else None
+    contenders = [c for named in options.drafters for c in open_contenders(named, tables, options.lookup, bundle)]
+    if bundle and bundle.manifest.drafter_hash not in {contender.hash for contender in contenders}:
+        raise ValueError(f"{options.bundle} was exported from none of these drafters")
     longest = lab.verifier.max_context - options.max_new_tokens - options.nodes
     questions, too_long = read_questions(options.prompts, options.count, lab.encode, longest)
     early = early_stops(options.decision, options.threshold, contenders, questions)
-    paths = ("json", "prompts", "drafters", "decision")
+    paths = ("json", "prompts", "drafters", "decision", "bundle")
     given = {key: value for key, value in vars(options).items() if key not in paths}
     figures = {"machine": machine(lab.device), "options": given, "too_long": too_long}
     if options.offline:

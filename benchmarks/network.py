@@ -38,6 +38,7 @@ from benchmarks.baseline import call_per_token
 from benchmarks.command import Figures, conclude
 from benchmarks.links import PROFILES, EmulatedLink, Profile
 from cloud.process import VerifierProcess
+from cloud.settings import Settings
 from edge_runtime.bundle import Bundle, open_bundle
 from edge_runtime.drafter import TreeShape
 from edge_runtime.events import AnswerStats, Finished, Provisional, RolledBack, Verified
@@ -119,11 +120,13 @@ class Bench:
         """Started when it is first asked for."""
         if colocated not in self._verifiers:
             options = self.options
-            flags = ["--dtype", options.dtype, *(["--colocated-drafter"] if colocated else [])]
+            flags = ["--model", options.target, "--dtype", options.dtype]
+            flags += ["--colocated-drafter"] if colocated else []
             module = "cloud.verifier"
             if options.step_ms:
                 module, flags = "benchmarks.slow_target", ["--step-ms", str(options.step_ms), *flags]
-            process = VerifierProcess(options.drafter, Path("build/verifier.log"), *flags, module=module)
+            log = options.json.with_name("verifier.log")
+            process = VerifierProcess(options.drafter, log, *flags, module=module)
             self._verifiers[colocated] = process
             self.stack.callback(process.stop)
             process.start()
@@ -306,16 +309,38 @@ def show(figures: Figures, console: Console) -> None:
     print(as_markdown(figures))
 
 
+def ratios(rows: Figures) -> dict[str, float | None]:
+    """What the modes of one profile say beside each other; None where one of them was not measured.
+
+    trees: drafting ahead. hidden: share of the drafting time of serial trees that drafting ahead does not show.
+    """
+
+    def speed(names: Sequence[str]) -> float:
+        return max((rows[name]["tokens_per_second"] for name in names if name in rows), default=0.0)
+
+    def over(names: Sequence[str], others: Sequence[str]) -> float | None:
+        return round(speed(names) / speed(others), 3) if speed(names) and speed(others) else None
+
+    shown = [rows[name]["draft_ms_per_round"] for name in ("ahead", "tree") if name in rows]
+    sizes = [name for name in rows if name.endswith(" nodes")]
+    return {
+        "controller / best mode": over(["controller"], CHOICES),
+        "trees / best size": over(["ahead"], sizes),
+        "trees / serial trees": over(["ahead"], ["tree"]),
+        "drafting hidden": round(1 - shown[0] / shown[1], 3) if len(shown) == 2 and shown[1] else None,
+        "trees / stream": over(["ahead"], ["stream"]),
+    }
+
+
 def as_markdown(figures: Figures) -> str:
-    """Tokens per second by profile and mode; the controller's share of the best mode it may choose."""
+    """Tokens per second by profile and mode, and what they say beside each other."""
     names = list(next(iter(figures["profiles"].values())))
-    lines = ["| profile | " + " | ".join(names) + " | controller / best |", "|---" * (len(names) + 2) + "|"]
+    compared = list(ratios({}))
+    lines = ["| profile | " + " | ".join([*names, *compared]) + " |", "|---" * (1 + len(names) + len(compared)) + "|"]
     for profile, rows in figures["profiles"].items():
         cells = [f"{rows[name]['tokens_per_second']:.1f}" for name in names]
-        best = max((rows[name]["tokens_per_second"] for name in CHOICES if name in rows), default=0.0)
-        chosen = rows.get("controller")
-        share = f"{chosen['tokens_per_second'] / best:.2f}" if chosen and best else ""
-        lines.append(f"| {profile} | " + " | ".join(cells) + f" | {share} |")
+        cells += ["" if value is None else f"{value:.2f}" for value in ratios(rows).values()]
+        lines.append(f"| {profile} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -358,6 +383,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=0, help="of the drafter's engine, 0: all cores")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bundle", type=Path, default=Path("build/bundle"))
+    parser.add_argument("--target", default=Settings.model_fields["model"].default)
     parser.add_argument("--drafter", type=Path, default=Path("drafters/smollm2-135m-instruct-moa"))
     parser.add_argument("--json", type=Path, default=Path("build/network.json"), help="where the figures go")
     parser.add_argument("--plot", type=Path, default=None, help="where a picture goes (needs matplotlib)")

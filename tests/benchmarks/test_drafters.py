@@ -17,6 +17,8 @@ from benchmarks.drafters import Question, main, measure, read_questions
 from benchmarks.lab import Lab
 from benchmarks.multi_candidate import merged
 from edge_runtime.drafter import TreeShape
+from export.bundle import write_bundle
+from export.plan import Options
 from models.baselines.trees import CandidateTree, How
 from models.target import Target
 from protocol.sampling import Sampling
@@ -180,12 +182,16 @@ def test_bad_input_is_one_line(
 def test_the_command_compares_what_it_is_told_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     questions = [json.dumps({"question": f"w{i} w{i + 1} w{i + 2}?", "answer": "#### 4"}) for i in range(3)]
     (folder / "gsm8k.jsonl").write_text("\n".join(questions))
+    write_bundle(Options(str(folder / "target"), folder / "moa", folder / "bundle", quant="fp32"))
     monkeypatch.chdir(folder)
     common = ["--target", "target", "--dtype", "float32", "--threads", "1", "--nodes", "12", "--max-new-tokens", "12"]
-    asked = ["--prompts", "gsm8k.jsonl", "--drafters", "moa", "small=lm", "--lookup", "--unfed", "--json", "out.json"]
-    assert main([*common, *asked]) == 0
+    asked = ["--prompts", "gsm8k.jsonl", "--drafters", "moa", "small=lm", "--lookup", "--bundle", "bundle"]
+    assert main([*common, *asked, "--unfed", "--json", "out.json"]) == 0
     figures = json.loads((folder / "out.json").read_text())
-    names = {"moa", "moa lookup", "small", "moa unfed", "moa lookup unfed", "small unfed"}
+    names = {f"{name}{unfed}" for name in ("moa", "moa lookup", "moa bundle", "small") for unfed in ("", " unfed")}
     assert set(figures["drafters"]) == names | {"plain"}
     assert figures["different_from_plain"] == dict.fromkeys(names, 0) and figures["questions"] == 3
     assert (folder / "out.svg").is_file()
+    by_engine = [figures["drafters"][name]["mean"] for name in ("moa lookup", "moa bundle")]
+    assert by_engine[0]["tau"] == by_engine[1]["tau"] and by_engine[0]["steps"] == by_engine[1]["steps"]
+    assert main([*common, "--prompts", "gsm8k.jsonl", "--drafters", "lm", "--bundle", "bundle"]) == 1

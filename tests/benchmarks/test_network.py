@@ -1,0 +1,88 @@
+"""The network laboratory on a tiny target: real processes, real figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.network import CHOICES, MODES, as_markdown, main, ratios
+from export.bundle import write_bundle
+from export.plan import Options
+from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
+
+NEW = 24
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target, its drafter and bundle, and questions."""
+    room = tmp_path_factory.mktemp("network")
+    model = tiny_model(seed=5, dtype=torch.float32)
+    save_tiny_drafter(room / "drafter", model, save_tiny_target(room / "target", model))
+    write_bundle(Options(str(room / "target"), room / "drafter", room / "bundle", quant="fp32"))
+    questions = [{"turns": [f"w{i} w{i + 9} w{i + 30}"]} for i in range(3)]
+    (room / "questions.jsonl").write_text("\n".join(json.dumps(question) for question in questions))
+    return room
+
+
+def run(room: Path, *more: str) -> tuple[int, dict[str, Any]]:
+    (room / "out.json").unlink(missing_ok=True)
+    status = main([
+        "--prompts", str(room / "questions.jsonl"), "--json", str(room / "out.json"), "--count", "2",
+        "--target", str(room / "target"), "--drafter", str(room / "drafter"), "--bundle", str(room / "bundle"),
+        "--threads", "1", "--max-new-tokens", str(NEW), *more,
+    ])  # fmt: skip
+    return status, json.loads((room / "out.json").read_text())
+
+
+def test_every_mode_and_size_is_measured_and_right(room: Path) -> None:
+    status, figures = run(room, "--profiles", "lan", "wifi", "--sweep", "4", "--plot", str(room / "out.svg"))
+    assert status == 0 and set(figures["profiles"]) == {"lan", "wifi"} and figures["questions"] == 2
+    for rows in figures["profiles"].values():
+        assert set(rows) == {*MODES, "4 nodes"}
+        for name, row in rows.items():
+            assert row["different_from_target"] == 0 and row["tokens_per_second"] > 0
+            assert row["unverified"] == (name == "device")
+        assert rows["token"]["calls_per_100_tokens"] == 100
+        assert rows["device"]["calls_per_100_tokens"] == rows["device"]["bytes_up_per_token"] == 0
+        assert rows["stream"]["calls_per_100_tokens"] < rows["tree"]["calls_per_100_tokens"] <= 100
+        assert rows["4 nodes"]["nodes"] <= 4
+    lines = as_markdown(figures).splitlines()
+    rows = figures["profiles"]["wifi"]
+    best = max(rows[name]["tokens_per_second"] for name in CHOICES)
+    compared = ratios(rows)
+    assert compared["controller / best mode"] == pytest.approx(rows["controller"]["tokens_per_second"] / best, abs=1e-3)
+    assert lines[3].startswith("| wifi | ") and lines[3].endswith(f"| {compared['trees / stream']:.2f} |")
+    assert (room / "out.svg").is_file()
+
+
+def test_ratios_compare_what_was_measured() -> None:
+    speeds = {"ahead": 12.0, "tree": 10.0, "stream": 15.0, "controller": 14.4, "4 nodes": 8.0, "8 nodes": 16.0}
+    rows = {name: {"tokens_per_second": speed, "draft_ms_per_round": 8.0} for name, speed in speeds.items()}
+    rows["ahead"]["draft_ms_per_round"] = 2.0
+    assert list(ratios(rows).values()) == [0.96, 0.75, 1.2, 0.75, 0.8]
+    assert set(ratios({"stream": rows["stream"]}).values()) == {None}
+
+
+def test_a_slowed_target_is_as_slow_as_stated(room: Path) -> None:
+    _, figures = run(room, "--profiles", "lan", "--modes", "stream", "--step-ms", "40")
+    stream = figures["profiles"]["lan"]["stream"]
+    assert stream["tokens_per_second"] <= 25 and stream["gap_ms"]["p50"] >= 39 and figures["step_ms"] == 40
+
+
+def test_answers_survive_cuts(room: Path) -> None:
+    status, figures = run(room, "--profiles", "4g", "congested", "--cuts", "4", "--max-new-tokens", "60")
+    assert status == 0 and figures["cuts"] >= 4 and figures["answers"] > 0
+    assert figures["answers_that_differ"] == figures["screens_that_differ"] == 0
+
+
+def test_bad_input_is_one_line(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = room / "nothing"
+    assert main(["--prompts", str(room / "questions.jsonl"), "--bundle", str(nothing)]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+    with pytest.raises(SystemExit):
+        main(["--prompts", "x", "--profiles", "moon"])
