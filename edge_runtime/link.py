@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
+from websockets.http11 import Response
 
 from protocol.wire import (
     ERR_MISMATCH,
@@ -101,6 +102,22 @@ def tls_context(ca_file: str | Path | None) -> ssl.SSLContext:
     return context
 
 
+class _Connect(connect):
+    """Follows no redirect: a verifier sends none, and a network's login page is not to get the token."""
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        return exc
+
+
+def _what_came(answer: Response) -> tuple[str, bool]:
+    """What an HTTP answer in place of a WebSocket says, in one line; whether it is a web page, not a verifier's."""
+    body = (answer.body or b"").decode(errors="replace").strip()
+    page = "html" in answer.headers.get("Content-Type", "") or body.startswith("<") or "Location" in answer.headers
+    if page:
+        return f"a web page came in place of the verifier (HTTP {answer.status_code}); sign in to this network?", True
+    return body.partition("\n")[0][:200] or f"HTTP {answer.status_code}", False
+
+
 class Link:
     """Keeps one connection to `server` alive and hands events to `report`, in order.
 
@@ -133,9 +150,8 @@ class Link:
             except LinkRefused as error:
                 return self._refuse(error)
             except InvalidStatus as error:
-                answer = error.response
-                text = (answer.body or b"").decode(errors="replace").strip() or f"HTTP {answer.status_code}"
-                if answer.status_code in (401, 403):
+                text, page = _what_came(error.response)
+                if error.response.status_code in (401, 403) and not page:
                     return self._refuse(LinkRefused(text))
                 self.report(LinkDown(text))
             except InvalidURI as error:
@@ -153,7 +169,7 @@ class Link:
         self.report(error)
 
     async def _dial(self) -> ClientConnection:
-        connection = await connect(
+        connection = await _Connect(
             self.url, subprotocols=[SUBPROTOCOL], compression=None, max_size=MAX_SERVER_FRAME,  # type: ignore[list-item]
             open_timeout=CONNECT_TIMEOUT, close_timeout=0.5, ping_interval=10, ping_timeout=20, proxy=None,
             additional_headers=self._headers, ssl=self._tls,
