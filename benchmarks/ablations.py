@@ -59,7 +59,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "top tokens twice (HASS)": ("moa", {"top_tokens_weight": 1.0}, {}),
     "answers alone are learnt": ("moa", {"prompt_weight": 0.0}, {}),
     "prompts weigh as much as answers": ("moa", {"prompt_weight": 1.0}, {}),
-    "rows rounded to int8": ("moa", {"int8_rows": True}, {}),
+    "rows rounded as they travel": ("moa", {"rounded_rows": True}, {}),
     "own text at last": ("moa", {}, {"own_text": 600}),
     "3 target layers": ("moa", {}, {"layers": 3}),
     "12 target layers": ("moa", {}, {"layers": 12}),

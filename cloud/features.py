@@ -35,11 +35,9 @@ class FeatureRows:
     def __init__(self, shape: RowShape, start: int = 0) -> None:
         self.shape, self.start = shape, start
         self._scales, self._values = bytearray(), bytearray()
-        self._scale_bytes = 2 * shape.heads * 2
-        self._value_bytes = 2 * shape.heads * shape.head_dim
 
     def __len__(self) -> int:
-        return len(self._scales) // self._scale_bytes
+        return len(self._scales) // self.shape.scale_bytes
 
     @property
     def stop(self) -> int:
@@ -48,21 +46,21 @@ class FeatureRows:
 
     def append(self, packed: bytes) -> None:
         """Add a packed block of rows behind the last."""
-        split = len(packed) // self.shape.nbytes * self._scale_bytes
+        split = len(packed) // self.shape.nbytes * self.shape.scale_bytes
         self._scales += packed[:split]
         self._values += packed[split:]
 
     def truncate(self, stop: int) -> None:
         """Forget the rows of positions `stop` and above."""
         count = max(0, stop - self.start)
-        del self._scales[count * self._scale_bytes :]
-        del self._values[count * self._value_bytes :]
+        del self._scales[count * self.shape.scale_bytes :]
+        del self._values[count * self.shape.value_bytes :]
 
     def block(self, start: int, stop: int) -> bytes:
         """Positions start..stop-1 as one packed block."""
         begin, end = start - self.start, stop - self.start
-        scales = self._scales[begin * self._scale_bytes : end * self._scale_bytes]
-        return bytes(scales + self._values[begin * self._value_bytes : end * self._value_bytes])
+        scales = self._scales[begin * self.shape.scale_bytes : end * self.shape.scale_bytes]
+        return bytes(scales + self._values[begin * self.shape.value_bytes : end * self.shape.value_bytes])
 
     def copy(self, start: int, stop: int) -> FeatureRows:
         """Positions start..stop-1, for use in another thread."""

@@ -161,7 +161,7 @@ def _status(good: bool, yes: str, no: str) -> Response:
 
 
 def uvicorn_config(app: Starlette, **options: object) -> uvicorn.Config:
-    """How uvicorn serves the app. int8 rows do not shrink, so there is no compression."""
+    """How uvicorn serves the app. feature rows do not shrink, so there is no compression."""
     defaults: dict[str, object] = {
         "http": HttpProtocol,
         "ws": WebSocketProtocol,

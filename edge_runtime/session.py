@@ -24,7 +24,6 @@ from edge_runtime.actions import (
     Action,
     AddRows,
     Adopt,
-    Commit,
     Done,
     DraftAhead,
     DraftTree,
@@ -39,6 +38,7 @@ from edge_runtime.actions import (
 )
 from edge_runtime.policy import Mode, Policy
 from edge_runtime.timing import Patience, RoundTimer
+from edge_runtime.tokens import AnswerTokens, SessionStats
 from protocol.rows import RowShape, unpack_rows
 from protocol.sampling import Sampling
 from protocol.tree import MAX_NODES, TokenTree
@@ -79,23 +79,6 @@ class _Flight:
 
 
 @dataclass
-class SessionStats:
-    rounds: int = 0  # tree rounds with a verdict, catch-up rounds not counted
-    accepted: int = 0  # draft tokens accepted in these rounds
-    nodes: int = 0  # nodes sent in these rounds
-    catch_up_rounds: int = 0
-    streamed: int = 0  # tokens that the target wrote alone (GENERATE)
-    provisional: int = 0  # tokens written alone
-    kept: int = 0  # of these, verified later
-    rolled_back: int = 0
-    adopted: int = 0  # of these, kept unverified (`keep`)
-    stalls: int = 0
-    pauses: int = 0
-    opens: int = 0
-    calls: int = 0  # VERIFY and GENERATE sent
-
-
-@dataclass
 class Session:
     """One answer. Feed events by calling the methods; each returns the actions to carry out, in order.
 
@@ -117,10 +100,8 @@ class Session:
     policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
-        self.committed = list(self.prompt)
-        self.provisional: list[int] = []
-        self.adopted: list[tuple[int, int]] = []  # spans of `committed` that the target never saw fit to say itself
         self.stats = SessionStats()
+        self.text = AnswerTokens(list(self.prompt), self.stats)
         self.mode: Mode = "tree"
         self.finished: str | None = None
         self.alone = False  # the target is silent
@@ -142,6 +123,24 @@ class Session:
         self.limit = min(len(self.prompt) + self.max_new, self.max_context)
         self.gaps = RoundTimer(self.timer.floor, self.timer.ceiling, self.timer.first)  # between streamed tokens
         self._confidence: deque[float] = deque(maxlen=CONFIDENCE_WINDOW)
+
+    @property
+    def committed(self) -> list[int]:
+        return self.text.committed
+
+    @property
+    def provisional(self) -> list[int]:
+        return self.text.provisional
+
+    @property
+    def adopted(self) -> list[tuple[int, int]]:
+        """Spans of `committed` that the target never saw fit to say itself."""
+        return self.text.adopted
+
+    @property
+    def text_ids(self) -> list[int]:
+        """What the user sees: the answer's verified and provisional tokens."""
+        return self.committed[len(self.prompt) :] + self.provisional
 
     # --- events ---
 
@@ -207,9 +206,8 @@ class Session:
         self.busy = False
         actions: list[Action] = []
         if version == self.version and self._may_write() and not self.finished:
-            self.provisional.append(token)
+            self.text.provide(token)
             self.version += 1
-            self.stats.provisional += 1
             actions.append(Provide(token))
             actions += self._weigh(confidence)
         return actions + self._work(now)
@@ -263,12 +261,7 @@ class Session:
 
     def stop(self, surplus: int, now: float) -> list[Action]:
         """A stop string ended the text `surplus` committed tokens ago; even if they ended the answer themselves."""
-        del self.committed[len(self.committed) - surplus :]
-        end = len(self.committed)
-        self.adopted = [(first, min(last, end)) for first, last in self.adopted if first < end]
-        withdrawn = self.stats.adopted - sum(last - first for first, last in self.adopted)
-        self.stats.adopted -= withdrawn
-        self.stats.rolled_back += withdrawn
+        self.text.withdraw(surplus)
         return self._finish("stop")
 
     def enough(self) -> None:
@@ -292,16 +285,16 @@ class Session:
         """What `restore` needs, as JSON can carry it."""
         return {
             "version": 1, "prompt": list(self.prompt), "committed": self.committed[len(self.prompt) :],
-            "provisional": list(self.provisional), "adopted": [list(span) for span in self.adopted],
+            "provisional": list(self.provisional), "adopted": [list(span) for span in self.text.adopted],
             "sampling": msgspec.structs.asdict(self.sampling), "max_new": self.max_new, "seq": self.seq,
             "stream": self.stream, "session": self.session_id.hex(),
         }  # fmt: skip
 
     def restore(self, record: dict[str, Any]) -> None:
         """Take up a recorded answer, before `start`. The session was made with the record's prompt and settings."""
-        self.committed = [*self.prompt, *record["committed"]]
-        self.provisional = list(record["provisional"])
-        self.adopted = [(begin, end) for begin, end in record["adopted"]]
+        adopted = [(begin, end) for begin, end in record["adopted"]]
+        committed = [*self.prompt, *record["committed"]]
+        self.text = AnswerTokens(committed, self.stats, list(record["provisional"]), adopted)
         self.seq = record["seq"]
 
     # --- inside ---
@@ -309,11 +302,6 @@ class Session:
     def _dead_at(self, flight: _Flight) -> float:
         """When an open but silent link counts as dead."""
         return max(self.heard, flight.sent) + self.patience.silence
-
-    @property
-    def text_ids(self) -> list[int]:
-        """What the user sees: the answer's verified and provisional tokens."""
-        return self.committed[len(self.prompt) :] + self.provisional
 
     def _open(self, now: float) -> list[Action]:
         self.flight, self.fresh_open, self.retry_at, self.connect_by = None, True, None, None
@@ -423,7 +411,7 @@ class Session:
     def _full(self) -> bool:
         """The text, provisional part included, is at its end."""
         ended = self.text_over or (bool(self.provisional) and self.provisional[-1] in self.eos_ids)
-        return ended or len(self.committed) + len(self.provisional) >= self.limit
+        return ended or len(self.text) >= self.limit
 
     def _alone(self, due: float, now: float) -> list[Action]:
         """The target is silent: go on without it."""
@@ -446,7 +434,7 @@ class Session:
         end = next((i + 1 for i, token in enumerate(fresh) if token in self.eos_ids), len(fresh))
         fresh = fresh[: min(end, self.limit - base)]
         self._count(flight, len(fresh), now)
-        same = self._agreeing(fresh)
+        same = self.text.agreeing(fresh)
         if self.policy.on_return == "keep" and same < min(len(fresh), len(self.provisional)):
             actions = self._add_rows(base - 1, verdict.rows, 1 + same) + self._commit(fresh[:same])
             return actions + self._resume() + self._open(now)
@@ -474,37 +462,18 @@ class Session:
             self.stats.accepted += fresh - 1
             self.stats.nodes += len(flight.tree)
 
-    def _agreeing(self, fresh: list[int]) -> int:
-        """How many of `fresh` stand in the provisional text already."""
-        same = 0
-        while same < min(len(fresh), len(self.provisional)) and fresh[same] == self.provisional[same]:
-            same += 1
-        return same
-
     def _commit(self, fresh: list[int]) -> list[Action]:
-        same = self._agreeing(fresh)
-        rest = self.provisional[same:]
-        actions: list[Action] = []
-        if same < len(fresh):  # the target draws otherwise, or says more
-            if rest:
-                self.stats.rolled_back += len(rest)
-                actions.append(RollBack(rest))
-            rest, self.text_over = [], False
-        self.provisional = rest
-        self.committed += fresh
-        self.stats.kept += same
+        if self.text.agreeing(fresh) < len(fresh):  # the target draws otherwise, or says more
+            self.text_over = False
         self.version += 1
         self.ready_tree = None
-        return [*actions, Commit(fresh, same)] if fresh else actions
+        return self.text.commit(fresh)
 
     def _adopt(self) -> list[Action]:
         """Provisional text becomes part of the answer as it is."""
-        tokens, self.provisional = self.provisional, []
+        tokens = self.text.adopt()
         if not tokens:
             return []
-        self.adopted.append((len(self.committed), len(self.committed) + len(tokens)))
-        self.committed += tokens
-        self.stats.adopted += len(tokens)
         self.version += 1
         return [Adopt(tokens), *self._resume()]
 
@@ -540,7 +509,5 @@ class Session:
         if self.flight and self.flight.tree is None and self.linked:
             actions.append(Send(Cancel(self.stream)))  # else it would write on
         if reason in ("stop", "length") and self.provisional:
-            self.stats.rolled_back += len(self.provisional)
-            actions.append(RollBack(self.provisional))
-            self.provisional = []
+            actions.append(RollBack(self.text.roll_back()))
         return [*actions, Done(reason)]

@@ -22,6 +22,6 @@ class TrainSettings:
     long_windows: float = 0.15  # share of windows longer than a tree, as in offline spans
     random_phase: bool = True  # of windows; False: they begin at multiples of their length (as in the paper)
     own_row: bool = False  # a root sees its own feature row, which never exists at run time (as in the paper)
-    int8_rows: bool = False  # rows are rounded as they travel
+    rounded_rows: bool = False  # rows are rounded as they travel
     held_out: int = 64  # sequences kept from training to measure agreement
     seed: int = 0

@@ -88,7 +88,7 @@ def _target_passages(
 def target_passages(
     target: Target, server: ServerHalf, folder: Path, on_answers: Callable[[int], None]
 ) -> list[Passage]:
-    """The target's greedy answers to PROMPTS and their rows, int8 as on the wire; answers are kept in `folder`."""
+    """The target's greedy answers to PROMPTS and their rows as on the wire; answers are kept in `folder`."""
     answers = folder / "answers.jsonl"
     limit = server.config.max_context - ANSWER_TOKENS
     done = {row["index"] for row in read_answers(answers)}

@@ -71,7 +71,7 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.student, self.features, self.settings, self.checkpoint = student, features, settings, checkpoint
         if isinstance(student, MoA):
-            student.int8_rows = settings.int8_rows
+            student.rounded_rows = settings.rounded_rows
         self.device = next(student.parameters()).device
         self.parameters = {n: p for n, p in student.named_parameters() if p.requires_grad}
         # Muon for the matrices: at the same learning rate it needs about half of AdamW's steps here.

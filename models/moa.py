@@ -273,7 +273,7 @@ class MoA(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
         nn.init.zeros_(self.server.Ekv2E.bias)
-        self.int8_rows = False  # train on rows rounded as they travel
+        self.rounded_rows = False  # train on rows rounded as they travel
 
     @property
     def head(self) -> nn.Linear:
@@ -289,7 +289,7 @@ class MoA(nn.Module):
         count, size = tokens.shape
         positions = torch.arange(size, device=tokens.device)
         rows = self.server(kv.flatten(0, 1), positions.repeat(count)).unflatten(0, (count, size))
-        if self.int8_rows:
+        if self.rounded_rows:
             rows = rows + (quantised(rows) - rows).detach()
         assert self.device_half.null_row is not None, "drafters are trained with a null row"
         rows = torch.cat([self.device_half.null_row.to(rows.dtype).expand(count, 1, -1, -1, -1), rows], 1)
@@ -310,9 +310,9 @@ class MoA(nn.Module):
 
 
 def quantised(rows: Tensor) -> Tensor:
-    """Feature rows [..., head_dim] as they arrive over the wire: int8 with one scale per head (protocol.rows)."""
-    scale = (rows.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-12).half().to(rows.dtype)
-    return (rows / scale).round().clamp(-127, 127) * scale
+    """Feature rows [..., head_dim] as they arrive over the wire: 4 bits with one scale per head (protocol.rows)."""
+    scale = (rows.abs().amax(-1, keepdim=True) / 7).clamp(min=1e-12).half().to(rows.dtype)
+    return (rows / scale).round().clamp(-7, 7) * scale
 
 
 def server_half(config: MoAConfig, tensors: dict[str, Tensor]) -> ServerHalf:

@@ -33,16 +33,17 @@ TRUTH = plain_decode(MODEL, PROMPT, Sampling(), 60, eos_ids=())
 
 
 class Running:
-    """A verifier process on the tiny target."""
+    """A verifier process on the tiny target; step_ms: its steps take at least so long."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, step_ms: int = 0) -> None:
         self.target_hash = (folder / "hash").read_text()
         limits = ["--max-context", "128", "--max-nodes", "16", "--kv-tokens", "1024", "--port", "0"]
         models = ["--model", str(folder / "target"), "--drafter", str(folder / "drafter")]
+        module = ["benchmarks.slow_target", "--step-ms", str(step_ms)] if step_ms else ["cloud.verifier"]
         self.log = folder / "log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cloud.verifier", *models, *limits, *flags],
+                [sys.executable, "-m", *module, *models, *limits, *flags],
                 cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
         assert self.process.stdout is not None
@@ -73,8 +74,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def running(folder: Path, *flags: str) -> Iterator[Running]:
-    server = Running(folder, *flags)
+def running(folder: Path, *flags: str, step_ms: int = 0) -> Iterator[Running]:
+    server = Running(folder, *flags, step_ms=step_ms)
     try:
         yield server
     finally:
@@ -124,7 +125,7 @@ def test_metrics_and_logs_count_and_hold_no_text(folder: Path) -> None:
 
 def test_sigterm_lets_answers_end_and_says_so(folder: Path) -> None:
     """Rounds and a chat completion under way end whole; new ones are refused; 1012; exit 0."""
-    with running(folder) as server:
+    with running(folder, step_ms=50) as server:  # the answer takes three seconds
         writer, idle = server.client(), server.client()
         writer.open(PROMPT)
         idle.open(PROMPT)

@@ -416,7 +416,7 @@ def test_outbox_sends_messages_before_rows_and_newest_rows_first() -> None:
     shape = RowShape(1, 1000)
     rows = FeatureRows(shape)
     count = 100
-    rows.append(b"".join([bytes(4) * count, *(bytes([i]) * 2000 for i in range(count))]))
+    rows.append(b"".join([bytes(4) * count, *(bytes([i]) * 1000 for i in range(count))]))
     outbox = Outbox()
     outbox.put_features(3, rows.copy(10, count))
     first = decode_server(outbox.next() or b"")
@@ -433,7 +433,7 @@ def test_outbox_sends_messages_before_rows_and_newest_rows_first() -> None:
         assert older.start + len(older.rows) // shape.nbytes == newer.start
     for message in got:
         n = len(message.rows) // shape.nbytes
-        assert message.rows[4 * n :: 2000] == bytes(range(message.start, message.start + n))
+        assert message.rows[4 * n :: 1000] == bytes(range(message.start, message.start + n))
 
 
 def mutated(rng: random.Random, frames: list[bytes]) -> bytes:

@@ -19,7 +19,7 @@ from protocol.wire import ERR_BUSY, Error, Generate, Verify
 from tests.edge_runtime.world import EOS, EVENTS, PATIENCE, PROMPT, SHAPE, WELCOME, World, plain
 
 policies = st.builds(
-    Policy, mode=st.sampled_from(["prefer-cloud", "prefer-cloud", "prefer-device", "cloud-only"]),
+    Policy, writer=st.sampled_from(["prefer-cloud", "prefer-cloud", "prefer-device", "cloud-only"]),
     offline=st.sampled_from(["continue", "pause"]), lead=st.sampled_from([1, 3, 48]),
 )  # fmt: skip
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from export.batches import MASKED, Batch, row_mask_of
 from export.train import forward
 from models.layers import Attention
-from models.moa import DeviceHalf, DrafterError, MoA, MoAConfig
+from models.moa import DeviceHalf, DrafterError, MoA, MoAConfig, quantised
+from protocol.rows import RowShape, pack_rows, unpack_rows
 from tests.models.odd_moa import ODD, random_moa, random_sequence
 
 # training equals drafting
@@ -417,3 +418,9 @@ def test_widths_that_do_not_fit_are_refused(change: dict[str, int]) -> None:
 
 def test_fitting_widths_pass_the_check() -> None:
     ODD.check()
+
+
+def test_training_rounds_rows_as_the_wire_does() -> None:
+    rows = torch.randn(5, 2, 3, 16, generator=torch.Generator().manual_seed(1))
+    travelled = unpack_rows(pack_rows(rows.numpy()), RowShape(3, 16))
+    np.testing.assert_allclose(quantised(rows).numpy(), travelled, rtol=1e-6)

@@ -1,0 +1,90 @@
+"""The tokens of one answer, and how verified and provisional ones become each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edge_runtime.actions import Action, Commit, RollBack
+
+
+@dataclass
+class SessionStats:
+    rounds: int = 0  # tree rounds with a verdict, catch-up rounds not counted
+    accepted: int = 0  # draft tokens accepted in these rounds
+    nodes: int = 0  # nodes sent in these rounds
+    catch_up_rounds: int = 0
+    streamed: int = 0  # tokens that the target wrote alone (GENERATE)
+    provisional: int = 0  # tokens written alone
+    kept: int = 0  # of these, verified later
+    rolled_back: int = 0
+    adopted: int = 0  # of these, kept unverified (`keep`)
+    stalls: int = 0
+    pauses: int = 0
+    opens: int = 0
+    calls: int = 0  # VERIFY and GENERATE sent
+
+
+@dataclass
+class AnswerTokens:
+    """`committed`: the prompt and what the target drew. `provisional`, behind them: what the drafter wrote alone.
+
+    adopted: spans of `committed` that the target never saw fit to say itself.
+    """
+
+    committed: list[int]
+    stats: SessionStats
+    provisional: list[int] = field(default_factory=list)
+    adopted: list[tuple[int, int]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.committed) + len(self.provisional)
+
+    def provide(self, token: int) -> None:
+        self.provisional.append(token)
+        self.stats.provisional += 1
+
+    def agreeing(self, fresh: list[int]) -> int:
+        """How many of `fresh` stand in the provisional text already."""
+        same = 0
+        while same < min(len(fresh), len(self.provisional)) and fresh[same] == self.provisional[same]:
+            same += 1
+        return same
+
+    def commit(self, fresh: list[int]) -> list[Action]:
+        """`fresh` are the target's: what agrees is confirmed; at the first difference the rest is rolled back."""
+        same = self.agreeing(fresh)
+        rest = self.provisional[same:]
+        actions: list[Action] = []
+        if same < len(fresh):
+            if rest:
+                self.stats.rolled_back += len(rest)
+                actions.append(RollBack(rest))
+            rest = []
+        self.provisional = rest
+        self.committed += fresh
+        self.stats.kept += same
+        return [*actions, Commit(fresh, same)] if fresh else actions
+
+    def adopt(self) -> list[int]:
+        """Provisional text becomes part of the answer as it is. Returns its tokens."""
+        tokens, self.provisional = self.provisional, []
+        if tokens:
+            self.adopted.append((len(self.committed), len(self.committed) + len(tokens)))
+            self.committed += tokens
+            self.stats.adopted += len(tokens)
+        return tokens
+
+    def withdraw(self, surplus: int) -> None:
+        """Take the last `surplus` committed tokens back, adopted ones among them."""
+        del self.committed[len(self.committed) - surplus :]
+        end = len(self.committed)
+        self.adopted = [(first, min(last, end)) for first, last in self.adopted if first < end]
+        withdrawn = self.stats.adopted - sum(last - first for first, last in self.adopted)
+        self.stats.adopted -= withdrawn
+        self.stats.rolled_back += withdrawn
+
+    def roll_back(self) -> list[int]:
+        """Withdraw the provisional text. Returns its tokens."""
+        tokens, self.provisional = self.provisional, []
+        self.stats.rolled_back += len(tokens)
+        return tokens
