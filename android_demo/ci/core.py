@@ -15,6 +15,8 @@ SOURCES = REPOSITORY / "android_demo" / "core" / "src"
 OUTPUT = REPOSITORY / "build" / "android" / "core"
 #: what the tests read: the vectors that all ports share
 VECTORS = REPOSITORY / "protocol" / "vectors"
+#: and the default bundle, which `make` writes
+BUNDLE = REPOSITORY / "build" / "bundle"
 
 
 class BuildError(RuntimeError):
@@ -86,7 +88,8 @@ def build_tests(tools: Toolchain) -> list[Path]:
 
 def java(classpath: list[Path], *arguments: str) -> list[str]:
     """A command line that runs a class on the desktop JVM."""
-    return ["java", "-ea", f"-Dvectors={VECTORS}", "-cp", os.pathsep.join(map(str, classpath)), *arguments]
+    properties = [f"-Dvectors={VECTORS}", f"-Dbundle={BUNDLE}"]
+    return ["java", "-ea", *properties, "-cp", os.pathsep.join(map(str, classpath)), *arguments]
 
 
 def run_tests(classpath: list[Path], report: Path, *selection: str) -> None:

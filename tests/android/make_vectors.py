@@ -17,6 +17,7 @@ import protocol
 from protocol.costs import CostCurve, unpack_costs
 from protocol.rows import RowShape, pack_rows, unpack_rows
 from protocol.sampling import Sampling, draw, log_probs
+from tests.android.text_vectors import chat_vectors, stop_vectors, tokenizer_vectors
 from tests.protocol.make_vectors import text
 
 FOLDER = Path(protocol.__file__).parent / "vectors"
@@ -77,6 +78,9 @@ MAKERS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "rows": row_vectors,
     "sampling": sampling_vectors,
     "costs": cost_vectors,
+    "tokenizer": tokenizer_vectors,
+    "stops": stop_vectors,
+    "chat": chat_vectors,
 }
 
 

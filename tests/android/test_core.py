@@ -48,3 +48,8 @@ def test_every_file_is_short_and_none_knows_android_or_the_desktop() -> None:
         source = file.read_text(encoding="utf-8")
         assert len(source.splitlines()) <= LINES, file
         assert "import android" not in source, file
+
+
+def test_no_line_is_too_long() -> None:
+    for file in core.SOURCES.rglob("*.kt"):
+        assert max(map(len, file.read_text(encoding="utf-8").splitlines())) <= 120, file

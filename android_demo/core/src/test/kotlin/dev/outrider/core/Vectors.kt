@@ -24,6 +24,9 @@ import java.io.File
 
 /** The files of protocol/vectors, and the JSON forms that they use. */
 object Vectors {
+    /** The bundle that `make` writes. */
+    val bundle = File(System.getProperty("bundle"))
+
     /** The vectors of file [name].json. */
     fun read(name: String): List<Any?> =
         Json.parse(File(System.getProperty("vectors"), "$name.json").readText()) as List<*>

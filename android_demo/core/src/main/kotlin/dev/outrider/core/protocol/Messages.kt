@@ -118,7 +118,7 @@ data class Resync(val stream: Int, val committed: Int) : ServerMessage {
     override val type get() = 8
 }
 
-/** The target decodes alone: VERDICTs with empty paths, one per token. rows: each with the row of position baseLen-1. */
+/** The target decodes alone: VERDICTs with empty paths, one per token. rows: each with that of position baseLen-1. */
 data class Generate(
     val stream: Int,
     val seq: Long,

@@ -12,9 +12,9 @@ object Json {
     fun parse(text: String): Any? = JsonParser(text).parse()
 
     /** The value as JSON without line breaks. Raises [JsonError] for what JSON cannot say. */
-    fun write(value: Any?): String = buildString { append(value, this) }
+    fun write(value: Any?): String = buildString { put(value, this) }
 
-    private fun append(value: Any?, out: StringBuilder) {
+    private fun put(value: Any?, out: StringBuilder) {
         when (value) {
             null, is Boolean, is Int, is Long -> out.append(value)
             is Double -> if (value.isFinite()) out.append(value) else throw JsonError("JSON has no number $value")
@@ -23,7 +23,7 @@ object Json {
                 out.append('[')
                 for ((index, item) in value.withIndex()) {
                     if (index > 0) out.append(',')
-                    append(item, out)
+                    put(item, out)
                 }
                 out.append(']')
             }
@@ -33,7 +33,7 @@ object Json {
                     if (index > 0) out.append(',')
                     quote(entry.key.toString(), out)
                     out.append(':')
-                    append(entry.value, out)
+                    put(entry.value, out)
                 }
                 out.append('}')
             }
@@ -75,7 +75,8 @@ internal fun Any?.double(name: String): Double = field<Number>(name).toDouble()
 
 /** A field that is a list of whole numbers. Raises [JsonError]. */
 internal fun Any?.ints(name: String): List<Int> = field<List<*>>(name).map {
-    (it as? Long)?.takeIf { n -> n in Int.MIN_VALUE..Int.MAX_VALUE }?.toInt() ?: throw JsonError("$name holds no numbers")
+    if (it !is Long || it !in Int.MIN_VALUE..Int.MAX_VALUE) throw JsonError("$name holds no numbers")
+    it.toInt()
 }
 
 /** A field that is a list of strings. Raises [JsonError]. */

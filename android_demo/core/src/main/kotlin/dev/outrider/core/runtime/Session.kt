@@ -298,7 +298,8 @@ class Session(
     internal fun finish(reason: Ending): List<Action> = buildList {
         finished = reason
         if (flight.let { it != null && it.tree == null } && linked) add(Send(Cancel(stream))) // else it would write on
-        if ((reason == Ending.STOP || reason == Ending.LENGTH) && provisional.isNotEmpty()) add(RollBack(text.rollBack()))
+        val whole = reason == Ending.STOP || reason == Ending.LENGTH
+        if (whole && provisional.isNotEmpty()) add(RollBack(text.rollBack()))
         add(Done(reason))
     }
 

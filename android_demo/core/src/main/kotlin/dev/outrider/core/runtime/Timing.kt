@@ -30,8 +30,8 @@ class RoundTimer(val floor: Double = 0.25, val ceiling: Double = 3.0, val first:
 
 /**
  * Seconds. open: allowance for a verdict right behind OPEN, when the server may have to prefill the whole conversation;
- * connect: how long a new answer waits for a first link; silence: without any message for this long, an open link counts
- * as dead; offline: how long an answer that cannot go on waits for the target.
+ * connect: how long a new answer waits for a first link; silence: without any message for this long, an open link
+ * counts as dead; offline: how long an answer that cannot go on waits for the target.
  */
 data class Patience(
     val open: Double = 3.0,

@@ -33,8 +33,8 @@ class LawsTest {
     fun samplingKeepsBounds() {
         for (wrong in listOf<() -> Sampling>(
             { Sampling(-0.1) }, { Sampling(101.0) }, { Sampling(Double.NaN) }, { Sampling(topK = -1) },
-            { Sampling(topK = 1L shl 32) }, { Sampling(topP = 0.0) }, { Sampling(topP = 1.1) }, { Sampling(minP = 2.0) },
-            { Sampling(seed = -1) },
+            { Sampling(topK = 1L shl 32) }, { Sampling(topP = 0.0) }, { Sampling(topP = 1.1) },
+            { Sampling(minP = 2.0) }, { Sampling(seed = -1) },
         )) assertFailsWith<IllegalArgumentException> { wrong() }
     }
 

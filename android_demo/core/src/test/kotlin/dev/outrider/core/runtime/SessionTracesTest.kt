@@ -84,8 +84,8 @@ class SessionTracesTest {
     /** The box of docs/design.md's diagram that a session is in. */
     private fun stateOf(session: Session): String = when {
         session.finished != null -> "finished"
-        session.alone && (session.paused != null || session.policy.writer == Writer.CLOUD_ONLY) -> "waiting for the link"
-        session.alone -> "writing alone"
+        session.alone && session.paused == null && session.policy.writer != Writer.CLOUD_ONLY -> "writing alone"
+        session.alone -> "waiting for the link"
         session.flight != null -> if (session.flight?.tree == null) "streaming" else "verifying"
         else -> "drafting"
     }
@@ -94,9 +94,9 @@ class SessionTracesTest {
         action::class.simpleName,
         when (action) {
             is Send -> Vectors.fields(action.message)
-            is DraftTree -> mapOf(
-                "prefix" to action.prefix, "version" to action.version, "nodes" to action.nodes, "depth" to action.depth,
-            )
+            is DraftTree -> with(action) {
+                mapOf("prefix" to prefix, "version" to version, "nodes" to nodes, "depth" to depth)
+            }
             is DraftAhead -> mapOf("version" to action.version)
             is WriteToken -> mapOf("prefix" to action.prefix, "version" to action.version)
             is AddRows -> mapOf("positions" to action.positions.toList())
