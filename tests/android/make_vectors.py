@@ -17,6 +17,7 @@ import protocol
 from protocol.costs import CostCurve, unpack_costs
 from protocol.rows import RowShape, pack_rows, unpack_rows
 from protocol.sampling import Sampling, draw, log_probs
+from tests.android.drafter_vectors import drafter_vectors, pace_vectors
 from tests.android.text_vectors import chat_vectors, stop_vectors, tokenizer_vectors
 from tests.protocol.make_vectors import text
 
@@ -81,6 +82,8 @@ MAKERS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "tokenizer": tokenizer_vectors,
     "stops": stop_vectors,
     "chat": chat_vectors,
+    "drafter": drafter_vectors,
+    "pace": pace_vectors,
 }
 
 

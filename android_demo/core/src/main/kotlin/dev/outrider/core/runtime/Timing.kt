@@ -39,3 +39,6 @@ data class Patience(
     val silence: Double = 5.0,
     val offline: Double = 60.0,
 )
+
+/** Seconds on a monotonic clock. */
+internal fun now(): Double = 1e-9 * System.nanoTime()
