@@ -22,6 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("android")
+            item.add_marker(pytest.mark.timeout(900))  # the first one may download and compile
 
 
 @pytest.fixture(scope="session")

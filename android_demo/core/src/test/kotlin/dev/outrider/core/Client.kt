@@ -119,8 +119,9 @@ private fun tell(event: Event) {
             "stats" to with(event.stats) {
                 mapOf(
                     "tokens" to tokens, "rounds" to rounds, "tau" to tau, "calls" to calls, "streamed" to streamed,
-                    "seconds" to seconds, "bytes_up" to bytesUp, "bytes_down" to bytesDown, "provisional" to provisional,
-                    "kept" to kept, "rolled_back" to rolledBack, "adopted" to adopted, "stalls" to stalls,
+                    "seconds" to seconds, "bytes_up" to bytesUp, "bytes_down" to bytesDown,
+                    "provisional" to provisional, "kept" to kept, "rolled_back" to rolledBack, "adopted" to adopted,
+                    "stalls" to stalls,
                     "pauses" to pauses, "opens" to opens, "ahead_hits" to aheadHits,
                 )
             },

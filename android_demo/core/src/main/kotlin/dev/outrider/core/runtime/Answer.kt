@@ -50,7 +50,10 @@ internal class Answer(
     /** Whether trees and streams are alternatives here. */
     private val chooses = session.policy.writer == Writer.PREFER_CLOUD || session.policy.writer == Writer.CLOUD_ONLY
 
-    /** Emits events until the answer has ended. [recorded] is called before each. Raises [LinkRefused]. */
+    /**
+     * Emits events until the answer has ended; [recorded] is called before them. Raises [LinkRefused], or what the
+     * engine does.
+     */
     suspend fun run(out: FlowCollector<Event>, recorded: () -> Unit) {
         text.commit(session.committed.drop(session.prompt.size))
         text.rebase(session.provisional)
@@ -88,7 +91,14 @@ internal class Answer(
     private fun feed(news: News) {
         when (news) {
             is News.Linked -> linked(news.event)
-            is News.Asked -> act(if (news.pause) session.pause(now()) else session.proceed(now()))
+            is News.Failed -> throw news.error
+            is News.Asked -> act(
+                when (news.wish) {
+                    News.Wish.PAUSE -> session.pause(now())
+                    News.Wish.PROCEED -> session.proceed(now())
+                    News.Wish.CANCEL -> session.cancel()
+                },
+            )
             // others were asked for by an answer that was cancelled
             is News.Ahead -> if (news.session === session) figures.aheadNodes += news.nodes
             is News.Shadow -> if (news.session === session) shadow = news
@@ -266,7 +276,7 @@ internal class Answer(
 
     /** Of the next tree; nodes, depth: what the session has room for. */
     private fun shapeOf(nodes: Int, depth: Int) = shape.copy(
-        nodes = minOf(shape.nodes, nodes), depth = minOf(shape.depth, depth),
+        nodes = minOf(shape.nodes, maxOf(1, nodes)), depth = minOf(shape.depth, depth),
         gain = if (shaping) pace.gain() else shape.gain,
     )
 

@@ -79,7 +79,7 @@ class EdgeRuntime(
             engine, bundle.draftIds, manifest.rowShape, manifest.saKvHeads, manifest.maxContext, options.lookup,
             bundle.nullRow,
         ),
-    )
+    ) { inbox.trySend(News.Failed(it)) }
     private val controller = Controller(Pace(), options.mode)
     private val timer = RoundTimer()
     private val busy = AtomicBoolean()
@@ -97,13 +97,17 @@ class EdgeRuntime(
     var record: AnswerRecord? = null
         private set
 
-    /** Begin to connect. */
+    /** Begin to connect; once. */
     fun start() {
         link?.start()
     }
 
-    /** Tell the verifier to forget the conversation, hang up and stop the drafter's thread and engine. */
+    /**
+     * Cancel the answer on its way, tell the verifier to forget the conversation, hang up and stop the drafter's thread
+     * and engine. May take seconds: not for an app's main thread.
+     */
     override fun close() {
+        inbox.trySend(News.Asked(News.Wish.CANCEL))
         link?.close(Close(stream))
         worker.close(CLOSE_SECONDS)
         engine.close()
@@ -117,7 +121,8 @@ class EdgeRuntime(
      * Answer a conversation. The flow's last event is [Finished]; whoever stops collecting cancels the answer.
      *
      * Raises [IllegalArgumentException] on a prompt that leaves no room; while it is collected, [LinkRefused] if the
-     * verifier serves another target or drafter, [IllegalStateException] if another answer is on its way.
+     * verifier serves another target or drafter, [IllegalStateException] if another answer is on its way, or what the
+     * engine throws.
      */
     fun generate(messages: List<ChatMessage>, request: Request = Request()): Flow<Event> =
         generateFromIds(bundle.renderChat(messages), request)
@@ -149,12 +154,12 @@ class EdgeRuntime(
 
     /** Write nothing alone until [proceed], e.g. as the battery is low. The target's text goes on coming. */
     fun pause() {
-        inbox.trySend(News.Asked(pause = true))
+        inbox.trySend(News.Asked(News.Wish.PAUSE))
     }
 
     /** Write alone again where the policy lets. */
     fun proceed() {
-        inbox.trySend(News.Asked(pause = false))
+        inbox.trySend(News.Asked(News.Wish.PROCEED))
     }
 
     private fun answer(stop: List<String>, begin: () -> Session): Flow<Event> = flow {

@@ -20,6 +20,11 @@ internal sealed interface News {
     /** [nodes] were expanded ahead. */
     class Ahead(val session: Session, val nodes: Int) : News
 
-    /** Somebody asks to write nothing alone, or to go on. */
-    class Asked(val pause: Boolean) : News
+    /** The engine threw [error]. */
+    class Failed(val error: Exception) : News
+
+    /** Somebody asks for something. */
+    class Asked(val wish: Wish) : News
+
+    enum class Wish { PAUSE, PROCEED, CANCEL }
 }
