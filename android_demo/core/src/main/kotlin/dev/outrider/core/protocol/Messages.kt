@@ -1,0 +1,167 @@
+/**
+ * The messages between device and verifier. Fields stand in the order in which they travel.
+ *
+ * The device decodes what a verifier sends and encodes what a device sends; `Wire.kt` has both and the frame around.
+ */
+package dev.outrider.core.protocol
+
+/** What travels in one frame; [type] is its first value. */
+sealed interface Message {
+    val type: Int
+}
+
+/** What a device sends. */
+sealed interface ClientMessage : Message
+
+/** What a verifier sends. */
+sealed interface ServerMessage : Message
+
+/** Comes first. targetHash, drafterHash: the bundle's; client: who asks, for logs. */
+data class Hello(
+    val protocol: Int,
+    val targetHash: String,
+    val drafterHash: String,
+    val client: String = "",
+) : ClientMessage {
+    override val type get() = 1
+}
+
+/**
+ * The verifier's answer to [Hello].
+ *
+ * maxContext: committed and drafted tokens; maxNodes: of one tree; treeBudget: nodes the server would like at most,
+ * now; costs: of [CostCurve.unpack], empty where the server does not know.
+ */
+class Welcome(
+    val protocol: Long,
+    val targetHash: String,
+    val drafterHash: String,
+    val vocabSize: Int,
+    val maxContext: Int,
+    val maxNodes: Int,
+    val treeBudget: Int,
+    val server: String = "",
+    val costs: ByteArray = EMPTY,
+) : ServerMessage {
+    override val type get() = 2
+}
+
+/**
+ * Begin or resume: the verifier needs nothing else to take a session over from another replica.
+ *
+ * session: 16 random bytes, chosen by the device; seq: the last VERIFY that the device holds settled; tokens: uint32
+ * ids of prompt and committed text; rows 0..featuresHave-1 need not be sent.
+ */
+class Open(
+    val stream: Int,
+    val session: ByteArray,
+    val seq: Long,
+    val tokens: ByteArray,
+    val featuresHave: Int,
+    val sampling: Sampling,
+) : ClientMessage {
+    override val type get() = 3
+}
+
+/** cached: rows of key/value found alive (0 after a restart or an eviction). */
+data class Opened(val stream: Int, val committed: Int, val cached: Int) : ServerMessage {
+    override val type get() = 4
+}
+
+/** Rows ([unpackRows]) of the positions start and on that the device lacks; the newest are sent first. */
+class Features(val stream: Int, val start: Int, val rows: ByteArray) : ServerMessage {
+    override val type get() = 5
+}
+
+/** A tree below baseLen committed tokens: uint32 token ids, and a parent byte per node, 255 = root. */
+class Verify(
+    val stream: Int,
+    val seq: Long,
+    val baseLen: Int,
+    val tokens: ByteArray,
+    val parents: ByteArray,
+) : ClientMessage {
+    override val type get() = 6
+}
+
+/**
+ * The reply to a [Verify], or one token of a [Generate].
+ *
+ * baseLen: committed tokens before it; accepted: node numbers of the accepted path; bonus: the target's own next token;
+ * finish: [FINISH_NONE] or why the text ends; rows: of positions `baseLen-1 .. baseLen-1+accepted.size`; queueUs,
+ * engineUs: microseconds that the round waited for the engine and that this took.
+ */
+class Verdict(
+    val stream: Int,
+    val seq: Long,
+    val baseLen: Int,
+    val accepted: ByteArray,
+    val bonus: Int,
+    val finish: Int,
+    val rows: ByteArray,
+    val treeBudget: Int = 0,
+    val queueUs: Int = 0,
+    val engineUs: Int = 0,
+) : ServerMessage {
+    override val type get() = 7
+
+    /** Node numbers of the accepted path. */
+    val path: List<Int> get() = accepted.map { it.toInt() and 0xFF }
+}
+
+const val FINISH_NONE = 0
+const val FINISH_EOS = 1
+const val FINISH_LENGTH = 2
+
+/** The VERIFY hung below another length than the verifier's: OPEN again with what you hold committed. */
+data class Resync(val stream: Int, val committed: Int) : ServerMessage {
+    override val type get() = 8
+}
+
+/** The target decodes alone: VERDICTs with empty paths, one per token. rows: each with that of position baseLen-1. */
+data class Generate(
+    val stream: Int,
+    val seq: Long,
+    val baseLen: Int,
+    val maxNew: Int,
+    val rows: Boolean = false,
+) : ClientMessage {
+    override val type get() = 9
+}
+
+/** Stop a [Generate], or drop a [Verify] that waits. The session stays. */
+data class Cancel(val stream: Int) : ClientMessage {
+    override val type get() = 10
+}
+
+/** The session is over; the verifier may forget it. (A lost socket is not a CLOSE.) */
+data class Close(val stream: Int) : ClientMessage {
+    override val type get() = 11
+}
+
+/** code: one of ERR_*; stream -1: the connection. */
+data class Error(
+    val code: Int,
+    val text: String,
+    val stream: Int = -1,
+    val retryAfterMs: Int = 0,
+) : ServerMessage {
+    override val type get() = 12
+}
+
+/** Protocol, target or drafter differ; the connection is closed. */
+const val ERR_MISMATCH = 2
+
+/** No such stream on this connection: OPEN first. */
+const val ERR_UNKNOWN = 4
+
+/** No room now; retry after retryAfterMs. */
+const val ERR_BUSY = 6
+
+/** The context is full. */
+const val ERR_TOO_LONG = 7
+
+/** The verifier ends; it finishes what is under way: OPEN elsewhere, or again after retryAfterMs. */
+const val ERR_GOING_AWAY = 9
+
+internal val EMPTY = ByteArray(0)

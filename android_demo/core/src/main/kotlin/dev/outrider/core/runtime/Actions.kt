@@ -1,0 +1,72 @@
+/** What a session asks its surroundings to do. Pure data, under the names that all ports share. */
+package dev.outrider.core.runtime
+
+import dev.outrider.core.protocol.ClientMessage
+
+sealed interface Action
+
+/** Give [message] to the link. */
+class Send(val message: ClientMessage) : Action
+
+/**
+ * Grow a tree of at most [nodes] nodes and [depth] levels below [prefix].
+ *
+ * Answer with [Session.treeReady]. depth may be 0: only the bonus token is wanted.
+ */
+data class DraftTree(val prefix: List<Int>, val version: Int, val nodes: Int, val depth: Int) : Action
+
+/** Grow the tree that was just sent on, until the session's version changes. No answer is wanted. */
+data class DraftAhead(val version: Int) : Action
+
+/** Let the drafter write one token behind [prefix]; answer with [Session.tokenWritten]. */
+data class WriteToken(val prefix: List<Int>, val version: Int) : Action
+
+/** Feature rows `[n, 2, heads, headDim]`, flat, of tokens at [positions] `[n]`, which the drafter has not seen yet. */
+class AddRows(val positions: IntArray, val rows: FloatArray) : Action
+
+/** [tokens] are the target's; the first [confirmed] of them stood there as provisional already. */
+data class Commit(val tokens: List<Int>, val confirmed: Int) : Action
+
+/** The drafter wrote [token] on its own. */
+data class Provide(val token: Int) : Action
+
+/** The last provisional tokens, [tokens], are withdrawn: the target draws otherwise. */
+data class RollBack(val tokens: List<Int>) : Action
+
+/** [tokens], written by the drafter alone, stay as they are: the answer goes on behind them ([OnReturn.KEEP]). */
+data class Adopt(val tokens: List<Int>) : Action
+
+/** The verdict is overdue or the link is down. [deadline]: when it was due. */
+data class Stall(val deadline: Double) : Action
+
+/** The target answers again. */
+data object Resume : Action
+
+/** Writing alone stops until the target answers or somebody asks to go on. */
+data class Pause(val reason: PauseReason) : Action
+
+/** The link has been silent for too long: close it and dial again. */
+data object Reconnect : Action
+
+/** The answer has ended. */
+data class Done(val reason: Ending) : Action
+
+/** Why nothing is written alone: the drafter is [UNSURE] of its text, or somebody [ASKED] for it. */
+enum class PauseReason { UNSURE, ASKED }
+
+/** Why an answer ended. */
+enum class Ending {
+    /** Its own end, or a stop string. */
+    STOP,
+
+    /** As long as it may be. */
+    LENGTH,
+
+    /** The link never came back. */
+    UNVERIFIED,
+
+    /** The link never came back, and nothing may be written without it. */
+    UNREACHABLE,
+
+    CANCELLED,
+}

@@ -1,0 +1,311 @@
+package dev.outrider.core.runtime
+
+import dev.outrider.core.protocol.Cancel
+import dev.outrider.core.protocol.Error
+import dev.outrider.core.protocol.Features
+import dev.outrider.core.protocol.MAX_NODES
+import dev.outrider.core.protocol.Opened
+import dev.outrider.core.protocol.ROOT
+import dev.outrider.core.protocol.Resync
+import dev.outrider.core.protocol.ServerMessage
+import dev.outrider.core.protocol.TokenTree
+import dev.outrider.core.protocol.Verdict
+import dev.outrider.core.protocol.Verify
+import dev.outrider.core.protocol.Welcome
+import kotlinx.coroutines.ExperimentalCoroutinesApi
+import kotlinx.coroutines.channels.Channel
+import kotlinx.coroutines.flow.FlowCollector
+import kotlinx.coroutines.selects.onTimeout
+import kotlinx.coroutines.selects.select
+import kotlin.math.ceil
+
+/** A stream is compared with a tree once in so many tokens. */
+private const val SHADOW_TOKENS = 16
+
+/** Drives one session to its end: link, drafter and clock in, events out. [inbox]: what happens, from any thread. */
+internal class Answer(
+    private val session: Session,
+    private val link: Link?,
+    private val worker: DrafterThread,
+    private val inbox: Channel<News>,
+    private val shape: TreeShape,
+    decode: (List<Int>) -> String,
+    val stops: List<String>,
+    private val ahead: Boolean,
+    private val controller: Controller,
+    private val shaping: Boolean,
+) {
+    private val pace = controller.pace
+    private val figures = Figures(session, link)
+    private val text = AnswerText(decode, stops)
+    private val pending = ArrayDeque<Event>()
+    private var welcome: Welcome? = null // of the link that the session knows
+    private var stalledAt: Double? = null
+    private var scores = emptyList<Double>() // of the tree that is ready or in flight
+    private var verdictAt: Double? = null
+    private var shadow: News.Shadow? = null
+    private var treeRound = false
+    private var state: LinkState? = null
+
+    /** Whether trees and streams are alternatives here. */
+    private val chooses = session.policy.writer == Writer.PREFER_CLOUD || session.policy.writer == Writer.CLOUD_ONLY
+
+    /**
+     * Emits events until the answer has ended; [recorded] is called before them. Raises [LinkRefused], or what the
+     * engine does.
+     */
+    suspend fun run(out: FlowCollector<Event>, recorded: () -> Unit) {
+        text.commit(session.committed.drop(session.prompt.size))
+        text.rebase(session.provisional)
+        tell(LinkState.CONNECTING, link?.url ?: "no server given")
+        while (true) { // what happened between two answers shows in the link's state
+            val news = inbox.tryReceive().getOrNull() ?: break
+            if (news is News.Linked && news.event is LinkUp) pace.linked(news.event.welcome, news.event.rtt)
+        }
+        link?.refused?.let { throw it }
+        if (chooses) session.mode = controller.begin()
+        act(session.start(now()))
+        link?.welcome?.let(::linkUp)
+        while (true) {
+            recorded()
+            while (pending.isNotEmpty()) out.emit(pending.removeFirst())
+            if (session.finished != null) return
+            nextNews()?.let(::feed)
+            act(session.tick(now()))
+        }
+    }
+
+    /** Cancel what is not finished. */
+    fun close() = act(session.cancel())
+
+    /** Wait for the link, the drafter or the clock, whichever is first; null: the clock. */
+    @OptIn(ExperimentalCoroutinesApi::class)
+    private suspend fun nextNews(): News? {
+        val wake = session.wakeAt() ?: return inbox.receive()
+        return select {
+            inbox.onReceive { it }
+            onTimeout(ceil(1000 * (wake - now())).toLong().coerceAtLeast(0)) { null }
+        }
+    }
+
+    private fun feed(news: News) {
+        when (news) {
+            is News.Linked -> linked(news.event)
+            is News.Failed -> throw news.error
+            is News.Asked -> act(
+                when (news.wish) {
+                    News.Wish.PAUSE -> session.pause(now())
+                    News.Wish.PROCEED -> session.proceed(now())
+                    News.Wish.CANCEL -> session.cancel()
+                },
+            )
+            // others were asked for by an answer that was cancelled
+            is News.Ahead -> if (news.session === session) figures.aheadNodes += news.nodes
+            is News.Shadow -> if (news.session === session) shadow = news
+            is News.TreeDrafted -> if (news.session === session) {
+                act(session.treeReady(shaped(news), news.version, now()))
+            }
+            is News.TokenDrafted -> if (news.session === session) {
+                figures.draftSeconds += news.seconds
+                act(session.tokenWritten(news.written.token, news.written.probability, news.version, now()))
+            }
+        }
+    }
+
+    private fun linked(event: LinkEvent) {
+        when (event) {
+            is LinkUp -> {
+                pace.linked(event.welcome, event.rtt)
+                if (event.welcome === welcome) return // it came up just as the answer began
+                if (chooses) act(session.changeMode(controller.begin(), now()))
+                linkUp(event.welcome)
+            }
+            is LinkDown -> {
+                if (session.connectBy != null) tell(LinkState.CONNECTING, event.reason)
+                act(session.linkDown(now()))
+            }
+            is Arrived -> if (streamOf(event.message) in setOf(session.stream, -1)) arrived(event.message)
+            is Refused -> throw event.error
+        }
+    }
+
+    private fun linkUp(welcome: Welcome) {
+        this.welcome = welcome
+        act(session.linkUp(welcome, now()))
+    }
+
+    private fun arrived(message: ServerMessage) {
+        val now = now()
+        if (message is Verdict) measure(message, now)
+        act(session.message(message, now))
+        if (message is Verdict && chooses && session.finished == null) act(session.changeMode(controller.choose(), now))
+    }
+
+    private fun streamOf(message: ServerMessage): Int = when (message) {
+        is Opened -> message.stream
+        is Features -> message.stream
+        is Verdict -> message.stream
+        is Resync -> message.stream
+        is Error -> message.stream
+        is Welcome -> session.stream
+    }
+
+    /** What of a draft is sent. */
+    private fun shaped(news: News.TreeDrafted): TokenTree {
+        val draft = news.draft
+        figures.drafted(news)
+        pace.drafted(news.working, draft.steps)
+        val count = if (shaping) pace.worthSending(draft.tree, draft.scores) else draft.tree.size
+        scores = draft.scores.take(count)
+        return draft.tree.pruned(count, MAX_NODES)
+    }
+
+    private fun measure(verdict: Verdict, now: Double) {
+        val flight = session.flight ?: return
+        if (verdict.seq != flight.seq) return
+        val engine = 1e-6 * verdict.engineUs
+        val before = verdictAt
+        if (flight.tree == null) {
+            if (!flight.afterOpen && before != null) pace.streamed(now - before, engine)
+        } else if (treeRound && !flight.afterOpen) {
+            figures.waitSeconds += now - flight.sent
+            figures.engineSeconds += engine
+            pace.verified(flight.tree, scores, verdict.path, now - flight.sent, engine, 1e-6 * verdict.queueUs)
+        }
+        verdictAt = now
+    }
+
+    private fun act(actions: List<Action>) {
+        for (action in actions) {
+            when (action) {
+                is Send -> send(action)
+                is DraftTree -> draft(action)
+                is WriteToken -> write(action)
+                is DraftAhead -> draftAhead()
+                is AddRows -> {
+                    worker.submit { it.addRows(action.positions, action.rows) }
+                    draftAhead()
+                }
+                is Commit -> {
+                    figures.committed()
+                    compare()
+                    val count = text.commit(action.tokens)
+                    text.rebase(session.provisional)
+                    show(Verified(text.verified, text.provisional, action.tokens.take(count), action.confirmed))
+                    tell(LinkState.VERIFIED, "")
+                    if (count != null) return act(session.stop(action.tokens.size - count))
+                }
+                is Provide -> {
+                    stalledAt?.let { figures.stallSeconds += now() - it }
+                    stalledAt = null
+                    if (!text.provide(action.token)) session.enough()
+                    show(Provisional(text.verified, text.provisional, action.token))
+                }
+                is RollBack -> {
+                    text.rebase(session.provisional)
+                    show(RolledBack(text.verified, text.provisional, action.tokens.size))
+                }
+                is Adopt -> {
+                    val count = text.commit(action.tokens)
+                    text.rebase(session.provisional)
+                    val surplus = action.tokens.size - (count ?: action.tokens.size)
+                    if (surplus > 0) show(RolledBack(text.verified, text.provisional, surplus))
+                    show(Adopted(text.verified, text.provisional, action.tokens.take(count)))
+                    if (count != null) return act(session.stop(surplus))
+                }
+                is Stall -> {
+                    stalledAt = action.deadline
+                    val silent = session.policy.writer == Writer.CLOUD_ONLY || session.paused != null
+                    tell(if (silent) LinkState.WAITING else LinkState.ALONE, "the verifier is silent")
+                }
+                is Pause -> tell(LinkState.WAITING, "paused: ${action.reason.name.lowercase()}")
+                is Resume -> {
+                    stalledAt = null
+                    tell(LinkState.VERIFIED, "")
+                }
+                is Reconnect -> link?.drop()
+                is Done -> {
+                    text.end()
+                    show(Finished(text.verified, text.provisional, action.reason, session.textIds, figures.end()))
+                }
+            }
+        }
+    }
+
+    private fun send(action: Send) {
+        treeRound = session.provisional.isEmpty()
+        val before = verdictAt
+        if (action.message is Verify && treeRound && before != null) pace.waited(now() - before)
+        link?.send(action.message)
+    }
+
+    private fun List<Int>.take(count: Int?): List<Int> = if (count == null) this else subList(0, count)
+
+    private fun show(event: Event) {
+        pending += event
+    }
+
+    private fun tell(state: LinkState, detail: String) {
+        if (state == this.state) return
+        this.state = state
+        show(LinkChange(text.verified, text.provisional, state, detail))
+    }
+
+    private fun write(action: WriteToken) {
+        val asked = now()
+        worker.submit { drafter ->
+            val began = now()
+            val written = drafter.nextToken(action.prefix, session.sampling)
+            val end = now()
+            inbox.trySend(News.TokenDrafted(session, written, action.version, end - asked, end - began))
+        }
+    }
+
+    private fun draft(action: DraftTree) {
+        val asked = now()
+        val shape = shapeOf(action.nodes, maxOf(1, action.depth))
+        worker.submit { drafter ->
+            val began = now()
+            val draft = if (action.depth < 1) Draft() else {
+                drafter.draft(action.prefix, session.sampling, shape) { session.version != action.version }
+            }
+            val end = now()
+            inbox.trySend(News.TreeDrafted(session, draft, action.version, end - asked, end - began))
+        }
+    }
+
+    /** Of the next tree; nodes, depth: what the session has room for. */
+    private fun shapeOf(nodes: Int, depth: Int) = shape.copy(
+        nodes = minOf(shape.nodes, maxOf(1, nodes)), depth = minOf(shape.depth, depth),
+        gain = if (shaping) pace.gain() else shape.gain,
+    )
+
+    /** Beside a stream, now and then draft a tree and see how much of it comes true: so that tau stays known. */
+    private fun compare() {
+        shadow?.let { (tree, came) ->
+            var node = ROOT
+            val accepted = came.takeWhile { token -> tree.child(node, token)?.also { node = it } != null }.size
+            if (accepted < came.size) {
+                pace.foreseen(accepted + 1)
+                shadow = null
+            }
+        }
+        val streaming = session.flight.let { it != null && it.tree == null }
+        if (!streaming || !chooses || session.stats.streamed % SHADOW_TOKENS != 0) return
+        val prefix = session.committed.toList()
+        val shape = shapeOf(MAX_NODES, shape.depth)
+        worker.submit { inbox.trySend(News.Shadow(session, it.draft(prefix, session.sampling, shape), prefix.size)) }
+    }
+
+    private operator fun News.Shadow.component1() = draft.tree
+
+    private operator fun News.Shadow.component2() = session.committed.drop(base)
+
+    /** Draft on below the tree in flight, where there is one and nothing else to do. */
+    private fun draftAhead() {
+        val tree = session.flight?.tree
+        if (!ahead || tree == null || tree.size == 0 || session.provisional.isNotEmpty() || session.busy) return
+        val version = session.version
+        worker.draftAhead(shape, { session.version == version }) { inbox.trySend(News.Ahead(session, it)) }
+    }
+}

@@ -1,0 +1,105 @@
+package dev.outrider.core.runtime
+
+/** Figures of one session. */
+class SessionStats {
+    /** Tree rounds with a verdict, catch-up rounds not counted; draft tokens accepted and nodes sent in these. */
+    var rounds = 0
+    var accepted = 0
+    var nodes = 0
+    var catchUpRounds = 0
+
+    /** Tokens that the target wrote alone. */
+    var streamed = 0
+
+    /** Tokens written alone; of these verified later, rolled back, or kept unverified. */
+    var provisional = 0
+    var kept = 0
+    var rolledBack = 0
+    var adopted = 0
+    var stalls = 0
+    var pauses = 0
+    var opens = 0
+
+    /** VERIFY and GENERATE sent. */
+    var calls = 0
+}
+
+/**
+ * The tokens of one answer: `committed` ones were drawn by the target (or are the prompt), `provisional` ones behind
+ * them were written by the drafter alone.
+ */
+internal class AnswerTokens(private val prompt: List<Int>, private val stats: SessionStats) {
+    val committed = prompt.toMutableList()
+    var provisional = emptyList<Int>()
+        private set
+
+    /** Spans of `committed` that the target never saw fit to say itself. */
+    var adopted = emptyList<Pair<Int, Int>>()
+        private set
+
+    val answer: List<Int> get() = committed.drop(prompt.size)
+
+    /** Committed and provisional tokens. */
+    val size: Int get() = committed.size + provisional.size
+
+    fun all(): List<Int> = committed + provisional
+
+    fun restore(record: AnswerRecord) {
+        committed += record.committed
+        provisional = record.provisional
+        adopted = record.adopted
+    }
+
+    fun provide(token: Int) {
+        provisional = provisional + token
+        stats.provisional++
+    }
+
+    /** How many of [fresh] stand in the provisional text already. */
+    fun agreeing(fresh: List<Int>): Int = fresh.zip(provisional).takeWhile { (one, other) -> one == other }.size
+
+    /** [fresh] are the target's: what agrees is confirmed, and at the first difference the rest is rolled back. */
+    fun commit(fresh: List<Int>): List<Action> = buildList {
+        val same = agreeing(fresh)
+        var rest = provisional.drop(same)
+        if (same < fresh.size) {
+            if (rest.isNotEmpty()) {
+                stats.rolledBack += rest.size
+                add(RollBack(rest))
+            }
+            rest = emptyList()
+        }
+        provisional = rest
+        committed += fresh
+        stats.kept += same
+        if (fresh.isNotEmpty()) add(Commit(fresh, same))
+    }
+
+    /** Provisional text becomes part of the answer as it is. */
+    fun adopt(): List<Int> {
+        val tokens = provisional
+        provisional = emptyList()
+        if (tokens.isNotEmpty()) {
+            adopted = adopted + (committed.size to committed.size + tokens.size)
+            committed += tokens
+            stats.adopted += tokens.size
+        }
+        return tokens
+    }
+
+    /** Takes the last [surplus] committed tokens back, adopted ones among them. */
+    fun withdraw(surplus: Int) {
+        repeat(surplus) { committed.removeAt(committed.lastIndex) }
+        val end = committed.size
+        adopted = adopted.filter { it.first < end }.map { (first, last) -> first to minOf(last, end) }
+        val withdrawn = stats.adopted - adopted.sumOf { (first, last) -> last - first }
+        stats.adopted -= withdrawn
+        stats.rolledBack += withdrawn
+    }
+
+    /** Withdraws the provisional tokens and returns them. */
+    fun rollBack(): List<Int> = provisional.also {
+        stats.rolledBack += it.size
+        provisional = emptyList()
+    }
+}

@@ -1,0 +1,176 @@
+package dev.outrider.core.runtime
+
+import dev.outrider.core.protocol.RowShape
+import java.io.File
+import java.io.FileNotFoundException
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
+import java.security.MessageDigest
+
+private const val FORMAT_VERSION = 2L
+private const val MANIFEST = "manifest.json"
+
+/** The folder is no usable bundle. The message is one line that says what to do. */
+class BundleError(message: String) : Exception(message)
+
+/**
+ * An exported device half. file: the graph; data: the file beside it with its weights, if they stand apart; quant:
+ * "fp32", "fp16", "int8" or "int4"; maxWidth: tokens of one step at most.
+ */
+data class EngineEntry(val file: String, val data: String?, val quant: String, val maxWidth: Int)
+
+/** What manifest.json says of the model. Widths in values; hashes as the exporter defines them. */
+data class Manifest(
+    val target: String,
+    val targetHash: String,
+    val drafterHash: String,
+    val vocabSize: Int,
+    val eosIds: Set<Int>,
+    val maxContext: Int,
+    val saKvHeads: Int,
+    val caKvHeads: Int,
+    val headDim: Int,
+    val engines: Map<String, EngineEntry>,
+) {
+    val rowShape: RowShape get() = RowShape(caKvHeads, headDim)
+}
+
+/**
+ * A checked bundle: what `python -m export bundle` writes and an app ships.
+ *
+ * draftIds `[draft_vocab]` maps the LM head's rows to the target's token ids; nullRow `[2 (K, V), heads, headDim]`,
+ * flat, is the row that cross-attention always sees, or null for a drafter without one.
+ */
+class Bundle(
+    val folder: File,
+    val manifest: Manifest,
+    val tokenizer: Tokenizer,
+    val draftIds: IntArray,
+    val nullRow: FloatArray?,
+    private val template: ChatTemplate,
+    private val specialTokens: Map<String, String>,
+) {
+    /** Token ids of a conversation up to where the assistant's next turn begins. Raises [BundleError]. */
+    fun renderChat(messages: List<ChatMessage>): List<Int> {
+        val said = messages.map { mapOf("role" to it.role, "content" to it.content) }
+        val text = try {
+            template.render(specialTokens + mapOf("messages" to said, "add_generation_prompt" to true))
+        } catch (error: TemplateError) {
+            throw BundleError("$folder: chat template failed: ${error.message}")
+        }
+        return tokenizer.encode(text)
+    }
+
+    companion object {
+        /**
+         * Opens [folder], checking format, completeness and (unless [verify] is false) every sha256.
+         *
+         * readTokenizer: makes the tokenizer from the text of tokenizer.json. Raises [BundleError] with one clear line.
+         */
+        fun open(
+            folder: File,
+            verify: Boolean = true,
+            readTokenizer: (String) -> Tokenizer = BytePairTokenizer::parse,
+        ): Bundle {
+            val file = File(folder, MANIFEST)
+            if (!file.isFile) throw BundleError("$folder: no $MANIFEST there; write one with: python -m export bundle")
+            return try {
+                BundleReader(folder, Json.parse(file.readText()), verify).read(readTokenizer)
+            } catch (error: IllegalArgumentException) { // JSON, tokenizer and template say what is wrong in this way
+                throw BundleError("$folder does not load: ${error.message}; export the bundle again")
+            } catch (error: FileNotFoundException) {
+                throw BundleError("$folder: ${error.message}; copy the whole folder or export again")
+            }
+        }
+    }
+}
+
+/** One turn of a conversation. role: "system", "user" or "assistant". */
+data class ChatMessage(val role: String, val content: String)
+
+/** Reads a bundle's files one after another, as the [raw] manifest names them. */
+private class BundleReader(private val folder: File, private val raw: Any?, private val verify: Boolean) {
+    private val files = raw.field<Map<String, Any?>>("files")
+
+    fun read(readTokenizer: (String) -> Tokenizer): Bundle {
+        val version = raw.field<Long>("format_version")
+        if (version != FORMAT_VERSION) {
+            throw BundleError("$folder: format $version, this runtime reads $FORMAT_VERSION; export again or update")
+        }
+        val manifest = manifest()
+        for ((name, entry) in files) check(name, entry)
+        val draftIds = draftIds(manifest)
+        val settings = Json.parse(text("tokenizer_config.json"))
+        val special = listOf("bos_token", "eos_token", "unk_token", "pad_token")
+            .associateWith { special(settings.field<Any?>(it)) }
+        return Bundle(
+            folder, manifest, readTokenizer(text("tokenizer.json")), draftIds, nullRow(manifest),
+            ChatTemplate(text("chat_template.jinja")), special,
+        )
+    }
+
+    private fun manifest() = Manifest(
+        raw.field("target"), raw.field("target_hash"), raw.field("drafter_hash"), positive("vocab_size"),
+        raw.ints("eos_ids").toSet(), positive("max_context"), positive("sa_kv_heads"), positive("ca_kv_heads"),
+        positive("head_dim"),
+        raw.field<Map<String, Any?>>("engines").mapValues { (_, row) ->
+            EngineEntry(
+                listed(row.field("file")), row.field<String?>("data")?.let(::listed), row.field("quant"),
+                row.int("max_width"),
+            )
+        },
+    )
+
+    private fun draftIds(manifest: Manifest): IntArray {
+        val numbers = numbers(raw.field("draft_ids_file"))
+        val ids = IntArray(numbers.remaining() / 4) { numbers.int }
+        if (ids.size != positive("draft_vocab_size") || ids.any { it !in 0 until manifest.vocabSize }) {
+            throw BundleError("$folder/${raw.field<String>("draft_ids_file")} does not fit the manifest; export again")
+        }
+        return ids
+    }
+
+    private fun nullRow(manifest: Manifest): FloatArray? {
+        val name = raw.field<String?>("null_row_file") ?: return null
+        val numbers = numbers(name)
+        if (numbers.remaining() != 4 * manifest.rowShape.values) {
+            throw BundleError("$folder/$name does not fit the manifest; export again")
+        }
+        return FloatArray(manifest.rowShape.values) { numbers.float }
+    }
+
+    private fun numbers(name: String) =
+        ByteBuffer.wrap(File(folder, listed(name)).readBytes()).order(ByteOrder.LITTLE_ENDIAN)
+
+    private fun text(name: String) = File(folder, listed(name)).readText()
+
+    private fun positive(name: String) = raw.int(name).also { if (it < 1) throw JsonError("$name is $it") }
+
+    /** A special token stands in tokenizer_config.json as a string or as `{"content": ...}`. */
+    private fun special(token: Any?) = token as? String ?: (token as? Map<*, *>)?.get("content") as? String ?: ""
+
+    private fun listed(name: String): String {
+        if (name !in files) throw BundleError("$folder/$MANIFEST lists no $name; export the bundle again")
+        return name
+    }
+
+    private fun check(name: String, entry: Any?) {
+        val file = File(folder, name)
+        val bytes = entry.field<Long>("bytes")
+        if (File(name).name != name) throw BundleError("$folder/$MANIFEST names $name, which is not a plain file name")
+        if (!file.isFile) throw BundleError("$file is missing; copy the whole folder or export again")
+        if (file.length() != bytes) throw BundleError("$file has ${file.length()} bytes, not $bytes; copy it again")
+        if (verify && sha256(file) != entry.field<String>("sha256")) {
+            throw BundleError("$file differs from its sha256 in the manifest; copy it again")
+        }
+    }
+
+    private fun sha256(file: File): String {
+        val digest = MessageDigest.getInstance("SHA-256")
+        file.inputStream().use { stream ->
+            val buffer = ByteArray(1 shl 16)
+            generateSequence { stream.read(buffer).takeIf { it >= 0 } }.forEach { digest.update(buffer, 0, it) }
+        }
+        return digest.digest().toHex()
+    }
+}

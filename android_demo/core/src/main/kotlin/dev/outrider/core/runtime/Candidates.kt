@@ -1,0 +1,108 @@
+package dev.outrider.core.runtime
+
+import dev.outrider.core.protocol.Noise
+import dev.outrider.core.protocol.Sampling
+import dev.outrider.core.protocol.normalise
+import kotlin.math.abs
+import kotlin.math.exp
+import kotlin.math.ln
+import kotlin.math.ln1p
+
+/** Children known of an expanded node. */
+private const val CHILDREN = 16
+
+/** Likeliest tokens behind a node that noise may bring forward; less likely ones are left out. */
+private const val CANDIDATES = 512
+
+/** A token behind a node, and its log-probability; with sampling: among all candidates once the noise is known. */
+internal class Candidate(val token: Int, val logProb: Double)
+
+/** Ranks what may follow a node: the drafter's law, prompt lookup's guess and the noise of the draw. */
+internal class Candidates(private val draftIds: IntArray, private val lookup: Lookup?) {
+    /** Token id -> row of the LM head, or -1. */
+    private val columns = IntArray(draftIds.max() + 1) { -1 }
+
+    init {
+        for ((column, token) in draftIds.withIndex()) columns[token] = column
+    }
+
+    /**
+     * The best [CHILDREN], best first, of row [row] of [logits] `[n, draftVocab]`.
+     *
+     * path: tokens below the root; position: of the token that is proposed.
+     */
+    fun best(logits: FloatArray, row: Int, path: List<Int>, position: Int, sampling: Sampling): List<Candidate> {
+        val vocab = draftIds.size
+        val x = logits.copyOfRange(row * vocab, (row + 1) * vocab)
+        if (!sampling.greedy) for (column in x.indices) x[column] /= sampling.temperature.toFloat()
+        val high = x.max()
+        val total = high + ln(x.sumOf { exp((it - high).toDouble()) })
+        val likeliest = likeliest(x, minOf(if (sampling.greedy) CHILDREN else CANDIDATES, vocab))
+        val ids = IntArray(likeliest.size + 1) { draftIds[likeliest.getOrElse(it) { 0 }] }
+        val law = DoubleArray(ids.size) { Double.NEGATIVE_INFINITY }
+        for ((index, column) in likeliest.withIndex()) law[index] = x[column] - total
+        lookup?.guess(path)?.let { mix(it, ids, law) { column -> x[column] - total } }
+        if (!sampling.greedy) {
+            val noise = Noise(sampling.seed, position)
+            for (index in law.indices) law[index] += noise.gumbel(ids[index])
+            val most = law.max()
+            for (index in law.indices) law[index] -= most
+            normalise(law)
+        }
+        val order = law.indices.filter { it < likeliest.size || law[it] > Double.NEGATIVE_INFINITY }
+        return order.sortedByDescending { law[it] }.take(minOf(CHILDREN, vocab)).map { Candidate(ids[it], law[it]) }
+    }
+
+    /**
+     * Mixes a guess of hit rate w into [law]: it gets w, the drafter's law the rest. The last place is for a guess that
+     * is no candidate of the drafter's; [logQ] is the drafter's law.
+     */
+    private inline fun mix(guess: Lookup.Guess, ids: IntArray, law: DoubleArray, logQ: (Int) -> Double) {
+        val rest = ln1p(-guess.weight)
+        for (index in law.indices) law[index] += rest
+        val known = ids.indexOf(guess.token).takeIf { it in 0 until ids.lastIndex }
+        if (known != null) {
+            law[known] = logAddExp(law[known], ln(guess.weight))
+            return
+        }
+        val column = columns.getOrElse(guess.token) { -1 }
+        val own = if (column >= 0) rest + logQ(column) else Double.NEGATIVE_INFINITY
+        ids[ids.lastIndex] = guess.token
+        law[law.lastIndex] = logAddExp(own, ln(guess.weight))
+    }
+
+    /** The columns of the [count] largest values, in the order of the vocabulary; of equals the first. */
+    private fun likeliest(x: FloatArray, count: Int): IntArray {
+        val bound = x.copyOf().let { select(it, it.size - count) }
+        var equals = count - x.count { it > bound }
+        return x.indices.filter { x[it] > bound || (x[it] == bound && equals-- > 0) }.toIntArray()
+    }
+
+    /** The value that would stand at [place] if [x] were sorted; [x] is rearranged (Hoare's quickselect). */
+    private fun select(x: FloatArray, place: Int): Float {
+        var low = 0
+        var high = x.lastIndex
+        while (low < high) {
+            val pivot = x[(low + high) ushr 1]
+            var left = low
+            var right = high
+            while (left <= right) {
+                while (x[left] < pivot) left++
+                while (x[right] > pivot) right--
+                if (left <= right) {
+                    val value = x[left]
+                    x[left++] = x[right]
+                    x[right--] = value
+                }
+            }
+            if (place <= right) high = right else if (place >= left) low = left else break
+        }
+        return x[place]
+    }
+
+    /** ln(e^one + e^other). */
+    private fun logAddExp(one: Double, other: Double): Double {
+        val high = maxOf(one, other)
+        return if (high == Double.NEGATIVE_INFINITY) high else high + ln1p(exp(-abs(one - other)))
+    }
+}

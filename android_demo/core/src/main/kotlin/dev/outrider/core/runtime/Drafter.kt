@@ -1,0 +1,248 @@
+package dev.outrider.core.runtime
+
+import dev.outrider.core.protocol.MAX_NODES
+import dev.outrider.core.protocol.Noise
+import dev.outrider.core.protocol.ROOT
+import dev.outrider.core.protocol.RowShape
+import dev.outrider.core.protocol.Sampling
+import dev.outrider.core.protocol.TokenTree
+import dev.outrider.core.protocol.normalise
+import kotlin.math.exp
+import kotlin.math.ln
+
+/** Additive mask value of what a query must not see. */
+private const val MASKED = -1e9f
+
+/** Cache rows kept free for the expanded nodes of one tree. */
+private const val TREE_ROWS = 512
+
+/** Nodes less likely than this are not expanded ahead of a verdict. */
+private val AHEAD_FLOOR = ln(0.002)
+
+/** Tokens the engine takes in one step at most. */
+private const val MAX_WIDTH = 64
+
+/** Tokens of a prompt fed in one step: as fast as more, and attention's temporaries stay small. */
+private const val PROMPT_CHUNK = 32
+
+/**
+ * nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded in one step; gain: accepted tokens that
+ * one more step must promise ([Growth.promise]), 0 drafts on to the likeliest nodes of all. Raises
+ * [IllegalArgumentException] where that cannot be drafted.
+ */
+data class TreeShape(val nodes: Int = 32, val depth: Int = 10, val breadth: Int = 8, val gain: Double = 0.05) {
+    init {
+        require(minOf(nodes, depth, breadth) >= 1 && nodes <= MAX_NODES) {
+            "a tree needs 1..$MAX_NODES nodes and at least one level and one branch, not $this"
+        }
+        require(breadth <= MAX_WIDTH && depth * breadth <= TREE_ROWS) {
+            "breadth must be at most $MAX_WIDTH and depth x breadth at most $TREE_ROWS tokens, not $this"
+        }
+    }
+}
+
+/**
+ * A tree, its nodes' log path probabilities, and what it took.
+ *
+ * steps: engine steps since it was asked for. ahead: its root had been expanded ahead, with [kept] nodes below it.
+ */
+class Draft(
+    val tree: TokenTree = TokenTree(),
+    val scores: List<Double> = emptyList(),
+    val steps: Int = 0,
+    val ahead: Boolean = false,
+    val kept: Int = 0,
+)
+
+/** A token that the drafter wrote, and the probability it gives to it. */
+data class Written(val token: Int, val probability: Double)
+
+/**
+ * Grows draft trees, and writes single tokens when the link is down. Holds the drafting state of one conversation:
+ * self-attention cache and feature rows. Not thread-safe: one thread calls it, in order.
+ *
+ * A tree grows in batches: the likeliest nodes that are not expanded yet are run together, until no node can join the
+ * best ones any more. With sampling, candidates are ranked by log q + g with the verifier's own noise g, so the
+ * target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
+ *
+ * A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
+ * text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
+ *
+ * draftIds: token ids of the LM head's rows. saKvHeads: of self-attention. nullRow `[2, heads, headDim]`, flat: what
+ * cross-attention always sees, or null.
+ */
+class Drafter(
+    private val engine: Engine,
+    private val draftIds: IntArray,
+    rowShape: RowShape,
+    saKvHeads: Int,
+    private val maxContext: Int,
+    lookup: Boolean = true,
+    nullRow: FloatArray? = null,
+) {
+    private val keys = Cache(maxContext + TREE_ROWS, saKvHeads * rowShape.headDim)
+    private val values = Cache(maxContext + TREE_ROWS, saKvHeads * rowShape.headDim)
+    private val features = FeatureRows(maxContext, rowShape, nullRow)
+    private val lookup = if (lookup) Lookup() else null
+    private val candidates = Candidates(draftIds, this.lookup)
+
+    /** Token ids whose keys and values stand in the first cache rows. */
+    private val cached = ArrayList<Int>()
+
+    /** The tree below [cached], and what its candidates were ranked for. */
+    private var growth: Growth? = null
+    private var ranked = Sampling()
+
+    /** Engine steps so far. */
+    private var steps = 0
+
+    /** Forget the rows of positions [length] and above: another text stands there now. */
+    fun keepRows(length: Int) = features.keep(length)
+
+    /** Feature rows `[n, 2, heads, headDim]`, flat, of the tokens at [positions] `[n]`. */
+    fun addRows(positions: IntArray, rows: FloatArray) = features.add(positions, rows)
+
+    /** The drafter's own next token behind [prefix], drawn with the noise the target would use. */
+    fun nextToken(prefix: List<Int>, sampling: Sampling): Written {
+        val logits = advance(prefix)
+        val high = logits.max().toDouble()
+        val scale = if (sampling.greedy) 1.0 else sampling.temperature
+        val law = DoubleArray(logits.size) { (logits[it] - high) / scale }
+        normalise(law)
+        val noise = Noise(sampling.seed, prefix.size)
+        val best = law.indices.maxBy { if (sampling.greedy) law[it] else law[it] + noise.gumbel(draftIds[it]) }
+        return Written(draftIds[best], exp(law[best]))
+    }
+
+    /**
+     * Draft at most shape.nodes nodes below the last token of [prefix].
+     *
+     * [stop] is asked between steps; when true, what is there is returned.
+     */
+    fun draft(prefix: List<Int>, sampling: Sampling, shape: TreeShape, stop: () -> Boolean = { false }): Draft {
+        val depth = minOf(shape.depth, maxContext - prefix.size)
+        if (depth < 1) return Draft()
+        val before = steps
+        val old = reroot(prefix, sampling)
+        val growth = old ?: begin(prefix, sampling)
+        val kept = growth.used - growth.base
+        while (!stop()) {
+            val worst = growth.worstOfBest(shape.nodes, depth)
+            if (widen(growth, shape.breadth, depth, worst, shape.gain) == 0) break
+        }
+        val (tree, scores) = growth.best(shape.nodes, depth)
+        return Draft(tree, scores, steps - before, old != null, kept)
+    }
+
+    /**
+     * Grow the last tree on below and beside what was sent, likeliest nodes first; returns the nodes expanded.
+     *
+     * Path probabilities are those of what the verdict may say, so most work goes where it is likeliest to end.
+     */
+    fun draftAhead(shape: TreeShape, stop: () -> Boolean): Int {
+        val growth = growth ?: return 0
+        val depth = minOf(2 * shape.depth, maxContext - growth.base)
+        var done = 0
+        while (!stop()) done += widen(growth, shape.breadth, depth, AHEAD_FLOOR).also { if (it == 0) return done }
+        return done
+    }
+
+    /** The tree that is there below [prefix] already, or null; what the cache can keep, it keeps. */
+    private fun reroot(prefix: List<Int>, sampling: Sampling): Growth? {
+        var growth = growth ?: return null
+        val base = cached.size
+        if (sampling != ranked || prefix.size < base || prefix.subList(0, base) != cached) return null
+        val path = growth.find(prefix.drop(base)).let { nodes -> nodes.takeWhile { growth.slots[it] >= 0 } }
+        if (path.isNotEmpty()) {
+            val (below, rows) = growth.below(path)
+            growth = below
+            keys.move(rows, base)
+            values.move(rows, base)
+            cached += prefix.subList(base, base + path.size)
+        }
+        this.growth = growth.takeIf { cached.size == prefix.size }
+        return this.growth
+    }
+
+    /** A tree of the root's children alone. */
+    private fun begin(prefix: List<Int>, sampling: Sampling): Growth {
+        lookup?.follow(prefix)
+        val logits = advance(prefix)
+        ranked = sampling
+        return Growth(prefix.size).also {
+            growth = it
+            propose(it, listOf(ROOT), logits)
+        }
+    }
+
+    /** Expand the next nodes; returns how many, 0 where there is no room or they do not promise [gain]. */
+    private fun widen(growth: Growth, breadth: Int, depth: Int, floor: Double, gain: Double = 0.0): Int {
+        val frontier = growth.frontier(minOf(breadth, keys.rows - growth.used), depth, floor)
+        if (frontier.isEmpty() || growth.promise(frontier, floor) < gain) {
+            growth.putBack(frontier)
+            return 0
+        }
+        propose(growth, frontier, expand(growth, frontier))
+        return frontier.size
+    }
+
+    /** Add each frontier node's best children; logits `[frontier, draftVocab]`. */
+    private fun propose(growth: Growth, frontier: List<Int>, logits: FloatArray) {
+        for ((row, parent) in frontier.withIndex()) {
+            val path = growth.path(parent).map { growth.tokens[it] }
+            val children = candidates.best(logits, row, path, growth.base + path.size, ranked)
+            growth.add(parent, children.map { it.token }, children.map { it.logProb })
+        }
+    }
+
+    /** Run the engine on the frontier nodes; each sees the text, its ancestors and itself. */
+    private fun expand(growth: Growth, frontier: List<Int>): FloatArray {
+        val past = growth.used
+        val width = past + frontier.size
+        growth.used = width
+        val mask = FloatArray(frontier.size * width) { if (it % width < growth.base) 0f else MASKED }
+        for ((row, node) in frontier.withIndex()) {
+            growth.slots[node] = past + row
+            for (seen in growth.path(node)) mask[row * width + growth.slots[seen]] = 0f
+        }
+        val tokens = LongArray(frontier.size) { growth.tokens[frontier[it]].toLong() }
+        val positions = LongArray(frontier.size) { growth.base - 1L + growth.depths[frontier[it]] }
+        return step(tokens, positions, LongArray(frontier.size) { it.toLong() }, mask, past)
+    }
+
+    /** Bring the cache to [prefix]; return the logits `[draftVocab]` behind its last token. No tree outlives it. */
+    private fun advance(prefix: List<Int>): FloatArray {
+        growth = null
+        val same = cached.zip(prefix).takeWhile { (one, other) -> one == other }.size
+        val kept = minOf(same, prefix.size - 1) // the last token's logits are needed in any case
+        cached.subList(kept, cached.size).clear()
+        var logits = FloatArray(0)
+        for (start in kept until prefix.size step PROMPT_CHUNK) {
+            val chunk = prefix.subList(start, minOf(start + PROMPT_CHUNK, prefix.size))
+            val width = start + chunk.size
+            val mask = FloatArray(chunk.size * width) { if (it % width > start + it / width) MASKED else 0f }
+            val tokens = LongArray(chunk.size) { chunk[it].toLong() }
+            val positions = LongArray(chunk.size) { start.toLong() + it }
+            logits = step(tokens, positions, longArrayOf(chunk.size - 1L), mask, start)
+            cached += chunk
+        }
+        return logits
+    }
+
+    /** Run the engine behind [past] cache rows; its keys and values land right behind them. */
+    private fun step(
+        tokens: LongArray, positions: LongArray, wanted: LongArray, mask: FloatArray, past: Int,
+    ): FloatArray {
+        steps++
+        val seen = features.visible()
+        val result = engine.step(
+            DraftStep(
+                tokens, positions, wanted, mask, past, keys.view(0, past), values.view(0, past), seen.count,
+                seen.keys, seen.values,
+            ),
+        )
+        keys.put(past, result.keys)
+        values.put(past, result.values)
+        return result.logits
+    }
+}

@@ -1,0 +1,195 @@
+package dev.outrider.core.runtime
+
+import dev.outrider.core.protocol.Close
+import dev.outrider.core.protocol.Hello
+import dev.outrider.core.protocol.PROTOCOL_VERSION
+import dev.outrider.core.protocol.STREAMS
+import dev.outrider.core.protocol.Sampling
+import java.io.Closeable
+import java.security.SecureRandom
+import java.util.concurrent.atomic.AtomicBoolean
+import javax.net.ssl.SSLSocketFactory
+import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.channels.Channel
+import kotlinx.coroutines.flow.Flow
+import kotlinx.coroutines.flow.buffer
+import kotlinx.coroutines.flow.flow
+import kotlinx.coroutines.flow.flowOn
+
+/** How often close waits for the drafter: an engine step or two. */
+private const val CLOSE_SECONDS = 5L
+
+/**
+ * policy: who writes, and what becomes of text written alone. shape: the largest trees. shaping: choose smaller ones
+ * where they bring more tokens per second. ahead: draft on while a verdict is awaited. mode: pinned; null: whichever is
+ * faster. lookup: mix prompt lookup in. token: for an address that asks for one. tls: whom to trust ([trusting]).
+ * clearText: hosts that may be spoken to without TLS.
+ */
+data class Options(
+    val policy: Policy = Policy(),
+    val shape: TreeShape = TreeShape(),
+    val patience: Patience = Patience(),
+    val shaping: Boolean = true,
+    val ahead: Boolean = true,
+    val mode: Mode? = null,
+    val lookup: Boolean = true,
+    val token: String? = null,
+    val tls: SSLSocketFactory? = null,
+    val clearText: Set<String> = LOOPBACK,
+)
+
+/**
+ * What is asked for. maxNewTokens counts verified tokens only. sampling: its seed gives the same text again. stop:
+ * strings that end the answer; they are not part of it.
+ */
+data class Request(
+    val maxNewTokens: Int = 256,
+    val sampling: Sampling = Sampling(),
+    val stop: List<String> = emptyList(),
+)
+
+/**
+ * The public API: answers prompts and streams typed events ([Event]).
+ *
+ *     EdgeRuntime(Bundle.open(folder), engine, "wss://verifier.example").use { runtime ->
+ *         runtime.start()
+ *         runtime.generate("Why is the sky blue?").collect { show(it.verified, it.provisional) }
+ *     }
+ *
+ * A bundle, its engine and one link; one answer at a time. server: `host:port`, `ws://...` or `wss://...` of a
+ * verifier; null: write alone. The engine is closed with the runtime. Raises [LinkRefused] for an address that cannot
+ * be used.
+ */
+class EdgeRuntime(
+    private val bundle: Bundle,
+    private val engine: Engine,
+    server: String?,
+    private val options: Options = Options(),
+) : Closeable {
+    private val alone = server == null || options.policy.writer == Writer.DEVICE_ONLY
+    private val policy = if (alone) options.policy.copy(writer = Writer.DEVICE_ONLY) else options.policy
+    private val manifest = bundle.manifest
+    private val inbox = Channel<News>(Channel.UNLIMITED)
+    private val link = if (alone) null else Link(
+        server!!, Hello(PROTOCOL_VERSION, manifest.targetHash, manifest.drafterHash, "outrider-kotlin"),
+        { inbox.trySend(News.Linked(it)) }, options.token, options.tls, options.clearText,
+    )
+    private val worker = DrafterThread(
+        Drafter(
+            engine, bundle.draftIds, manifest.rowShape, manifest.saKvHeads, manifest.maxContext, options.lookup,
+            bundle.nullRow,
+        ),
+    ) { inbox.trySend(News.Failed(it)) }
+    private val controller = Controller(Pace(), options.mode)
+    private val timer = RoundTimer()
+    private val busy = AtomicBoolean()
+    private var sessionId = ByteArray(16).also(SecureRandom()::nextBytes)
+    private var text = emptyList<Int>() // committed tokens of the last answer and its conversation
+    private var rowsSeen = RowsSeen() // of `text`
+    private var stream = 0
+
+    /**
+     * What [resume] needs to go on with the answer on its way; null where there is none. From any thread.
+     *
+     * Write it down after every event that matters to you: an app that is killed in mid-answer then loses nothing.
+     */
+    @Volatile
+    var record: AnswerRecord? = null
+        private set
+
+    /** Begin to connect; once. */
+    fun start() {
+        link?.start()
+    }
+
+    /**
+     * Cancel the answer on its way, tell the verifier to forget the conversation, hang up and stop the drafter's thread
+     * and engine. May take seconds: not for an app's main thread.
+     */
+    override fun close() {
+        inbox.trySend(News.Asked(News.Wish.CANCEL))
+        link?.close(Close(stream))
+        worker.close(CLOSE_SECONDS)
+        engine.close()
+    }
+
+    /** Answer a question: as [generate] of one message by the user. */
+    fun generate(question: String, request: Request = Request()): Flow<Event> =
+        generate(listOf(ChatMessage("user", question)), request)
+
+    /**
+     * Answer a conversation. The flow's last event is [Finished]; whoever stops collecting cancels the answer.
+     *
+     * Raises [IllegalArgumentException] on a prompt that leaves no room; while it is collected, [LinkRefused] if the
+     * verifier serves another target or drafter, [IllegalStateException] if another answer is on its way, or what the
+     * engine throws.
+     */
+    fun generate(messages: List<ChatMessage>, request: Request = Request()): Flow<Event> =
+        generateFromIds(bundle.renderChat(messages), request)
+
+    /** Answer token ids [prompt]. */
+    fun generateFromIds(prompt: List<Int>, request: Request = Request()): Flow<Event> {
+        require(prompt.size in 1 until manifest.maxContext) {
+            "the prompt has ${prompt.size} tokens; 1 to ${manifest.maxContext - 1} fit this bundle"
+        }
+        return answer(request.stop) {
+            stream = (stream + 1) % STREAMS
+            begin(prompt, request.sampling, request.maxNewTokens)
+        }
+    }
+
+    /**
+     * Go on with an answer that [record] told of, perhaps in a process that is no more. Events as of [generate].
+     *
+     * Raises [IllegalArgumentException] on a record of another target.
+     */
+    fun resume(record: AnswerRecord): Flow<Event> {
+        require(record.target == manifest.targetHash) { "the record is of another target than this bundle's" }
+        return answer(record.stop) {
+            sessionId = record.session
+            stream = record.stream
+            begin(record.prompt, record.sampling, record.maxNew).also { it.restore(record) }
+        }
+    }
+
+    /** Write nothing alone until [proceed], e.g. as the battery is low. The target's text goes on coming. */
+    fun pause() {
+        inbox.trySend(News.Asked(News.Wish.PAUSE))
+    }
+
+    /** Write alone again where the policy lets. */
+    fun proceed() {
+        inbox.trySend(News.Asked(News.Wish.PROCEED))
+    }
+
+    private fun answer(stop: List<String>, begin: () -> Session): Flow<Event> = flow {
+        check(busy.compareAndSet(false, true)) { "an answer is on its way" }
+        try {
+            val session = begin()
+            val answer = Answer(
+                session, link, worker, inbox, options.shape, bundle.tokenizer::decode, stop, options.ahead, controller,
+                options.shaping,
+            )
+            try {
+                answer.run(this) { record = session.record(manifest.targetHash, stop) }
+            } finally {
+                answer.close()
+                text = session.committed.toList()
+                rowsSeen = session.rowsSeen
+                record = null
+            }
+        } finally {
+            busy.set(false)
+        }
+    }.buffer(Channel.UNLIMITED).flowOn(Dispatchers.Default)
+
+    /** A session for [ids]. What it shares with the text before keeps its rows, here and on the verifier. */
+    private fun begin(ids: List<Int>, sampling: Sampling, maxNew: Int): Session {
+        val same = ids.zip(text).takeWhile { (one, other) -> one == other }.size
+        worker.submit { it.keepRows(same) }
+        return Session(
+            ids, sampling, manifest.eosIds, maxNew, manifest.maxContext, manifest.rowShape, sessionId, stream,
+            rowsSeen.upTo(same), options.patience, timer, policy,
+        )
+    }
+}

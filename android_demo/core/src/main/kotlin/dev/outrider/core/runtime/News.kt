@@ -1,0 +1,30 @@
+package dev.outrider.core.runtime
+
+/** What an answer waits for. */
+internal sealed interface News {
+    /** The link tells. */
+    class Linked(val event: LinkEvent) : News
+
+    /** A drafter job of [session] is done. seconds: since it was asked for; working: of these, in the drafter. */
+    sealed class Drafted(val session: Session, val version: Int, val seconds: Double, val working: Double) : News
+
+    class TreeDrafted(session: Session, val draft: Draft, version: Int, seconds: Double, working: Double) :
+        Drafted(session, version, seconds, working)
+
+    class TokenDrafted(session: Session, val written: Written, version: Int, seconds: Double, working: Double) :
+        Drafted(session, version, seconds, working)
+
+    /** A tree for comparison alone, below the first [base] tokens. */
+    class Shadow(val session: Session, val draft: Draft, val base: Int) : News
+
+    /** [nodes] were expanded ahead. */
+    class Ahead(val session: Session, val nodes: Int) : News
+
+    /** The engine threw [error]. */
+    class Failed(val error: Exception) : News
+
+    /** Somebody asks for something. */
+    class Asked(val wish: Wish) : News
+
+    enum class Wish { PAUSE, PROCEED, CANCEL }
+}

@@ -1,0 +1,177 @@
+/**
+ * What the device has measured of drafter, link and target, and what follows: tree size, when to stop, which mode.
+ *
+ * A round of tree drafting commits 1 + (sum of the sent nodes' acceptance probabilities) tokens and takes
+ * exposed drafting + trip + step(nodes). A stream commits a token per step(0). Everything here maximises or compares
+ * tokens per second by these two lines. Seconds throughout.
+ */
+package dev.outrider.core.runtime
+
+import dev.outrider.core.protocol.CostCurve
+import dev.outrider.core.protocol.TokenTree
+import dev.outrider.core.protocol.Welcome
+import kotlin.math.exp
+
+/** Weight of the newest observation. */
+private const val SMOOTHING = 0.2
+
+/** Observations that a depth's calibration begins with, at "as predicted"; older ones fade. */
+private const val PRIOR = 4.0
+private const val FADING = 0.98
+
+/** Levels that are calibrated apart; deeper ones count as the last. */
+private const val DEPTHS = 12
+
+/** Another mode must promise so much more, so many times in a row. */
+private const val MARGIN = 1.1
+private const val TIMES = 2
+
+/** Bounds of what a drafting step must promise, in accepted tokens. */
+private const val LEAST_GAIN = 0.01
+private const val MOST_GAIN = 0.6
+
+/** Seconds that nothing is faster than, so that no rate is infinite. */
+private const val INSTANT = 1e-4
+
+/** Smoothed measurements; they outlive answers. */
+class Pace {
+    /** The verifier's, as WELCOME told; its steps take [load] times as long now. */
+    private var curve: CostCurve? = null
+    private var load = 1.0
+
+    /** Of a step, for verifiers that tell no curve. */
+    private var engine: Double? = null
+
+    /** A round without the verifier's engine and queue. */
+    private var trip: Double? = null
+    private var queue = 0.0
+
+    /** Drafting between a verdict and the next VERIFY. */
+    private var exposed = 0.0
+    private var drafterStep: Double? = null
+
+    /** Between tokens of a stream. */
+    private var gap: Double? = null
+
+    /** Tokens of a tree round, and nodes of a tree. */
+    private var tau = 2.0
+    private var nodes = 16.0
+
+    /** Accepted nodes, by depth: as the drafter predicted them, and as they came. */
+    private val predicted = DoubleArray(DEPTHS + 1) { PRIOR }
+    private val accepted = DoubleArray(DEPTHS + 1) { PRIOR }
+
+    // --- measurements ---
+
+    /** A handshake took [trip]. Another verifier may have other costs. */
+    fun linked(welcome: Welcome, trip: Double) {
+        curve = CostCurve.unpack(welcome.costs)
+        load = 1.0
+        this.trip = trip
+        gap = null
+        engine = null
+    }
+
+    fun drafted(seconds: Double, steps: Int) {
+        if (steps > 0) drafterStep = blend(drafterStep, seconds / steps)
+    }
+
+    /** A tree's verdict came after [wait]: [path] was accepted; engine, queue: the verifier's own part of it. */
+    fun verified(
+        tree: TokenTree, scores: List<Double>, path: List<Int>, wait: Double, engine: Double, queue: Double,
+    ) {
+        stepped(1 + tree.size, engine)
+        trip = blend(trip, maxOf(0.0, wait - engine - queue))
+        this.queue = blend(this.queue, queue)
+        nodes = blend(nodes, tree.size.toDouble())
+        tau = blend(tau, 1.0 + path.size)
+        if (scores.size != tree.size || scores.isEmpty()) return
+        for (depth in 1..DEPTHS) {
+            predicted[depth] = PRIOR + FADING * (predicted[depth] - PRIOR)
+            accepted[depth] = PRIOR + FADING * (accepted[depth] - PRIOR)
+        }
+        for ((node, score) in scores.withIndex()) predicted[minOf(tree.depths[node], DEPTHS)] += exp(score)
+        for (depth in 1..path.size) accepted[minOf(depth, DEPTHS)] += 1.0
+    }
+
+    /** A streamed token came [gap] after the one before it. */
+    fun streamed(gap: Double, engine: Double) {
+        stepped(1, engine)
+        this.gap = blend(this.gap, gap)
+    }
+
+    /** A tree would have brought so many tokens: drafted beside a stream, for comparison. */
+    fun foreseen(tokens: Int) {
+        tau = blend(tau, tokens.toDouble())
+    }
+
+    fun waited(exposed: Double) {
+        this.exposed = blend(this.exposed, exposed)
+    }
+
+    private fun stepped(tokens: Int, seconds: Double) {
+        if (seconds <= 0) return
+        engine = blend(engine, seconds)
+        curve?.let { load = blend(load, seconds / it.at(tokens.toDouble())) }
+    }
+
+    // --- what follows ---
+
+    /** Tokens per second of tree drafting. */
+    fun treeRate(): Double = tau / maxOf(INSTANT, fixed() + step(nodes))
+
+    /** Tokens per second of a stream, or null where nothing is known. */
+    fun streamRate(): Double? {
+        gap?.let { return 1 / maxOf(INSTANT, it) }
+        return if (curve != null || engine != null) 1 / (step(0.0) + queue) else null
+    }
+
+    /** Accepted tokens that one more drafting step must promise to be worth its time. */
+    fun gain(): Double = (treeRate() * (drafterStep ?: 0.0)).coerceIn(LEAST_GAIN, MOST_GAIN)
+
+    /** How many nodes of [tree], best first, make most tokens per second; scores: log path probabilities. */
+    fun worthSending(tree: TokenTree, scores: List<Double>): Int {
+        if (scores.isEmpty()) return tree.size
+        var tokens = 1.0
+        val rates = scores.mapIndexed { node, score ->
+            val depth = minOf(tree.depths[node], DEPTHS)
+            tokens += minOf(1.0, exp(score) * minOf(4.0, accepted[depth] / predicted[depth]))
+            tokens / maxOf(INSTANT, fixed() + step(node + 1.0))
+        }
+        return 1 + rates.indices.maxBy { rates[it] }
+    }
+
+    /** A round's time without the verifier's engine. */
+    private fun fixed() = exposed + (trip ?: 0.0) + queue
+
+    /** Seconds of the verifier's engine for a tree of so many nodes; 0: for a token of a stream. */
+    private fun step(nodes: Double): Double = curve?.let { load * it.at(1 + nodes) } ?: engine ?: 0.0
+
+    private fun blend(old: Double?, new: Double): Double = if (old == null) new else old + SMOOTHING * (new - old)
+}
+
+/** Tree or stream: whichever promises more tokens per second, with hysteresis. pinned: always this one. */
+class Controller(val pace: Pace, private val pinned: Mode? = null) {
+    private var mode = Mode.TREE
+    private var better = 0
+
+    /** The mode of a new answer: no hysteresis, nothing is under way. */
+    fun begin(): Mode {
+        better = TIMES
+        return choose()
+    }
+
+    /** After every verdict. */
+    fun choose(): Mode {
+        if (pinned != null) return pinned
+        val stream = pace.streamRate() ?: return mode
+        val tree = pace.treeRate()
+        val (now, other) = if (mode == Mode.TREE) tree to stream else stream to tree
+        better = if (other > MARGIN * now) better + 1 else 0
+        if (better >= TIMES) {
+            mode = if (mode == Mode.TREE) Mode.STREAM else Mode.TREE
+            better = 0
+        }
+        return mode
+    }
+}

@@ -1,0 +1,135 @@
+package dev.outrider.core
+
+import dev.outrider.core.runtime.Adopted
+import dev.outrider.core.runtime.AnswerRecord
+import dev.outrider.core.runtime.Bundle
+import dev.outrider.core.runtime.EdgeRuntime
+import dev.outrider.core.runtime.Event
+import dev.outrider.core.runtime.Finished
+import dev.outrider.core.runtime.Json
+import dev.outrider.core.runtime.LinkChange
+import dev.outrider.core.runtime.LinkRefused
+import dev.outrider.core.runtime.Mode
+import dev.outrider.core.runtime.OnReturn
+import dev.outrider.core.runtime.Options
+import dev.outrider.core.runtime.Patience
+import dev.outrider.core.runtime.Policy
+import dev.outrider.core.runtime.Provisional
+import dev.outrider.core.runtime.Request
+import dev.outrider.core.runtime.RolledBack
+import dev.outrider.core.runtime.Tokenizer
+import dev.outrider.core.runtime.Verified
+import dev.outrider.core.runtime.Writer
+import dev.outrider.core.runtime.double
+import dev.outrider.core.runtime.field
+import dev.outrider.core.runtime.int
+import dev.outrider.core.runtime.ints
+import dev.outrider.core.runtime.strings
+import dev.outrider.core.runtime.trusting
+import java.io.File
+import kotlin.concurrent.thread
+import kotlinx.coroutines.channels.Channel
+import kotlinx.coroutines.runBlocking
+
+/** Words w4, w5, ... as the tests' tiny target has them. */
+private class Words : Tokenizer {
+    override fun encode(text: String) = text.split(' ').map { it.drop(1).toInt() }
+
+    override fun decode(ids: List<Int>) = ids.filter { it > 3 }.joinToString(" ") { "w$it" }
+}
+
+/**
+ * A device for tests/android: one JSON line of settings, then one line per answer; each event goes out as a JSON line.
+ *
+ * A line may also be "pause", "proceed", "record" or "quit".
+ */
+fun main() {
+    val settings = Json.parse(readln())
+    val bundle = Bundle.open(File(settings.field<String>("bundle")), readTokenizer = { Words() })
+    val manifest = bundle.manifest
+    val engine = HashEngine(bundle.draftIds, manifest.saKvHeads * manifest.headDim, manifest.rowShape.values / 2)
+    val patience = settings.field<Any>("patience")
+    val options = Options(
+        Policy(
+            Writer.valueOf(settings.field<String>("writer")), OnReturn.valueOf(settings.field<String>("on_return")),
+        ),
+        patience = Patience(
+            patience.double("open"), patience.double("connect"), patience.double("silence"), patience.double("offline"),
+        ),
+        mode = settings.field<String?>("mode")?.let(Mode::valueOf),
+        token = settings.field<String?>("token"),
+        tls = settings.field<String?>("ca_file")?.let { trusting(File(it).inputStream()) },
+    )
+    try {
+        EdgeRuntime(bundle, engine, settings.field<String?>("server"), options).use { serve(it, engine) }
+    } catch (error: LinkRefused) {
+        say("refused", "text" to error.message)
+    }
+}
+
+private fun serve(runtime: EdgeRuntime, engine: HashEngine) {
+    val asked = Channel<String>(Channel.UNLIMITED)
+    thread(isDaemon = true) {
+        generateSequence(::readlnOrNull).forEach {
+            when (it) {
+                "pause" -> runtime.pause()
+                "proceed" -> runtime.proceed()
+                "record" -> say("record", "record" to runtime.record?.toJson())
+                else -> asked.trySend(it)
+            }
+        }
+        asked.trySend("quit")
+    }
+    runtime.start()
+    runBlocking {
+        while (true) {
+            val line = asked.receive()
+            if (line == "quit") return@runBlocking
+            answer(runtime, engine, Json.parse(line))
+        }
+    }
+}
+
+private suspend fun answer(runtime: EdgeRuntime, engine: HashEngine, of: Any?) {
+    engine.script = of.ints("script")
+    val record = of.field<String?>("record")
+    val events = if (record != null) {
+        runtime.resume(AnswerRecord.parse(record))
+    } else {
+        val sampling = Vectors.sampling(of.field<Any>("sampling"))
+        runtime.generateFromIds(of.ints("prompt"), Request(of.int("max_new"), sampling, of.strings("stop")))
+    }
+    try {
+        events.collect(::tell)
+    } catch (error: LinkRefused) {
+        say("refused", "text" to error.message)
+    }
+}
+
+private fun tell(event: Event) {
+    val shown = arrayOf("verified" to event.verified, "provisional" to event.provisional)
+    when (event) {
+        is Verified -> say("verified", *shown, "tokens" to event.tokens, "confirmed" to event.confirmed)
+        is Provisional -> say("written", *shown, "token" to event.token)
+        is RolledBack -> say("rolled_back", *shown, "count" to event.count)
+        is Adopted -> say("adopted", *shown, "tokens" to event.tokens)
+        is LinkChange -> say("link", *shown, "state" to event.state.name.lowercase(), "detail" to event.detail)
+        is Finished -> say(
+            "finished", *shown, "reason" to event.reason.name.lowercase(), "token_ids" to event.tokenIds,
+            "stats" to with(event.stats) {
+                mapOf(
+                    "tokens" to tokens, "rounds" to rounds, "tau" to tau, "calls" to calls, "streamed" to streamed,
+                    "seconds" to seconds, "bytes_up" to bytesUp, "bytes_down" to bytesDown,
+                    "provisional" to provisional, "kept" to kept, "rolled_back" to rolledBack, "adopted" to adopted,
+                    "stalls" to stalls,
+                    "pauses" to pauses, "opens" to opens, "ahead_hits" to aheadHits,
+                )
+            },
+        )
+    }
+}
+
+private fun say(event: String, vararg fields: Pair<String, Any?>) = synchronized(System.out) {
+    println(Json.write(mapOf("event" to event) + fields))
+    System.out.flush()
+}

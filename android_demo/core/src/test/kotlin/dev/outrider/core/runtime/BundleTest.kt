@@ -1,0 +1,70 @@
+package dev.outrider.core.runtime
+
+import dev.outrider.core.Vectors
+import dev.outrider.core.protocol.Sampling
+import java.io.File
+import kotlin.test.AfterTest
+import kotlin.test.Test
+import kotlin.test.assertEquals
+import kotlin.test.assertFailsWith
+import kotlin.test.assertTrue
+
+class BundleTest {
+    private val copy = File.createTempFile("bundle", "").apply { delete() }
+
+    @AfterTest
+    fun clean() {
+        copy.deleteRecursively()
+    }
+
+    private fun changed(name: String, change: (File) -> Unit): BundleError {
+        copy.deleteRecursively()
+        Vectors.bundle.copyRecursively(copy)
+        change(File(copy, name))
+        return assertFailsWith<BundleError> { Bundle.open(copy) }.also { assertTrue('\n' !in it.message!!, it.message) }
+    }
+
+    @Test
+    fun opensTheDefaultBundle() {
+        val bundle = Bundle.open(Vectors.bundle)
+        assertEquals(12288, bundle.draftIds.size)
+        assertEquals(bundle.manifest.rowShape.values, bundle.nullRow?.size)
+        val ids = bundle.renderChat(listOf(ChatMessage("user", "Why is the sky blue?")))
+        val text = "Why is the sky blue?"
+        assertTrue(bundle.tokenizer.decode(ids).contains(text))
+        assertEquals(bundle.tokenizer.encode(text), ids.windowed(bundle.tokenizer.encode(text).size)
+            .first { bundle.tokenizer.decode(it) == text })
+    }
+
+    @Test
+    fun saysWhatIsWrong() {
+        assertTrue("no manifest.json" in assertFailsWith<BundleError> { Bundle.open(copy) }.message!!)
+        assertTrue("is missing" in changed("null_row.f32") { it.delete() }.message!!)
+        assertTrue("bytes, not" in changed("null_row.f32") { it.appendBytes(ByteArray(4)) }.message!!)
+        assertTrue("sha256" in changed("draft_ids.u32") { it.writeBytes(ByteArray(it.length().toInt())) }.message!!)
+        assertTrue("does not load" in changed("manifest.json") { it.writeText("{}") }.message!!)
+        assertTrue("format 9" in changed("manifest.json") { file ->
+            file.writeText(file.readText().replace("\"format_version\": 2", "\"format_version\": 9"))
+        }.message!!)
+        assertTrue("lists no" in changed("manifest.json") { file ->
+            file.writeText(file.readText().replace("_file\": \"null_row.f32\"", "_file\": \"other\""))
+        }.message!!)
+        assertTrue("plain file name" in changed("manifest.json") { file ->
+            file.writeText(file.readText().replace("\"null_row.f32\": {", "\"../null_row.f32\": {"))
+        }.message!!)
+    }
+
+    @Test
+    fun recordsSurviveAsJson() {
+        val record = AnswerRecord(
+            listOf(1, 2), listOf(3), listOf(4, 5), listOf(2 to 3), Sampling(0.7, 40, 0.9, 0.1, Long.MAX_VALUE), 99,
+            (1L shl 32) - 1, 7, ByteArray(16) { it.toByte() }, "target", listOf("\n\n", "end"),
+        )
+        val json = record.toJson()
+        assertEquals(json, AnswerRecord.parse(json).toJson())
+        for (wrong in listOf(
+            "{}", json.replace("\"version\":1", "\"version\":2"), json.replace("\"prompt\":[1,2]", "\"prompt\":[]"),
+            json.replace("\"adopted\":[[2,3]]", "\"adopted\":[[2]]"), json.replace("0001", "01"),
+        )) assertFailsWith<IllegalArgumentException>(wrong) { AnswerRecord.parse(wrong) }
+    }
+}

@@ -1,0 +1,143 @@
+package dev.outrider.core.runtime
+
+import dev.outrider.core.HashEngine
+import dev.outrider.core.Vectors
+import dev.outrider.core.protocol.RowShape
+import dev.outrider.core.protocol.Sampling
+import dev.outrider.core.protocol.TokenTree
+import dev.outrider.core.protocol.Welcome
+import kotlin.test.Test
+import kotlin.test.assertEquals
+import kotlin.test.assertFailsWith
+import kotlin.test.assertNotNull
+import kotlin.test.assertNull
+import kotlin.test.assertTrue
+
+/** The drafter and the pace, as the vectors have them. */
+class DrafterTest {
+    /** The same trees bit for bit; probabilities to what another exp and log may differ by. */
+    @Test
+    fun draftsTheSameTrees() {
+        var drafts = 0
+        for ((number, conversation) in Vectors.read("drafter").withIndex()) {
+            val drafter = drafterOf(conversation.field<Any>("setup"))
+            for ((place, step) in conversation.field<List<List<Any?>>>("steps").withIndex()) {
+                val where = "conversation $number, step $place: ${step[0]}"
+                when (step[0]) {
+                    "draft" -> {
+                        val draft = drafter.draft(ints(step[1]), Vectors.sampling(step[2]), shape(step[3]))
+                        val wanted = step[4]
+                        assertEquals(TokenTree(wanted.ints("tokens"), wanted.ints("parents")), draft.tree, where)
+                        close(wanted.field<List<Number>>("scores"), draft.scores, where)
+                        assertEquals(wanted.int("steps"), draft.steps, where)
+                        assertEquals(wanted.field<Boolean>("ahead"), draft.ahead, where)
+                        assertEquals(wanted.int("kept"), draft.kept, where)
+                        drafts++
+                    }
+                    "ahead" -> {
+                        var asked = 0
+                        val expanded = drafter.draftAhead(shape(step[1])) { asked++ == 3 }
+                        assertEquals((step[2] as Long).toInt(), expanded, where)
+                    }
+                    "rows" -> drafter.addRows(ints(step[1]).toIntArray(), floats(step[2]))
+                    "write" -> {
+                        val written = drafter.nextToken(ints(step[1]), Vectors.sampling(step[2]))
+                        assertEquals((step[3] as Long).toInt(), written.token, where)
+                        assertEquals((step[4] as Number).toDouble(), written.probability, 1e-9, where)
+                    }
+                    "keep" -> drafter.keepRows((step[1] as Long).toInt())
+                }
+            }
+        }
+        assertTrue(drafts > 80)
+    }
+
+    @Test
+    fun shapesHaveBounds() {
+        for (wrong in listOf(
+            { TreeShape(0) }, { TreeShape(256) }, { TreeShape(breadth = 65) }, { TreeShape(8, 100, 8) },
+        )) assertFailsWith<IllegalArgumentException> { wrong() }
+    }
+
+    @Test
+    fun nothingIsDraftedBeyondTheContext() {
+        val drafter = Drafter(HashEngine(intArrayOf(1, 2), 2, 2), intArrayOf(1, 2), RowShape(1, 2), 1, 8)
+        assertEquals(TokenTree(), drafter.draft(List(8) { 1 }, Sampling(), TreeShape()).tree)
+        assertEquals(1, drafter.draft(List(7) { 1 }, Sampling(), TreeShape(gain = 0.0)).tree.depths.max())
+        assertEquals(0, drafter.draftAhead(TreeShape()) { false })
+    }
+
+    @Test
+    fun lookupFindsTheLongestRun() {
+        val lookup = Lookup()
+        lookup.follow(listOf(1, 2, 3, 4, 9, 2, 3, 5, 2, 3))
+        assertEquals(Lookup.Guess(5, 0.53), lookup.guess(emptyList()))
+        assertEquals(Lookup.Guess(4, 0.61), lookup.guess(listOf(1, 2, 3)))
+        assertNull(lookup.guess(listOf(77)))
+        lookup.follow(listOf(8))
+        assertNull(lookup.guess(emptyList()))
+    }
+
+    @Test
+    fun measuresAndChoosesAsTheVectorsHaveIt() {
+        for (row in Vectors.read("pace")) {
+            val pace = Pace()
+            val controller = Controller(pace, row.field<String?>("pinned")?.let(::mode))
+            for ((call, arguments, wanted) in row.field<List<List<Any?>>>("steps")) {
+                pace.measure(call as String, arguments as List<*>)
+                assertEquals(wanted.double("tree_rate"), pace.treeRate(), 1e-9)
+                val stream = wanted.field<Number?>("stream_rate")
+                if (stream == null) assertNull(pace.streamRate())
+                else assertEquals(stream.toDouble(), assertNotNull(pace.streamRate()), 1e-9)
+                assertEquals(wanted.double("gain"), pace.gain(), 1e-9)
+                val (tokens, parents, scores) = wanted.field<List<Any?>>("tree")
+                val nodes = pace.worthSending(TokenTree(ints(tokens), ints(parents)), doubles(scores))
+                assertEquals(wanted.int("nodes"), nodes)
+                val mode = if (wanted.field<String>("call") == "begin") controller.begin() else controller.choose()
+                assertEquals(mode(wanted.field("mode")), mode)
+            }
+        }
+    }
+
+    private fun Pace.measure(call: String, arguments: List<*>) {
+        fun double(index: Int) = (arguments[index] as Number).toDouble()
+        when (call) {
+            "linked" -> {
+                val costs = (arguments[0] as String).hexToBytes()
+                linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs), double(1))
+            }
+            "drafted" -> drafted(double(0), double(1).toInt())
+            "verified" -> verified(
+                TokenTree(ints(arguments[0]), ints(arguments[1])), doubles(arguments[2]), ints(arguments[3]),
+                double(4), double(5), double(6),
+            )
+            "streamed" -> streamed(double(0), double(1))
+            "foreseen" -> foreseen(double(0).toInt())
+            "waited" -> waited(double(0))
+        }
+    }
+
+    private fun drafterOf(setup: Any?): Drafter {
+        val ids = setup.ints("draft_ids").toIntArray()
+        val shape = RowShape(setup.int("heads"), setup.int("head_dim"))
+        val heads = setup.int("sa_kv_heads")
+        return Drafter(
+            HashEngine(ids, heads * shape.headDim, shape.values / 2), ids, shape, heads, setup.int("max_context"),
+            setup.field<Boolean>("lookup"), setup.field<Any?>("null_row")?.let(::floats),
+        )
+    }
+
+    private fun shape(of: Any?) = TreeShape(of.int("nodes"), of.int("depth"), of.int("breadth"), of.double("gain"))
+
+    private fun mode(word: String) = Mode.valueOf(word.uppercase())
+
+    private fun ints(list: Any?) = (list as List<*>).map { (it as Long).toInt() }
+
+    private fun doubles(list: Any?) = (list as List<*>).map { (it as Number).toDouble() }
+
+    private fun floats(list: Any?) = (list as List<*>).map { (it as Number).toFloat() }.toFloatArray()
+
+    private fun close(wanted: List<Number>, given: List<Double>, where: String) {
+        for ((one, other) in wanted.zip(given)) assertEquals(one.toDouble(), other, 1e-5, where)
+    }
+}

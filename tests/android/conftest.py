@@ -1,0 +1,56 @@
+"""All of these tests need a Java runtime and the pinned tools: `make test-android` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from android_demo.ci import core
+from cloud.process import VerifierProcess
+from export.bundle import write_bundle
+from export.plan import Options
+from tests.android.device import verifier_of
+from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("android")
+            item.add_marker(pytest.mark.timeout(900))  # the first one may download and compile
+
+
+@pytest.fixture(scope="session")
+def tools() -> core.Toolchain:
+    return core.Toolchain.fetched()
+
+
+@pytest.fixture(scope="session")
+def classpath(tools: core.Toolchain) -> list[Path]:
+    """The compiled library, its tests and what they need."""
+    return core.build_tests(tools)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny random target, a drafter of nearly all its tokens, and their bundle."""
+    root = tmp_path_factory.mktemp("tiny")
+    folders = {name: root / name for name in ("target", "drafter", "bundle")}
+    model = tiny_model(seed=5, dtype=torch.float32)
+    save_tiny_drafter(folders["drafter"], model, save_tiny_target(folders["target"], model), torch.arange(3, 199))
+    write_bundle(Options(str(folders["target"]), folders["drafter"], folders["bundle"], quant="fp32"))
+    return folders
+
+
+@pytest.fixture(scope="session")
+def verifier(folders: dict[str, Path]) -> Iterator[VerifierProcess]:
+    server = verifier_of(folders)
+    server.start()
+    server.wait_ready()
+    yield server
+    server.stop()

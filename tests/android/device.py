@@ -1,0 +1,140 @@
+"""android_demo/core's runtime in a JVM of its own, driven over its standard input and output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from android_demo.ci import core
+from cloud.process import VerifierProcess
+from edge_runtime.timing import Patience
+from protocol.sampling import Sampling
+
+PATIENCE = Patience(open=0.6, connect=0.3, silence=1.0, offline=60.0)
+MAX_CONTEXT = 120
+#: seconds to wait for an event at most
+LONGEST = 120.0
+
+Event = dict[str, Any]
+
+
+@dataclass
+class Screen:
+    """What a user sees, kept from the events alone, and (unless `texts` is False) checked against their texts."""
+
+    tokens: list[int] = field(default_factory=list)
+    verified: int = 0
+    texts: bool = True
+    events: list[Event] = field(default_factory=list)
+
+    def show(self, event: Event) -> None:
+        self.events.append(event)
+        match event["event"]:
+            case "verified":
+                tokens, confirmed = event["tokens"], event["confirmed"]
+                assert self.tokens[self.verified : self.verified + confirmed] == tokens[:confirmed]
+                self.tokens[self.verified :] = tokens + self.tokens[self.verified + len(tokens) :]
+                self.verified += len(tokens)
+            case "written":
+                self.tokens.append(event["token"])
+            case "adopted":
+                assert self.tokens[self.verified :] == event["tokens"]
+                self.verified += len(event["tokens"])
+            case "rolled_back":
+                assert event["count"] <= len(self.tokens) - self.verified
+                del self.tokens[len(self.tokens) - event["count"] :]
+        assert not self.texts or event["verified"] == words(self.tokens[: self.verified])
+        if self.texts and event["event"] != "rolled_back":  # where the verified event right behind it shows what agreed
+            assert (event["verified"] + " " + event["provisional"].strip()).strip() == words(self.tokens)
+
+    @property
+    def end(self) -> Event:
+        assert self.events[-1]["event"] == "finished", self.events[-1]
+        return self.events[-1]
+
+
+def words(tokens: Sequence[int]) -> str:
+    return " ".join(f"w{token}" for token in tokens if token > 3)
+
+
+class Device:
+    """One process. `server`: an address, or None."""
+
+    def __init__(self, classpath: list[Path], bundle: Path, server: str | None, **settings: Any) -> None:
+        self.command = core.java(classpath, "dev.outrider.core.ClientKt")
+        self.settings = {
+            "bundle": str(bundle), "server": server, "writer": "PREFER_CLOUD", "on_return": "REPAIR", "mode": None,
+            "token": None, "ca_file": None, "patience": asdict(PATIENCE), **settings,
+        }  # fmt: skip
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Device:
+        pipe = asyncio.subprocess.PIPE
+        self.process = await asyncio.create_subprocess_exec(*self.command, stdin=pipe, stdout=pipe, limit=1 << 22)
+        self.say(json.dumps(self.settings))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self.process
+        if kind is None and self.process.returncode is None:
+            self.say("quit")
+            assert await asyncio.wait_for(self.process.wait(), LONGEST) == 0
+        elif self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+    def say(self, line: str) -> None:
+        assert self.process and self.process.stdin
+        self.process.stdin.write(line.encode() + b"\n")
+
+    async def hear(self) -> Event:
+        """The next event."""
+        assert self.process and self.process.stdout
+        line = await asyncio.wait_for(self.process.stdout.readline(), LONGEST)
+        assert line, "the device ended"
+        event: Event = json.loads(line)
+        return event
+
+    def ask(
+        self, prompt: list[int], sampling: Sampling | None = None, max_new: int = 40, stop: Sequence[str] = (),
+        script: Sequence[int] = (), record: str | None = None,
+    ) -> None:  # fmt: skip
+        """Begin an answer. script: tokens that the engine likes to foresee. record: go on with that one."""
+        sampling = msgspec.structs.asdict(sampling or Sampling())
+        self.say(
+            json.dumps(
+                {"prompt": prompt, "sampling": sampling, "max_new": max_new, "stop": list(stop),
+                 "script": list(script), "record": record}
+            )
+        )  # fmt: skip
+
+    async def watch(
+        self, each: Callable[[Screen], Awaitable[None]] | None = None, screen: Screen | None = None
+    ) -> Screen:
+        """Follow the answer to its end."""
+        screen = screen or Screen()
+        while not screen.events or screen.events[-1]["event"] not in ("finished", "refused"):
+            event = await self.hear()
+            if event["event"] == "refused":
+                screen.events.append(event)
+                return screen
+            screen.show(event)
+            if each:
+                await each(screen)
+        return screen
+
+
+def verifier_of(folders: dict[str, Path], *arguments: str) -> VerifierProcess:
+    return VerifierProcess(
+        folders["drafter"], folders["target"].parent / "log", "--model", str(folders["target"]), "--dtype", "float64",
+        "--threads", "1", "--max-context", str(MAX_CONTEXT), "--max-nodes", "32", "--kv-tokens", "600", *arguments,
+    )  # fmt: skip

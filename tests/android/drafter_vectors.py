@@ -1,0 +1,199 @@
+"""Vectors of the drafter, over an engine that every port can write down, and of the pace."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from edge_runtime.drafter import Draft, Drafter, TreeShape
+from edge_runtime.engines import Floats, Ints
+from edge_runtime.pace import Controller, Pace
+from protocol.costs import CostCurve
+from protocol.noise import fmix32
+from protocol.rows import RowShape
+from protocol.sampling import Sampling
+from protocol.tree import ROOT, TokenTree
+from protocol.wire import Welcome
+
+MAX_CONTEXT = 120
+VOCAB = 60
+
+
+def mixed(h: int) -> int:
+    return int(fmix32(np.array([h % 2**32], np.uint32))[0])
+
+
+class HashEngine:
+    """Logits are a hash of all that a query sees; every number is exact in float32.
+
+    A key's first two values are its token and its position. For a query: h = 1; for every key that it sees, in order,
+    h = fmix32(h ^ (0x9E3779B1 * token + position)); for every feature row h = fmix32(h ^ 16 * its first key value).
+    The logit of column c is (fmix32(h ^ fmix32(c)) >> 16) / 8192. All modulo 2**32.
+    """
+
+    def __init__(self, columns: int) -> None:
+        self.columns = fmix32(np.arange(columns, dtype=np.uint32))
+
+    def step(
+        self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
+        row_keys: Floats, row_values: Floats,
+    ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
+        keys = np.zeros((len(tokens), *sa_keys.shape[1:]), np.float32)
+        keys[:, 0, 0], keys[:, 0, 1] = tokens, positions
+        every = np.concatenate([sa_keys, keys])[:, 0, :2].astype(np.int64)
+        logits = []
+        for query in wanted:
+            h = 1
+            for token, position in every[sa_mask[query] == 0.0].tolist():
+                h = mixed(h ^ (0x9E3779B1 * token + position) % 2**32)
+            for value in row_keys[:, 0, 0].tolist():
+                h = mixed(h ^ int(16 * value) % 2**32)
+            logits.append((fmix32(self.columns ^ np.uint32(h)) >> np.uint32(16)).astype(np.float32) / np.float32(8192))
+        return np.array(logits), keys, keys
+
+
+def drafter_vectors() -> list[dict[str, Any]]:
+    """Conversations with a drafter: each step is a call and what it gave."""
+    return [conversation(number) for number in range(24)]
+
+
+def conversation(number: int) -> dict[str, Any]:
+    rng = random.Random(number)
+    wide = number % 8 == 7  # more columns than candidates
+    draft_ids = sorted(rng.sample(range(900), 700)) if wide else sorted(rng.sample(range(VOCAB), rng.choice([5, 24])))
+    shape = RowShape(rng.choice([1, 2]), 2)
+    null_row = None if rng.random() < 0.3 else rng_rows(rng, 1, shape)[0]
+    lookup = rng.random() < 0.6
+    drafter = Drafter(
+        HashEngine(len(draft_ids)), np.array(draft_ids), shape, rng.choice([1, 2]), MAX_CONTEXT, lookup, null_row
+    )
+    setup = {
+        "draft_ids": draft_ids, "heads": shape.heads, "head_dim": shape.head_dim, "sa_kv_heads": drafter.keys.shape[1],
+        "max_context": MAX_CONTEXT, "lookup": lookup, "null_row": None if null_row is None else flat(null_row),
+    }  # fmt: skip
+    sampling = rng.choice([Sampling(), Sampling(0.8, seed=rng.randrange(2**40)), Sampling(1.0, seed=number)])
+    text = [rng.randrange(VOCAB) for _ in range(rng.choice([1, 7, 40, 90]))]
+    steps: list[list[Any]] = []
+    for _ in range(12):
+        call = rng.choices(["draft", "ahead", "rows", "write", "keep"], [6, 3, 3, 1, 1])[0]
+        if call == "draft":
+            tree_shape = TreeShape(
+                rng.choice([1, 8, 32]), rng.randrange(1, 9), rng.choice([1, 4, 8]), rng.choice([0.0, 0.05, 0.3])
+            )
+            draft = drafter.draft(text, sampling, tree_shape)
+            steps.append([call, list(text), settings(sampling), asdict(tree_shape), told(draft)])
+            if rng.random() < 0.3:
+                steps.append(ahead(drafter, rng))
+            text = text + went_on(draft.tree, rng)
+            if rng.random() < 0.2:
+                text = text[: rng.randrange(1, len(text) + 1)]
+            text = text[: MAX_CONTEXT - 1]
+        elif call == "ahead":
+            steps.append(ahead(drafter, rng))
+        elif call == "rows":
+            first = rng.randrange(len(text))
+            positions = list(range(first, min(len(text), first + rng.randrange(1, 5))))
+            rows = rng_rows(rng, len(positions), shape)
+            drafter.add_rows(np.array(positions), rows)
+            steps.append([call, positions, flat(rows)])
+        elif call == "write":
+            token, probability = drafter.next_token(text, sampling)
+            steps.append([call, list(text), settings(sampling), token, probability])
+            text = [*text, token][: MAX_CONTEXT - 1]
+        else:
+            length = rng.randrange(len(text))
+            drafter.keep_rows(length)
+            steps.append([call, length])
+    return {"setup": setup, "steps": steps}
+
+
+def ahead(drafter: Drafter, rng: random.Random) -> list[Any]:
+    """Three steps ahead at most."""
+    shape, left = TreeShape(16, 4, rng.choice([2, 8])), iter([False, False, False, True])
+    return ["ahead", asdict(shape), drafter.draft_ahead(shape, lambda: next(left))]
+
+
+def went_on(tree: TokenTree, rng: random.Random) -> list[int]:
+    """Part of a path of the tree, and a token of another's choice or of a child's."""
+    nodes = [node for node in range(len(tree)) if rng.random() < 0.3]
+    path = tree.path(rng.choice(nodes)) if nodes else []
+    children = tree.children[(path[-1] if path else ROOT) + 1]
+    bonus = rng.choice(list(children)) if children and rng.random() < 0.5 else rng.randrange(VOCAB)
+    return [*(tree.tokens[node] for node in path), bonus]
+
+
+def told(draft: Draft) -> dict[str, Any]:
+    return {
+        "tokens": list(draft.tree.tokens), "parents": list(draft.tree.parents), "scores": list(draft.scores),
+        "steps": draft.steps, "ahead": draft.ahead, "kept": draft.kept,
+    }  # fmt: skip
+
+
+def settings(sampling: Sampling) -> dict[str, Any]:
+    return msgspec.structs.asdict(sampling)
+
+
+def rng_rows(rng: random.Random, count: int, shape: RowShape) -> Floats:
+    """Rows of sixteenths, which float32 holds exactly."""
+    values = [rng.randrange(-64, 64) / 16 for _ in range(count * 2 * shape.heads * shape.head_dim)]
+    return np.array(values, np.float32).reshape(count, 2, *shape)
+
+
+def flat(rows: Floats) -> list[float]:
+    return [float(value) for value in rows.ravel()]
+
+
+def pace_vectors() -> list[dict[str, Any]]:
+    """Measurements one after another, and what follows from each."""
+    return [measured(number) for number in range(12)]
+
+
+def measured(number: int) -> dict[str, Any]:
+    rng = random.Random(number)
+    pace = Pace()
+    controller = Controller(pace, rng.choice([None, None, None, "tree", "stream"]))
+    curve = CostCurve((1, 16, 64), (0.02, 0.03, 0.08))
+    steps: list[list[Any]] = []
+    for _ in range(40):
+        tree, scores = random_tree(rng)
+        call = rng.choice(["linked", "drafted", "verified", "verified", "streamed", "foreseen", "waited"])
+        arguments: list[Any]
+        if call == "linked":
+            costs = rng.choice([b"", curve.pack()])
+            arguments = [costs.hex(), rng.uniform(0, 0.3)]
+            pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs), arguments[1])
+        elif call == "drafted":
+            arguments = [rng.uniform(0, 0.1), rng.randrange(4)]
+            pace.drafted(*arguments)
+        elif call == "verified":
+            path = tree.path(rng.choice([ROOT, *range(len(tree))]))
+            sent = scores if rng.random() < 0.8 else []
+            arguments = [list(tree.tokens), list(tree.parents), sent, path, rng.uniform(0, 0.5), rng.choice([0, 0.03]),
+                         rng.uniform(0, 0.02)]  # fmt: skip
+            pace.verified(tree, *arguments[2:])
+        elif call == "streamed":
+            arguments = [rng.uniform(0, 0.2), rng.choice([0, 0.02])]
+            pace.streamed(*arguments)
+        else:
+            arguments = [rng.randrange(1, 8) if call == "foreseen" else rng.uniform(0, 0.05)]
+            getattr(pace, call)(*arguments)
+        choice = rng.choice(["begin", "choose", "choose", "choose"])
+        steps.append([call, arguments, {
+            "tree_rate": pace.tree_rate(), "stream_rate": pace.stream_rate(), "gain": pace.gain(),
+            "tree": [list(tree.tokens), list(tree.parents), scores], "nodes": pace.worth_sending(tree, scores),
+            "call": choice, "mode": getattr(controller, choice)(),
+        }])  # fmt: skip
+    return {"pinned": controller.pinned, "steps": steps}
+
+
+def random_tree(rng: random.Random) -> tuple[TokenTree, list[float]]:
+    tokens, parents = list[int](), list[int]()
+    for node in range(rng.randrange(12)):
+        tokens.append(node)
+        parents.append(rng.randrange(-1, node))
+    tree = TokenTree(tuple(tokens), tuple(parents))
+    return tree, sorted((-rng.expovariate(1.0) for _ in tokens), reverse=True)

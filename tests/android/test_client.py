@@ -1,0 +1,299 @@
+"""The Kotlin runtime against a real verifier process: the oracle's text, whatever happens to link and server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.links import EmulatedLink
+from cloud.process import VerifierProcess
+from models.target import load_target
+from protocol.sampling import Sampling
+from tests.android.device import MAX_CONTEXT, Device, Screen, verifier_of, words
+from tests.tiny import plain_decode
+
+MAX_NEW = 40
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.7, seed=11),
+    Sampling(temperature=1.0, seed=12),
+    Sampling(temperature=1.0, top_p=0.9, top_k=40, seed=13),
+]
+PROMPTS = [[1, 20, 30, 40], [1, *range(60, 90)], [1, 5]]
+
+
+@pytest.fixture(scope="module")
+def truth(folders: dict[str, Path]) -> Callable[[int, int], list[int]]:
+    """The answer to a prompt under a sampling, by their numbers: plain decoding."""
+    model = load_target(str(folders["target"]), "float64").model
+
+    @cache
+    def decode(prompt: int, sampling: int) -> list[int]:
+        return plain_decode(model, PROMPTS[prompt], SAMPLINGS[sampling], MAX_NEW, max_context=MAX_CONTEXT)
+
+    return decode
+
+
+@asynccontextmanager
+async def linked(
+    classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess, **settings: Any
+) -> AsyncIterator[tuple[Device, EmulatedLink]]:
+    async with (
+        EmulatedLink(verifier.port) as link,
+        Device(classpath, folders["bundle"], link.address, **settings) as device,
+    ):
+        yield device, link
+
+
+def check(screen: Screen, wanted: list[int]) -> None:
+    """The oracle's text, all of it verified, every token written alone accounted for."""
+    end = screen.end
+    assert end["token_ids"] == screen.tokens == wanted and screen.verified == len(wanted)
+    assert end["reason"] in ("stop", "length") and end["verified"] == words(wanted) and not end["provisional"]
+    stats = end["stats"]
+    assert stats["tokens"] == len(wanted) and stats["kept"] + stats["rolled_back"] == stats["provisional"]
+
+
+@pytest.mark.parametrize("mode", [None, "TREE", "STREAM"])
+def test_text_is_the_oracles(
+    classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess, truth: Any, mode: str | None
+) -> None:
+    async def run() -> list[Screen]:
+        screens = []
+        async with linked(classpath, folders, verifier, mode=mode) as (device, _):
+            for prompt in range(len(PROMPTS)):
+                for sampling in range(len(SAMPLINGS)):
+                    wanted = truth(prompt, sampling)
+                    script = [*PROMPTS[prompt], *wanted] if prompt else []
+                    device.ask(PROMPTS[prompt], SAMPLINGS[sampling], MAX_NEW, script=script)
+                    screens.append(await device.watch())
+                    check(screens[-1], wanted)
+        return screens
+
+    stats = [screen.end["stats"] for screen in asyncio.run(run())]
+    if mode == "TREE":
+        assert sum(stat["streamed"] for stat in stats) == 0
+        assert sum(stat["tau"] for stat in stats[4:]) / len(stats[4:]) > 2  # a foreseen text comes in long paths
+        assert sum(stat["ahead_hits"] for stat in stats) > 0
+    if mode == "STREAM":
+        assert sum(stat["streamed"] for stat in stats) > 0
+    assert all(stat["bytes_up"] > 0 and stat["bytes_down"] > 0 for stat in stats)
+
+
+def test_no_token_is_lost_in_fifty_answers_with_faults(
+    classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess, truth: Any
+) -> None:
+    rng = random.Random(0)
+    faults: dict[str, int] = {}
+
+    async def mishap(link: EmulatedLink, kind: str, seconds: float) -> None:
+        if kind == "reset":
+            link.cut()
+        elif kind == "half-open":
+            link.silent = True
+            await asyncio.sleep(seconds)
+            link.silent = False
+            link.cut()
+        elif kind == "silence":
+            link.silent = True  # what is swallowed never comes, though the sockets live on
+            await asyncio.sleep(seconds)
+            link.silent = False
+        else:
+            link.held = True
+            await asyncio.sleep(seconds)
+            link.held = False
+
+    async def run() -> list[Screen]:
+        screens = []
+        async with linked(classpath, folders, verifier) as (device, link):
+            link.delay = 0.003
+            for number in range(50):
+                prompt, sampling = rng.randrange(len(PROMPTS)), rng.randrange(len(SAMPLINGS))
+                wanted = truth(prompt, sampling)
+                kind, at = rng.choice(["reset", "half-open", "silence", "held"]), rng.randrange(1, 12)
+                seconds, tasks = rng.uniform(0.05, 0.7), list[asyncio.Task[None]]()
+
+                async def each(screen: Screen) -> None:
+                    if len(screen.events) == at:  # noqa: B023 - the answer ends before the next begins
+                        faults[kind] = faults.get(kind, 0) + 1  # noqa: B023
+                        tasks.append(asyncio.create_task(mishap(link, kind, seconds)))  # noqa: B023
+
+                script = [*PROMPTS[prompt], *wanted] if number % 2 else []
+                device.ask(PROMPTS[prompt], SAMPLINGS[sampling], MAX_NEW, script=script)
+                screens.append(await device.watch(each))
+                await asyncio.gather(*tasks)
+                check(screens[-1], wanted)
+        return screens
+
+    stats = [screen.end["stats"] for screen in asyncio.run(run())]
+    assert sum(faults.values()) >= 40 and len(faults) == 4
+    assert sum(stat["provisional"] for stat in stats) > 50 and sum(stat["kept"] for stat in stats) > 0
+    assert sum(stat["rolled_back"] for stat in stats) > 0 and sum(stat["stalls"] for stat in stats) > 5
+
+
+def test_verifier_killed_or_ended_and_started_again(
+    classpath: list[Path], folders: dict[str, Path], truth: Any
+) -> None:
+    server = verifier_of(folders)
+    server.start()
+    server.wait_ready()
+    downs: list[int] = []
+    end = [server.stop, server.kill]
+
+    async def each(screen: Screen) -> None:
+        if len(screen.events) == 3 and not downs:
+            downs.append(1)
+            await asyncio.to_thread(end.pop())
+        if len(screen.tokens) > screen.verified and len(downs) == 1:
+            downs.append(2)
+            server.start()
+            await asyncio.to_thread(server.wait_ready)
+
+    async def run() -> None:
+        async with Device(classpath, folders["bundle"], server.address) as device:
+            for sampling in (0, 2):
+                downs.clear()
+                wanted = truth(1, sampling)
+                device.ask(PROMPTS[1], SAMPLINGS[sampling], MAX_NEW)
+                check(await device.watch(each), wanted)
+
+    try:
+        asyncio.run(run())
+    finally:
+        server.stop()
+
+
+def test_an_app_that_is_killed_goes_on(
+    classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess, truth: Any
+) -> None:
+    """Killed while it writes alone; another process takes the record up, and the text is the oracle's."""
+    wanted = truth(1, 1)
+
+    async def run() -> None:
+        async with EmulatedLink(verifier.port) as link:
+            device = Device(classpath, folders["bundle"], link.address)
+            async with device:
+                device.ask(PROMPTS[1], SAMPLINGS[1], MAX_NEW, script=[*PROMPTS[1], *wanted[:20]])
+                screen, record = Screen(), None
+                while record is None:
+                    event = await device.hear()
+                    if event["event"] == "record":
+                        record = event["record"]
+                        continue
+                    screen.show(event)
+                    if screen.verified > 3:
+                        link.silent = True
+                    if len(screen.tokens) - screen.verified == 5:
+                        device.say("record")
+                assert device.process
+                device.process.kill()
+                await device.process.wait()
+            link.silent = False
+            told = json.loads(record)
+            answer = told["committed"] + told["provisional"]
+            assert told["committed"] == wanted[: len(told["committed"])] and len(told["provisional"]) >= 5
+            async with Device(classpath, folders["bundle"], link.address) as device:
+                device.ask([], record=record)
+                screen = Screen(list(answer), len(told["committed"]))
+                screen = await device.watch(screen=screen)
+                assert screen.tokens == screen.end["token_ids"] == wanted and screen.verified == len(wanted)
+
+    asyncio.run(run())
+
+
+def test_policies(classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess, truth: Any) -> None:
+    wanted = truth(0, 0)
+
+    async def alone() -> None:
+        async with Device(classpath, folders["bundle"], None) as device:
+            device.ask(PROMPTS[0], script=[*PROMPTS[0], *wanted])
+            end = (await device.watch()).end
+            assert end["reason"] == "unverified" and end["verified"] == "" and end["stats"]["provisional"] == MAX_NEW
+
+    async def device_first() -> None:
+        async with linked(classpath, folders, verifier, writer="PREFER_DEVICE") as (device, _):
+            for number in (0, 2):
+                device.ask(PROMPTS[1], SAMPLINGS[number], MAX_NEW)
+                screen = await device.watch()
+                check(screen, truth(1, number))
+                assert screen.end["stats"]["provisional"] > 0
+
+    async def kept() -> None:
+        async with linked(classpath, folders, verifier, on_return="KEEP") as (device, link):
+            link.held = True
+
+            async def each(screen: Screen) -> None:
+                link.held = len(screen.tokens) < 6
+
+            device.ask(PROMPTS[1], max_new=30)
+            end = (await device.watch(each)).end
+            assert end["stats"]["adopted"] > 0 and end["stats"]["rolled_back"] == 0
+
+    async def paused() -> None:
+        async with linked(classpath, folders, verifier) as (device, link):
+            link.silent = True
+            asked = False
+
+            async def each(screen: Screen) -> None:
+                nonlocal asked
+                if len(screen.tokens) == 3 and not asked:
+                    device.say("pause")
+                if screen.events[-1].get("detail") == "paused: asked":
+                    asked = True
+                    count = len(screen.tokens)
+                    await asyncio.sleep(0.3)
+                    device.say("proceed")
+                    assert len(screen.tokens) == count
+                    link.silent = False
+
+            device.ask(PROMPTS[0])
+            check(await device.watch(each), wanted)
+            assert asked
+
+    for case in (alone, device_first, kept, paused):
+        asyncio.run(case())
+
+
+def test_stop_strings_end_the_answer(
+    classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess, truth: Any
+) -> None:
+    wanted = truth(1, 0)
+
+    async def run() -> None:
+        async with linked(classpath, folders, verifier) as (device, _):
+            device.ask(PROMPTS[1], SAMPLINGS[0], MAX_NEW, stop=[f"w{wanted[9]}"])
+            end = (await device.watch(screen=Screen(texts=False))).end
+            first = wanted.index(wanted[9])
+            assert end["reason"] == "stop" and end["verified"].strip() == words(wanted[:first])
+
+    asyncio.run(run())
+
+
+def test_what_will_never_do_is_refused(
+    classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in folders["bundle"].iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    manifest = json.loads((other / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps({**manifest, "drafter_hash": "0" * 16}))
+
+    async def answer(bundle: Path, server: str) -> Screen:
+        async with Device(classpath, bundle, server) as device:
+            if "192" not in server:
+                device.ask(PROMPTS[0])
+            return await device.watch()
+
+    refused = asyncio.run(answer(other, verifier.address)).events[-1]
+    assert refused["event"] == "refused" and "drafter" in refused["text"]
+    refused = asyncio.run(answer(folders["bundle"], "ws://192.0.2.1:8765")).events[-1]
+    assert "clear text" in refused["text"] and "wss://" in refused["text"]

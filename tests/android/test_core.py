@@ -1,0 +1,55 @@
+"""android_demo/core: it compiles against Android's own API, and its tests pass on the desktop JVM."""
+
+from __future__ import annotations
+
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from android_demo.ci import core
+from tests.android.make_vectors import FOLDER, MAKERS
+
+#: the longest file that still reads in one go
+LINES = 320
+
+
+def close(one: Any, other: Any) -> bool:
+    """Equal, numbers up to what another machine's exp and log may differ by."""
+    if isinstance(one, float) and isinstance(other, float | int):
+        return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-6)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(close, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(close(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_vectors_are_up_to_date(name: str) -> None:
+    recorded = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    assert close(recorded, json.loads(json.dumps(MAKERS[name]()))), "run: python -m tests.android.make_vectors"
+
+
+def test_kotlin_tests_pass(classpath: list[Path], tmp_path: Path) -> None:
+    core.run_tests(classpath, tmp_path)
+    suites = [ElementTree.parse(file).getroot() for file in tmp_path.glob("*.xml")]
+    assert sum(int(suite.get("tests", 0)) for suite in suites) >= 14
+    assert sum(int(suite.get("skipped", 0)) for suite in suites) == 0
+
+
+def test_every_file_is_short_and_none_knows_android_or_the_desktop() -> None:
+    files = sorted((core.SOURCES / "main").rglob("*.kt"))
+    assert len(files) > 10
+    for file in files:
+        source = file.read_text(encoding="utf-8")
+        assert len(source.splitlines()) <= LINES, file
+        assert "import android" not in source, file
+
+
+def test_no_line_is_too_long() -> None:
+    for file in core.SOURCES.rglob("*.kt"):
+        assert max(map(len, file.read_text(encoding="utf-8").splitlines())) <= 120, file
