@@ -33,11 +33,11 @@ internal class Candidates(private val draftIds: IntArray, private val lookup: Lo
      */
     fun best(logits: FloatArray, row: Int, path: List<Int>, position: Int, sampling: Sampling): List<Candidate> {
         val vocab = draftIds.size
-        val x = logits.copyOfRange(row * vocab, (row + 1) * vocab)
-        if (!sampling.greedy) for (column in x.indices) x[column] /= sampling.temperature.toFloat()
+        val scale = if (sampling.greedy) 1f else sampling.temperature.toFloat()
+        val x = DoubleArray(vocab) { (logits[row * vocab + it] / scale).toDouble() }
         val high = x.max()
-        val total = high + ln(x.sumOf { exp((it - high).toDouble()) })
-        val likeliest = likeliest(x, minOf(if (sampling.greedy) CHILDREN else CANDIDATES, vocab))
+        val total = high + ln(x.sumOf { quickExp(it - high) })
+        val likeliest = largest(x, minOf(if (sampling.greedy) CHILDREN else CANDIDATES, vocab))
         val ids = IntArray(likeliest.size + 1) { draftIds[likeliest.getOrElse(it) { 0 }] }
         val law = DoubleArray(ids.size) { Double.NEGATIVE_INFINITY }
         for ((index, column) in likeliest.withIndex()) law[index] = x[column] - total
@@ -49,8 +49,9 @@ internal class Candidates(private val draftIds: IntArray, private val lookup: Lo
             for (index in law.indices) law[index] -= most
             normalise(law)
         }
-        val order = law.indices.filter { it < likeliest.size || law[it] > Double.NEGATIVE_INFINITY }
-        return order.sortedByDescending { law[it] }.take(minOf(CHILDREN, vocab)).map { Candidate(ids[it], law[it]) }
+        // there is one place more than children, so that an empty last place is none of them
+        val best = largest(law, minOf(CHILDREN, vocab)).sortedByDescending { law[it] }
+        return best.map { Candidate(ids[it], law[it]) }
     }
 
     /**
@@ -69,35 +70,6 @@ internal class Candidates(private val draftIds: IntArray, private val lookup: Lo
         val own = if (column >= 0) rest + logQ(column) else Double.NEGATIVE_INFINITY
         ids[ids.lastIndex] = guess.token
         law[law.lastIndex] = logAddExp(own, ln(guess.weight))
-    }
-
-    /** The columns of the [count] largest values, in the order of the vocabulary; of equals the first. */
-    private fun likeliest(x: FloatArray, count: Int): IntArray {
-        val bound = x.copyOf().let { select(it, it.size - count) }
-        var equals = count - x.count { it > bound }
-        return x.indices.filter { x[it] > bound || (x[it] == bound && equals-- > 0) }.toIntArray()
-    }
-
-    /** The value that would stand at [place] if [x] were sorted; [x] is rearranged (Hoare's quickselect). */
-    private fun select(x: FloatArray, place: Int): Float {
-        var low = 0
-        var high = x.lastIndex
-        while (low < high) {
-            val pivot = x[(low + high) ushr 1]
-            var left = low
-            var right = high
-            while (left <= right) {
-                while (x[left] < pivot) left++
-                while (x[right] > pivot) right--
-                if (left <= right) {
-                    val value = x[left]
-                    x[left++] = x[right]
-                    x[right--] = value
-                }
-            }
-            if (place <= right) high = right else if (place >= left) low = left else break
-        }
-        return x[place]
     }
 
     /** ln(e^one + e^other). */

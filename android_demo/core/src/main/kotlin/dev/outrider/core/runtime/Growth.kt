@@ -62,8 +62,8 @@ internal class Growth(val base: Int) {
 
     /** The score to exceed for a place among the [nodes] best down to level [depth]; -inf while there are fewer. */
     fun worstOfBest(nodes: Int, depth: Int): Double {
-        val shallow = scores.filterIndexed { node, _ -> depths[node] <= depth }
-        return if (shallow.size < nodes) Double.NEGATIVE_INFINITY else shallow.sorted()[shallow.size - nodes]
+        val shallow = scores.filterIndexed { node, _ -> depths[node] <= depth }.toDoubleArray()
+        return if (shallow.size < nodes) Double.NEGATIVE_INFINITY else nthLargest(shallow, nodes)
     }
 
     /** Nodes from below the root down to [node]. */

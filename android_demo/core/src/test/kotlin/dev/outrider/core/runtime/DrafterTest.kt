@@ -6,6 +6,8 @@ import dev.outrider.core.protocol.RowShape
 import dev.outrider.core.protocol.Sampling
 import dev.outrider.core.protocol.TokenTree
 import dev.outrider.core.protocol.Welcome
+import kotlin.math.exp
+import kotlin.random.Random
 import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertFailsWith
@@ -65,6 +67,22 @@ class DrafterTest {
         assertEquals(TokenTree(), drafter.draft(List(8) { 1 }, Sampling(), TreeShape()).tree)
         assertEquals(1, drafter.draft(List(7) { 1 }, Sampling(), TreeShape(gain = 0.0)).tree.depths.max())
         assertEquals(0, drafter.draftAhead(TreeShape()) { false })
+    }
+
+    @Test
+    fun theLargestAreFound() {
+        val random = Random(1)
+        repeat(200) {
+            val values = DoubleArray(random.nextInt(1, 60)) { random.nextInt(20).toDouble() }
+            val count = random.nextInt(1, values.size + 1)
+            assertEquals(values.sortedDescending()[count - 1], nthLargest(values, count))
+            val wanted = values.indices.sortedByDescending { values[it] }.take(count).sorted()
+            assertEquals(wanted, largest(values, count).toList())
+        }
+        for (x in listOf(0.0, -1e-9, -0.3, -0.7, -1.0, -25.0, -300.0, -699.0)) {
+            assertEquals(1.0, quickExp(x) / exp(x), 1e-8)
+        }
+        assertEquals(0.0, quickExp(Double.NEGATIVE_INFINITY))
     }
 
     @Test
