@@ -23,6 +23,7 @@ from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.terminal import Journal, show_answer, summary
 from edge_runtime.transport import Server
+from edge_runtime.worker import DrafterFailed
 
 EPILOG = """\
 Verified text is plain; text the device wrote alone is yellow and underlined until the verifier has seen it.
@@ -286,7 +287,7 @@ def main(argv: list[str] | None = None) -> int:
         bundle = open_bundle(options.bundle)
         with open_server(options, bundle) as server:
             return asyncio.run(run(options, bundle, server))
-    except (BundleError, LinkRefused, LocalError, ValueError) as error:
+    except (BundleError, DrafterFailed, LinkRefused, LocalError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

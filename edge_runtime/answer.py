@@ -42,7 +42,7 @@ from edge_runtime.link import Arrived, LinkDown, LinkEvent, LinkRefused, LinkUp
 from edge_runtime.pace import Controller
 from edge_runtime.session import Session
 from edge_runtime.transport import Transport
-from edge_runtime.worker import DrafterThread
+from edge_runtime.worker import DrafterFailed, DrafterThread
 from protocol.text import Detokeniser, StopStrings
 from protocol.tree import MAX_NODES, ROOT, TokenTree
 from protocol.wire import Verdict, Verify
@@ -108,13 +108,14 @@ class Answer:
 
     def __init__(
         self, session: Session, link: Transport | None, worker: DrafterThread,
-        inbox: asyncio.Queue[LinkEvent | Drafted], shape: TreeShape, decode: Callable[[list[int]], str],
+        inbox: asyncio.Queue[LinkEvent | Drafted | DrafterFailed], shape: TreeShape, decode: Callable[[list[int]], str],
         stops: Sequence[str], ahead: bool, controller: Controller, shaping: bool,
     ) -> None:  # fmt: skip
         self.session, self.link, self.worker, self.inbox = session, link, worker, inbox
         self.shape, self.stops, self.ahead, self.shaping = shape, stops, ahead, shaping
         self.controller, self.pace = controller, controller.pace
         self.loop = asyncio.get_running_loop()
+        worker.failed = self._drafter_failed
         self.stats = AnswerStats()
         self.text = AnswerText(decode, stops)
         self.pending: list[Event] = []
@@ -129,14 +130,14 @@ class Answer:
     async def run(self) -> AsyncIterator[Event]:
         session, link = self.session, self.link
         up, down = (link.traffic.up, link.traffic.down) if link else (0, 0)
+        self.text.commit(session.committed[len(session.prompt) :])
+        self.text.rebase(session.provisional)
         self._state("connecting", link.url if link else "no server given")
         while not self.inbox.empty():  # what happened between two answers shows in the link's state
             if isinstance(news := self.inbox.get_nowait(), LinkUp):
                 self.pace.linked(news.welcome, news.rtt)
         if link and link.refused:
             raise link.refused
-        self.text.commit(session.committed[len(session.prompt) :])
-        self.text.rebase(session.provisional)
         if self._chooses:
             session.mode = self.controller.begin()
         await self._do(session.start(self._now()))
@@ -170,9 +171,11 @@ class Answer:
         """Wait for the link, the drafter or the clock, whichever is first, and feed the session."""
         wake = self.session.wake_at()
         timeout = None if wake is None or math.isinf(wake) else max(0.0, wake - self._now())
+        event = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                await self._feed(await self.inbox.get())
+                event = await self.inbox.get()
+        await self._feed(event)
         await self._do(self.session.tick(self._now()))
 
     async def _feed(self, event: object) -> None:
@@ -202,8 +205,13 @@ class Answer:
                     await self._do(session.message(message, now))
                     if isinstance(message, Verdict) and self._chooses and not session.finished:
                         await self._do(session.set_mode(self.controller.choose(), now))
-            case LinkRefused() as refused:
-                raise refused
+            case LinkRefused() | DrafterFailed() as error:
+                raise error
+
+    def _drafter_failed(self, error: Exception) -> None:
+        failure = DrafterFailed(f"the drafter's engine failed: {error}")
+        failure.__cause__ = error
+        self.loop.call_soon_threadsafe(self.inbox.put_nowait, failure)
 
     @property
     def _chooses(self) -> bool:

@@ -24,7 +24,7 @@ from edge_runtime.policy import Mode, Policy
 from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.transport import Server, Transport
-from edge_runtime.worker import DrafterThread
+from edge_runtime.worker import DrafterFailed, DrafterThread
 from protocol.sampling import Sampling
 from protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
 
@@ -70,7 +70,7 @@ class EdgeRuntime:
         )  # fmt: skip
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
         #: what happens: link events and finished drafter jobs
-        self._inbox: asyncio.Queue[LinkEvent | Drafted] = asyncio.Queue()
+        self._inbox: asyncio.Queue[LinkEvent | Drafted | DrafterFailed] = asyncio.Queue()
         self.link: Transport | None = None
         if isinstance(server, str):
             self.link = Link(server, hello, self._inbox.put_nowait, token, ca_file)
@@ -132,8 +132,8 @@ class EdgeRuntime:
 
         max_new_tokens counts verified tokens only. temperature 0 is greedy. seed: the same seed gives the same text;
         None picks one. stop: strings that end the answer; they are not part of it. Closing the iterator cancels.
-        Raises ValueError on a prompt that leaves no room, LinkRefused if the verifier serves another target or drafter,
-        or (`cloud.local.EngineFailed`) fails in this process.
+        Raises ValueError on a prompt that leaves no room, DrafterFailed where the device's engine fails, LinkRefused if
+        the verifier serves another target or drafter, or (`cloud.local.EngineFailed`) fails in this process.
         """
         if not prompt:
             raise ValueError("the prompt is empty")
@@ -146,7 +146,7 @@ class EdgeRuntime:
             raise ValueError(f"the prompt has {len(ids)} tokens; 1 to {manifest.max_context - 1} fit this bundle")
         sampling = Sampling(temperature, top_k, top_p, min_p, secrets.randbits(62) if seed is None else seed)
         self._stream = (self._stream + 1) % STREAMS
-        async for event in self._run(self._begin(ids, sampling, max_new_tokens), stop):
+        async for event in self._run(self._begin(ids, sampling, max_new_tokens), [text for text in stop if text]):
             yield event
 
     async def resume(self, record: dict[str, Any]) -> AsyncGenerator[Event, None]:

@@ -21,6 +21,7 @@ import uvicorn
 from edge_runtime.events import Event, Finished, LinkState
 from edge_runtime.link import LinkRefused
 from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.worker import DrafterFailed
 from protocol.asgi import ClientGone, Message, Receive, Send, read_body, send_events, send_json, unless_gone
 from protocol.completions import ApiError, ChatRequest, Wording, check_model, model_card, parse, usage_of
 
@@ -136,6 +137,8 @@ class _Answer:
                 yield event
         except LinkRefused as error:
             raise ApiError(502, str(error), code="verifier_refused") from None
+        except DrafterFailed as error:
+            raise ApiError(500, str(error), code="drafter_failed") from None
         finally:
             await events.aclose()  # type: ignore[attr-defined]
 

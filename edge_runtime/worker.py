@@ -8,18 +8,26 @@ from concurrent.futures import ThreadPoolExecutor
 from edge_runtime.drafter import Drafter, TreeShape
 
 
+class DrafterFailed(RuntimeError):
+    """The drafter's engine failed; the message is one line. What was verified so far has been told by events."""
+
+
 class DrafterThread:
-    """One thread owns the drafter. Any new job ends drafting ahead within one engine step."""
+    """One thread owns the drafter. Any new job ends drafting ahead within one engine step.
+
+    failed: is told, in that thread, what a job raised.
+    """
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self._pool = ThreadPoolExecutor(1, "drafter")
         self._asked = 0
+        self.failed: Callable[[Exception], None] = lambda error: None
 
     def submit(self, job: Callable[[], object]) -> None:
         """Run `job` behind those that were submitted before."""
         self._asked += 1
-        self._pool.submit(job)
+        self._pool.submit(self._run, job)
 
     def draft_ahead(self, shape: TreeShape, wanted: Callable[[], bool], done: Callable[[int], None]) -> None:
         """Grow the last tree on while it is `wanted` and no job waits; `done` gets the number of nodes expanded."""
@@ -28,7 +36,13 @@ class DrafterThread:
         def work() -> None:
             done(self.drafter.draft_ahead(shape, lambda: self._asked != asked or not wanted()))
 
-        self._pool.submit(work)
+        self._pool.submit(self._run, work)
+
+    def _run(self, job: Callable[[], object]) -> None:
+        try:
+            job()
+        except Exception as error:
+            self.failed(error)
 
     def close(self) -> None:
         """Wait for what is under way, and end."""

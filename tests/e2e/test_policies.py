@@ -11,10 +11,12 @@ import pytest
 
 from benchmarks.links import EmulatedLink
 from edge_runtime.bundle import Bundle
+from edge_runtime.engines import open_engine
 from edge_runtime.events import Adopted, Event, Finished, LinkState, Provisional, Verified
 from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.timing import Patience
+from edge_runtime.worker import DrafterFailed
 from protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, PATIENCE, Screen, answer, make_verifier, oracle
@@ -250,3 +252,43 @@ def test_a_stop_string_in_adopted_text_ends_the_answer(folders: Folders, bundle:
     with serve(make_verifier(folders)) as address:
         end, screen = asyncio.run(run(address))
     assert end.reason == "stop" and end.token_ids == screen.tokens and end.stats.adopted == len(end.token_ids)
+
+
+class Failing:
+    """An engine that works for some steps."""
+
+    def __init__(self, engine: Any, steps: int) -> None:
+        self.engine, self.left = engine, steps
+
+    def step(self, *inputs: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise MemoryError("out of memory")
+        return self.engine.step(*inputs)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_engine_that_fails_ends_the_answer_with_one_line(folders: Folders, bundle: Bundle, alone: bool) -> None:
+    async def run(address: str) -> None:
+        engine = Failing(open_engine(bundle, None, 1), 3)
+        async with EdgeRuntime(
+            bundle, None if alone else address, patience=PATIENCE, engine=engine, mode="tree"
+        ) as runtime:
+            with pytest.raises(DrafterFailed, match="engine failed: out of memory"):
+                async with asyncio.timeout(20):
+                    await run_with(runtime)
+            engine.left = 10**6
+            end, _, _ = await run_with(runtime)
+            assert end.reason == ("unverified" if alone else "stop") or len(end.token_ids) == MAX_NEW
+
+    with serve(make_verifier(folders)) as address:
+        asyncio.run(run(address))
+
+
+def test_empty_stop_strings_stop_nothing(folders: Folders, bundle: Bundle) -> None:
+    async def run(address: str) -> Finished:
+        async with EdgeRuntime(bundle, address, patience=PATIENCE) as runtime:
+            return (await run_with(runtime, stop=["", ""]))[0]
+
+    with serve(make_verifier(folders)) as address:
+        assert asyncio.run(run(address)).token_ids == oracle(folders, PROMPT, Sampling())

@@ -132,7 +132,7 @@ class EdgeRuntime(
         require(prompt.size in 1 until manifest.maxContext) {
             "the prompt has ${prompt.size} tokens; 1 to ${manifest.maxContext - 1} fit this bundle"
         }
-        return answer(request.stop) {
+        return answer(request.stop.filter(String::isNotEmpty)) {
             stream = (stream + 1) % STREAMS
             begin(prompt, request.sampling, request.maxNewTokens)
         }
