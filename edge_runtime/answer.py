@@ -175,7 +175,8 @@ class Answer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 event = await self.inbox.get()
-        await self._feed(event)
+        if event is not None:
+            await self._feed(event)
         await self._do(self.session.tick(self._now()))
 
     async def _feed(self, event: object) -> None:

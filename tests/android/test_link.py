@@ -124,10 +124,13 @@ async def whole(peer: Peer, manifest: dict[str, Any]) -> None:
     await peer.opened()
 
 
-def refuses(status: str, body: str = "") -> Script:
+def refuses(status: str, body: str = "", *fields: str) -> Script:
+    """An HTTP answer in place of a WebSocket; fields: of its head."""
+
     async def script(peer: Peer, manifest: dict[str, Any]) -> None:
         await peer.request()
-        peer.writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        head = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *fields, "", body]
+        peer.writer.write("\r\n".join(head).encode())
 
     return script
 
@@ -211,6 +214,16 @@ def test_odd_but_right_and_wrong_servers(classpath: list[Path], folders: dict[st
         wrong((0x80, b"no beginning", None), code=1002),
         wrong((0x02, b"a", None), (BINARY, b"b", None), code=1002), wrong((BINARY, b"", (1 << 20) + 1), code=1009),
         wrong((0x02, b"x" * 60000, None), (0x80, b"", (1 << 20) - 59999), code=1009), whole,
+    ]  # fmt: skip
+    asyncio.run(converse(classpath, folders["bundle"], scripts))
+
+
+def test_login_pages_are_links_that_are_down(classpath: list[Path], folders: dict[str, Path]) -> None:
+    """Once the user has signed in, the verifier answers."""
+    html, page = "Content-Type: text/html", "<html>please sign in</html>"
+    scripts = [
+        refuses("200 OK", page, html), refuses("403 Forbidden", page, html), refuses("401 Unauthorized", page),
+        refuses("302 Found", "", "Location: http://login.example/"), whole,
     ]  # fmt: skip
     asyncio.run(converse(classpath, folders["bundle"], scripts))
 

@@ -200,7 +200,7 @@ class Link(
             connection?.abort()
             connection = null
             throw when {
-                error is HandshakeRefused && error.status in setOf(401, 403) -> LinkRefused(error.text)
+                error is HandshakeRefused && error.status in setOf(401, 403) && !error.page -> LinkRefused(error.text)
                 error is IOException && late -> IOException("timed out")
                 error is WireError -> IOException(error.message)
                 else -> error

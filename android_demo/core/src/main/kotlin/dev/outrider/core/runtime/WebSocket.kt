@@ -26,11 +26,14 @@ private const val GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 private const val LONGEST_HEAD = 16 * 1024
 private const val LONGEST_BODY = 1024
 
+/** Characters of it that are told. */
+private const val LONGEST_TEXT = 200
+
 /** The other side broke RFC 6455, or closed. */
 class WebSocketError(message: String) : IOException(message)
 
-/** The other side answered the handshake with HTTP [status] and [text]. */
-class HandshakeRefused(val status: Int, val text: String) : IOException(text)
+/** The other side answered the handshake with HTTP [status] and [text]. [page]: by a web page, so it is no verifier. */
+class HandshakeRefused(val status: Int, val text: String, val page: Boolean) : IOException(text)
 
 /**
  * A client's end of a WebSocket (RFC 6455) over an open [socket]: binary messages, no extensions.
@@ -62,7 +65,7 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
         val fields = answer.drop(1).associate { line ->
             line.substringBefore(':').trim().lowercase() to line.substringAfter(':').trim()
         }
-        if (status != 101) throw HandshakeRefused(status, readBody(fields).ifEmpty { "HTTP $status" })
+        if (status != 101) throw refusal(status, fields)
         val sha1 = MessageDigest.getInstance("SHA-1").digest((key + GUID).toByteArray())
         val fits = fields["upgrade"].equals("websocket", ignoreCase = true) &&
             fields["connection"].orEmpty().split(',').any { it.trim().equals("upgrade", ignoreCase = true) } &&
@@ -163,6 +166,17 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
     }
 
     /** What an error page says, as far as its length is told. */
+    private fun refusal(status: Int, fields: Map<String, String>): HandshakeRefused {
+        val body = readBody(fields)
+        val page = "html" in fields["content-type"].orEmpty() || body.startsWith("<") || "location" in fields
+        val text = if (page) {
+            "a web page came in place of the verifier (HTTP $status); sign in to this network?"
+        } else {
+            body.lineSequence().first().take(LONGEST_TEXT).ifEmpty { "HTTP $status" }
+        }
+        return HandshakeRefused(status, text, page)
+    }
+
     private fun readBody(fields: Map<String, String>): String {
         val size = fields["content-length"]?.toIntOrNull()?.coerceIn(0, LONGEST_BODY) ?: return ""
         return String(read(size), Charsets.UTF_8).trim()
