@@ -18,8 +18,8 @@ class Policy:
     but never writes. "device-only": nobody is asked.
     on_return: "repair": the target's text replaces what differs from it. "keep": what was written stays, and the target
     goes on behind it; the text is then not the target's own.
-    offline: "continue": to the end of the answer. "pause": until the mean probability of the last tokens written falls
-    below `min_confidence`.
+    offline: "continue": to the end of the answer, or until the drafter repeats itself. "pause": until the mean
+    probability of the last tokens written falls below `min_confidence`.
     """
 
     writer: Literal["prefer-cloud", "prefer-device", "cloud-only", "device-only"] = "prefer-cloud"

@@ -409,9 +409,9 @@ class Session:
         return self._ended() or len(self.committed) >= self.limit
 
     def _full(self) -> bool:
-        """The text, provisional part included, is at its end."""
+        """The text, provisional part included, is at its end; or the drafter only repeats itself."""
         ended = self.text_over or (bool(self.provisional) and self.provisional[-1] in self.eos_ids)
-        return ended or len(self.text) >= self.limit
+        return ended or len(self.text) >= self.limit or self.text.looping(len(self.prompt))
 
     def _alone(self, due: float, now: float) -> list[Action]:
         """The target is silent: go on without it."""

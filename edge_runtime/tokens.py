@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from edge_runtime.actions import Action, Commit, RollBack
 
+#: so many tokens that stand in the answer already are a loop
+LOOP = 24
+
 
 @dataclass
 class SessionStats:
@@ -42,6 +45,14 @@ class AnswerTokens:
     def provide(self, token: int) -> None:
         self.provisional.append(token)
         self.stats.provisional += 1
+
+    def looping(self, begin: int) -> bool:
+        """The last LOOP tokens were written alone and stand in the answer, which begins at `begin`, already."""
+        tail = self.provisional[-LOOP:]
+        if len(tail) < LOOP:
+            return False
+        answer = self.committed[begin:] + self.provisional
+        return any(answer[i : i + LOOP] == tail for i in range(len(answer) - LOOP))
 
     def agreeing(self, fresh: list[int]) -> int:
         """How many of `fresh` stand in the provisional text already."""

@@ -170,10 +170,24 @@ def make_trace(number: int) -> dict[str, Any]:
     }
 
 
+def looping_trace() -> dict[str, Any]:
+    """The drafter says the same three tokens for ever, until the link is there."""
+    world = World(random.Random(COUNT), 60)
+    recording = Recording(world)
+    world.do(world.session.start(world.now))
+    world.run_job()
+    world.tick(PATIENCE.connect)
+    while world.jobs:
+        job = world.jobs.pop()
+        world.do(world.session.token_written(1 + len(world.session.provisional) % 3, 1.0, job.version, world.now))
+    world.settle()
+    return {"name": "a drafter that repeats itself", "setup": recording.setup, "steps": recording.steps}
+
+
 def traces() -> list[dict[str, Any]]:
-    return [make_trace(number) for number in range(COUNT)]
+    return [*(make_trace(number) for number in range(COUNT)), looping_trace()]
 
 
 if __name__ == "__main__":
     FILE.write_text(text(traces()), encoding="utf-8")
-    print(f"{FILE}: {COUNT} traces, {FILE.stat().st_size:,} bytes")
+    print(f"{FILE}: {COUNT + 1} traces, {FILE.stat().st_size:,} bytes")

@@ -13,6 +13,7 @@ from edge_runtime.actions import Done, DraftAhead, Send, WriteToken
 from edge_runtime.policy import Policy
 from edge_runtime.session import CONFIDENCE_WINDOW, Session
 from edge_runtime.timing import Patience
+from edge_runtime.tokens import LOOP
 from protocol.sampling import Sampling
 from protocol.tree import TokenTree
 from protocol.wire import ERR_BUSY, Error, Generate, Verify
@@ -275,6 +276,32 @@ def test_device_only_writes_to_the_end_and_asks_nobody() -> None:
     while world.jobs:
         world.run_job()
     assert world.done == "unverified" and 0 < len(world.shown) <= 6 and "Send" not in world.trace
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_a_drafter_that_repeats_itself_writes_no_more_until_the_target_is_back(period: int) -> None:
+    world = World(random.Random(0), max_new=60)
+    world.do(world.session.start(0.0))
+    world.run_job()
+    world.tick(0.2)
+    while world.jobs:
+        job = world.jobs.pop()
+        assert isinstance(job, WriteToken)
+        token = 1 + len(world.session.provisional) % period
+        world.do(world.session.token_written(token, 1.0, job.version, world.now))
+    assert len(world.session.provisional) == LOOP + period
+    world.settle()
+    assert world.shown == plain(PROMPT, 60)
+
+
+def test_a_drafter_alone_for_good_ends_where_it_repeats_itself() -> None:
+    world = World(random.Random(0), max_new=60, policy=Policy(writer="device-only"))
+    world.do(world.session.start(0.0))
+    while world.jobs:
+        job = world.jobs.pop()
+        assert isinstance(job, WriteToken)
+        world.do(world.session.token_written(1, 1.0, job.version, world.now))
+    assert world.done == "unverified" and len(world.shown) == LOOP + 1
 
 
 def test_an_unsure_drafter_pauses_and_the_targets_return_ends_it() -> None:

@@ -1,5 +1,8 @@
 package dev.outrider.core.runtime
 
+/** So many tokens that stand in the answer already are a loop. */
+private const val LOOP = 24
+
 /** Figures of one session. */
 class SessionStats {
     /** Tree rounds with a verdict, catch-up rounds not counted; draft tokens accepted and nodes sent in these. */
@@ -54,6 +57,15 @@ internal class AnswerTokens(private val prompt: List<Int>, private val stats: Se
         provisional = provisional + token
         stats.provisional++
     }
+
+    /** The last [LOOP] tokens were written alone and stand in the answer already. */
+    val looping: Boolean
+        get() {
+            val tail = provisional.takeLast(LOOP)
+            if (tail.size < LOOP) return false
+            val all = answer + provisional
+            return (0 until all.size - LOOP).any { all.subList(it, it + LOOP) == tail }
+        }
 
     /** How many of [fresh] stand in the provisional text already. */
     fun agreeing(fresh: List<Int>): Int = fresh.zip(provisional).takeWhile { (one, other) -> one == other }.size

@@ -89,4 +89,4 @@ internal fun Session.weigh(sure: Double): List<Action> {
 }
 
 /** The text, provisional part included, is at its end. */
-private fun Session.full() = textOver || provisional.lastOrNull() in eosIds || text.size >= limit
+private fun Session.full() = textOver || provisional.lastOrNull() in eosIds || text.size >= limit || text.looping
