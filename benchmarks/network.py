@@ -10,7 +10,7 @@ same with the drafter beside the target; `token` a call for each token; `control
 `device` the drafter alone, unverified. The modes take turns with every question, so that a disturbance meets all of
 them. --step-ms lets every step of the target take at least so long, to stand for a larger one; the tables say so.
 --sweep compares the device's tree shaping with trees of fixed sizes. --cuts breaks the link at random moments of random
-answers (resets and silences) and compares every answer with the target's own.
+answers (resets and silences), compares every answer with the target's own, and fails where one differs.
 """
 
 from __future__ import annotations
@@ -264,6 +264,11 @@ async def break_answers(bench: Bench, stack: AsyncExitStack) -> Figures:
     }  # fmt: skip
 
 
+def harmed(figures: Figures) -> int:
+    """Answers and screens that --cuts left other than the target's; these make the command fail."""
+    return int(figures.get("answers_that_differ", 0) + figures.get("screens_that_differ", 0))
+
+
 async def _break(link: EmulatedLink, rng: random.Random) -> None:
     while True:
         await asyncio.sleep(rng.expovariate(1 / 0.8))
@@ -390,12 +395,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 140)
 
+    bad: list[int] = []
+
     def show_all(figures: Figures) -> None:
         show(figures, console)
+        bad.append(harmed(figures))
         if options.plot and "profiles" in figures:
             plot(figures, options.plot)
 
-    return conclude(lambda: asyncio.run(measure(options, console)), show_all, options.json, console)
+    return conclude(lambda: asyncio.run(measure(options, console)), show_all, options.json, console) or int(any(bad))
 
 
 if __name__ == "__main__":

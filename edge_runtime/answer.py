@@ -47,9 +47,6 @@ from protocol.text import Detokeniser, StopStrings
 from protocol.tree import MAX_NODES, ROOT, TokenTree
 from protocol.wire import Verdict, Verify
 
-#: a stream is compared with a tree once in so many tokens
-SHADOW_TOKENS = 16
-
 
 @dataclass(frozen=True)
 class Drafted:
@@ -356,7 +353,7 @@ class Answer:
                 self.pace.foreseen(accepted + 1)
                 self.shadow = None
         streaming = session.flight is not None and session.flight.tree is None
-        if not streaming or not self._chooses or session.stats.streamed % SHADOW_TOKENS:
+        if not streaming or not self._chooses or session.stats.streamed % self.pace.compare_every():
             return
         prefix, drafter, shape = list(session.committed), self.worker.drafter, self._shape(MAX_NODES, self.shape.depth)
 

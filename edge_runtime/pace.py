@@ -29,6 +29,8 @@ MARGIN = 1.1
 TIMES = 2
 #: bounds of what a drafting step must promise, in accepted tokens
 LEAST_GAIN, MOST_GAIN = 0.01, 0.6
+#: tokens of a stream between trees drafted beside it; where trees bring less than half of what it does
+COMPARE_EVERY, COMPARE_RARELY = 16, 64
 
 
 def _blend(old: float | None, new: float) -> float:
@@ -116,6 +118,11 @@ class Pace:
         if self.gap is not None:
             return 1 / max(1e-4, self.gap)
         return 1 / (self.step(0) + self.queue) if self.curve or self.engine else None
+
+    def compare_every(self) -> int:
+        """Tokens of a stream between trees drafted beside it for comparison: each costs the device time and energy."""
+        stream = self.stream_rate()
+        return COMPARE_RARELY if stream is not None and 2 * self.tree_rate() < stream else COMPARE_EVERY
 
     def gain(self) -> float:
         """Accepted tokens that one more drafting step must promise to be worth its time."""

@@ -184,6 +184,7 @@ def measured(number: int) -> dict[str, Any]:
         choice = rng.choice(["begin", "choose", "choose", "choose"])
         steps.append([call, arguments, {
             "tree_rate": pace.tree_rate(), "stream_rate": pace.stream_rate(), "gain": pace.gain(),
+            "compare_every": pace.compare_every(),
             "tree": [list(tree.tokens), list(tree.parents), scores], "nodes": pace.worth_sending(tree, scores),
             "call": choice, "mode": getattr(controller, choice)(),
         }])  # fmt: skip

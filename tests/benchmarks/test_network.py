@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.network import CHOICES, MODES, as_markdown, main, ratios
+from benchmarks.network import CHOICES, MODES, as_markdown, harmed, main, ratios
 from export.bundle import write_bundle
 from export.plan import Options
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
@@ -78,6 +78,11 @@ def test_answers_survive_cuts(room: Path) -> None:
     status, figures = run(room, "--profiles", "4g", "congested", "--cuts", "4", "--max-new-tokens", "60")
     assert status == 0 and figures["cuts"] >= 4 and figures["answers"] > 0
     assert figures["answers_that_differ"] == figures["screens_that_differ"] == 0
+
+
+def test_cuts_that_harm_an_answer_are_counted() -> None:
+    assert harmed({"answers_that_differ": 1, "screens_that_differ": 2}) == 3
+    assert harmed({"profiles": {}}) == 0
 
 
 def test_bad_input_is_one_line(room: Path, capsys: pytest.CaptureFixture[str]) -> None:

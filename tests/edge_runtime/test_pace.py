@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.pace import LEAST_GAIN, MARGIN, MOST_GAIN, TIMES, Controller, Pace
+from edge_runtime.pace import COMPARE_EVERY, COMPARE_RARELY, LEAST_GAIN, MARGIN, MOST_GAIN, TIMES, Controller, Pace
 from protocol.costs import MAX_POINTS, CostCurve, unpack_costs
 from protocol.tree import ROOT, TokenTree
 from protocol.wire import Welcome
@@ -181,3 +181,13 @@ def test_any_bytes_are_costs_or_none(data: bytes) -> None:
     if curve is not None:
         assert list(curve.tokens) == sorted(set(curve.tokens)) and min(curve.seconds) > 0
         assert all(curve.at(tokens) > 0 for tokens in curve.tokens)
+
+
+def test_a_stream_far_ahead_is_seldom_compared_with_trees() -> None:
+    pace = Pace()
+    assert pace.compare_every() == COMPARE_EVERY
+    pace.streamed(0.02, 0.018)
+    pace.trip, pace.tau = 0.03, 3.0
+    assert pace.compare_every() == COMPARE_EVERY
+    pace.trip = 0.3
+    assert pace.compare_every() == COMPARE_RARELY

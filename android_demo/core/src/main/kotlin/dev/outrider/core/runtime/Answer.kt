@@ -19,9 +19,6 @@ import kotlinx.coroutines.selects.onTimeout
 import kotlinx.coroutines.selects.select
 import kotlin.math.ceil
 
-/** A stream is compared with a tree once in so many tokens. */
-private const val SHADOW_TOKENS = 16
-
 /** Drives one session to its end: link, drafter and clock in, events out. [inbox]: what happens, from any thread. */
 internal class Answer(
     private val session: Session,
@@ -291,7 +288,7 @@ internal class Answer(
             }
         }
         val streaming = session.flight.let { it != null && it.tree == null }
-        if (!streaming || !chooses || session.stats.streamed % SHADOW_TOKENS != 0) return
+        if (!streaming || !chooses || session.stats.streamed % pace.compareEvery() != 0) return
         val prefix = session.committed.toList()
         val shape = shapeOf(MAX_NODES, shape.depth)
         worker.submit { inbox.trySend(News.Shadow(session, it.draft(prefix, session.sampling, shape), prefix.size)) }

@@ -30,6 +30,10 @@ private const val TIMES = 2
 private const val LEAST_GAIN = 0.01
 private const val MOST_GAIN = 0.6
 
+/** Tokens of a stream between trees drafted beside it; where trees bring less than half of what it does. */
+private const val COMPARE_EVERY = 16
+private const val COMPARE_RARELY = 64
+
 /** Seconds that nothing is faster than, so that no rate is infinite. */
 private const val INSTANT = 1e-4
 
@@ -124,6 +128,12 @@ class Pace {
     fun streamRate(): Double? {
         gap?.let { return 1 / maxOf(INSTANT, it) }
         return if (curve != null || engine != null) 1 / (step(0.0) + queue) else null
+    }
+
+    /** Tokens of a stream between trees drafted beside it for comparison: each costs the device time and energy. */
+    fun compareEvery(): Int {
+        val stream = streamRate()
+        return if (stream != null && 2 * treeRate() < stream) COMPARE_RARELY else COMPARE_EVERY
     }
 
     /** Accepted tokens that one more drafting step must promise to be worth its time. */

@@ -108,6 +108,7 @@ class DrafterTest {
                 if (stream == null) assertNull(pace.streamRate())
                 else assertEquals(stream.toDouble(), assertNotNull(pace.streamRate()), 1e-9)
                 assertEquals(wanted.double("gain"), pace.gain(), 1e-9)
+                assertEquals(wanted.int("compare_every"), pace.compareEvery())
                 val (tokens, parents, scores) = wanted.field<List<Any?>>("tree")
                 val nodes = pace.worthSending(TokenTree(ints(tokens), ints(parents)), doubles(scores))
                 assertEquals(wanted.int("nodes"), nodes)
