@@ -95,8 +95,8 @@ class EmulatedLink:
         return f"127.0.0.1:{self.port}"
 
     def cut(self) -> None:
-        """Reset every connection."""
-        self.cuts += 1
+        """Reset every connection; counted where there was one."""
+        self.cuts += bool(self._pipes)
         for pipe in list(self._pipes):
             pipe.abort()
 
