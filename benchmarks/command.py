@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,11 @@ ERRORS = (RuntimeError, OSError, ValueError, KeyError)
 
 
 def conclude(measure: Callable[[], Figures], show: Callable[[Figures], None], path: Path, console: Console) -> int:
-    """Measure, write the figures to `path` and show them. Returns the exit status."""
+    """Measure, write the figures to `path` and show them. Returns the exit status.
+
+    SIGTERM ends it as Ctrl-C does, so that no verifier is left behind.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         figures = measure()
     except ERRORS as error:
