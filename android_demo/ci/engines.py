@@ -18,7 +18,7 @@ OUTPUT = REPOSITORY / "build" / "android" / "engines"
 class Libraries:
     """Java classes and natives of ONNX Runtime and ExecuTorch, as an app ships them.
 
-    onnx_natives, fbjni_natives: folders with one folder per ABI; executorch_natives: the same.
+    *_natives: folders with one folder per ABI. onnx_desktop: ONNX Runtime of the same version for x86-64 Linux.
     """
 
     onnx_classes: Path
@@ -26,6 +26,7 @@ class Libraries:
     executorch_classes: Path
     executorch_natives: Path
     fbjni_natives: Path
+    onnx_desktop: Path
 
     @classmethod
     def fetched(cls) -> Libraries:
@@ -44,6 +45,7 @@ class Libraries:
             executorch_classes=executorch / "android" / "libs" / "classes.jar",
             executorch_natives=executorch / "third-party" / "android" / "libs" / "executorch",
             fbjni_natives=native_aar / "jni",
+            onnx_desktop=folder[onnx] / "Plugins" / "Linux" / "x64" / "libonnxruntime.so",
         )  # fmt: skip
 
     @property
@@ -56,6 +58,13 @@ def build(tools: core.Toolchain, libraries: Libraries) -> Path:
     """The classes of `engines`. No JDK on the classpath: what compiles uses nothing that Android lacks."""
     needed = [core.build(tools), tools.android, tools.coroutines, *libraries.classes]
     return core.compile_kotlin(tools, SOURCES / "main" / "kotlin", OUTPUT / "main", needed, "-no-jdk")
+
+
+def build_tests(tools: core.Toolchain, libraries: Libraries) -> list[Path]:
+    """The classpath that runs this part's test programs, without what runs the natives."""
+    needed = [build(tools, libraries), *libraries.classes, *core.build_tests(tools)]
+    flags = f"-Xfriend-paths={needed[0]},{core.build(tools)}"
+    return [core.compile_kotlin(tools, SOURCES / "test" / "kotlin", OUTPUT / "test", needed, flags), *needed]
 
 
 def _opened(pin: Pin, aar: Path) -> Path:
