@@ -10,8 +10,8 @@ import java.io.File
 class EngineError(message: String, cause: Throwable? = null) : Exception(message, cause)
 
 /**
- * What can run an engine's file. probe: a class of its library; artifact: what an app adds to have it; open: touches the
- * library, so it is called only where [probe] is there.
+ * What can run an engine's file. probe: a class of its library; artifact: what an app adds to have it; open: touches
+ * the library, so it is called only where [probe] is there.
  */
 private class Runtime(
     val probe: String,
@@ -62,7 +62,8 @@ fun openEngine(bundle: Bundle, name: String? = null, threads: Int = 2): Engine {
     return try {
         runtime.open(file, bundle, entry.maxWidth, threads)
     } catch (error: LinkageError) { // no native library for this processor, or one that the system does not load
-        throw EngineError("${runtime.artifact} does not load here: ${oneLine(error)}; ship its natives for this ABI", error)
+        val reason = oneLine(error)
+        throw EngineError("${runtime.artifact} does not load here: $reason; ship its natives for this ABI", error)
     }
 }
 
