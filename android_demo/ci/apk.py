@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from android_demo.ci import apk_zip, core, engines
+from android_demo.ci import apk_zip, core, engines, native
 from android_demo.ci.core import BuildError
 from android_demo.ci.pins import REPOSITORY, cache_folder, needed_by, read_pins, unpacked
 
@@ -81,16 +81,21 @@ def build(kind: Kind) -> Path:
     OUTPUT.mkdir(parents=True, exist_ok=True)
     resources = link_resources(tools)
     classes = [core.build(compiler), engines.build(compiler, libraries), *compile_app(compiler, libraries)]
-    annotations = compiler.stdlib.with_name("annotations-13.0.jar")  # a dependency of the stdlib
-    jars = [compiler.stdlib, annotations, compiler.coroutines, libraries.onnx_classes]
     if kind.executorch:
-        jars.append(libraries.executorch_classes)
-    dex = shrink(tools, compiler, classes, jars)
+        classes.append(native.build_compat(compiler))
+    dex = shrink(tools, compiler, classes, jars_of(compiler, libraries, kind))
     unsigned = OUTPUT / "unsigned.apk"
     apk_zip.write(unsigned, [*content(resources, dex), *natives(libraries, kind), *assets(kind.bundle)])
     sign(tools, unsigned, kind.file)
     unsigned.unlink()
     return kind.file
+
+
+def jars_of(compiler: core.Toolchain, libraries: engines.Libraries, kind: Kind) -> list[Path]:
+    """Java libraries inside the APK."""
+    annotations = compiler.stdlib.with_name("annotations-13.0.jar")  # a dependency of the stdlib
+    jars = [compiler.stdlib, annotations, compiler.coroutines, libraries.onnx_classes]
+    return [*jars, libraries.executorch_classes] if kind.executorch else jars
 
 
 def link_resources(tools: Tools) -> Path:
@@ -134,21 +139,29 @@ def compile_java(compiler: core.Toolchain, sources: Path, output: Path) -> Path:
     return output
 
 
-def shrink(tools: Tools, compiler: core.Toolchain, classes: list[Path], jars: list[Path]) -> Path:
-    """classes.dex of what is reachable under RULES; mapping.txt beside it tells the names that were shortened."""
-    packed, dex = OUTPUT / "classes.jar", OUTPUT / "dex"
+def shrink(
+    tools: Tools, compiler: core.Toolchain, classes: list[Path], jars: list[Path], output: Path = OUTPUT / "dex",
+    rules: Sequence[Path] = RULES, beside: Sequence[Path] = (),
+) -> Path:  # fmt: skip
+    """A folder with classes.dex of what `rules` let reach, and mapping.txt of the names that were shortened.
+
+    beside: jars that are there when it runs, but not in the dex.
+    """
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    packed = output / "classes.jar"
     with zipfile.ZipFile(packed, "w") as archive:
         for folder in classes:
             for path in sorted(folder.rglob("*.class")):
                 archive.write(path, path.relative_to(folder))
-    shutil.rmtree(dex, ignore_errors=True)
-    dex.mkdir()
-    rules = [argument for file in RULES for argument in ("--pg-conf", file)]
+    flags = [argument for file in rules for argument in ("--pg-conf", file)]
+    flags += [argument for file in beside for argument in ("--classpath", file)]
     run(
         ["java", "-Xmx2g", "-cp", tools.r8, "com.android.tools.r8.R8", "--release", "--min-api", versions()["minSdk"],
-         "--lib", compiler.android, *rules, "--pg-map-output", OUTPUT / "mapping.txt", "--output", dex, packed, *jars]
+         "--lib", compiler.android, *flags, "--pg-map-output", output / "mapping.txt", "--output", output, packed,
+         *jars]
     )  # fmt: skip
-    return dex
+    return output
 
 
 def content(resources: Path, dex: Path) -> Iterator[tuple[str, bytes]]:

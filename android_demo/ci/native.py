@@ -1,7 +1,7 @@
 """The Android natives of both engines, x86-64, made to run inside a desktop JVM: for tests alone.
 
 They are ordinary ELF libraries that ask for Android's C library. Here they get glibc under its own names, what glibc
-lacks from native/shim.c, and no symbol versions. Wanted: x86-64 Linux with glibc, and a C compiler.
+lacks from shim.c, and no symbol versions. Wanted: x86-64 Linux with glibc, and a C compiler.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from android_demo.ci.pins import cache_folder, needed_by, read_pins, unpacked
 
 ABI = "x86_64"
 HERE = Path(__file__).parent
-SHIM = HERE / "native" / "shim.c"
+SHIM = HERE / "shim.c"
 COMPAT = HERE / "compat"
 LIBRARIES = {"libc.so": "libc.so.6", "libm.so": "libm.so.6", "libdl.so": "libdl.so.2"}
 #: Android's own, of which nothing but what the shim has is used
@@ -65,8 +65,8 @@ def build(libraries: Libraries) -> Path:
     if reason := unavailable():
         raise core.BuildError(reason)
     part = folder.with_name(f"{folder.name}.part")
-    for old in (part, folder):
-        shutil.rmtree(old, ignore_errors=True)
+    for stale in (part, folder):
+        shutil.rmtree(stale, ignore_errors=True)
     part.mkdir(parents=True)
     _run("cc", "-shared", "-fPIC", "-O1", "-w", "-o", part / "libshim.so", SHIM)
     (pin,) = needed_by("native", read_pins())

@@ -108,8 +108,13 @@ def _npm(pin: Pin, folder: Path) -> None:
 
 
 def _pypi(pin: Pin, folder: Path) -> None:
-    _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder),
-          f"{pin.name}=={pin.version}"])  # fmt: skip
+    """A wheel; by the tags in its name, so that every machine gets the same one."""
+    python, abi, platforms = pin.file.removesuffix(".whl").split("-")[-3:]
+    tags = [f"--platform={platform}" for platform in platforms.split(".")]
+    if abi != "none":
+        tags += [f"--python-version={python.removeprefix('cp')}", f"--abi={abi}"]
+    _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", *tags,
+          "--dest", str(folder), f"{pin.name}=={pin.version}"])  # fmt: skip
 
 
 def _debian(pin: Pin, folder: Path) -> None:

@@ -49,14 +49,18 @@ class Runner:
         self, bundle: Path, engine: str, steps: Sequence[Step] = (), threads: int = 1
     ) -> subprocess.CompletedProcess[str]:
         """What became of it; an error's line is the last one of standard error."""
+        self.write(steps)
+        files = [str(self.folder / name) for name in ("steps", "results")]
+        program = ["dev.outrider.engines.StepsKt", str(bundle), engine, str(threads), *files]
+        return subprocess.run(core.java(self.classpath, *self.options, *program), capture_output=True, text=True)
+
+    def write(self, steps: Sequence[Step]) -> None:
+        """To the file `steps`, as Steps.kt has it."""
         with (self.folder / "steps").open("wb") as file:
             for step in steps:
                 file.write(np.array([len(step[0]), len(step[2]), len(step[4]), len(step[6])], "<i4").tobytes())
                 for array in step:
                     file.write(np.ascontiguousarray(array).tobytes())
-        files = [str(self.folder / name) for name in ("steps", "results")]
-        program = ["dev.outrider.engines.StepsKt", str(bundle), engine, str(threads), *files]
-        return subprocess.run(core.java(self.classpath, *self.options, *program), capture_output=True, text=True)
 
     def results(self, like: Sequence[Sequence[Floats]]) -> list[list[Floats]]:
         """Each step's logits, keys and values, in the shapes of `like`."""
