@@ -38,7 +38,8 @@ def main() -> int:
             )
         elif arguments.command == "apk":
             kind = apk.Kind(tuple(arguments.abi or apk.ABIS[:1]), arguments.executorch, arguments.bundle)
-            print(f"{apk.build(kind)}: {kind.file.stat().st_size / 1e6:.1f} MB")
+            sizes = ", ".join(f"{name} {size:.1f}" for name, size in apk.parts(apk.build(kind)).items())
+            print(f"{kind.file}: {kind.file.stat().st_size / 1e6:.1f} MB ({sizes})")
         else:
             tools = core.Toolchain.fetched()
             print(core.build(tools))

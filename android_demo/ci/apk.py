@@ -221,6 +221,17 @@ def verify(tools: Tools, apk: Path) -> str:
     return run(["java", "-jar", tools.apksigner, "verify", "--verbose", apk])
 
 
+def parts(apk: Path) -> dict[str, float]:
+    """What the APK's megabytes are: compressed sizes of natives, bundle, code and resources."""
+    sizes = dict.fromkeys(("natives", "bundle", "code", "resources"), 0.0)
+    kinds = {"lib/": "natives", "assets/": "bundle", "classes": "code"}
+    with zipfile.ZipFile(apk) as archive:
+        for info in archive.infolist():
+            kind = next((kind for prefix, kind in kinds.items() if info.filename.startswith(prefix)), "resources")
+            sizes[kind] += info.compress_size / 1e6
+    return sizes
+
+
 def run(command: Sequence[str | Path]) -> str:
     """What the command prints. Raises BuildError with it where the command fails."""
     try:

@@ -15,6 +15,24 @@ from android_demo.ci.pins import cache_folder, needed_by, read_pins, unpacked
 CLASS_VERSION = 52
 #: the classes carry no stack maps, which Java wants of that version unless nobody looks
 JVM_OPTIONS = ("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote")
+#: enjarify, which reads the 32 bits of const-wide/32 without their sign
+PROGRAM = """
+from enjarify import dalvikformats, main
+
+CONST_WIDE_32 = 0x17
+read = dalvikformats.decode
+
+
+def decode(shorts, at, opcode):
+    after, values = read(shorts, at, opcode)
+    if opcode == CONST_WIDE_32:
+        values[-1] = dalvikformats.sign(values[-1], 32)
+    return after, values
+
+
+dalvikformats.decode = decode
+main.main()
+"""
 
 
 def to_classes(dex: Path, jar: Path) -> Path:
@@ -22,7 +40,7 @@ def to_classes(dex: Path, jar: Path) -> Path:
     (pin,) = needed_by("test-apk", read_pins())
     packages = unpacked(pin, cache_folder()) / "usr" / "lib" / "python3" / "dist-packages"
     done = subprocess.run(
-        [sys.executable, "-O", "-m", "enjarify.main", "--force", "--output", str(jar.absolute()), str(dex.absolute())],
+        [sys.executable, "-O", "-c", PROGRAM, "--force", "--output", str(jar.absolute()), str(dex.absolute())],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=packages,
     )  # fmt: skip
     if done.returncode or ", 0 classes had errors" not in done.stdout:

@@ -58,12 +58,16 @@ class OutriderApp : Application() {
 
     /** Keep [settings] and go on with them. token: a new one; empty: forget the stored one; null: leave it. */
     fun save(settings: Settings, token: String?) {
-        pickNow.value = Pick.None
-        scope.launch(Dispatchers.IO) {
+        unpick()
+        open {
             store.write(settings)
             if (token != null) store.writeToken(token)
-            open()
         }
+    }
+
+    /** Forget what became of the last pick. */
+    fun unpick() {
+        pickNow.value = Pick.None
     }
 
     /** Copy the zipped bundle at [uri] to the app's files, if it is one and there is room. [pick] tells how it went. */
@@ -79,7 +83,9 @@ class OutriderApp : Application() {
         }
     }
 
-    private fun open() = session.open {
+    /** Whatever fails in here shows as the conversation's problem. */
+    private fun open(prepare: () -> Unit = {}) = session.open {
+        prepare()
         val settings = store.read()
         settingsNow.value = settings
         val folder = settings.bundle?.let(bundles::find)

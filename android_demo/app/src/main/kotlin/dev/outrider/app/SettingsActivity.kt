@@ -1,5 +1,6 @@
 package dev.outrider.app
 
+import android.content.ActivityNotFoundException
 import android.content.Intent
 import android.os.Bundle
 import android.view.View
@@ -40,7 +41,10 @@ class SettingsActivity : Screen() {
         setContentView(R.layout.activity_settings)
         if (state == null) show(app.settings.value) else bundleName = state.getString(BUNDLE_NAME)
         view<View>(R.id.pick).setOnClickListener { pick() }
-        view<View>(R.id.own).setOnClickListener { choose(null) }
+        view<View>(R.id.own).setOnClickListener {
+            app.unpick()
+            choose(null)
+        }
         save.setOnClickListener { save() }
     }
 
@@ -78,7 +82,11 @@ class SettingsActivity : Screen() {
     private fun pick() {
         val intent = Intent(Intent.ACTION_OPEN_DOCUMENT).addCategory(Intent.CATEGORY_OPENABLE).setType("*/*")
             .putExtra(Intent.EXTRA_MIME_TYPES, arrayOf("application/zip", "application/octet-stream"))
-        startActivityForResult(intent, PICK_BUNDLE)
+        try {
+            startActivityForResult(intent, PICK_BUNDLE)
+        } catch (_: ActivityNotFoundException) { // a device without a file picker
+            view<View>(R.id.pick).isEnabled = false
+        }
     }
 
     override fun onActivityResult(request: Int, result: Int, data: Intent?) {

@@ -9,6 +9,7 @@ import dev.outrider.core.runtime.OnReturn
 import dev.outrider.core.runtime.Writer
 import java.security.GeneralSecurityException
 import java.security.KeyStore
+import java.security.ProviderException
 import javax.crypto.Cipher
 import javax.crypto.KeyGenerator
 import javax.crypto.SecretKey
@@ -49,10 +50,14 @@ class SettingsStore(context: Context) {
             String(cipher.doFinal(bytes, 1 + ivSize, bytes.size - 1 - ivSize), Charsets.UTF_8)
         } catch (_: GeneralSecurityException) {
             null
+        } catch (_: ProviderException) { // how key stores report what is their own
+            null
+        } catch (_: IllegalArgumentException) {
+            null
         }
     }
 
-    /** Empty: forget it. Raises [GeneralSecurityException] where the device's key store fails. */
+    /** Empty: forget it. Raises [GeneralSecurityException] or [ProviderException] where the key store fails. */
     fun writeToken(token: String) {
         if (token.isEmpty()) {
             preferences.edit().remove("token").commit()
