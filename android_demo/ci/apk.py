@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -83,7 +84,8 @@ def build(kind: Kind) -> Path:
     classes = [core.build(compiler), engines.build(compiler, libraries), *compile_app(compiler, libraries)]
     if kind.executorch:
         classes.append(native.build_compat(compiler))
-    dex = shrink(tools, compiler, classes, jars_of(compiler, libraries, kind))
+    output = OUTPUT / ("dex-executorch" if kind.executorch else "dex")
+    dex = shrink(tools, compiler, classes, jars_of(compiler, libraries, kind), output)
     unsigned = OUTPUT / "unsigned.apk"
     apk_zip.write(unsigned, [*content(resources, dex), *natives(libraries, kind), *assets(kind.bundle)])
     sign(tools, unsigned, kind.file)
@@ -140,27 +142,35 @@ def compile_java(compiler: core.Toolchain, sources: Path, output: Path) -> Path:
 
 
 def shrink(
-    tools: Tools, compiler: core.Toolchain, classes: list[Path], jars: list[Path], output: Path = OUTPUT / "dex",
+    tools: Tools, compiler: core.Toolchain, classes: list[Path], jars: list[Path], output: Path,
     rules: Sequence[Path] = RULES, beside: Sequence[Path] = (),
 ) -> Path:  # fmt: skip
     """A folder with classes.dex of what `rules` let reach, and mapping.txt of the names that were shortened.
 
-    beside: jars that are there when it runs, but not in the dex.
+    beside: jars that are there when it runs, but not in the dex. Made anew only where something differs.
     """
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    packed = output / "classes.jar"
+    packed = output.with_name(f"{output.name}.jar")
+    output.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(packed, "w") as archive:
         for folder in classes:
             for path in sorted(folder.rglob("*.class")):
-                archive.write(path, path.relative_to(folder))
+                archive.writestr(zipfile.ZipInfo(path.relative_to(folder).as_posix()), path.read_bytes())
     flags = [argument for file in rules for argument in ("--pg-conf", file)]
     flags += [argument for file in beside for argument in ("--classpath", file)]
-    run(
-        ["java", "-Xmx2g", "-cp", tools.r8, "com.android.tools.r8.R8", "--release", "--min-api", versions()["minSdk"],
-         "--lib", compiler.android, *flags, "--pg-map-output", output / "mapping.txt", "--output", output, packed,
-         *jars]
-    )  # fmt: skip
+    command = [
+        "java", "-Xmx2g", "-cp", tools.r8, "com.android.tools.r8.R8", "--release", "--min-api", versions()["minSdk"],
+        "--lib", compiler.android, *flags, "--pg-map-output", output / "mapping.txt", "--output", output, packed, *jars,
+    ]  # fmt: skip
+    made_of = hashlib.sha256(packed.read_bytes() + str(command).encode())
+    for file in rules:
+        made_of.update(file.read_bytes())
+    record = output / "stamp"
+    if record.is_file() and record.read_text() == made_of.hexdigest():
+        return output
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir()
+    run(command)
+    record.write_text(made_of.hexdigest())
     return output
 
 
@@ -200,7 +210,7 @@ def assets(bundle: Path | None) -> Iterator[tuple[str, bytes]]:
 
 
 def sign(tools: Tools, unsigned: Path, signed: Path) -> None:
-    """With a key made on first use; then verified."""
+    """With a key made on first use; then verified, alignment included."""
     key = OUTPUT / "debug.p12"
     secret = ["-storepass", KEY_PASSWORD, "-keypass", KEY_PASSWORD]
     if not key.is_file():
@@ -214,6 +224,8 @@ def sign(tools: Tools, unsigned: Path, signed: Path) -> None:
          "--v4-signing-enabled", "false", "--out", signed, unsigned]
     )  # fmt: skip
     verify(tools, signed)
+    if wrong := apk_zip.misplaced(signed):
+        raise BuildError(f"{signed}: {', '.join(wrong)} cannot be mapped into memory")
 
 
 def verify(tools: Tools, apk: Path) -> str:

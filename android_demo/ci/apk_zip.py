@@ -47,3 +47,11 @@ def offsets(path: Path) -> dict[str, tuple[int, bool]]:
             begin = info.header_offset + HEADER + name + extra
             found[info.filename] = begin, info.compress_type == zipfile.ZIP_STORED
     return found
+
+
+def misplaced(path: Path) -> list[str]:
+    """Files that Android could not map: compressed, or off their alignment."""
+    return [
+        name for name, (begin, stored) in offsets(path).items()
+        if (step := alignment(name)) and not (stored and begin % step == 0)
+    ]  # fmt: skip

@@ -59,6 +59,18 @@ def test_files_lie_where_android_maps_them(built: Path) -> None:
     assert built.stat().st_size <= MOST_BYTES
 
 
+def test_a_zip_that_android_cannot_map_is_noticed(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.apk", tmp_path / "bad.apk"
+    names = ("lib/arm64-v8a/libx.so", "resources.arsc", "a", "assets/bundle/x.onnx")
+    apk_zip.write(good, [(name, name.encode() * 50) for name in names])
+    assert apk_zip.misplaced(good) == []
+    with zipfile.ZipFile(bad, "w") as archive:
+        for name in names:
+            archive.writestr(name, name.encode() * 50)
+        archive.writestr("assets/bundle/y.onnx", b"y" * 50, zipfile.ZIP_DEFLATED)
+    assert {"lib/arm64-v8a/libx.so", "assets/bundle/y.onnx"} <= set(apk_zip.misplaced(bad))
+
+
 def test_it_ships_the_bundle_and_nothing_else(built: Path) -> None:
     files = json.loads((core.BUNDLE / "manifest.json").read_text(encoding="utf-8"))["files"]
     with zipfile.ZipFile(built) as archive:
@@ -91,7 +103,7 @@ def test_manifest(apk_tools: apk.Tools, built: Path) -> None:
     assert "usesCleartextTraffic" not in tree and "E: provider" not in tree and "E: receiver" not in tree
     rules = apk.run([apk_tools.aapt2, "dump", "xmltree", built, "--file", "res/xml/network_security_config.xml"])
     base, local = rules.split("E: domain-config")
-    assert 'cleartextTrafficPermitted="false"' in base and 'cleartextTrafficPermitted="true"' in local
+    assert "cleartextTrafficPermitted=false" in base and "cleartextTrafficPermitted=true" in local
     assert set(re.findall(r"T: '(.*?)'", local)) == {"localhost", "127.0.0.1", "10.0.2.2"}
 
 
