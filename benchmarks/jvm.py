@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -47,6 +48,8 @@ NODES = (8, 15, 62)
 SAMPLINGS = {"greedy": Sampling(), "T=0.7": Sampling(temperature=0.7, seed=7)}
 #: steps of one turn, and turns before those that count: the JVM compiles what is hot
 COUNT, WARM_UP = 60, 12
+#: columns of the printed table
+WIDTH = 120
 
 
 def samples(*shape: int) -> Floats:
@@ -164,6 +167,8 @@ def sides(turns: list[tuple[Figures, Figures]], figure: Callable[[Figures], floa
 
 
 def measure(options: argparse.Namespace) -> Figures:
+    # torch, which ExecuTorch's wheel brings along, would let other threads spin beside the engine's
+    os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
     bundle, others = open_bundle(options.bundle), Others()
     here = Here(bundle, options.engine, options.threads)
     text = bundle.tokenizer.encode(TEXT).ids
@@ -236,7 +241,7 @@ def show(figures: Figures) -> None:
         if own:
             cells += [f"{own['ratio']} ({own['min_ratio']})", str(row["steps_per_tree"])]
         table.add_row(row["what"], *cells)
-    Console().print(table)
+    Console(width=WIDTH).print(table)
     print(f"{figures['processor']}; others used {figures['others_cores']:.1f} cores meanwhile")
 
 

@@ -9,6 +9,8 @@ android {
         minSdk = libs.versions.minSdk.get().toInt()
         consumerProguardFiles("consumer-rules.pro")
     }
+    // src/test is run from Python (tests/android/test_engines.py) and reads core's internals.
+    sourceSets.named("test") { kotlin.directories.clear() }
     compileOptions {
         sourceCompatibility = JavaVersion.VERSION_11
         targetCompatibility = JavaVersion.VERSION_11
@@ -20,6 +22,4 @@ dependencies {
     // Which of the two an app ships is the app's choice; openEngine finds out.
     compileOnly(libs.onnxruntime.android)
     compileOnly(libs.executorch.android)
-    // src/test drives both from Python (tests/android/test_engines.py); here it is only compiled.
-    testImplementation(project(path = ":core", configuration = "tests"))
 }

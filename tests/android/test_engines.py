@@ -260,6 +260,14 @@ def test_answers_are_pythons_through_cuts(
     asyncio.run(run())
 
 
+def test_no_library_reports_to_anyone(libraries: Libraries) -> None:
+    """ONNX Runtime's packages do from 1.29 on."""
+    natives = [*libraries.onnx_natives.rglob("*.so"), *libraries.executorch_natives.rglob("*.so")]
+    assert len(natives) >= 6
+    for file in natives:
+        assert b"events.data.microsoft.com" not in file.read_bytes(), file
+
+
 def test_every_file_is_short_and_knows_no_android() -> None:
     files = sorted((SOURCES / "main").rglob("*.kt"))
     assert len(files) >= 4

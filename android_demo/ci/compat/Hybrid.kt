@@ -1,8 +1,9 @@
 /**
- * What ExecuTorch's natives want of fbjni's Java half, which is on none of the registries that the scripted build reads.
+ * What ExecuTorch's natives want of fbjni's Java half, which is on none of the registries that the scripted build
+ * reads.
  *
- * Only for that build; the Gradle build takes `com.facebook.fbjni:fbjni`. Names of classes, fields and methods are those
- * that libfbjni.so looks up.
+ * Only for that build; the Gradle build takes `com.facebook.fbjni:fbjni`. Names of classes, fields and methods are
+ * those that libfbjni.so looks up.
  */
 package com.facebook.jni
 

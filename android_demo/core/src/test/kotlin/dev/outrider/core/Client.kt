@@ -46,8 +46,8 @@ fun main() = device({ Words() }) { bundle, _ ->
 }
 
 /**
- * Serves standard input: one JSON line of settings, then one line per answer; each event goes out as a JSON line. A line
- * may also be "pause", "proceed", "record" or "quit".
+ * Serves standard input: one JSON line of settings, then one line per answer; each event goes out as a JSON line. A
+ * line may also be "pause", "proceed", "record" or "quit".
  */
 fun device(readTokenizer: (String) -> Tokenizer, open: (Bundle, settings: Any?) -> Engine) {
     val settings = Json.parse(readln())

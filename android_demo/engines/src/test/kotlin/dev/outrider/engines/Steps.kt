@@ -15,8 +15,8 @@ import kotlin.system.exitProcess
  * Runs draft steps from a file: `Steps BUNDLE ENGINE THREADS STEPS RESULTS`.
  *
  * STEPS holds, little-endian, for each step the 32-bit numbers n, w, past and rows, then its 64-bit tokens, positions
- * and wanted, then its float32 mask, keys, values, rowKeys and rowValues. RESULTS gets for each step the float32 logits,
- * keys and values. An error is one line on standard error: its class, what it says.
+ * and wanted, then its float32 mask, keys, values, rowKeys and rowValues. RESULTS gets for each step the float32
+ * logits, keys and values. An error is one line on standard error: its class, what it says.
  */
 fun main(arguments: Array<String>) {
     val (bundle, engine, threads, steps, results) = arguments
