@@ -27,8 +27,8 @@ import kotlinx.coroutines.withContext
  * A conversation that outlives screens and, through its [journal], the process.
  *
  * Nothing here blocks its caller: bundles are opened, answers followed and files written on other threads. Every
- * change shows in [state]. explain: one line for people; answerTokens: verified ones of one
- * answer at most; now: seconds on a monotonic clock.
+ * change shows in [state]. explain: one line for people; answerTokens: verified ones of one answer at most; now:
+ * seconds on a monotonic clock.
  */
 class ChatSession(
     private val scope: CoroutineScope,
@@ -109,6 +109,7 @@ class ChatSession(
     fun clear() = scope.launch(Dispatchers.Default) {
         turn.withLock {
             answer?.cancelAndJoin()
+            unfinished = null
             mutable.update { it.copy(turns = emptyList(), reply = null, figures = null, problem = null) }
             saves.send(Entry(emptyList()))
         }

@@ -152,6 +152,25 @@ class ChatSessionTest {
     }
 
     @Test
+    fun whatIsClearedDoesNotComeBack() = runBlocking {
+        steps.release(5)
+        val session = session()
+        session.open { opened() }
+        session.wait { it.ready }
+        session.ask("Why?")
+        session.wait { (it.reply?.pieces()?.sumOf { piece -> piece.text.length } ?: 0) >= 3 }
+        steps.release(1)
+        session.open { error("no") }.join()
+        session.clear().join()
+        steps.release(1000)
+        session.open { opened() }.join()
+        val state = session.wait { it.ready }
+        assertEquals(emptyList(), state.turns)
+        assertNull(state.reply)
+        assertNull(journaled { it.turns.isEmpty() }.record)
+    }
+
+    @Test
     fun anAnswerOfAnotherTargetStaysAsItIs() = runBlocking {
         steps.release(5)
         val session = session()
