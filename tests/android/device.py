@@ -65,10 +65,13 @@ def words(tokens: Sequence[int]) -> str:
 
 
 class Device:
-    """One process. `server`: an address, or None."""
+    """One process. `server`: an address, or None. program: what runs in it, options of the JVM first."""
 
-    def __init__(self, classpath: list[Path], bundle: Path, server: str | None, **settings: Any) -> None:
-        self.command = core.java(classpath, "dev.outrider.core.ClientKt")
+    def __init__(
+        self, classpath: list[Path], bundle: Path, server: str | None,
+        program: Sequence[str] = ("dev.outrider.core.ClientKt",), **settings: Any,
+    ) -> None:  # fmt: skip
+        self.command = core.java(classpath, *program)
         self.settings = {
             "bundle": str(bundle), "server": server, "writer": "PREFER_CLOUD", "on_return": "REPAIR", "mode": None,
             "token": None, "ca_file": None, "patience": asdict(PATIENCE), **settings,

@@ -4,6 +4,7 @@ import dev.outrider.core.runtime.Adopted
 import dev.outrider.core.runtime.AnswerRecord
 import dev.outrider.core.runtime.Bundle
 import dev.outrider.core.runtime.EdgeRuntime
+import dev.outrider.core.runtime.Engine
 import dev.outrider.core.runtime.Event
 import dev.outrider.core.runtime.Finished
 import dev.outrider.core.runtime.Json
@@ -38,16 +39,20 @@ private class Words : Tokenizer {
     override fun decode(ids: List<Int>) = ids.filter { it > 3 }.joinToString(" ") { "w$it" }
 }
 
-/**
- * A device for tests/android: one JSON line of settings, then one line per answer; each event goes out as a JSON line.
- *
- * A line may also be "pause", "proceed", "record" or "quit".
- */
-fun main() {
-    val settings = Json.parse(readln())
-    val bundle = Bundle.open(File(settings.field<String>("bundle")), readTokenizer = { Words() })
+/** A device for tests/android whose engine is a hash. */
+fun main() = device({ Words() }) { bundle, _ ->
     val manifest = bundle.manifest
-    val engine = HashEngine(bundle.draftIds, manifest.saKvHeads * manifest.headDim, manifest.rowShape.values / 2)
+    HashEngine(bundle.draftIds, manifest.saKvHeads * manifest.headDim, manifest.rowShape.values / 2)
+}
+
+/**
+ * Serves standard input: one JSON line of settings, then one line per answer; each event goes out as a JSON line. A
+ * line may also be "pause", "proceed", "record" or "quit".
+ */
+fun device(readTokenizer: (String) -> Tokenizer, open: (Bundle, settings: Any?) -> Engine) {
+    val settings = Json.parse(readln())
+    val bundle = Bundle.open(File(settings.field<String>("bundle")), readTokenizer = readTokenizer)
+    val engine = open(bundle, settings)
     val patience = settings.field<Any>("patience")
     val options = Options(
         Policy(
@@ -67,7 +72,7 @@ fun main() {
     }
 }
 
-private fun serve(runtime: EdgeRuntime, engine: HashEngine) {
+private fun serve(runtime: EdgeRuntime, engine: Engine) {
     val asked = Channel<String>(Channel.UNLIMITED)
     thread(isDaemon = true) {
         generateSequence(::readlnOrNull).forEach {
@@ -90,8 +95,8 @@ private fun serve(runtime: EdgeRuntime, engine: HashEngine) {
     }
 }
 
-private suspend fun answer(runtime: EdgeRuntime, engine: HashEngine, of: Any?) {
-    engine.script = of.ints("script")
+private suspend fun answer(runtime: EdgeRuntime, engine: Engine, of: Any?) {
+    if (engine is HashEngine) engine.script = of.ints("script")
     val record = of.field<String?>("record")
     val events = if (record != null) {
         runtime.resume(AnswerRecord.parse(record))

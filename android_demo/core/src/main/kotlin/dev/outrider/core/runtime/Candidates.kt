@@ -22,6 +22,10 @@ internal class Candidates(private val draftIds: IntArray, private val lookup: Lo
     /** Token id -> row of the LM head, or -1. */
     private val columns = IntArray(draftIds.max() + 1) { -1 }
 
+    /** Scratch `[draftVocab]`: the logits of one row over the temperature. */
+    private val x = FloatArray(draftIds.size)
+    private val top = Likeliest(draftIds.size)
+
     init {
         for ((column, token) in draftIds.withIndex()) columns[token] = column
     }
@@ -34,10 +38,13 @@ internal class Candidates(private val draftIds: IntArray, private val lookup: Lo
     fun best(logits: FloatArray, row: Int, path: List<Int>, position: Int, sampling: Sampling): List<Candidate> {
         val vocab = draftIds.size
         val scale = if (sampling.greedy) 1f else sampling.temperature.toFloat()
-        val x = DoubleArray(vocab) { (logits[row * vocab + it] / scale).toDouble() }
-        val high = x.max()
-        val total = high + ln(x.sumOf { quickExp(it - high) })
-        val likeliest = largest(x, minOf(if (sampling.greedy) CHILDREN else CANDIDATES, vocab))
+        for (column in 0 until vocab) x[column] = logits[row * vocab + column] / scale
+        var high = x[0]
+        for (value in x) high = maxOf(high, value)
+        var sum = 0.0
+        for (value in x) sum += quickExp((value - high).toDouble())
+        val total = high + ln(sum)
+        val likeliest = top.largest(x, high, minOf(if (sampling.greedy) CHILDREN else CANDIDATES, vocab))
         val ids = IntArray(likeliest.size + 1) { draftIds[likeliest.getOrElse(it) { 0 }] }
         val law = DoubleArray(ids.size) { Double.NEGATIVE_INFINITY }
         for ((index, column) in likeliest.withIndex()) law[index] = x[column] - total

@@ -97,6 +97,12 @@ class EdgeRuntime(
     var record: AnswerRecord? = null
         private set
 
+    /** Bytes on the wire since the runtime began; null where nobody is asked. */
+    val traffic: Traffic? get() = link?.traffic
+
+    /** Seconds between HELLO and WELCOME of the last connection; null before the first. */
+    val roundTrip: Double? get() = link?.roundTrip
+
     /** Begin to connect; once. */
     fun start() {
         link?.start()

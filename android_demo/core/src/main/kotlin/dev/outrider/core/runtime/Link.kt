@@ -98,6 +98,11 @@ class Link(
     var welcome: Welcome? = null
         private set
 
+    /** Seconds between HELLO and WELCOME of the last connection; null before the first. */
+    @Volatile
+    var roundTrip: Double? = null
+        private set
+
     /** Why there will never be one again. */
     @Volatile
     var refused: LinkRefused? = null
@@ -192,6 +197,7 @@ class Link(
             }
             if (!watchdog.cancel(false)) throw IOException("timed out")
             welcome = answer
+            roundTrip = rtt
             report(LinkUp(answer, rtt))
             return connection
         } catch (error: Exception) {

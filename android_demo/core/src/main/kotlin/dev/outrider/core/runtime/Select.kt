@@ -1,5 +1,7 @@
 package dev.outrider.core.runtime
 
+import kotlin.math.pow
+
 /** The [n]-th largest of [values], 1 being the largest: a heap of the n largest so far, the least of them on top. */
 internal fun nthLargest(values: DoubleArray, n: Int): Double {
     val heap = values.copyOf(n)
@@ -26,6 +28,36 @@ internal fun largest(values: DoubleArray, count: Int): IntArray {
     return places
 }
 
+/** Buckets of [Likeliest], and how many of them the logits of one unit fall into. */
+private const val BUCKETS = 1024
+private const val BUCKETS_PER_UNIT = 32f
+
+/**
+ * Finds the largest of many values, such as the logits of a whole vocabulary; used again and again for [size] values.
+ *
+ * Values are counted by their distance from the largest one. The bucket that the last place falls into is a bound,
+ * below which nothing needs to be looked at.
+ */
+internal class Likeliest(size: Int) {
+    private val counts = IntArray(BUCKETS)
+    private val places = IntArray(size)
+
+    /** The places of the [count] largest of [values] `[size]`, ascending; of equals the first. high: the largest. */
+    fun largest(values: FloatArray, high: Float, count: Int): IntArray {
+        counts.fill(0)
+        for (value in values) counts[bucket(high - value)]++
+        var last = 0
+        var covered = counts[0]
+        while (covered < count) covered += counts[++last]
+        var found = 0
+        for (place in values.indices) if (bucket(high - values[place]) <= last) places[found++] = place
+        val near = DoubleArray(found) { values[places[it]].toDouble() }
+        return largest(near, count).also { best -> for (index in best.indices) best[index] = places[best[index]] }
+    }
+
+    private fun bucket(below: Float) = minOf((below * BUCKETS_PER_UNIT).toInt(), BUCKETS - 1)
+}
+
 private fun sink(heap: DoubleArray, from: Int) {
     val value = heap[from]
     var place = from
@@ -46,16 +78,15 @@ private fun sink(heap: DoubleArray, from: Int) {
  */
 internal fun quickExp(x: Double): Double {
     if (x < -700) return 0.0
-    val twos = (x * LOG2_E - 0.5).toInt()
-    val rest = x - twos * LN_2
-    val series = 1 + rest * (1 + rest * (0.5 + rest * (C3 + rest * (C4 + rest * (C5 + rest * (C6 + rest * C7))))))
-    return series * Double.fromBits((twos + 1023L) shl 52)
+    val parts = (x * PARTS_PER_E - 0.5).toInt()
+    val rest = x - parts * (1 / PARTS_PER_E)
+    val whole = ((parts shr PART_BITS) + 1023L) shl 52
+    return (1 + rest * (1 + rest * 0.5)) * POWERS[parts and PARTS - 1] * Double.fromBits(whole)
 }
 
-private const val LN_2 = 0.6931471805599453
-private const val LOG2_E = 1.4426950408889634
-private const val C3 = 1 / 6.0
-private const val C4 = 1 / 24.0
-private const val C5 = 1 / 120.0
-private const val C6 = 1 / 720.0
-private const val C7 = 1 / 5040.0
+private const val PART_BITS = 8
+private const val PARTS = 1 shl PART_BITS
+private const val PARTS_PER_E = 1.4426950408889634 * PARTS
+
+/** 2^(index / PARTS). */
+private val POWERS = DoubleArray(PARTS) { 2.0.pow(it / PARTS.toDouble()) }

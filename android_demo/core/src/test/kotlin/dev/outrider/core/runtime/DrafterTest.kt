@@ -79,6 +79,13 @@ class DrafterTest {
             val wanted = values.indices.sortedByDescending { values[it] }.take(count).sorted()
             assertEquals(wanted, largest(values, count).toList())
         }
+        repeat(200) {
+            val values = FloatArray(random.nextInt(1, 900)) { random.nextInt(if (it % 2 == 0) 20 else 2000) / 16f }
+            val count = random.nextInt(1, minOf(values.size, 100) + 1)
+            val wanted = values.indices.sortedByDescending { values[it] }.take(count).sorted()
+            val likeliest = Likeliest(values.size)
+            repeat(2) { assertEquals(wanted, likeliest.largest(values, values.max(), count).toList()) } // used again
+        }
         for (x in listOf(0.0, -1e-9, -0.3, -0.7, -1.0, -25.0, -300.0, -699.0)) {
             assertEquals(1.0, quickExp(x) / exp(x), 1e-8)
         }

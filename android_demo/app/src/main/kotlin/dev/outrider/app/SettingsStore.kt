@@ -1,0 +1,82 @@
+package dev.outrider.app
+
+import android.content.Context
+import android.security.keystore.KeyGenParameterSpec
+import android.security.keystore.KeyProperties
+import android.util.Base64
+import dev.outrider.app.chat.Settings
+import dev.outrider.core.runtime.OnReturn
+import dev.outrider.core.runtime.Writer
+import java.security.GeneralSecurityException
+import java.security.KeyStore
+import java.security.ProviderException
+import javax.crypto.Cipher
+import javax.crypto.KeyGenerator
+import javax.crypto.SecretKey
+import javax.crypto.spec.GCMParameterSpec
+
+private const val KEYSTORE = "AndroidKeyStore"
+private const val ALIAS = "outrider-token"
+private const val CIPHER = "AES/GCM/NoPadding"
+private const val TAG_BITS = 128
+
+/** The settings in the app's private preferences. Blocks: not for the main thread. */
+class SettingsStore(context: Context) {
+    private val preferences = context.getSharedPreferences("settings", Context.MODE_PRIVATE)
+
+    fun read() = Settings(
+        server = preferences.getString("server", null).orEmpty(),
+        writer = Writer.entries.find { it.name == preferences.getString("writer", null) } ?: Writer.PREFER_CLOUD,
+        onReturn = OnReturn.entries.find { it.name == preferences.getString("on_return", null) } ?: OnReturn.REPAIR,
+        sure = preferences.getBoolean("sure", false),
+        bundle = preferences.getString("bundle", null),
+    )
+
+    fun write(settings: Settings) {
+        preferences.edit()
+            .putString("server", settings.server).putString("writer", settings.writer.name)
+            .putString("on_return", settings.onReturn.name).putBoolean("sure", settings.sure)
+            .putString("bundle", settings.bundle).commit()
+    }
+
+    /** null: there is none, or the key store has lost its key. */
+    fun readToken(): String? {
+        val stored = preferences.getString("token", null) ?: return null
+        return try {
+            val bytes = Base64.decode(stored, Base64.NO_WRAP)
+            val ivSize = bytes[0].toInt()
+            val cipher = Cipher.getInstance(CIPHER)
+            cipher.init(Cipher.DECRYPT_MODE, key(), GCMParameterSpec(TAG_BITS, bytes, 1, ivSize))
+            String(cipher.doFinal(bytes, 1 + ivSize, bytes.size - 1 - ivSize), Charsets.UTF_8)
+        } catch (_: GeneralSecurityException) {
+            null
+        } catch (_: ProviderException) { // how key stores report what is their own
+            null
+        } catch (_: IllegalArgumentException) {
+            null
+        }
+    }
+
+    /** Empty: forget it. Raises [GeneralSecurityException] or [ProviderException] where the key store fails. */
+    fun writeToken(token: String) {
+        if (token.isEmpty()) {
+            preferences.edit().remove("token").commit()
+            return
+        }
+        val cipher = Cipher.getInstance(CIPHER)
+        cipher.init(Cipher.ENCRYPT_MODE, key())
+        val bytes = byteArrayOf(cipher.iv.size.toByte()) + cipher.iv + cipher.doFinal(token.toByteArray())
+        preferences.edit().putString("token", Base64.encodeToString(bytes, Base64.NO_WRAP)).commit()
+    }
+
+    /** Made on first use; it never leaves the key store. */
+    private fun key(): SecretKey {
+        val store = KeyStore.getInstance(KEYSTORE).apply { load(null) }
+        (store.getKey(ALIAS, null) as? SecretKey)?.let { return it }
+        val use = KeyProperties.PURPOSE_ENCRYPT or KeyProperties.PURPOSE_DECRYPT
+        val spec = KeyGenParameterSpec.Builder(ALIAS, use)
+            .setBlockModes(KeyProperties.BLOCK_MODE_GCM).setEncryptionPaddings(KeyProperties.ENCRYPTION_PADDING_NONE)
+            .build()
+        return KeyGenerator.getInstance(KeyProperties.KEY_ALGORITHM_AES, KEYSTORE).apply { init(spec) }.generateKey()
+    }
+}

@@ -1,0 +1,217 @@
+package dev.outrider.app.chat
+
+import dev.outrider.core.runtime.AnswerRecord
+import dev.outrider.core.runtime.EdgeRuntime
+import dev.outrider.core.runtime.Event
+import dev.outrider.core.runtime.Request
+import java.io.IOException
+import kotlinx.coroutines.CancellationException
+import kotlinx.coroutines.CoroutineScope
+import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.ExperimentalCoroutinesApi
+import kotlinx.coroutines.Job
+import kotlinx.coroutines.NonCancellable
+import kotlinx.coroutines.channels.Channel
+import kotlinx.coroutines.cancelAndJoin
+import kotlinx.coroutines.flow.Flow
+import kotlinx.coroutines.flow.MutableStateFlow
+import kotlinx.coroutines.flow.StateFlow
+import kotlinx.coroutines.flow.asStateFlow
+import kotlinx.coroutines.flow.update
+import kotlinx.coroutines.launch
+import kotlinx.coroutines.sync.Mutex
+import kotlinx.coroutines.sync.withLock
+import kotlinx.coroutines.withContext
+
+/**
+ * A conversation that outlives screens and, through its [journal], the process.
+ *
+ * Nothing here blocks its caller: bundles are opened, answers followed and files written on other threads. Every
+ * change shows in [state]. explain: one line for people; answerTokens: verified ones of one answer at most; now:
+ * seconds on a monotonic clock.
+ */
+class ChatSession(
+    private val scope: CoroutineScope,
+    private val journal: Journal,
+    private val explain: (Exception) -> String = { it.message ?: it.javaClass.simpleName },
+    private val answerTokens: Int = 256,
+    private val now: () -> Double = { 1e-9 * System.nanoTime() },
+) {
+    private val mutable = MutableStateFlow(ChatState())
+    val state: StateFlow<ChatState> = mutable.asStateFlow()
+
+    private val turn = Mutex() // opening, closing and asking happen one after another
+    private val saves = Channel<Entry>(Channel.CONFLATED)
+    private var opened: Opened? = null
+    private var answer: Job? = null
+    private var restored = false
+
+    /** The record of an answer that waits for a runtime. */
+    private var unfinished: String? = null
+
+    /** What the answer on its way began with. */
+    private class Begin(val seconds: Double, val up: Long, val down: Long)
+
+    @OptIn(ExperimentalCoroutinesApi::class)
+    private val disk = Dispatchers.IO.limitedParallelism(1)
+
+    init {
+        scope.launch(disk) { for (entry in saves) save(entry) }
+    }
+
+    /**
+     * Open what [opener] opens in place of what is open now, and go on with the answer that was on its way. What
+     * [opener] throws shows as the state's problem.
+     */
+    fun open(opener: () -> Opened) = scope.launch(Dispatchers.IO) {
+        turn.withLock {
+            if (restored) interrupt() else restore()
+            opened?.close()
+            opened = null
+            mutable.update { it.copy(ready = false, problem = null) }
+            try {
+                val next = opener()
+                opened = next
+                next.runtime.start()
+                mutable.update { it.copy(ready = true, deviceOnly = next.deviceOnly) }
+                unfinished?.let { resume(next, it) }
+            } catch (error: Exception) {
+                if (error is CancellationException) throw error
+                mutable.update { it.copy(problem = explain(error)) }
+            }
+        }
+    }
+
+    /** Ask; nothing happens while an answer is on its way or nothing is open. */
+    fun ask(question: String) = scope.launch(Dispatchers.Default) {
+        turn.withLock {
+            val open = opened ?: return@withLock
+            if (question.isBlank() || mutable.value.answering) return@withLock
+            val turns = mutable.value.turns + Turn(USER, listOf(Piece(Kind.VERIFIED, question.trim())))
+            mutable.update { it.copy(turns = turns, reply = Reply(), figures = null, problem = null) }
+            follow(open) {
+                val room = open.bundle.manifest.maxContext - answerTokens
+                val messages = fitting(turns.map(Turn::message), room) { open.bundle.renderChat(it).size }
+                open.runtime.generate(messages, Request(answerTokens))
+            }
+        }
+    }
+
+    /** End the answer on its way; its text stays as it is. */
+    fun stop() = scope.launch(Dispatchers.Default) {
+        turn.withLock {
+            answer?.cancelAndJoin()
+            if (mutable.value.answering) keep() // it waited for a runtime
+        }
+    }
+
+    /** Begin anew: forget the conversation, here and on disk. */
+    fun clear() = scope.launch(Dispatchers.Default) {
+        turn.withLock {
+            answer?.cancelAndJoin()
+            unfinished = null
+            mutable.update { it.copy(turns = emptyList(), reply = null, figures = null, problem = null) }
+            saves.send(Entry(emptyList()))
+        }
+    }
+
+    /** Whether the system has a network at all. */
+    fun online(online: Boolean) = mutable.update { it.copy(online = online) }
+
+    /** Shows the journal's conversation, and takes note of its unfinished answer. */
+    private fun restore() {
+        restored = true
+        val entry = journal.read() ?: return
+        unfinished = entry.record
+        val reply = if (entry.record == null) null else Reply(
+            entry.reply.filter { it.kind == Kind.VERIFIED || it.kind == Kind.KEPT }.joinToString("") { it.text },
+            entry.reply.filter { it.kind == Kind.PROVISIONAL }.joinToString("") { it.text },
+        )
+        mutable.update { it.copy(turns = entry.turns, reply = reply) }
+    }
+
+    /** Ends the answer on its way so that another runtime can go on with it. */
+    private suspend fun interrupt() {
+        val record = opened?.runtime?.record?.toJson() ?: return
+        val before = mutable.value
+        answer?.cancelAndJoin()
+        unfinished = record
+        mutable.update { it.copy(turns = before.turns, reply = before.reply) }
+        saves.send(Entry(before.turns, before.reply?.pieces().orEmpty(), record))
+    }
+
+    private suspend fun resume(open: Opened, json: String) {
+        val events = try {
+            val record = AnswerRecord.parse(json)
+            val kept = keptRanges(record, open.bundle.tokenizer::decode)
+            mutable.update { it.copy(reply = (it.reply ?: Reply()).copy(kept = kept)) }
+            open.runtime.resume(record)
+        } catch (error: IllegalArgumentException) { // of another target: what is there stays, as it is marked
+            keep()
+            throw error
+        }
+        follow(open) { events }
+    }
+
+    private fun follow(open: Opened, events: () -> Flow<Event>) {
+        unfinished = null
+        val traffic = open.runtime.traffic
+        val begin = Begin(now(), traffic?.up ?: 0, traffic?.down ?: 0)
+        answer = scope.launch(Dispatchers.Default) {
+            try {
+                events().collect { event -> show(open.runtime, begin, event) }
+            } catch (error: CancellationException) {
+                throw error
+            } catch (error: Exception) { // a refusal, an engine's failure, a prompt that is too long
+                mutable.update { it.copy(problem = explain(error)) }
+            } finally {
+                withContext(NonCancellable) { keep() }
+            }
+        }
+    }
+
+    private fun show(runtime: EdgeRuntime, begin: Begin, event: Event) {
+        mutable.update { state ->
+            val reply = (state.reply ?: Reply()).after(event)
+            val traffic = runtime.traffic
+            state.copy(
+                reply = reply,
+                figures = Figures(
+                    reply.tokens, reply.end?.stats?.seconds ?: (now() - begin.seconds), (traffic?.up ?: 0) - begin.up,
+                    (traffic?.down ?: 0) - begin.down, runtime.roundTrip, reply.rolledBack,
+                ),
+            )
+        }
+        val state = mutable.value
+        saves.trySend(Entry(state.turns, state.reply?.pieces().orEmpty(), runtime.record?.toJson()))
+    }
+
+    /** The answer becomes a turn, as it stands. */
+    private suspend fun keep() {
+        unfinished = null
+        mutable.update { state ->
+            val pieces = state.reply?.pieces().orEmpty().filter { it.kind != Kind.WITHDRAWN }
+            val turns = if (pieces.isEmpty()) state.turns else state.turns + Turn(ASSISTANT, pieces)
+            state.copy(turns = turns, reply = null)
+        }
+        saves.send(Entry(mutable.value.turns))
+    }
+
+    private fun save(entry: Entry) {
+        try {
+            journal.write(entry)
+        } catch (error: IOException) { // a full disk: the conversation goes on without its safety net
+            mutable.update { it.copy(problem = error.message) }
+        }
+    }
+}
+
+/** Where in the verified text a record's adopted tokens stand. */
+internal fun keptRanges(record: AnswerRecord, decode: (List<Int>) -> String): List<IntRange> =
+    record.adopted.mapNotNull { (first, last) ->
+        val from = maxOf(first - record.prompt.size, 0)
+        val to = minOf(last - record.prompt.size, record.committed.size)
+        if (from >= to) null else {
+            decode(record.committed.subList(0, from)).length until decode(record.committed.subList(0, to)).length
+        }
+    }

@@ -1,0 +1,96 @@
+package dev.outrider.app.chat
+
+import dev.outrider.core.runtime.Adopted
+import dev.outrider.core.runtime.Event
+import dev.outrider.core.runtime.Finished
+import dev.outrider.core.runtime.LinkChange
+import dev.outrider.core.runtime.LinkState
+import dev.outrider.core.runtime.Provisional
+import dev.outrider.core.runtime.RolledBack
+import dev.outrider.core.runtime.Verified
+
+/** What a piece of text is worth; each has a colour and a shape of its own on the screen. */
+enum class Kind {
+    /** The target's own. */
+    VERIFIED,
+
+    /** Written by the device alone, not checked yet. */
+    PROVISIONAL,
+
+    /** Written by the device alone; it stays unchecked, because the user wants it so. */
+    KEPT,
+
+    /** Taken back: the target wrote something else. */
+    WITHDRAWN,
+}
+
+data class Piece(val kind: Kind, val text: String)
+
+/** [text] stood at offset [at] until the target wrote something else there. */
+data class Withdrawn(val at: Int, val text: String)
+
+/**
+ * An answer on its way, as its events tell it. Immutable: [after] gives the next.
+ *
+ * kept: ranges of [verified] that nobody verified. tokens: verified ones. before: what was shown ahead of a rollback
+ * whose correction is still to come.
+ */
+data class Reply(
+    val verified: String = "",
+    val provisional: String = "",
+    val kept: List<IntRange> = emptyList(),
+    val withdrawn: Withdrawn? = null,
+    val tokens: Int = 0,
+    val rolledBack: Int = 0,
+    val link: LinkState? = null,
+    val end: Finished? = null,
+    private val before: String? = null,
+) {
+    private val shown get() = verified + provisional
+
+    fun after(event: Event): Reply {
+        val next = copy(verified = event.verified, provisional = event.provisional)
+        return when (event) {
+            is Verified -> next.copy(tokens = tokens + event.tokens.size).corrected(before).copy(before = null)
+            is Provisional -> next.copy(before = null)
+            is RolledBack -> (before ?: shown).let { next.corrected(it).copy(before = it) }
+                .copy(rolledBack = rolledBack + event.count)
+            is Adopted -> next.copy(kept = kept + listOf(verified.length until event.verified.length))
+            is LinkChange -> next.copy(link = event.state)
+            is Finished -> next.copy(withdrawn = null, before = null, end = event)
+        }
+    }
+
+    /** The text from left to right; no piece is empty. */
+    fun pieces(): List<Piece> {
+        val pieces = mutableListOf<Piece>()
+        fun put(from: Int, to: Int) {
+            var at = from
+            for (range in kept) {
+                pieces.add(Kind.VERIFIED, verified, at, minOf(range.first, to))
+                at = maxOf(at, minOf(range.first, to))
+                pieces.add(Kind.KEPT, verified, at, minOf(range.last + 1, to))
+                at = maxOf(at, minOf(range.last + 1, to))
+            }
+            pieces.add(Kind.VERIFIED, verified, at, minOf(verified.length, to))
+            at = maxOf(at, verified.length)
+            pieces.add(Kind.PROVISIONAL, shown, at, to)
+        }
+        val at = withdrawn?.at?.coerceAtMost(shown.length) ?: shown.length
+        put(0, at)
+        withdrawn?.let { pieces += Piece(Kind.WITHDRAWN, it.text) }
+        put(at, shown.length)
+        return pieces
+    }
+
+    /** With the part of [old] that is gone marked as withdrawn. */
+    private fun corrected(old: String?): Reply {
+        if (old == null) return this
+        val same = old.commonPrefixWith(shown).length
+        return copy(withdrawn = if (same < old.length) Withdrawn(same, old.substring(same)) else null)
+    }
+}
+
+private fun MutableList<Piece>.add(kind: Kind, text: String, from: Int, to: Int) {
+    if (from < to) add(Piece(kind, text.substring(from, to)))
+}

@@ -1,0 +1,88 @@
+package dev.outrider.app.chat
+
+import dev.outrider.core.HashEngine
+import dev.outrider.core.runtime.Bundle
+import dev.outrider.core.runtime.ChatTemplate
+import dev.outrider.core.runtime.EdgeRuntime
+import dev.outrider.core.runtime.Json
+import dev.outrider.core.runtime.Patience
+import dev.outrider.core.runtime.Tokenizer
+import dev.outrider.core.runtime.Writer
+import java.io.File
+import kotlin.system.exitProcess
+import kotlinx.coroutines.CoroutineScope
+import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.SupervisorJob
+import kotlinx.coroutines.launch
+import kotlinx.coroutines.runBlocking
+
+/** Words w4, w5, ... as the tests' tiny target has them; a turn's text begins the next turn's prompt. */
+private class Words : Tokenizer {
+    override fun encode(text: String) = text.split(' ').map { it.drop(1).toInt() }
+
+    override fun decode(ids: List<Int>) = ids.filter { it > 3 }.joinToString(" ") { "w$it" }
+}
+
+/**
+ * The app without its screens, for tests/android: one JSON line of settings, then lines of questions; what the screen
+ * would show goes out as JSON lines. A line may also be "stop", "clear", "quit" or "server ADDRESS".
+ */
+fun main() {
+    val settings = Json.parse(readln()) as Map<*, *>
+    val folder = File(settings["bundle"] as String)
+    val tiny = settings["tiny"] == true
+    var chosen = Settings(settings["server"] as String? ?: "", Writer.valueOf(settings["writer"] as String))
+    val session = ChatSession(
+        CoroutineScope(SupervisorJob() + Dispatchers.Default), Journal(File(settings["journal"] as String)),
+        answerTokens = (settings["answer_tokens"] as Long).toInt(),
+    )
+    CoroutineScope(Dispatchers.Default).launch { session.state.collect(::tell) }
+    fun open() = chosen.let { now -> session.open { if (tiny) tiny(folder, now) else Opened.from(folder, now, null) } }
+    open()
+    runBlocking {
+        for (line in generateSequence(::readlnOrNull)) {
+            when {
+                line == "stop" -> session.stop()
+                line == "clear" -> session.clear()
+                line == "quit" -> break
+                line.startsWith("server ") -> {
+                    chosen = chosen.copy(server = line.removePrefix("server "))
+                    open()
+                }
+                else -> session.ask(line)
+            }.join()
+        }
+    }
+    exitProcess(0)
+}
+
+/** A bundle of words and an engine that is a hash. */
+private fun tiny(folder: File, settings: Settings): Opened {
+    val read = Bundle.open(folder, readTokenizer = { Words() })
+    val template = ChatTemplate("{% for m in messages %}{{ m.content }}{% if not loop.last %} {% endif %}{% endfor %}")
+    val bundle = with(read) { Bundle(folder, manifest, tokenizer, draftIds, nullRow, template, emptyMap()) }
+    val manifest = bundle.manifest
+    val engine = HashEngine(bundle.draftIds, manifest.saKvHeads * manifest.headDim, manifest.rowShape.values / 2)
+    val options = settings.options(null).copy(patience = Patience(0.6, 0.3, 1.0, 60.0))
+    return Opened(bundle, EdgeRuntime(bundle, engine, settings.address, options), settings.deviceOnly)
+}
+
+private fun tell(state: ChatState) = synchronized(System.out) {
+    fun rows(pieces: List<Piece>) = pieces.map { listOf(it.kind.name.lowercase(), it.text) }
+    println(
+        Json.write(
+            mapOf(
+                "badge" to state.badge.name.lowercase(), "ready" to state.ready, "problem" to state.problem,
+                "turns" to state.turns.map { listOf(it.role, rows(it.pieces)) },
+                "reply" to state.reply?.let { rows(it.pieces()) },
+                "figures" to state.figures?.let {
+                    mapOf(
+                        "tokens" to it.tokens, "rate" to it.tokensPerSecond, "up" to it.bytesUp, "down" to it.bytesDown,
+                        "round_trip" to it.roundTrip, "rolled_back" to it.rolledBack,
+                    )
+                },
+            ),
+        ),
+    )
+    System.out.flush()
+}

@@ -1,0 +1,73 @@
+package dev.outrider.app.chat
+
+import dev.outrider.core.runtime.Adopted
+import dev.outrider.core.runtime.LinkChange
+import dev.outrider.core.runtime.LinkState
+import dev.outrider.core.runtime.Provisional
+import dev.outrider.core.runtime.RolledBack
+import dev.outrider.core.runtime.Verified
+import kotlin.test.Test
+import kotlin.test.assertEquals
+import kotlin.test.assertTrue
+
+class ReplyTest {
+    private fun verified(text: String) = Piece(Kind.VERIFIED, text)
+
+    private fun provisional(text: String) = Piece(Kind.PROVISIONAL, text)
+
+    @Test
+    fun textIsWhatTheEventsSay() {
+        val reply = Reply().after(Verified("The sky", "", listOf(1, 2), 0)).after(Provisional("The sky", " is", 3))
+        assertEquals(listOf(verified("The sky"), provisional(" is")), reply.pieces())
+        assertEquals(2, reply.tokens)
+        assertEquals(emptyList(), Reply().pieces())
+    }
+
+    @Test
+    fun whatIsTakenBackStaysWhereItStood() {
+        val alone = Reply().after(Verified("The sky", "", listOf(1, 2), 0))
+            .after(Provisional("The sky", " is green.", 3))
+        // the event of the rollback comes before the one that shows what of it agreed
+        val back = alone.after(RolledBack("The sky", "", 2))
+        assertEquals(listOf(verified("The sky"), Piece(Kind.WITHDRAWN, " is green.")), back.pieces())
+        val corrected = back.after(Verified("The sky is blue", "", listOf(3, 4), 1))
+        assertEquals(
+            listOf(verified("The sky is "), Piece(Kind.WITHDRAWN, "green."), verified("blue")), corrected.pieces(),
+        )
+        assertEquals(2, corrected.rolledBack)
+        val later = corrected.after(Verified("The sky is blue today", "", listOf(5), 0))
+        assertEquals(verified("blue today"), later.pieces().last())
+        assertTrue(later.pieces().any { it.kind == Kind.WITHDRAWN })
+    }
+
+    @Test
+    fun whatIsKeptIsNotCalledVerified() {
+        val alone = Reply().after(Verified("One", "", listOf(1), 0)).after(Provisional("One", " two", 2))
+        val kept = alone.after(Adopted("One two", "", listOf(2))).after(Verified("One two three", "", listOf(3), 0))
+        assertEquals(listOf(verified("One"), Piece(Kind.KEPT, " two"), verified(" three")), kept.pieces())
+        assertEquals(provisional(" four"), kept.after(Provisional("One two three", " four", 4)).pieces().last())
+    }
+
+    @Test
+    fun everyCharacterIsShownOnce() {
+        val reply = Reply("abcdef", "gh", kept = listOf(1 until 3, 3 until 4), withdrawn = Withdrawn(2, "XY"))
+        assertEquals("abXYcdefgh", reply.pieces().joinToString("") { it.text })
+        assertEquals("abcdefgh", Turn(ASSISTANT, reply.pieces()).text)
+        assertEquals(listOf("b", "c", "d"), reply.pieces().filter { it.kind == Kind.KEPT }.map { it.text })
+    }
+
+    @Test
+    fun badgesFollowTheLink() {
+        fun badge(reply: Reply?) = ChatState(ready = true, reply = reply).badge
+        fun linked(state: LinkState, provisional: String = "") = Reply().after(LinkChange("", provisional, state, ""))
+        assertEquals(Badge.READY, badge(null))
+        assertEquals(Badge.CONNECTING, badge(Reply()))
+        assertEquals(Badge.VERIFIED, badge(linked(LinkState.VERIFIED)))
+        assertEquals(Badge.CATCHING_UP, badge(linked(LinkState.VERIFIED, "text")))
+        assertEquals(Badge.ALONE, badge(linked(LinkState.ALONE, "text")))
+        assertEquals(Badge.WAITING, badge(linked(LinkState.WAITING)))
+        assertEquals(Badge.DEVICE_ONLY, ChatState(ready = true, deviceOnly = true).badge)
+        assertEquals(Badge.PROBLEM, ChatState(ready = true, problem = "no").badge)
+        assertEquals(Badge.LOADING, ChatState().badge)
+    }
+}

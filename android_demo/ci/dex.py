@@ -1,0 +1,54 @@
+"""Dex code turned back into classes for the desktop JVM, so that tests run what R8 made."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from android_demo.ci.core import BuildError
+from android_demo.ci.pins import cache_folder, needed_by, read_pins, unpacked
+
+#: Java 8, the first whose interfaces have bodies
+CLASS_VERSION = 52
+#: the classes carry no stack maps, which Java wants of that version unless nobody looks
+JVM_OPTIONS = ("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote")
+#: enjarify, which reads the 32 bits of const-wide/32 without their sign
+PROGRAM = """
+from enjarify import dalvikformats, main
+
+CONST_WIDE_32 = 0x17
+read = dalvikformats.decode
+
+
+def decode(shorts, at, opcode):
+    after, values = read(shorts, at, opcode)
+    if opcode == CONST_WIDE_32:
+        values[-1] = dalvikformats.sign(values[-1], 32)
+    return after, values
+
+
+dalvikformats.decode = decode
+main.main()
+"""
+
+
+def to_classes(dex: Path, jar: Path) -> Path:
+    """The classes of a .dex or .apk file as `jar`. Raises FetchError or BuildError."""
+    (pin,) = needed_by("test-apk", read_pins())
+    packages = unpacked(pin, cache_folder()) / "usr" / "lib" / "python3" / "dist-packages"
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", PROGRAM, "--force", "--output", str(jar.absolute()), str(dex.absolute())],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=packages,
+    )  # fmt: skip
+    if done.returncode or ", 0 classes had errors" not in done.stdout:
+        raise BuildError(done.stdout[-2000:])
+    with zipfile.ZipFile(jar) as archive:
+        classes = {name: bytearray(archive.read(name)) for name in archive.namelist()}
+    with zipfile.ZipFile(jar, "w") as archive:
+        for name, content in classes.items():
+            struct.pack_into(">HH", content, 4, 0, CLASS_VERSION)
+            archive.writestr(name, bytes(content))
+    return jar

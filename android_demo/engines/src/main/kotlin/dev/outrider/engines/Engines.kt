@@ -1,0 +1,73 @@
+/** Inference engines for the exported device half: ONNX Runtime and ExecuTorch. */
+package dev.outrider.engines
+
+import dev.outrider.core.runtime.Bundle
+import dev.outrider.core.runtime.BundleError
+import dev.outrider.core.runtime.Engine
+import java.io.File
+
+/** An engine cannot be opened, or a step failed. The message is one line that says what to do. */
+class EngineError(message: String, cause: Throwable? = null) : Exception(message, cause)
+
+/**
+ * What can run an engine's file. probe: a class of its library; artifact: what an app adds to have it; open: touches
+ * the library, so it is called only where [probe] is there.
+ */
+private class Runtime(
+    val probe: String,
+    val artifact: String,
+    val open: (file: File, bundle: Bundle, maxWidth: Int, threads: Int) -> Engine,
+) {
+    /** Whether the app ships the library. Loads nothing of it. */
+    val present: Boolean
+        get() = try {
+            Class.forName(probe, false, Runtime::class.java.classLoader)
+            true
+        } catch (_: ClassNotFoundException) {
+            false
+        }
+}
+
+/** By the manifest's name, best first. */
+private val RUNTIMES = mapOf(
+    "onnx" to Runtime("ai.onnxruntime.OrtEnvironment", "com.microsoft.onnxruntime:onnxruntime-android", ::OnnxEngine),
+    "executorch" to Runtime("org.pytorch.executorch.Module", "org.pytorch:executorch-android", ::ExecuTorchEngine),
+)
+
+/**
+ * Opens engine [name] of [bundle]: a key of its manifest's engines. null: the first that the app ships a library for,
+ * ONNX Runtime before ExecuTorch.
+ *
+ * threads: of one step; 0 leaves the choice to the library. ExecuTorch has one thread pool for the whole process, which
+ * is set anew here. An app may ship one library alone; nothing of the other is touched.
+ *
+ * Reads and packs the weights, which takes tens of milliseconds and more: not for an app's main thread. Raises
+ * [BundleError] where the bundle does not hold the engine, [EngineError] where it cannot be run here.
+ */
+fun openEngine(bundle: Bundle, name: String? = null, threads: Int = 2): Engine {
+    require(threads >= 0) { "threads must be 0 or more, not $threads" }
+    val held = bundle.manifest.engines
+    val known = RUNTIMES.keys.filter { it in held }.ifEmpty { held.keys.toList() }
+    val chosen = name ?: known.firstOrNull { RUNTIMES[it]?.present == true } ?: known.firstOrNull()
+    val entry = held[chosen]
+        ?: throw BundleError("${bundle.folder} holds no $chosen engine (it has: ${held.keys.joinToString()})")
+    val runtime = RUNTIMES[chosen] ?: throw BundleError(
+        "${bundle.folder}: engine $chosen is unknown here (known: ${RUNTIMES.keys.joinToString()}); update the app",
+    )
+    if (!runtime.present) throw EngineError("nothing in this app runs ${entry.file}; add ${runtime.artifact}")
+    for (file in listOfNotNull(entry.file, entry.data).map { File(bundle.folder, it) }) {
+        if (!file.isFile) throw BundleError("$file is missing; copy the whole folder or export again")
+    }
+    val file = File(bundle.folder, entry.file)
+    return try {
+        runtime.open(file, bundle, entry.maxWidth, threads)
+    } catch (error: LinkageError) { // no native library for this processor, or one that the system does not load
+        val reason = oneLine(error)
+        throw EngineError("${runtime.artifact} does not load here: $reason; ship its natives for this ABI", error)
+    }
+}
+
+/** The error's text without line breaks; libraries add hints and stack traces below. */
+internal fun oneLine(error: Throwable): String =
+    error.message?.split(Regex("\\s+"))?.joinToString(" ")?.trim()?.take(300)
+        ?: error.cause?.let(::oneLine) ?: error.javaClass.simpleName
