@@ -9,7 +9,7 @@ android {
         minSdk = libs.versions.minSdk.get().toInt()
         consumerProguardFiles("consumer-rules.pro")
     }
-    // src/test is run from Python (tests/android/test_engines.py) and reads core's internals.
+    // src/test is run from Python (tests/android/test_kotlin_engines.py) and reads core's internals.
     sourceSets.named("test") { kotlin.directories.clear() }
     compileOptions {
         sourceCompatibility = JavaVersion.VERSION_11
