@@ -8,6 +8,7 @@ device). Commands are MessagePack, never pickle.
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
@@ -63,6 +64,7 @@ class Ranks:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         if not dist.is_initialized():
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=IDLE)
+            atexit.register(dist.destroy_process_group)  # threads of gloo that outlive Python abort the process
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._commands = dist.new_group(backend="gloo", timeout=IDLE)
 

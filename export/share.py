@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class Share:
             torch.cuda.set_device(device)
         if not dist.is_initialized():
             dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+            atexit.register(dist.destroy_process_group)  # threads of gloo that outlive Python abort the process
         return cls(dist.get_rank(), size), device
 
     @property

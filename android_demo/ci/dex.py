@@ -15,12 +15,17 @@ from android_demo.ci.pins import cache_folder, needed_by, read_pins, unpacked
 CLASS_VERSION = 52
 #: the classes carry no stack maps, which Java wants of that version unless nobody looks
 JVM_OPTIONS = ("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote")
-#: enjarify, which reads the 32 bits of const-wide/32 without their sign
+#: enjarify without two mistakes: it reads const-wide/32 without its sign and writes an interface's methods as a class's
 PROGRAM = """
-from enjarify import dalvikformats, main
+from enjarify import dalvikformats, main, parsedex
+from enjarify.jvm import constantpool
 
 CONST_WIDE_32 = 0x17
+INTERFACE = 0x200
+interfaces = set()
 read = dalvikformats.decode
+parse = parsedex.DexFile.__init__
+method = constantpool.ConstantPoolBase.method
 
 
 def decode(shorts, at, opcode):
@@ -30,7 +35,18 @@ def decode(shorts, at, opcode):
     return after, values
 
 
+def parsed(dex, data):
+    parse(dex, data)
+    interfaces.update(one.name for one in dex.classes if one.access & INTERFACE)
+
+
+def referred(pool, trip):
+    return pool.imethod(trip) if trip[0] in interfaces else method(pool, trip)
+
+
 dalvikformats.decode = decode
+parsedex.DexFile.__init__ = parsed
+constantpool.ConstantPoolBase.method = referred
 main.main()
 """
 

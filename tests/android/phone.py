@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from android_demo.ci import core
+from benchmarks.links import EmulatedLink
 from tests.android.device import LONGEST, Device
 
 MAX_NEW = 40
@@ -59,3 +60,15 @@ def alone(state: State) -> bool:
 
 def ended(state: State) -> bool:
     return len(state["turns"]) == 2 and state["reply"] is None
+
+
+async def airplane(phone: Phone, link: EmulatedLink) -> None:
+    """Ask; once the answer has begun the link is silent until the device has written on, and then broken and back."""
+    await phone.until(lambda state: state["ready"])
+    phone.say(QUESTION)
+    await phone.until(lambda state: len(text(state["reply"], "verified").split()) >= 4)
+    link.silent = True
+    await phone.until(alone)
+    link.silent = False
+    link.cut()
+    await phone.until(ended)

@@ -9,7 +9,7 @@ from pathlib import Path
 from android_demo.ci import core
 from benchmarks.links import EmulatedLink
 from cloud.process import VerifierProcess
-from tests.android.phone import QUESTION, Phone, State, alone, ended, text
+from tests.android.phone import QUESTION, Phone, State, airplane, alone, ended, text
 
 
 def test_kotlin_tests_pass(app_classpath: list[Path], tmp_path: Path) -> None:
@@ -25,18 +25,12 @@ def test_airplane_mode(
     async def run() -> Phone:
         async with EmulatedLink(verifier.port, delay=0.02) as link:
             async with Phone(app_classpath, folders["bundle"], link.address, tmp_path / "journal") as phone:
-                await phone.until(lambda state: state["ready"])
-                phone.say(QUESTION)
-                await phone.until(lambda state: len(text(state["reply"], "verified").split()) >= 4)
-                link.silent = True
-                written = await phone.until(alone)
-                assert text(written["reply"], "verified") + " " in wanted + " "
-                link.silent = False
-                link.cut()
-                await phone.until(ended)
+                await airplane(phone, link)
             return phone
 
     phone = asyncio.run(run())
+    written = next(state for state in phone.states if alone(state))
+    assert text(written["reply"], "verified") + " " in wanted + " "
     question, answer = phone.states[-1]["turns"]
     assert question == ["user", [["verified", QUESTION]]]
     assert answer == ["assistant", [["verified", wanted]]]

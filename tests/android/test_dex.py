@@ -1,4 +1,7 @@
-"""What R8 makes of core, engines and app, turned back into classes, does what it did before."""
+"""What R8 makes of core, engines and app, turned back into classes, does what it did before.
+
+`shrunk` has all tests inside; `shipped` is the code of the signed APK itself.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from android_demo.ci import apk, app, core, dex, engines, native
 from android_demo.ci.engines import Libraries
 from benchmarks.links import EmulatedLink
 from cloud.process import VerifierProcess
-from tests.android.phone import QUESTION, Phone, alone, ended, text
+from tests.android.phone import Phone, airplane, ended, text
 
 OUTPUT = apk.OUTPUT.parent / "dex-tests"
 RULES = (*apk.RULES, Path(__file__).with_name("dex-rules.pro"))
@@ -33,6 +36,22 @@ def shrunk(tools: core.Toolchain, libraries: Libraries, app_classpath: list[Path
     jars = [*apk.jars_of(tools, libraries, apk.Kind(executorch=True)), tools.kotlin_test]
     made = apk.shrink(apk.Tools.fetched(), tools, classes, jars, OUTPUT, RULES, [tools.junit])
     return [dex.to_classes(made / "classes.dex", OUTPUT / "back.jar")]
+
+
+@pytest.fixture(scope="module")
+def shipped(tools: core.Toolchain, app_classpath: list[Path]) -> list[Path]:
+    """The signed APK's own classes.dex, and the program that drives it.
+
+    That wants more of Kotlin's libraries than the app does, so these stand before it in full.
+    """
+    own = dex.to_classes(apk.build(apk.Kind()), OUTPUT / "own.jar")
+    return [tools.stdlib, tools.coroutines, own, app.OUTPUT / "test", core.OUTPUT / "test"]
+
+
+@pytest.fixture(params=["shrunk", "shipped"])
+def turned_back(request: pytest.FixtureRequest) -> list[Path]:
+    classpath: list[Path] = request.getfixturevalue(request.param)
+    return classpath
 
 
 def test_core_and_app_pass_their_tests_as_dex(
@@ -54,7 +73,7 @@ def test_core_and_app_pass_their_tests_as_dex(
 
 
 def test_airplane_mode_as_dex(
-    shrunk: list[Path],
+    turned_back: list[Path],
     folders: dict[str, Path],
     verifier: VerifierProcess,
     wanted: str,
@@ -62,16 +81,9 @@ def test_airplane_mode_as_dex(
 ) -> None:
     async def run() -> Phone:
         async with EmulatedLink(verifier.port, delay=0.02) as link:
-            phone = Phone(shrunk, folders["bundle"], link.address, tmp_path / "journal", True, *dex.JVM_OPTIONS)
+            phone = Phone(turned_back, folders["bundle"], link.address, tmp_path / "journal", True, *dex.JVM_OPTIONS)
             async with phone:
-                await phone.until(lambda state: state["ready"])
-                phone.say(QUESTION)
-                await phone.until(lambda state: len(text(state["reply"], "verified").split()) >= 4)
-                link.silent = True
-                await phone.until(alone)
-                link.silent = False
-                link.cut()
-                await phone.until(ended)
+                await airplane(phone, link)
             return phone
 
     assert asyncio.run(run()).states[-1]["turns"][1] == ["assistant", [["verified", wanted]]]
@@ -81,7 +93,7 @@ def test_airplane_mode_as_dex(
 @pytest.mark.skipif(not (core.BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run: make")
 def test_the_default_bundle_writes_the_same_as_dex(
     app_classpath: list[Path],
-    shrunk: list[Path],
+    turned_back: list[Path],
     libraries: Libraries,
     tmp_path: Path,
 ) -> None:
@@ -98,4 +110,4 @@ def test_the_default_bundle_writes_the_same_as_dex(
 
     plain = asyncio.run(answer(app_classpath, "plain"))
     assert len(plain.split()) > 10
-    assert asyncio.run(answer(shrunk, "dex", *dex.JVM_OPTIONS)) == plain
+    assert asyncio.run(answer(turned_back, "dex", *dex.JVM_OPTIONS)) == plain

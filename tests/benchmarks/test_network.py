@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.network import CHOICES, MODES, as_markdown, harmed, main, ratios
+from benchmarks.network import MODES, harmed, main
+from benchmarks.network_report import CHOICES, as_markdown, ratios
 from export.bundle import write_bundle
 from export.plan import Options
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model

@@ -79,6 +79,17 @@ class ChatSessionTest {
 
     private fun done(state: ChatState) = state.turns.size == 2 && !state.answering
 
+    /** A session with an answer on its way, of [letters] so far or a few more. */
+    private suspend fun answering(letters: Int): ChatSession {
+        steps.release(5)
+        val session = session()
+        session.open { opened() }
+        session.wait { it.ready }
+        session.ask("Why?")
+        session.wait { (it.reply?.pieces()?.sumOf { piece -> piece.text.length } ?: 0) >= letters }
+        return session
+    }
+
     @Test
     fun anAnswerBecomesATurn() = runBlocking {
         steps.release(1000)
@@ -131,12 +142,7 @@ class ChatSessionTest {
 
     @Test
     fun otherSettingsGoOnWithTheAnswer() = runBlocking {
-        steps.release(5)
-        val session = session()
-        session.open { opened() }
-        session.wait { it.ready }
-        session.ask("Why?")
-        session.wait { (it.reply?.pieces()?.sumOf { piece -> piece.text.length } ?: 0) >= 4 }
+        val session = answering(4)
         steps.release(1)
         session.open { error("the address is none") }.join()
         val stuck = session.state.value
@@ -153,12 +159,7 @@ class ChatSessionTest {
 
     @Test
     fun whatIsClearedDoesNotComeBack() = runBlocking {
-        steps.release(5)
-        val session = session()
-        session.open { opened() }
-        session.wait { it.ready }
-        session.ask("Why?")
-        session.wait { (it.reply?.pieces()?.sumOf { piece -> piece.text.length } ?: 0) >= 3 }
+        val session = answering(3)
         steps.release(1)
         session.open { error("no") }.join()
         session.clear().join()
@@ -172,12 +173,7 @@ class ChatSessionTest {
 
     @Test
     fun anAnswerOfAnotherTargetStaysAsItIs() = runBlocking {
-        steps.release(5)
-        val session = session()
-        session.open { opened() }
-        session.wait { it.ready }
-        session.ask("Why?")
-        session.wait { (it.reply?.pieces()?.sumOf { piece -> piece.text.length } ?: 0) >= 4 }
+        val session = answering(4)
         steps.release(1000)
         session.open { opened("another") }
         val state = session.wait { it.ready && done(it) && it.problem != null }
@@ -190,12 +186,7 @@ class ChatSessionTest {
 
     @Test
     fun stoppingKeepsWhatIsThere() = runBlocking {
-        steps.release(5)
-        val session = session()
-        session.open { opened() }
-        session.wait { it.ready }
-        session.ask("Why?")
-        session.wait { (it.reply?.pieces()?.sumOf { piece -> piece.text.length } ?: 0) >= 3 }
+        val session = answering(3)
         session.stop().join()
         val state = session.wait(::done)
         assertTrue(state.turns[1].text.length in 3..6, state.turns[1].text)

@@ -5,6 +5,7 @@ import dev.outrider.core.runtime.Bundle
 import dev.outrider.core.runtime.ChatTemplate
 import dev.outrider.core.runtime.EdgeRuntime
 import dev.outrider.core.runtime.Json
+import dev.outrider.core.runtime.Options
 import dev.outrider.core.runtime.Patience
 import dev.outrider.core.runtime.Tokenizer
 import dev.outrider.core.runtime.Writer
@@ -31,7 +32,7 @@ fun main() {
     val settings = Json.parse(readln()) as Map<*, *>
     val folder = File(settings["bundle"] as String)
     val tiny = settings["tiny"] == true
-    var chosen = Settings(settings["server"] as String? ?: "", Writer.valueOf(settings["writer"] as String))
+    var chosen = Settings(settings["server"] as String? ?: "", Writer.entries.first { it.name == settings["writer"] })
     val session = ChatSession(
         CoroutineScope(SupervisorJob() + Dispatchers.Default), Journal(File(settings["journal"] as String)),
         answerTokens = (settings["answer_tokens"] as Long).toInt(),
@@ -63,7 +64,9 @@ private fun tiny(folder: File, settings: Settings): Opened {
     val bundle = with(read) { Bundle(folder, manifest, tokenizer, draftIds, nullRow, template, emptyMap()) }
     val manifest = bundle.manifest
     val engine = HashEngine(bundle.draftIds, manifest.saKvHeads * manifest.headDim, manifest.rowShape.values / 2)
-    val options = settings.options(null).copy(patience = Patience(0.6, 0.3, 1.0, 60.0))
+    val options = settings.options(null).let {
+        Options(it.policy, patience = Patience(0.6, 0.3, 1.0, 60.0), clearText = it.clearText)
+    }
     return Opened(bundle, EdgeRuntime(bundle, engine, settings.address, options), settings.deviceOnly)
 }
 
@@ -77,7 +80,7 @@ private fun tell(state: ChatState) = synchronized(System.out) {
                 "reply" to state.reply?.let { rows(it.pieces()) },
                 "figures" to state.figures?.let {
                     mapOf(
-                        "tokens" to it.tokens, "rate" to it.tokensPerSecond, "up" to it.bytesUp, "down" to it.bytesDown,
+                        "tokens" to unlessShrunk { it.tokens }, "rate" to it.tokensPerSecond, "up" to it.bytesUp, "down" to it.bytesDown,
                         "round_trip" to it.roundTrip, "rolled_back" to it.rolledBack,
                     )
                 },
@@ -85,4 +88,11 @@ private fun tell(state: ChatState) = synchronized(System.out) {
         ),
     )
     System.out.flush()
+}
+
+/** null where R8 left out what [read] reads, as no screen of the app does. */
+private fun <T> unlessShrunk(read: () -> T): T? = try {
+    read()
+} catch (_: NoSuchMethodError) {
+    null
 }

@@ -1,0 +1,99 @@
+"""Tables and a picture of what `benchmarks.network` measured, and what its modes say beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.command import Figures
+
+#: modes that the device may choose from
+CHOICES = ("ahead", "tree", "stream")
+COLUMNS = {
+    "tokens/s": lambda row: f"{row['tokens_per_second']:.1f}",
+    "first ms": lambda row: "" if row["first_token_ms"] is None else str(row["first_token_ms"]),
+    "gap p50/p95 ms": lambda row: f"{row['gap_ms']['p50']:.0f}/{row['gap_ms']['p95']:.0f}",
+    "calls/100": lambda row: f"{row['calls_per_100_tokens']:.0f}",
+    "steps/token": lambda row: f"{row['target_steps_per_token']:.2f}",
+    "B up/down": lambda row: f"{row['bytes_up_per_token']}/{row['bytes_down_per_token']}",
+    "tau": lambda row: f"{row['tau']:.2f}" if row["tau"] else "",
+    "nodes": lambda row: f"{row['nodes']:.0f}" if row["tau"] else "",
+    "draft ms": lambda row: f"{row['draft_ms_per_round']:.1f}" if row["tau"] else "",
+    "hit": lambda row: "" if not row["ahead_hit_rate"] else f"{row['ahead_hit_rate']:.2f}",
+    "stalls": lambda row: str(row["stalls"]),
+    "differ": lambda row: "-" if row["unverified"] else str(row["different_from_target"]),
+}  # fmt: skip
+
+
+def show(figures: Figures, console: Console) -> None:
+    if "cuts" in figures:
+        for name, value in figures.items():
+            console.print(f"{name.replace('_', ' ')}: {value}", highlight=False)
+        return
+    slow = f", steps of at least {figures['step_ms']:g} ms" if figures["step_ms"] else ""
+    for profile, rows in figures["profiles"].items():
+        table = Table(title=f"{profile}{slow}, {figures['questions']} questions", title_justify="left")
+        table.add_column("mode")
+        for column in COLUMNS:
+            table.add_column(column, justify="right")
+        for name, row in rows.items():
+            table.add_row(name, *(cell(row) for cell in COLUMNS.values()))
+        console.print(table)
+    print(as_markdown(figures))
+
+
+def ratios(rows: Figures) -> dict[str, float | None]:
+    """What the modes of one profile say beside each other; None where one of them was not measured.
+
+    trees: drafting ahead. hidden: share of the drafting time of serial trees that drafting ahead does not show.
+    """
+
+    def speed(names: Sequence[str]) -> float:
+        return max((rows[name]["tokens_per_second"] for name in names if name in rows), default=0.0)
+
+    def over(names: Sequence[str], others: Sequence[str]) -> float | None:
+        return round(speed(names) / speed(others), 3) if speed(names) and speed(others) else None
+
+    shown = [rows[name]["draft_ms_per_round"] for name in ("ahead", "tree") if name in rows]
+    sizes = [name for name in rows if name.endswith(" nodes")]
+    return {
+        "controller / best mode": over(["controller"], CHOICES),
+        "trees / best size": over(["ahead"], sizes),
+        "trees / serial trees": over(["ahead"], ["tree"]),
+        "drafting hidden": round(1 - shown[0] / shown[1], 3) if len(shown) == 2 and shown[1] else None,
+        "trees / stream": over(["ahead"], ["stream"]),
+    }
+
+
+def as_markdown(figures: Figures) -> str:
+    """Tokens per second by profile and mode, and what they say beside each other."""
+    names = list(next(iter(figures["profiles"].values())))
+    compared = list(ratios({}))
+    lines = ["| profile | " + " | ".join([*names, *compared]) + " |", "|---" * (1 + len(names) + len(compared)) + "|"]
+    for profile, rows in figures["profiles"].items():
+        cells = [f"{rows[name]['tokens_per_second']:.1f}" for name in names]
+        cells += ["" if value is None else f"{value:.2f}" for value in ratios(rows).values()]
+        lines.append(f"| {profile} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def plot(figures: Figures, path: Path) -> None:
+    """Tokens per second of every mode over the profiles, as a picture."""
+    from matplotlib.figure import Figure
+
+    profiles = figures["profiles"]
+    names = list(next(iter(profiles.values())))
+    figure = Figure(figsize=(1.5 + 1.1 * len(profiles), 4), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(names)
+    for place, name in enumerate(names):
+        heights = [rows[name]["tokens_per_second"] for rows in profiles.values()]
+        axes.bar(np.arange(len(profiles)) + place * width, heights, width, label=name)
+    axes.set_xticks(np.arange(len(profiles)) + 0.4 - width / 2, list(profiles))
+    axes.set(ylabel="tokens per second", yscale="log")
+    axes.legend(fontsize="small", ncols=2)
+    figure.savefig(path)
