@@ -52,7 +52,7 @@ from protocol.wire import Verdict, Verify
 class Drafted:
     """A drafter job is done: a tree, or one token written alone and its probability.
 
-    seconds: since it was asked for; working: of these, in the drafter. shadow: a tree for comparison alone.
+    seconds: since it was asked for; working: of these, in the drafter.
     """
 
     session: Session
@@ -60,7 +60,30 @@ class Drafted:
     version: int
     seconds: float
     working: float
-    shadow: int = 0
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """A tree for comparison alone, below the first `base` tokens; it took `working` seconds."""
+
+    session: Session
+    tree: TokenTree
+    base: int
+    working: float
+
+    def foreseen(self, committed: list[int]) -> int | None:
+        """Tokens that it would have brought; None while all that came since is in it."""
+        node = ROOT
+        for count, token in enumerate(committed[self.base :], 1):
+            child = self.tree.child(node, token)
+            if child is None:
+                return count
+            node = child
+        return None
+
+
+#: what an answer waits for
+News = LinkEvent | Drafted | Shadow | DrafterFailed
 
 
 class AnswerText:
@@ -105,8 +128,8 @@ class Answer:
 
     def __init__(
         self, session: Session, link: Transport | None, worker: DrafterThread,
-        inbox: asyncio.Queue[LinkEvent | Drafted | DrafterFailed], shape: TreeShape, decode: Callable[[list[int]], str],
-        stops: Sequence[str], ahead: bool, controller: Controller, shaping: bool,
+        inbox: asyncio.Queue[News], shape: TreeShape, decode: Callable[[list[int]], str],
+        stops: Sequence[str], ahead: bool | None, controller: Controller, shaping: bool,
     ) -> None:  # fmt: skip
         self.session, self.link, self.worker, self.inbox = session, link, worker, inbox
         self.shape, self.stops, self.ahead, self.shaping = shape, stops, ahead, shaping
@@ -119,7 +142,9 @@ class Answer:
         self.stalled_at: float | None = None
         self.scores: tuple[float, ...] = ()  # of the tree that is ready or in flight
         self.verdict_at = 0.0
-        self.shadow: tuple[int, TokenTree] | None = None  # committed tokens where it hangs, and the tree
+        self.shadow: Shadow | None = None
+        self.held: WriteToken | None = None  # until `write_at`
+        self.write_at = 0.0
         self.tree_round = False
         self.state = ""
         self.began = time.monotonic()
@@ -166,8 +191,8 @@ class Answer:
 
     async def _next_event(self) -> None:
         """Wait for the link, the drafter or the clock, whichever is first, and feed the session."""
-        wake = self.session.wake_at()
-        timeout = None if wake is None or math.isinf(wake) else max(0.0, wake - self._now())
+        wake = min((t for t in (self.session.wake_at(), self.held and self.write_at) if t), default=math.inf)
+        timeout = None if math.isinf(wake) else max(0.0, wake - self._now())
         event = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -175,14 +200,15 @@ class Answer:
         if event is not None:
             await self._feed(event)
         await self._do(self.session.tick(self._now()))
+        await self._release()
 
     async def _feed(self, event: object) -> None:
         session, now = self.session, self._now()
         match event:
-            case Drafted(session=owner) if owner is not session:
+            case Drafted(session=owner) | Shadow(session=owner) if owner is not session:
                 pass  # asked for by an answer that was cancelled
-            case Drafted(result=Draft() as draft, shadow=base) if base:
-                self.shadow = base, draft.tree
+            case Shadow():
+                self.shadow = event
             case Drafted(result=Draft() as draft, version=version):
                 await self._do(session.tree_ready(self._shaped(draft, event), version, now))
             case Drafted(result=(token, confidence), version=version):
@@ -219,7 +245,7 @@ class Answer:
     def _shaped(self, draft: Draft, job: Drafted) -> TokenTree:
         """What of a draft is sent."""
         self.stats.draft_seconds += job.seconds
-        self.pace.drafted(job.working, draft.steps)
+        self.pace.drafted(job.working, draft.steps, self.session.stats.rounds > 0 and not draft.ahead)
         if self.session.stats.rounds:
             self.stats.ahead_rounds += 1
             self.stats.ahead_hits += draft.ahead
@@ -234,12 +260,13 @@ class Answer:
             return
         engine, queue = verdict.engine_us / 1e6, verdict.queue_us / 1e6
         if flight.tree is None:
-            if not flight.after_open and self.verdict_at:
-                self.pace.streamed(now - self.verdict_at, engine)
+            if flight.sent == self.verdict_at:  # not the first, which had to be asked for
+                self.pace.streamed(now - self.verdict_at, engine, self.session.alone)
         elif self.tree_round and not flight.after_open:
             self.stats.wait_seconds += now - flight.sent
             self.stats.engine_seconds += engine
-            self.pace.verified(flight.tree, self.scores, verdict.accepted, now - flight.sent, engine, queue)
+            if not self.session.alone:  # an outage says nothing of the link
+                self.pace.verified(flight.tree, self.scores, verdict.accepted, now - flight.sent, engine, queue)
         self.verdict_at = now
 
     async def _do(self, actions: list[Action]) -> None:
@@ -252,8 +279,11 @@ class Answer:
                         self.pace.waited(self._now() - self.verdict_at)
                     if self.link:
                         await self.link.send(message)
-                case DraftTree() | WriteToken():
+                case DraftTree():
                     self._draft(action)
+                case WriteToken():
+                    self.held = action
+                    await self._release()
                 case DraftAhead():
                     self._draft_ahead()
                 case AddRows(positions=positions, rows=rows):
@@ -312,6 +342,24 @@ class Answer:
         """(verified, provisional) text."""
         return self.text.verified, self.text.provisional
 
+    async def _release(self) -> None:
+        """Write the next token alone once its time has come, or not at all."""
+        held, now = self.held, self._now()
+        if held is None:
+            return
+        session, due = self.session, not self._paced or now >= self.write_at
+        if held.version != session.version:
+            self.held = None
+            await self._do(session.token_written(0, 0.0, held.version, now))
+        elif due:
+            self.held, self.write_at = None, now + 1 / session.policy.offline_rate
+            self._draft(held)
+
+    @property
+    def _paced(self) -> bool:
+        """What is written alone may be taken back."""
+        return self.session.alone and self.session.policy.writer != "device-only"
+
     def _draft(self, action: DraftTree | WriteToken) -> None:
         session, drafter, asked = self.session, self.worker.drafter, time.monotonic()
 
@@ -341,17 +389,9 @@ class Answer:
     def _compare(self) -> None:
         """Beside a stream, now and then draft a tree and see how much of it comes true: so that tau stays known."""
         session = self.session
-        if self.shadow:
-            base, tree = self.shadow
-            came, node, accepted = session.committed[base:], ROOT, 0
-            for token in came:
-                child = tree.child(node, token)
-                if child is None:
-                    break
-                node, accepted = child, accepted + 1
-            if accepted < len(came):
-                self.pace.foreseen(accepted + 1)
-                self.shadow = None
+        if self.shadow and (tokens := self.shadow.foreseen(session.committed)):
+            self.pace.foreseen(tokens, self.shadow.working)
+            self.shadow = None
         streaming = session.flight is not None and session.flight.tree is None
         if not streaming or not self._chooses or session.stats.streamed % self.pace.compare_every():
             return
@@ -361,7 +401,7 @@ class Answer:
             began = time.monotonic()
             draft = drafter.draft(prefix, session.sampling, shape)
             took = time.monotonic() - began
-            shadow = Drafted(session, draft, session.version, took, took, len(prefix))
+            shadow = Shadow(session, draft.tree, len(prefix), took)
             self.loop.call_soon_threadsafe(self.inbox.put_nowait, shadow)
 
         self.worker.submit(work)
@@ -369,7 +409,9 @@ class Answer:
     def _draft_ahead(self) -> None:
         """Draft on below the tree in flight, where there is one and nothing else to do."""
         session, version = self.session, self.session.version
-        if not self.ahead or session.flight is None or not session.flight.tree or session.provisional or session.busy:
+        if session.flight is None or not session.flight.tree or session.provisional or session.busy:
+            return
+        if not (self.pace.drafts_ahead() if self.ahead is None else self.ahead):
             return
         shape = self.shape
 

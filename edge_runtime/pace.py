@@ -7,6 +7,7 @@ tokens per second by these two lines. Seconds throughout.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,8 +18,8 @@ from protocol.costs import CostCurve, unpack_costs
 from protocol.tree import TokenTree
 from protocol.wire import Welcome
 
-#: weight of the newest observation
-SMOOTHING = 0.2
+#: weight of the newest observation; a token of a stream says less than a round
+SMOOTHING, TOKEN_SMOOTHING = 0.2, 0.1
 #: observations that a depth's calibration begins with, at "as predicted"; older ones fade
 PRIOR, FADING = 4.0, 0.98
 #: levels that are calibrated apart; deeper ones count as the last
@@ -31,10 +32,14 @@ TIMES = 2
 LEAST_GAIN, MOST_GAIN = 0.01, 0.6
 #: tokens of a stream between trees drafted beside it; where trees bring less than half of what it does
 COMPARE_EVERY, COMPARE_RARELY = 16, 64
+#: share of a stream's time that drafting these trees may take
+COMPARING = 0.02
+#: share of a round that drafting must be for drafting ahead: it costs energy, and hides no more than about half of it
+AHEAD_SHARE = 0.2
 
 
-def _blend(old: float | None, new: float) -> float:
-    return new if old is None else old + SMOOTHING * (new - old)
+def _blend(old: float | None, new: float, weight: float = SMOOTHING) -> float:
+    return new if old is None else old + weight * (new - old)
 
 
 @dataclass
@@ -48,7 +53,10 @@ class Pace:
     queue: float = 0.0
     exposed: float = 0.0  # drafting between a verdict and the next VERIFY
     drafter_step: float | None = None
+    whole: float | None = None  # drafting a tree of which nothing was there
     gap: float | None = None  # between tokens of a stream
+    late: bool = False  # tokens arrive that an outage held back
+    compared: float = 0.0  # drafting a tree for comparison
     tau: float = 2.0  # tokens of a tree round
     nodes: float = 16.0  # of a tree
     predicted: list[float] = field(default_factory=lambda: [PRIOR] * (DEPTHS + 1))  # accepted nodes, by depth
@@ -61,9 +69,12 @@ class Pace:
         self.curve, self.load = unpack_costs(welcome.costs), 1.0
         self.trip, self.gap, self.engine = trip, None, None
 
-    def drafted(self, seconds: float, steps: int) -> None:
+    def drafted(self, seconds: float, steps: int, whole: bool) -> None:
+        """whole: nothing of the tree was there before, and no prompt had to be read."""
         if steps:
             self.drafter_step = _blend(self.drafter_step, seconds / steps)
+        if whole:
+            self.whole = _blend(self.whole, seconds)
 
     def verified(
         self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], wait: float, engine: float, queue: float
@@ -84,14 +95,17 @@ class Pace:
         for depth in range(1, len(path) + 1):
             self.accepted[min(depth, DEPTHS)] += 1
 
-    def streamed(self, gap: float, engine: float) -> None:
-        """A streamed token came `gap` after the one before it."""
+    def streamed(self, gap: float, engine: float, overdue: bool) -> None:
+        """A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing."""
         self._stepped(1, engine)
-        self.gap = _blend(self.gap, gap)
+        self.late = overdue or (self.late and gap < engine / 2)
+        if not self.late:
+            self.gap = _blend(self.gap, gap, TOKEN_SMOOTHING)
 
-    def foreseen(self, tokens: int) -> None:
-        """A tree would have brought so many tokens: drafted beside a stream, for comparison."""
+    def foreseen(self, tokens: int, seconds: float) -> None:
+        """A tree would have brought so many tokens: drafted in `seconds` beside a stream, for comparison."""
         self.tau = _blend(self.tau, tokens)
+        self.compared = _blend(self.compared, seconds)
 
     def waited(self, exposed: float) -> None:
         self.exposed = _blend(self.exposed, exposed)
@@ -111,7 +125,7 @@ class Pace:
 
     def tree_rate(self) -> float:
         """Tokens per second of tree drafting."""
-        return self.tau / max(1e-4, self.exposed + (self.trip or 0.0) + self.queue + self.step(self.nodes))
+        return self.tau / max(1e-4, self.exposed + self._fixed() + self.step(self.nodes))
 
     def stream_rate(self) -> float | None:
         """Tokens per second of a stream, or None where nothing is known."""
@@ -122,7 +136,16 @@ class Pace:
     def compare_every(self) -> int:
         """Tokens of a stream between trees drafted beside it for comparison: each costs the device time and energy."""
         stream = self.stream_rate()
-        return COMPARE_RARELY if stream is not None and 2 * self.tree_rate() < stream else COMPARE_EVERY
+        if stream is None:
+            return COMPARE_EVERY
+        every = COMPARE_RARELY if 2 * self.tree_rate() < stream else COMPARE_EVERY
+        return max(every, math.ceil(self.compared * stream / COMPARING))
+
+    def drafts_ahead(self) -> bool:
+        """Whether drafting is enough of a round to be hidden."""
+        return self.whole is not None and self.whole >= AHEAD_SHARE * (
+            self.whole + self._fixed() + self.step(self.nodes)
+        )
 
     def gain(self) -> float:
         """Accepted tokens that one more drafting step must promise to be worth its time."""
@@ -135,9 +158,13 @@ class Pace:
         ratio = np.minimum(4.0, np.array(self.accepted) / np.array(self.predicted))
         depths = np.minimum(np.array(tree.depths), DEPTHS)
         tokens = 1 + np.cumsum(np.minimum(1.0, np.exp(scores) * ratio[depths]))
-        fixed = self.exposed + (self.trip or 0.0) + self.queue
+        fixed = self.exposed + self._fixed()
         times = np.array([max(1e-4, fixed + self.step(count)) for count in range(1, len(tree) + 1)])
         return 1 + int(np.argmax(tokens / times))
+
+    def _fixed(self) -> float:
+        """A round's time without drafting and the verifier's engine."""
+        return (self.trip or 0.0) + self.queue
 
 
 @dataclass

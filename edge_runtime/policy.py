@@ -20,6 +20,8 @@ class Policy:
     goes on behind it; the text is then not the target's own.
     offline: "continue": to the end of the answer, or until the drafter repeats itself. "pause": until the mean
     probability of the last tokens written falls below `min_confidence`.
+    offline_rate: tokens per second written alone while the target may come back, at most: faster than anybody reads,
+    and no more than that would be taken back. Nothing holds "device-only" up.
     """
 
     writer: Literal["prefer-cloud", "prefer-device", "cloud-only", "device-only"] = "prefer-cloud"
@@ -27,3 +29,4 @@ class Policy:
     offline: Literal["continue", "pause"] = "continue"
     min_confidence: float = 0.35
     lead: int = 48
+    offline_rate: float = 20.0

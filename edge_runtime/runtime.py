@@ -13,18 +13,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from edge_runtime.answer import Answer, Drafted
+from edge_runtime.answer import Answer, News
 from edge_runtime.bundle import Bundle, open_bundle
 from edge_runtime.drafter import Drafter, TreeShape
 from edge_runtime.engines import Engine, open_engine
 from edge_runtime.events import Event
-from edge_runtime.link import Link, LinkEvent
+from edge_runtime.link import Link
 from edge_runtime.pace import Controller, Pace
 from edge_runtime.policy import Mode, Policy
 from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.transport import Server, Transport
-from edge_runtime.worker import DrafterFailed, DrafterThread
+from edge_runtime.worker import DrafterThread
 from protocol.sampling import Sampling
 from protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
 
@@ -42,7 +42,8 @@ class EdgeRuntime:
     policy: who writes, and what becomes of text written alone (`edge_runtime.policy.Policy`).
     engine: "onnx", "executorch", an engine object, or None: the first that is in the bundle and installed.
     shape: the largest trees. shaping: choose smaller ones where they bring more tokens per second. ahead: draft on
-    while a verdict is awaited; None: where the target does not run in this process. mode: "tree" or "stream", pinned;
+    while a verdict is awaited; None: where that hides a good part of a round, and the target does not run in this
+    process. mode: "tree" or "stream", pinned;
     None: whichever is faster. token: for an address that asks for one. ca_file: certificates to trust beside the
     system's.
     """
@@ -61,7 +62,7 @@ class EdgeRuntime:
         steady = server is not None and not isinstance(server, str) and server.steady
         self.patience = patience or (UNHURRIED if steady else Patience())
         self.shaping, self.controller = shaping, Controller(Pace(), mode)
-        self.ahead = not steady if ahead is None else ahead
+        self.ahead = False if steady and ahead is None else ahead
         self.timer = RoundTimer(math.inf, math.inf, math.inf) if steady else RoundTimer()
         manifest = bundle.manifest
         self.drafter = Drafter(
@@ -70,7 +71,7 @@ class EdgeRuntime:
         )  # fmt: skip
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
         #: what happens: link events and finished drafter jobs
-        self._inbox: asyncio.Queue[LinkEvent | Drafted | DrafterFailed] = asyncio.Queue()
+        self._inbox: asyncio.Queue[News] = asyncio.Queue()
         self.link: Transport | None = None
         if isinstance(server, str):
             self.link = Link(server, hello, self._inbox.put_nowait, token, ca_file)

@@ -74,7 +74,8 @@ class Device:
         self.command = core.java(classpath, *program)
         self.settings = {
             "bundle": str(bundle), "server": server, "writer": "PREFER_CLOUD", "on_return": "REPAIR", "mode": None,
-            "token": None, "ca_file": None, "patience": asdict(PATIENCE), **settings,
+            "ahead": None, "offline_rate": 20.0, "token": None, "ca_file": None, "patience": asdict(PATIENCE),
+            **settings,
         }  # fmt: skip
         self.process: asyncio.subprocess.Process | None = None
 

@@ -167,7 +167,7 @@ def measured(number: int) -> dict[str, Any]:
             arguments = [costs.hex(), rng.uniform(0, 0.3)]
             pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs), arguments[1])
         elif call == "drafted":
-            arguments = [rng.uniform(0, 0.1), rng.randrange(4)]
+            arguments = [rng.uniform(0, 0.1), rng.randrange(4), rng.random() < 0.5]
             pace.drafted(*arguments)
         elif call == "verified":
             path = tree.path(rng.choice([ROOT, *range(len(tree))]))
@@ -176,15 +176,18 @@ def measured(number: int) -> dict[str, Any]:
                          rng.uniform(0, 0.02)]  # fmt: skip
             pace.verified(tree, *arguments[2:])
         elif call == "streamed":
-            arguments = [rng.uniform(0, 0.2), rng.choice([0, 0.02])]
+            arguments = [rng.choice([0, rng.uniform(0, 0.2)]), rng.choice([0, 0.02]), rng.random() < 0.2]
             pace.streamed(*arguments)
+        elif call == "foreseen":
+            arguments = [rng.randrange(1, 8), rng.uniform(0, 0.1)]
+            pace.foreseen(*arguments)
         else:
-            arguments = [rng.randrange(1, 8) if call == "foreseen" else rng.uniform(0, 0.05)]
-            getattr(pace, call)(*arguments)
+            arguments = [rng.uniform(0, 0.05)]
+            pace.waited(*arguments)
         choice = rng.choice(["begin", "choose", "choose", "choose"])
         steps.append([call, arguments, {
             "tree_rate": pace.tree_rate(), "stream_rate": pace.stream_rate(), "gain": pace.gain(),
-            "compare_every": pace.compare_every(),
+            "compare_every": pace.compare_every(), "drafts_ahead": pace.drafts_ahead(),
             "tree": [list(tree.tokens), list(tree.parents), scores], "nodes": pace.worth_sending(tree, scores),
             "call": choice, "mode": getattr(controller, choice)(),
         }])  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -68,7 +69,7 @@ def test_text_is_the_oracles(
 ) -> None:
     async def run() -> list[Screen]:
         screens = []
-        async with linked(classpath, folders, verifier, mode=mode) as (device, _):
+        async with linked(classpath, folders, verifier, mode=mode, ahead=mode and True) as (device, _):
             for prompt in range(len(PROMPTS)):
                 for sampling in range(len(SAMPLINGS)):
                     wanted = truth(prompt, sampling)
@@ -213,7 +214,7 @@ def test_policies(classpath: list[Path], folders: dict[str, Path], verifier: Ver
     wanted = truth(0, 0)
 
     async def alone() -> None:
-        async with Device(classpath, folders["bundle"], None) as device:
+        async with Device(classpath, folders["bundle"], None, offline_rate=1e-6) as device:  # nothing holds it up
             device.ask(PROMPTS[0], script=[*PROMPTS[0], *wanted])
             end = (await device.watch()).end
             assert end["reason"] == "unverified" and end["verified"] == "" and end["stats"]["provisional"] == MAX_NEW
@@ -237,6 +238,19 @@ def test_policies(classpath: list[Path], folders: dict[str, Path], verifier: Ver
             end = (await device.watch(each)).end
             assert end["stats"]["adopted"] > 0 and end["stats"]["rolled_back"] == 0
 
+    async def held_up() -> None:
+        times = list[float]()
+        async with linked(classpath, folders, verifier, offline_rate=10.0) as (device, link):
+            link.held = True
+
+            async def each(screen: Screen) -> None:
+                times.append(time.monotonic())
+                link.held = len(screen.tokens) < 5
+
+            device.ask(PROMPTS[0])
+            check(await device.watch(each), wanted)
+        assert len(times) > 5 and times[-1] - times[0] > 3 / 10
+
     async def paused() -> None:
         async with linked(classpath, folders, verifier) as (device, link):
             link.silent = True
@@ -258,7 +272,7 @@ def test_policies(classpath: list[Path], folders: dict[str, Path], verifier: Ver
             check(await device.watch(each), wanted)
             assert asked
 
-    for case in (alone, device_first, kept, paused):
+    for case in (alone, device_first, kept, held_up, paused):
         asyncio.run(case())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,57 @@ def test_every_policy_with_a_link_ends_in_the_targets_text(folders: Folders, bun
     assert end.token_ids == screen.tokens == oracle(folders, PROMPT, Sampling(temperature=0.9, seed=4))
     written = [event for event in events if isinstance(event, Provisional)]
     assert bool(written) == (mode == "prefer-device")
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, seed=4)], ids=["greedy", "sampled"])
+def test_drafting_ahead_changes_no_token(folders: Folders, bundle: Bundle, sampling: Sampling) -> None:
+    async def run(address: str) -> Finished:
+        async with EdgeRuntime(bundle, address, patience=PATIENCE, mode="tree", ahead=True) as runtime:
+            end, _, _ = await run_with(runtime, temperature=sampling.temperature, seed=sampling.seed)
+            return end
+
+    with serve(make_verifier(folders)) as address:
+        end = asyncio.run(run(address))
+    assert end.token_ids == oracle(folders, PROMPT, sampling)
+    assert end.stats.ahead_nodes > 0 and end.stats.ahead_rounds > 0
+
+
+def test_text_written_alone_does_not_run_away(folders: Folders, bundle: Bundle) -> None:
+    """Eight tokens at a given rate, then the link is back; what is held back then does not hold the answer up."""
+    rate, times = 25.0, list[float]()
+
+    async def run(address: str) -> Finished:
+        policy = Policy(offline_rate=rate)
+        async with (
+            EmulatedLink(port(address)) as link,
+            EdgeRuntime(bundle, link.address, policy=policy, patience=PATIENCE) as runtime,
+        ):
+            async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW):
+                if isinstance(event, Verified) and not link.cuts:
+                    link.silent = True
+                    link.cuts += 1
+                if isinstance(event, Provisional) and len(times) < 8:
+                    times.append(time.monotonic())
+                    if len(times) == 8:
+                        link.silent = False
+                        link.cut()
+            assert isinstance(event, Finished)
+            return event
+
+    with serve(make_verifier(folders)) as address:
+        end = asyncio.run(run(address))
+    assert end.token_ids == oracle(folders, PROMPT, Sampling()) and end.stats.rolled_back > 0
+    assert times[-1] - times[0] >= 7 / rate - 0.04  # the first of them may have been late by as much
+
+
+def test_nothing_holds_a_device_up_that_is_alone(folders: Folders, bundle: Bundle) -> None:
+    async def run() -> Finished:
+        policy = Policy(writer="device-only", offline_rate=1e-6)
+        async with EdgeRuntime(bundle, None, policy=policy) as runtime:
+            return (await run_with(runtime))[0]
+
+    end = asyncio.run(run())
+    assert end.reason == "unverified" and end.stats.provisional == len(end.token_ids) > 1
 
 
 def test_cloud_only_waits_through_an_outage(folders: Folders, bundle: Bundle) -> None:

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.pace import COMPARE_EVERY, COMPARE_RARELY, LEAST_GAIN, MARGIN, MOST_GAIN, TIMES, Controller, Pace
+from edge_runtime.pace import (
+    COMPARE_EVERY,
+    COMPARE_RARELY,
+    COMPARING,
+    LEAST_GAIN,
+    MARGIN,
+    MOST_GAIN,
+    TIMES,
+    Controller,
+    Pace,
+)
 from protocol.costs import MAX_POINTS, CostCurve, unpack_costs
 from protocol.tree import ROOT, TokenTree
 from protocol.wire import Welcome
@@ -109,7 +119,7 @@ def test_drafting_stops_sooner_where_time_is_dear() -> None:
     near, far = Pace(), Pace()
     for pace, trip in ((near, 0.001), (far, 1.2)):
         pace.linked(welcome(CPU), trip)
-        pace.drafted(0.012, 4)
+        pace.drafted(0.012, 4, whole=True)
     assert LEAST_GAIN <= far.gain() < near.gain() <= MOST_GAIN
 
 
@@ -132,8 +142,8 @@ def test_the_controller_ends_in_the_faster_mode(
             accepted = int(tau - 1 + rng.random())
             pace.verified(tree, [], list(range(accepted)), trip + engine, engine, 0.0)
         else:
-            pace.streamed(load * step * noise, load * step)
-            pace.foreseen(int(tau + rng.random()))
+            pace.streamed(load * step * noise, load * step, overdue=False)
+            pace.foreseen(int(tau + rng.random()), 0.0)
         mode = controller.choose()
     tree_rate, stream_rate = tau / (trip + load * curve.at(32)), 1 / (load * step)
     if not tells:  # the engine's time for a tree stands in for that of a token
@@ -186,8 +196,40 @@ def test_any_bytes_are_costs_or_none(data: bytes) -> None:
 def test_a_stream_far_ahead_is_seldom_compared_with_trees() -> None:
     pace = Pace()
     assert pace.compare_every() == COMPARE_EVERY
-    pace.streamed(0.02, 0.018)
+    pace.streamed(0.02, 0.018, overdue=False)
     pace.trip, pace.tau = 0.03, 3.0
     assert pace.compare_every() == COMPARE_EVERY
     pace.trip = 0.3
     assert pace.compare_every() == COMPARE_RARELY
+
+
+@given(st.floats(0.005, 1), st.floats(0.001, 1), st.floats(0, 2))
+def test_comparing_takes_no_more_than_its_share(gap: float, seconds: float, trip: float) -> None:
+    pace = Pace(trip=trip)
+    pace.streamed(gap, gap, overdue=False)
+    for _ in range(40):
+        pace.foreseen(2, seconds)
+    assert pace.compared == pytest.approx(seconds, rel=0.01)
+    assert pace.compared <= COMPARING * pace.compare_every() * gap * (1 + 1e-9)
+
+
+def test_an_outage_does_not_make_a_stream_slow() -> None:
+    """Half a second of silence, then what it held back at once."""
+    pace = Pace()
+    for _ in range(50):
+        pace.streamed(0.03, 0.025, overdue=False)
+    for gap in (0.5, *16 * [0.0]):
+        pace.streamed(gap, 0.025, overdue=gap > 0)
+        assert pace.stream_rate() == pytest.approx(1 / 0.03)
+    for _ in range(50):
+        pace.streamed(0.06, 0.025, overdue=False)
+    assert pace.stream_rate() == pytest.approx(1 / 0.06, rel=0.01)
+
+
+@pytest.mark.parametrize(("draft", "ahead"), [(0.005, False), (0.08, True)])
+def test_drafting_ahead_wants_something_to_hide(draft: float, ahead: bool) -> None:
+    pace = Pace(curve=GPU, trip=0.06)
+    pace.drafted(0.5, 9, whole=False)  # a prompt was read
+    assert not pace.drafts_ahead()
+    pace.drafted(draft, 4, whole=True)
+    assert pace.drafts_ahead() == ahead

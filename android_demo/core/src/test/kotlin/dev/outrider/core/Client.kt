@@ -57,11 +57,13 @@ fun device(readTokenizer: (String) -> Tokenizer, open: (Bundle, settings: Any?) 
     val options = Options(
         Policy(
             Writer.valueOf(settings.field<String>("writer")), OnReturn.valueOf(settings.field<String>("on_return")),
+            offlineRate = settings.double("offline_rate"),
         ),
         patience = Patience(
             patience.double("open"), patience.double("connect"), patience.double("silence"), patience.double("offline"),
         ),
         mode = settings.field<String?>("mode")?.let(Mode::valueOf),
+        ahead = settings.field<Boolean?>("ahead"),
         token = settings.field<String?>("token"),
         tls = settings.field<String?>("ca_file")?.let { trusting(File(it).inputStream()) },
     )

@@ -149,6 +149,16 @@ data class Error(
     override val type get() = 12
 }
 
+/** Whether it is for [stream], or for all. */
+internal fun ServerMessage.concerns(stream: Int): Boolean = when (this) {
+    is Opened -> this.stream == stream
+    is Features -> this.stream == stream
+    is Verdict -> this.stream == stream
+    is Resync -> this.stream == stream
+    is Error -> this.stream == stream || this.stream == -1
+    is Welcome -> true
+}
+
 /** Protocol, target or drafter differ; the connection is closed. */
 const val ERR_MISMATCH = 2
 

@@ -1,17 +1,13 @@
 package dev.outrider.core.runtime
 
 import dev.outrider.core.protocol.Cancel
-import dev.outrider.core.protocol.Error
-import dev.outrider.core.protocol.Features
 import dev.outrider.core.protocol.MAX_NODES
-import dev.outrider.core.protocol.Opened
-import dev.outrider.core.protocol.ROOT
-import dev.outrider.core.protocol.Resync
 import dev.outrider.core.protocol.ServerMessage
 import dev.outrider.core.protocol.TokenTree
 import dev.outrider.core.protocol.Verdict
 import dev.outrider.core.protocol.Verify
 import dev.outrider.core.protocol.Welcome
+import dev.outrider.core.protocol.concerns
 import kotlinx.coroutines.ExperimentalCoroutinesApi
 import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.flow.FlowCollector
@@ -28,7 +24,7 @@ internal class Answer(
     private val shape: TreeShape,
     decode: (List<Int>) -> String,
     val stops: List<String>,
-    private val ahead: Boolean,
+    private val ahead: Boolean?,
     private val controller: Controller,
     private val shaping: Boolean,
 ) {
@@ -41,6 +37,8 @@ internal class Answer(
     private var scores = emptyList<Double>() // of the tree that is ready or in flight
     private var verdictAt: Double? = null
     private var shadow: News.Shadow? = null
+    private var held: WriteToken? = null // until `writeAt`
+    private var writeAt = 0.0
     private var treeRound = false
     private var state: LinkState? = null
 
@@ -69,6 +67,7 @@ internal class Answer(
             if (session.finished != null) return
             nextNews()?.let(::feed)
             act(session.tick(now()))
+            release()
         }
     }
 
@@ -78,7 +77,7 @@ internal class Answer(
     /** Wait for the link, the drafter or the clock, whichever is first; null: the clock. */
     @OptIn(ExperimentalCoroutinesApi::class)
     private suspend fun nextNews(): News? {
-        val wake = session.wakeAt() ?: return inbox.receive()
+        val wake = listOfNotNull(session.wakeAt(), held?.let { writeAt }).minOrNull() ?: return inbox.receive()
         return select {
             inbox.onReceive { it }
             onTimeout(ceil(1000 * (wake - now())).toLong().coerceAtLeast(0)) { null }
@@ -121,7 +120,7 @@ internal class Answer(
                 if (session.connectBy != null) tell(LinkState.CONNECTING, event.reason)
                 act(session.linkDown(now()))
             }
-            is Arrived -> if (streamOf(event.message) in setOf(session.stream, -1)) arrived(event.message)
+            is Arrived -> if (event.message.concerns(session.stream)) arrived(event.message)
             is Refused -> throw event.error
         }
     }
@@ -138,20 +137,11 @@ internal class Answer(
         if (message is Verdict && chooses && session.finished == null) act(session.changeMode(controller.choose(), now))
     }
 
-    private fun streamOf(message: ServerMessage): Int = when (message) {
-        is Opened -> message.stream
-        is Features -> message.stream
-        is Verdict -> message.stream
-        is Resync -> message.stream
-        is Error -> message.stream
-        is Welcome -> session.stream
-    }
-
     /** What of a draft is sent. */
     private fun shaped(news: News.TreeDrafted): TokenTree {
         val draft = news.draft
         figures.drafted(news)
-        pace.drafted(news.working, draft.steps)
+        pace.drafted(news.working, draft.steps, session.stats.rounds > 0 && !draft.ahead)
         val count = if (shaping) pace.worthSending(draft.tree, draft.scores) else draft.tree.size
         scores = draft.scores.take(count)
         return draft.tree.pruned(count, MAX_NODES)
@@ -163,11 +153,14 @@ internal class Answer(
         val engine = 1e-6 * verdict.engineUs
         val before = verdictAt
         if (flight.tree == null) {
-            if (!flight.afterOpen && before != null) pace.streamed(now - before, engine)
+            // not the first, which had to be asked for
+            if (before != null && flight.sent == before) pace.streamed(now - before, engine, session.alone)
         } else if (treeRound && !flight.afterOpen) {
             figures.waitSeconds += now - flight.sent
             figures.engineSeconds += engine
-            pace.verified(flight.tree, scores, verdict.path, now - flight.sent, engine, 1e-6 * verdict.queueUs)
+            val queue = 1e-6 * verdict.queueUs
+            // an outage says nothing of the link
+            if (!session.alone) pace.verified(flight.tree, scores, verdict.path, now - flight.sent, engine, queue)
         }
         verdictAt = now
     }
@@ -177,7 +170,10 @@ internal class Answer(
             when (action) {
                 is Send -> send(action)
                 is DraftTree -> draft(action)
-                is WriteToken -> write(action)
+                is WriteToken -> {
+                    held = action
+                    release()
+                }
                 is DraftAhead -> draftAhead()
                 is AddRows -> {
                     worker.submit { it.addRows(action.positions, action.rows) }
@@ -248,6 +244,20 @@ internal class Answer(
         show(LinkChange(text.verified, text.provisional, state, detail))
     }
 
+    /** Write the next token alone once its time has come, or not at all. */
+    private fun release() {
+        val action = held ?: return
+        val paced = session.alone && session.policy.writer != Writer.DEVICE_ONLY // it may be taken back
+        if (action.version != session.version) {
+            held = null
+            act(session.tokenWritten(0, 0.0, action.version, now()))
+        } else if (!paced || now() >= writeAt) {
+            held = null
+            writeAt = now() + 1 / session.policy.offlineRate
+            write(action)
+        }
+    }
+
     private fun write(action: WriteToken) {
         val asked = now()
         worker.submit { drafter ->
@@ -279,29 +289,27 @@ internal class Answer(
 
     /** Beside a stream, now and then draft a tree and see how much of it comes true: so that tau stays known. */
     private fun compare() {
-        shadow?.let { (tree, came) ->
-            var node = ROOT
-            val accepted = came.takeWhile { token -> tree.child(node, token)?.also { node = it } != null }.size
-            if (accepted < came.size) {
-                pace.foreseen(accepted + 1)
-                shadow = null
-            }
+        shadow?.let {
+            val tokens = it.foreseen(session.committed) ?: return@let
+            pace.foreseen(tokens, it.working)
+            shadow = null
         }
         val streaming = session.flight.let { it != null && it.tree == null }
         if (!streaming || !chooses || session.stats.streamed % pace.compareEvery() != 0) return
         val prefix = session.committed.toList()
         val shape = shapeOf(MAX_NODES, shape.depth)
-        worker.submit { inbox.trySend(News.Shadow(session, it.draft(prefix, session.sampling, shape), prefix.size)) }
+        worker.submit {
+            val began = now()
+            val draft = it.draft(prefix, session.sampling, shape)
+            inbox.trySend(News.Shadow(session, draft, prefix.size, now() - began))
+        }
     }
-
-    private operator fun News.Shadow.component1() = draft.tree
-
-    private operator fun News.Shadow.component2() = session.committed.drop(base)
 
     /** Draft on below the tree in flight, where there is one and nothing else to do. */
     private fun draftAhead() {
         val tree = session.flight?.tree
-        if (!ahead || tree == null || tree.size == 0 || session.provisional.isNotEmpty() || session.busy) return
+        if (tree == null || tree.size == 0 || session.provisional.isNotEmpty() || session.busy) return
+        if (!(ahead ?: pace.draftsAhead())) return
         val version = session.version
         worker.draftAhead(shape, { session.version == version }) { inbox.trySend(News.Ahead(session, it)) }
     }

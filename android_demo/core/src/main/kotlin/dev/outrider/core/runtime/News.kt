@@ -1,5 +1,7 @@
 package dev.outrider.core.runtime
 
+import dev.outrider.core.protocol.ROOT
+
 /** What an answer waits for. */
 internal sealed interface News {
     /** The link tells. */
@@ -14,8 +16,17 @@ internal sealed interface News {
     class TokenDrafted(session: Session, val written: Written, version: Int, seconds: Double, working: Double) :
         Drafted(session, version, seconds, working)
 
-    /** A tree for comparison alone, below the first [base] tokens. */
-    class Shadow(val session: Session, val draft: Draft, val base: Int) : News
+    /** A tree for comparison alone, below the first [base] tokens; it took [working] seconds. */
+    class Shadow(val session: Session, val draft: Draft, val base: Int, val working: Double) : News {
+        /** Tokens that it would have brought; null while all that came since is in it. */
+        fun foreseen(committed: List<Int>): Int? {
+            var node = ROOT
+            for (index in base until committed.size) {
+                node = draft.tree.child(node, committed[index]) ?: return index - base + 1
+            }
+            return null
+        }
+    }
 
     /** [nodes] were expanded ahead. */
     class Ahead(val session: Session, val nodes: Int) : News

@@ -10,10 +10,12 @@ package dev.outrider.core.runtime
 import dev.outrider.core.protocol.CostCurve
 import dev.outrider.core.protocol.TokenTree
 import dev.outrider.core.protocol.Welcome
+import kotlin.math.ceil
 import kotlin.math.exp
 
-/** Weight of the newest observation. */
+/** Weight of the newest observation; a token of a stream says less than a round. */
 private const val SMOOTHING = 0.2
+private const val TOKEN_SMOOTHING = 0.1
 
 /** Observations that a depth's calibration begins with, at "as predicted"; older ones fade. */
 private const val PRIOR = 4.0
@@ -33,6 +35,12 @@ private const val MOST_GAIN = 0.6
 /** Tokens of a stream between trees drafted beside it; where trees bring less than half of what it does. */
 private const val COMPARE_EVERY = 16
 private const val COMPARE_RARELY = 64
+
+/** Share of a stream's time that drafting these trees may take. */
+private const val COMPARING = 0.02
+
+/** Share of a round that drafting must be for drafting ahead, which costs energy and hides about half of it at best. */
+private const val AHEAD_SHARE = 0.2
 
 /** Seconds that nothing is faster than, so that no rate is infinite. */
 private const val INSTANT = 1e-4
@@ -54,8 +62,13 @@ class Pace {
     private var exposed = 0.0
     private var drafterStep: Double? = null
 
-    /** Between tokens of a stream. */
+    /** Drafting a tree of which nothing was there, and a tree for comparison. */
+    private var whole: Double? = null
+    private var compared = 0.0
+
+    /** Between tokens of a stream; late: tokens arrive that an outage held back. */
     private var gap: Double? = null
+    private var late = false
 
     /** Tokens of a tree round, and nodes of a tree. */
     private var tau = 2.0
@@ -76,8 +89,10 @@ class Pace {
         engine = null
     }
 
-    fun drafted(seconds: Double, steps: Int) {
+    /** [whole]: nothing of the tree was there before, and no prompt had to be read. */
+    fun drafted(seconds: Double, steps: Int, whole: Boolean) {
         if (steps > 0) drafterStep = blend(drafterStep, seconds / steps)
+        if (whole) this.whole = blend(this.whole, seconds)
     }
 
     /** A tree's verdict came after [wait]: [path] was accepted; engine, queue: the verifier's own part of it. */
@@ -98,15 +113,17 @@ class Pace {
         for (depth in 1..path.size) accepted[minOf(depth, DEPTHS)] += 1.0
     }
 
-    /** A streamed token came [gap] after the one before it. */
-    fun streamed(gap: Double, engine: Double) {
+    /** A streamed token came [gap] after the one before it. An outage, and what it held back, say nothing. */
+    fun streamed(gap: Double, engine: Double, overdue: Boolean) {
         stepped(1, engine)
-        this.gap = blend(this.gap, gap)
+        late = overdue || (late && gap < engine / 2)
+        if (!late) this.gap = blend(this.gap, gap, TOKEN_SMOOTHING)
     }
 
-    /** A tree would have brought so many tokens: drafted beside a stream, for comparison. */
-    fun foreseen(tokens: Int) {
+    /** A tree would have brought so many tokens: drafted in [seconds] beside a stream, for comparison. */
+    fun foreseen(tokens: Int, seconds: Double) {
         tau = blend(tau, tokens.toDouble())
+        compared = blend(compared, seconds)
     }
 
     fun waited(exposed: Double) {
@@ -122,7 +139,7 @@ class Pace {
     // --- what follows ---
 
     /** Tokens per second of tree drafting. */
-    fun treeRate(): Double = tau / maxOf(INSTANT, fixed() + step(nodes))
+    fun treeRate(): Double = tau / maxOf(INSTANT, exposed + fixed() + step(nodes))
 
     /** Tokens per second of a stream, or null where nothing is known. */
     fun streamRate(): Double? {
@@ -132,9 +149,13 @@ class Pace {
 
     /** Tokens of a stream between trees drafted beside it for comparison: each costs the device time and energy. */
     fun compareEvery(): Int {
-        val stream = streamRate()
-        return if (stream != null && 2 * treeRate() < stream) COMPARE_RARELY else COMPARE_EVERY
+        val stream = streamRate() ?: return COMPARE_EVERY
+        val every = if (2 * treeRate() < stream) COMPARE_RARELY else COMPARE_EVERY
+        return maxOf(every, ceil(compared * stream / COMPARING).toInt())
     }
+
+    /** Whether drafting is enough of a round to be hidden. */
+    fun draftsAhead(): Boolean = whole.let { it != null && it >= AHEAD_SHARE * (it + fixed() + step(nodes)) }
 
     /** Accepted tokens that one more drafting step must promise to be worth its time. */
     fun gain(): Double = (treeRate() * (drafterStep ?: 0.0)).coerceIn(LEAST_GAIN, MOST_GAIN)
@@ -146,18 +167,19 @@ class Pace {
         val rates = scores.mapIndexed { node, score ->
             val depth = minOf(tree.depths[node], DEPTHS)
             tokens += minOf(1.0, exp(score) * minOf(4.0, accepted[depth] / predicted[depth]))
-            tokens / maxOf(INSTANT, fixed() + step(node + 1.0))
+            tokens / maxOf(INSTANT, exposed + fixed() + step(node + 1.0))
         }
         return 1 + rates.indices.maxBy { rates[it] }
     }
 
-    /** A round's time without the verifier's engine. */
-    private fun fixed() = exposed + (trip ?: 0.0) + queue
+    /** A round's time without drafting and the verifier's engine. */
+    private fun fixed() = (trip ?: 0.0) + queue
 
     /** Seconds of the verifier's engine for a tree of so many nodes; 0: for a token of a stream. */
     private fun step(nodes: Double): Double = curve?.let { load * it.at(1 + nodes) } ?: engine ?: 0.0
 
-    private fun blend(old: Double?, new: Double): Double = if (old == null) new else old + SMOOTHING * (new - old)
+    private fun blend(old: Double?, new: Double, weight: Double = SMOOTHING): Double =
+        if (old == null) new else old + weight * (new - old)
 }
 
 /** Tree or stream: whichever promises more tokens per second, with hysteresis. pinned: always this one. */

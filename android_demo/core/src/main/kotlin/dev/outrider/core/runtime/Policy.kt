@@ -37,11 +37,16 @@ enum class Offline {
     PAUSE,
 }
 
-/** minConfidence: a probability; lead: tokens. */
+/**
+ * minConfidence: a probability; lead: tokens. offlineRate: tokens per second written alone while the target may come
+ * back, at most: faster than anybody reads, and no more than that would be taken back. Nothing holds
+ * [Writer.DEVICE_ONLY] up.
+ */
 data class Policy(
     val writer: Writer = Writer.PREFER_CLOUD,
     val onReturn: OnReturn = OnReturn.REPAIR,
     val offline: Offline = Offline.CONTINUE,
     val minConfidence: Double = 0.35,
     val lead: Int = 48,
+    val offlineRate: Double = 20.0,
 )

@@ -116,6 +116,7 @@ class DrafterTest {
                 else assertEquals(stream.toDouble(), assertNotNull(pace.streamRate()), 1e-9)
                 assertEquals(wanted.double("gain"), pace.gain(), 1e-9)
                 assertEquals(wanted.int("compare_every"), pace.compareEvery())
+                assertEquals(wanted.field<Boolean>("drafts_ahead"), pace.draftsAhead())
                 val (tokens, parents, scores) = wanted.field<List<Any?>>("tree")
                 val nodes = pace.worthSending(TokenTree(ints(tokens), ints(parents)), doubles(scores))
                 assertEquals(wanted.int("nodes"), nodes)
@@ -132,13 +133,13 @@ class DrafterTest {
                 val costs = (arguments[0] as String).hexToBytes()
                 linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs), double(1))
             }
-            "drafted" -> drafted(double(0), double(1).toInt())
+            "drafted" -> drafted(double(0), double(1).toInt(), arguments[2] as Boolean)
             "verified" -> verified(
                 TokenTree(ints(arguments[0]), ints(arguments[1])), doubles(arguments[2]), ints(arguments[3]),
                 double(4), double(5), double(6),
             )
-            "streamed" -> streamed(double(0), double(1))
-            "foreseen" -> foreseen(double(0).toInt())
+            "streamed" -> streamed(double(0), double(1), arguments[2] as Boolean)
+            "foreseen" -> foreseen(double(0).toInt(), double(1))
             "waited" -> waited(double(0))
         }
     }
