@@ -37,10 +37,12 @@ from benchmarks.baseline import call_per_token
 from benchmarks.command import Figures, conclude
 from benchmarks.links import PROFILES, EmulatedLink, Profile
 from benchmarks.network_report import plot, show
+from benchmarks.slow_device import SlowEngine
 from cloud.process import VerifierProcess
 from cloud.settings import Settings
 from edge_runtime.bundle import Bundle, open_bundle
 from edge_runtime.drafter import TreeShape
+from edge_runtime.engines import open_engine
 from edge_runtime.events import AnswerStats, Finished, Provisional, RolledBack, Verified
 from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
@@ -171,7 +173,7 @@ async def measure(options: argparse.Namespace, console: Console) -> Figures:
     return {
         "machine": f"{platform.machine()}, {platform.system()}", "questions": len(bench.prompts),
         "max_new_tokens": options.max_new_tokens, "dtype": options.dtype, "step_ms": options.step_ms,
-        "profiles": profiles,
+        "device_step_ms": options.device_step_ms, "profiles": profiles,
     }  # fmt: skip
 
 
@@ -181,7 +183,7 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
     variants: dict[str, dict[str, Any] | None] = {name: MODES[name] for name in options.modes}
     for nodes in options.sweep:
         shape = TreeShape(nodes=nodes, depth=min(10, nodes))
-        variants[f"{nodes} nodes"] = {"mode": "tree", "shaping": False, "shape": shape}
+        variants[f"{nodes} nodes"] = {"mode": "tree", "ahead": False, "shaping": False, "shape": shape}
     runs = {name: Run() for name in variants}
     async with AsyncExitStack() as stack:
         plain = await bench.verifier()
@@ -191,7 +193,8 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
                 continue
             port = (await bench.verifier(colocated=True)).port if name == "stream+drafter" else plain.port
             link = await stack.enter_async_context(EmulatedLink(port, profile, options.seed))
-            given = {"shape": TreeShape(nodes=options.nodes), "threads": options.threads, **settings}
+            engine = SlowEngine(open_engine(bench.bundle, None, options.threads), options.device_step_ms / 1000)
+            given = {"shape": TreeShape(nodes=options.nodes), "engine": engine, **settings}
             runtimes[name] = await stack.enter_async_context(EdgeRuntime(bench.bundle, link.address, **given))
         with Progress(console=bench.console, transient=True) as progress:
             bar = progress.add_task(profile.name, total=len(bench.prompts) * options.repeats * len(variants))
@@ -300,6 +303,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help=f"also trees of these fixed sizes, 1..{MAX_NODES}")  # fmt: skip
     parser.add_argument("--cuts", type=int, default=0, help="break the link so many times instead of measuring")
     parser.add_argument("--step-ms", type=float, default=0.0, help="let the target's steps take at least so long")
+    parser.add_argument(
+        "--device-step-ms", type=float, default=0.0, help="let the drafter's steps take at least so long"
+    )
     parser.add_argument("--count", type=int, default=6, help="questions, spread evenly over the file")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--nodes", type=int, default=TreeShape.nodes, help="the largest trees")

@@ -35,6 +35,7 @@ def show(figures: Figures, console: Console) -> None:
             console.print(f"{name.replace('_', ' ')}: {value}", highlight=False)
         return
     slow = f", steps of at least {figures['step_ms']:g} ms" if figures["step_ms"] else ""
+    slow += f", the device's of {figures['device_step_ms']:g} ms" if figures["device_step_ms"] else ""
     for profile, rows in figures["profiles"].items():
         table = Table(title=f"{profile}{slow}, {figures['questions']} questions", title_justify="left")
         table.add_column("mode")
@@ -62,7 +63,7 @@ def ratios(rows: Figures) -> dict[str, float | None]:
     sizes = [name for name in rows if name.endswith(" nodes")]
     return {
         "controller / best mode": over(["controller"], CHOICES),
-        "trees / best size": over(["ahead"], sizes),
+        "trees / best size": over(["tree"], sizes),
         "trees / serial trees": over(["ahead"], ["tree"]),
         "drafting hidden": round(1 - shown[0] / shown[1], 3) if len(shown) == 2 and shown[1] else None,
         "trees / stream": over(["ahead"], ["stream"]),

@@ -65,7 +65,7 @@ def test_ratios_compare_what_was_measured() -> None:
     speeds = {"ahead": 12.0, "tree": 10.0, "stream": 15.0, "controller": 14.4, "4 nodes": 8.0, "8 nodes": 16.0}
     rows = {name: {"tokens_per_second": speed, "draft_ms_per_round": 8.0} for name, speed in speeds.items()}
     rows["ahead"]["draft_ms_per_round"] = 2.0
-    assert list(ratios(rows).values()) == [0.96, 0.75, 1.2, 0.75, 0.8]
+    assert list(ratios(rows).values()) == [0.96, 0.625, 1.2, 0.75, 0.8]
     assert set(ratios({"stream": rows["stream"]}).values()) == {None}
 
 
@@ -73,6 +73,11 @@ def test_a_slowed_target_is_as_slow_as_stated(room: Path) -> None:
     _, figures = run(room, "--profiles", "lan", "--modes", "stream", "--step-ms", "40")
     stream = figures["profiles"]["lan"]["stream"]
     assert stream["tokens_per_second"] <= 25 and stream["gap_ms"]["p50"] >= 39 and figures["step_ms"] == 40
+
+
+def test_a_slowed_device_is_as_slow_as_stated(room: Path) -> None:
+    _, figures = run(room, "--profiles", "lan", "--modes", "tree", "--device-step-ms", "30")
+    assert figures["profiles"]["lan"]["tree"]["draft_ms_per_round"] >= 30 and figures["device_step_ms"] == 30
 
 
 def test_answers_survive_cuts(room: Path) -> None:
