@@ -103,6 +103,22 @@ def test_nothing_holds_a_device_up_that_is_alone(folders: Folders, bundle: Bundl
     assert end.reason == "unverified" and end.stats.provisional == len(end.token_ids) > 1
 
 
+def test_a_streams_gap_is_without_the_round_trip(folders: Folders, bundle: Bundle) -> None:
+    """What comes between two tokens is measured, not the wait for the first."""
+
+    async def run(address: str) -> float | None:
+        async with (
+            EmulatedLink(port(address), delay=0.4) as link,
+            EdgeRuntime(bundle, link.address, mode="stream", patience=Patience()) as runtime,
+        ):
+            await run_with(runtime)
+            return runtime.controller.pace.gap
+
+    with serve(make_verifier(folders)) as address:
+        gap = asyncio.run(run(address))
+    assert gap and gap < 0.4
+
+
 def test_cloud_only_waits_through_an_outage(folders: Folders, bundle: Bundle) -> None:
     async def run(address: str) -> tuple[Finished, list[Event]]:
         async with (
