@@ -344,21 +344,16 @@ class Answer:
 
     async def _release(self) -> None:
         """Write the next token alone once its time has come, or not at all."""
-        held, now = self.held, self._now()
+        held, session, now = self.held, self.session, self._now()
         if held is None:
             return
-        session, due = self.session, not self._paced or now >= self.write_at
+        paced = session.alone and session.policy.writer != "device-only"  # it may be taken back
         if held.version != session.version:
             self.held = None
             await self._do(session.token_written(0, 0.0, held.version, now))
-        elif due:
+        elif not paced or now >= self.write_at:
             self.held, self.write_at = None, now + 1 / session.policy.offline_rate
             self._draft(held)
-
-    @property
-    def _paced(self) -> bool:
-        """What is written alone may be taken back."""
-        return self.session.alone and self.session.policy.writer != "device-only"
 
     def _draft(self, action: DraftTree | WriteToken) -> None:
         session, drafter, asked = self.session, self.worker.drafter, time.monotonic()
