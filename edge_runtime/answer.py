@@ -67,15 +67,15 @@ class Shadow:
     """A tree for comparison alone, below the first `base` tokens; it took `working` seconds."""
 
     session: Session
-    tree: TokenTree
+    draft: Draft
     base: int
     working: float
 
-    def foreseen(self, committed: list[int]) -> int | None:
-        """Tokens that it would have brought; None while all that came since is in it."""
+    def foreseen(self, tree: TokenTree, committed: list[int]) -> int | None:
+        """Tokens that `tree`, what of it would be sent, would have brought; None while all that came is in it."""
         node = ROOT
         for count, token in enumerate(committed[self.base :], 1):
-            child = self.tree.child(node, token)
+            child = tree.child(node, token)
             if child is None:
                 return count
             node = child
@@ -250,8 +250,12 @@ class Answer:
             self.stats.ahead_rounds += 1
             self.stats.ahead_hits += draft.ahead
             self.stats.ahead_used += draft.kept
+        tree = self._worth_sending(draft)
+        self.scores = draft.scores[: len(tree)]
+        return tree
+
+    def _worth_sending(self, draft: Draft) -> TokenTree:
         count = self.pace.worth_sending(draft.tree, draft.scores) if self.shaping else len(draft.tree)
-        self.scores = draft.scores[:count]
         return draft.tree.pruned(count, MAX_NODES)
 
     def _measure(self, verdict: Verdict, now: float) -> None:
@@ -384,9 +388,11 @@ class Answer:
     def _compare(self) -> None:
         """Beside a stream, now and then draft a tree and see how much of it comes true: so that tau stays known."""
         session = self.session
-        if self.shadow and (tokens := self.shadow.foreseen(session.committed)):
-            self.pace.foreseen(tokens, self.shadow.working)
-            self.shadow = None
+        if self.shadow:
+            tree = self._worth_sending(self.shadow.draft)
+            if tokens := self.shadow.foreseen(tree, session.committed):
+                self.pace.foreseen(tokens, len(tree), self.shadow.working)
+                self.shadow = None
         streaming = session.flight is not None and session.flight.tree is None
         if not streaming or not self._chooses or session.stats.streamed % self.pace.compare_every():
             return
@@ -396,7 +402,7 @@ class Answer:
             began = time.monotonic()
             draft = drafter.draft(prefix, session.sampling, shape)
             took = time.monotonic() - began
-            shadow = Shadow(session, draft.tree, len(prefix), took)
+            shadow = Shadow(session, draft, len(prefix), took)
             self.loop.call_soon_threadsafe(self.inbox.put_nowait, shadow)
 
         self.worker.submit(work)

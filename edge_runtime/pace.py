@@ -30,6 +30,8 @@ MARGIN = 1.1
 TIMES = 2
 #: bounds of what a drafting step must promise, in accepted tokens
 LEAST_GAIN, MOST_GAIN = 0.01, 0.6
+#: of a tree, before one was drafted
+SOME_NODES = 16.0
 #: tokens of a stream between trees drafted beside it; where trees bring less than half of what it does
 COMPARE_EVERY, COMPARE_RARELY = 16, 64
 #: share of a stream's time that drafting these trees may take
@@ -58,7 +60,7 @@ class Pace:
     late: bool = False  # tokens arrive that an outage held back
     compared: float = 0.0  # drafting a tree for comparison
     tau: float = 2.0  # tokens of a tree round
-    nodes: float = 16.0  # of a tree
+    nodes: float | None = None  # of a tree
     predicted: list[float] = field(default_factory=lambda: [PRIOR] * (DEPTHS + 1))  # accepted nodes, by depth
     accepted: list[float] = field(default_factory=lambda: [PRIOR] * (DEPTHS + 1))
 
@@ -102,9 +104,10 @@ class Pace:
         if not self.late:
             self.gap = _blend(self.gap, gap, TOKEN_SMOOTHING)
 
-    def foreseen(self, tokens: int, seconds: float) -> None:
-        """A tree would have brought so many tokens: drafted in `seconds` beside a stream, for comparison."""
+    def foreseen(self, tokens: int, nodes: int, seconds: float) -> None:
+        """A tree of `nodes` would have brought so many tokens: drafted in `seconds` beside a stream, for comparison."""
         self.tau = _blend(self.tau, tokens)
+        self.nodes = _blend(self.nodes, nodes)
         self.compared = _blend(self.compared, seconds)
 
     def waited(self, exposed: float) -> None:
@@ -125,7 +128,7 @@ class Pace:
 
     def tree_rate(self) -> float:
         """Tokens per second of tree drafting."""
-        return self.tau / max(1e-4, self.exposed + self._fixed() + self.step(self.nodes))
+        return self.tau / max(1e-4, self.exposed + self._fixed() + self._tree_step())
 
     def stream_rate(self) -> float | None:
         """Tokens per second of a stream, or None where nothing is known."""
@@ -143,9 +146,7 @@ class Pace:
 
     def drafts_ahead(self) -> bool:
         """Whether drafting is enough of a round to be hidden."""
-        return self.whole is not None and self.whole >= AHEAD_SHARE * (
-            self.whole + self._fixed() + self.step(self.nodes)
-        )
+        return self.whole is not None and self.whole >= AHEAD_SHARE * (self.whole + self._fixed() + self._tree_step())
 
     def gain(self) -> float:
         """Accepted tokens that one more drafting step must promise to be worth its time."""
@@ -161,6 +162,10 @@ class Pace:
         fixed = self.exposed + self._fixed()
         times = np.array([max(1e-4, fixed + self.step(count)) for count in range(1, len(tree) + 1)])
         return 1 + int(np.argmax(tokens / times))
+
+    def _tree_step(self) -> float:
+        """Seconds of the verifier's engine for a tree as they are now."""
+        return self.step(SOME_NODES if self.nodes is None else self.nodes)
 
     def _fixed(self) -> float:
         """A round's time without drafting and the verifier's engine."""

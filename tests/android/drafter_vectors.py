@@ -179,7 +179,7 @@ def measured(number: int) -> dict[str, Any]:
             arguments = [rng.choice([0, rng.uniform(0, 0.2)]), rng.choice([0, 0.02]), rng.random() < 0.2]
             pace.streamed(*arguments)
         elif call == "foreseen":
-            arguments = [rng.randrange(1, 8), rng.uniform(0, 0.1)]
+            arguments = [rng.randrange(1, 8), rng.randrange(1, 40), rng.uniform(0, 0.1)]
             pace.foreseen(*arguments)
         else:
             arguments = [rng.uniform(0, 0.05)]

@@ -143,7 +143,7 @@ def test_the_controller_ends_in_the_faster_mode(
             pace.verified(tree, [], list(range(accepted)), trip + engine, engine, 0.0)
         else:
             pace.streamed(load * step * noise, load * step, overdue=False)
-            pace.foreseen(int(tau + rng.random()), 0.0)
+            pace.foreseen(int(tau + rng.random()), 31, 0.0)
         mode = controller.choose()
     tree_rate, stream_rate = tau / (trip + load * curve.at(32)), 1 / (load * step)
     if not tells:  # the engine's time for a tree stands in for that of a token
@@ -208,7 +208,7 @@ def test_comparing_takes_no_more_than_its_share(gap: float, seconds: float, trip
     pace = Pace(trip=trip)
     pace.streamed(gap, gap, overdue=False)
     for _ in range(40):
-        pace.foreseen(2, seconds)
+        pace.foreseen(2, 16, seconds)
     assert pace.compared == pytest.approx(seconds, rel=0.01)
     assert pace.compared <= COMPARING * pace.compare_every() * gap * (1 + 1e-9)
 
@@ -233,3 +233,12 @@ def test_drafting_ahead_wants_something_to_hide(draft: float, ahead: bool) -> No
     assert not pace.drafts_ahead()
     pace.drafted(draft, 4, whole=True)
     assert pace.drafts_ahead() == ahead
+
+
+def test_one_tree_beside_a_stream_tells_what_trees_cost() -> None:
+    """Small trees are worth sending here; the first one drafted says so."""
+    pace = Pace()
+    pace.linked(welcome(CPU), 0.001)
+    before = pace.tree_rate()
+    pace.foreseen(2, 3, 0.01)
+    assert pace.nodes == 3 and pace.tree_rate() > 1.2 * before

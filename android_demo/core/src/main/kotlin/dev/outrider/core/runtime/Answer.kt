@@ -142,8 +142,11 @@ internal class Answer(
         val draft = news.draft
         figures.drafted(news)
         pace.drafted(news.working, draft.steps, session.stats.rounds > 0 && !draft.ahead)
+        return worthSending(draft).also { scores = draft.scores.take(it.size) }
+    }
+
+    private fun worthSending(draft: Draft): TokenTree {
         val count = if (shaping) pace.worthSending(draft.tree, draft.scores) else draft.tree.size
-        scores = draft.scores.take(count)
         return draft.tree.pruned(count, MAX_NODES)
     }
 
@@ -290,8 +293,9 @@ internal class Answer(
     /** Beside a stream, now and then draft a tree and see how much of it comes true: so that tau stays known. */
     private fun compare() {
         shadow?.let {
-            val tokens = it.foreseen(session.committed) ?: return@let
-            pace.foreseen(tokens, it.working)
+            val tree = worthSending(it.draft)
+            val tokens = it.foreseen(tree, session.committed) ?: return@let
+            pace.foreseen(tokens, tree.size, it.working)
             shadow = null
         }
         val streaming = session.flight.let { it != null && it.tree == null }

@@ -1,6 +1,7 @@
 package dev.outrider.core.runtime
 
 import dev.outrider.core.protocol.ROOT
+import dev.outrider.core.protocol.TokenTree
 
 /** What an answer waits for. */
 internal sealed interface News {
@@ -18,11 +19,11 @@ internal sealed interface News {
 
     /** A tree for comparison alone, below the first [base] tokens; it took [working] seconds. */
     class Shadow(val session: Session, val draft: Draft, val base: Int, val working: Double) : News {
-        /** Tokens that it would have brought; null while all that came since is in it. */
-        fun foreseen(committed: List<Int>): Int? {
+        /** Tokens that [tree], what of it would be sent, would have brought; null while all that came is in it. */
+        fun foreseen(tree: TokenTree, committed: List<Int>): Int? {
             var node = ROOT
             for (index in base until committed.size) {
-                node = draft.tree.child(node, committed[index]) ?: return index - base + 1
+                node = tree.child(node, committed[index]) ?: return index - base + 1
             }
             return null
         }

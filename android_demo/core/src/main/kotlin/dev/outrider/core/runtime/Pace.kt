@@ -32,6 +32,9 @@ private const val TIMES = 2
 private const val LEAST_GAIN = 0.01
 private const val MOST_GAIN = 0.6
 
+/** Of a tree, before one was drafted. */
+private const val SOME_NODES = 16.0
+
 /** Tokens of a stream between trees drafted beside it; where trees bring less than half of what it does. */
 private const val COMPARE_EVERY = 16
 private const val COMPARE_RARELY = 64
@@ -72,7 +75,7 @@ class Pace {
 
     /** Tokens of a tree round, and nodes of a tree. */
     private var tau = 2.0
-    private var nodes = 16.0
+    private var nodes: Double? = null
 
     /** Accepted nodes, by depth: as the drafter predicted them, and as they came. */
     private val predicted = DoubleArray(DEPTHS + 1) { PRIOR }
@@ -120,9 +123,10 @@ class Pace {
         if (!late) this.gap = blend(this.gap, gap, TOKEN_SMOOTHING)
     }
 
-    /** A tree would have brought so many tokens: drafted in [seconds] beside a stream, for comparison. */
-    fun foreseen(tokens: Int, seconds: Double) {
+    /** A tree of [nodes] would have brought so many tokens: drafted in [seconds] beside a stream, for comparison. */
+    fun foreseen(tokens: Int, nodes: Int, seconds: Double) {
         tau = blend(tau, tokens.toDouble())
+        this.nodes = blend(this.nodes, nodes.toDouble())
         compared = blend(compared, seconds)
     }
 
@@ -139,7 +143,7 @@ class Pace {
     // --- what follows ---
 
     /** Tokens per second of tree drafting. */
-    fun treeRate(): Double = tau / maxOf(INSTANT, exposed + fixed() + step(nodes))
+    fun treeRate(): Double = tau / maxOf(INSTANT, exposed + fixed() + step(nodes ?: SOME_NODES))
 
     /** Tokens per second of a stream, or null where nothing is known. */
     fun streamRate(): Double? {
@@ -155,7 +159,7 @@ class Pace {
     }
 
     /** Whether drafting is enough of a round to be hidden. */
-    fun draftsAhead(): Boolean = whole.let { it != null && it >= AHEAD_SHARE * (it + fixed() + step(nodes)) }
+    fun draftsAhead(): Boolean = whole.let { it != null && it >= AHEAD_SHARE * (it + fixed() + step(nodes ?: SOME_NODES)) }
 
     /** Accepted tokens that one more drafting step must promise to be worth its time. */
     fun gain(): Double = (treeRate() * (drafterStep ?: 0.0)).coerceIn(LEAST_GAIN, MOST_GAIN)

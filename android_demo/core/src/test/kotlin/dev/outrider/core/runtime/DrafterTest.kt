@@ -139,7 +139,7 @@ class DrafterTest {
                 double(4), double(5), double(6),
             )
             "streamed" -> streamed(double(0), double(1), arguments[2] as Boolean)
-            "foreseen" -> foreseen(double(0).toInt(), double(1))
+            "foreseen" -> foreseen(double(0).toInt(), double(1).toInt(), double(2))
             "waited" -> waited(double(0))
         }
     }
