@@ -143,7 +143,7 @@ class Pace {
     // --- what follows ---
 
     /** Tokens per second of tree drafting. */
-    fun treeRate(): Double = tau / maxOf(INSTANT, exposed + fixed() + step(nodes ?: SOME_NODES))
+    fun treeRate(): Double = tau / maxOf(INSTANT, exposed + fixed() + treeStep())
 
     /** Tokens per second of a stream, or null where nothing is known. */
     fun streamRate(): Double? {
@@ -159,7 +159,7 @@ class Pace {
     }
 
     /** Whether drafting is enough of a round to be hidden. */
-    fun draftsAhead(): Boolean = whole.let { it != null && it >= AHEAD_SHARE * (it + fixed() + step(nodes ?: SOME_NODES)) }
+    fun draftsAhead(): Boolean = whole.let { it != null && it >= AHEAD_SHARE * (it + fixed() + treeStep()) }
 
     /** Accepted tokens that one more drafting step must promise to be worth its time. */
     fun gain(): Double = (treeRate() * (drafterStep ?: 0.0)).coerceIn(LEAST_GAIN, MOST_GAIN)
@@ -178,6 +178,9 @@ class Pace {
 
     /** A round's time without drafting and the verifier's engine. */
     private fun fixed() = (trip ?: 0.0) + queue
+
+    /** Seconds of the verifier's engine for a tree as they are now. */
+    private fun treeStep() = step(nodes ?: SOME_NODES)
 
     /** Seconds of the verifier's engine for a tree of so many nodes; 0: for a token of a stream. */
     private fun step(nodes: Double): Double = curve?.let { load * it.at(1 + nodes) } ?: engine ?: 0.0
