@@ -50,7 +50,8 @@ def show(figures: Figures, console: Console) -> None:
 def ratios(rows: Figures) -> dict[str, float | None]:
     """What the modes of one profile say beside each other; None where one of them was not measured.
 
-    trees: drafting ahead. hidden: share of the drafting time of serial trees that drafting ahead does not show.
+    trees: drafting ahead; beside fixed sizes, which do not, serial ones. hidden: share of the drafting time of serial
+    trees that drafting ahead does not show.
     """
 
     def speed(names: Sequence[str]) -> float:

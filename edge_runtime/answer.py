@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from edge_runtime.actions import (
@@ -27,6 +27,7 @@ from edge_runtime.actions import (
     Stall,
     WriteToken,
 )
+from edge_runtime.answer_text import AnswerText
 from edge_runtime.drafter import Draft, TreeShape
 from edge_runtime.events import (
     Adopted,
@@ -38,89 +39,14 @@ from edge_runtime.events import (
     RolledBack,
     Verified,
 )
-from edge_runtime.link import Arrived, LinkDown, LinkEvent, LinkRefused, LinkUp
+from edge_runtime.link import Arrived, LinkDown, LinkRefused, LinkUp
+from edge_runtime.news import Drafted, News, Shadow
 from edge_runtime.pace import Controller
 from edge_runtime.session import Session
 from edge_runtime.transport import Transport
 from edge_runtime.worker import DrafterFailed, DrafterThread
-from protocol.text import Detokeniser, StopStrings
-from protocol.tree import MAX_NODES, ROOT, TokenTree
+from protocol.tree import MAX_NODES, TokenTree
 from protocol.wire import Verdict, Verify
-
-
-@dataclass(frozen=True)
-class Drafted:
-    """A drafter job is done: a tree, or one token written alone and its probability.
-
-    seconds: since it was asked for; working: of these, in the drafter.
-    """
-
-    session: Session
-    result: Draft | tuple[int, float]
-    version: int
-    seconds: float
-    working: float
-
-
-@dataclass(frozen=True)
-class Shadow:
-    """A tree for comparison alone, below the first `base` tokens; it took `working` seconds."""
-
-    session: Session
-    draft: Draft
-    base: int
-    working: float
-
-    def foreseen(self, tree: TokenTree, committed: list[int]) -> int | None:
-        """Tokens that `tree`, what of it would be sent, would have brought; None while all that came is in it."""
-        node = ROOT
-        for count, token in enumerate(committed[self.base :], 1):
-            child = tree.child(node, token)
-            if child is None:
-                return count
-            node = child
-        return None
-
-
-#: what an answer waits for
-News = LinkEvent | Drafted | Shadow | DrafterFailed
-
-
-class AnswerText:
-    """The answer as text, kept up token by token; provisional text is decoded behind the verified one."""
-
-    def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str]) -> None:
-        self._decoder, self._stops = Detokeniser(decode), StopStrings(stops)
-        self._ahead = self._decoder.fork(), self._stops.fork()
-        self.verified = self.provisional = ""
-
-    def commit(self, tokens: list[int]) -> int | None:
-        """Add verified tokens; returns how many of them there were up to the end of a stop string, if one came."""
-        for count, token in enumerate(tokens, 1):
-            self.verified += self._stops.push(self._decoder.push(token))
-            if self._stops.hit:
-                return count
-        return None
-
-    def provide(self, token: int) -> bool:
-        """Add a provisional token; False where a stop string ended the text."""
-        decoder, stops = self._ahead
-        self.provisional += stops.push(decoder.push(token))
-        return not stops.hit
-
-    def rebase(self, provisional: list[int]) -> None:
-        """The provisional text stands behind the verified one as it is now."""
-        self._ahead, self.provisional = (self._decoder.fork(), self._stops.fork()), ""
-        for token in provisional:
-            self.provide(token)
-
-    def end(self) -> None:
-        """No more comes: what was held back as the beginning of a character or a stop string is shown."""
-        decoder, stops = self._ahead
-        if self.provisional:
-            self.provisional += stops.push(decoder.flush()) + stops.flush()
-        else:
-            self.verified += self._stops.push(self._decoder.flush()) + self._stops.flush()
 
 
 class Answer:

@@ -30,3 +30,7 @@ class Policy:
     min_confidence: float = 0.35
     lead: int = 48
     offline_rate: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not self.offline_rate > 0:
+            raise ValueError(f"offline_rate is tokens per second and above 0, not {self.offline_rate}")

@@ -13,12 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from edge_runtime.answer import Answer, News
+from edge_runtime.answer import Answer
 from edge_runtime.bundle import Bundle, open_bundle
 from edge_runtime.drafter import Drafter, TreeShape
 from edge_runtime.engines import Engine, open_engine
 from edge_runtime.events import Event
 from edge_runtime.link import Link
+from edge_runtime.news import News
 from edge_runtime.pace import Controller, Pace
 from edge_runtime.policy import Mode, Policy
 from edge_runtime.session import Session
@@ -43,9 +44,8 @@ class EdgeRuntime:
     engine: "onnx", "executorch", an engine object, or None: the first that is in the bundle and installed.
     shape: the largest trees. shaping: choose smaller ones where they bring more tokens per second. ahead: draft on
     while a verdict is awaited; None: where that hides a good part of a round, and the target does not run in this
-    process. mode: "tree" or "stream", pinned;
-    None: whichever is faster. token: for an address that asks for one. ca_file: certificates to trust beside the
-    system's.
+    process. mode: "tree" or "stream", pinned; None: whichever is faster. token: for an address that asks for one.
+    ca_file: certificates to trust beside the system's.
     """
 
     def __init__(

@@ -103,6 +103,12 @@ def test_nothing_holds_a_device_up_that_is_alone(folders: Folders, bundle: Bundl
     assert end.reason == "unverified" and end.stats.provisional == len(end.token_ids) > 1
 
 
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_a_rate_that_is_none_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="offline_rate"):
+        Policy(offline_rate=rate)
+
+
 def test_a_streams_gap_is_without_the_round_trip(folders: Folders, bundle: Bundle) -> None:
     """What comes between two tokens is measured, not the wait for the first."""
 

@@ -49,4 +49,8 @@ data class Policy(
     val minConfidence: Double = 0.35,
     val lead: Int = 48,
     val offlineRate: Double = 20.0,
-)
+) {
+    init {
+        require(offlineRate > 0) { "offlineRate is tokens per second and above 0, not $offlineRate" }
+    }
+}

@@ -1,0 +1,49 @@
+"""What an answer waits for: link events and finished jobs of the drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_runtime.drafter import Draft
+from edge_runtime.link import LinkEvent
+from edge_runtime.session import Session
+from edge_runtime.worker import DrafterFailed
+from protocol.tree import ROOT, TokenTree
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A drafter job is done: a tree, or one token written alone and its probability.
+
+    seconds: since it was asked for; working: of these, in the drafter.
+    """
+
+    session: Session
+    result: Draft | tuple[int, float]
+    version: int
+    seconds: float
+    working: float
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """A tree for comparison alone, below the first `base` tokens; it took `working` seconds."""
+
+    session: Session
+    draft: Draft
+    base: int
+    working: float
+
+    def foreseen(self, tree: TokenTree, committed: list[int]) -> int | None:
+        """Tokens that `tree`, what of it would be sent, would have brought; None while all that came is in it."""
+        node = ROOT
+        for count, token in enumerate(committed[self.base :], 1):
+            child = tree.child(node, token)
+            if child is None:
+                return count
+            node = child
+        return None
+
+
+#: what an answer waits for
+News = LinkEvent | Drafted | Shadow | DrafterFailed
