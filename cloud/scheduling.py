@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from math import log2
+from math import inf, log2
 
 from cloud.kvpool import GRANULE
 from cloud.runner import Part, Runs
@@ -20,7 +20,7 @@ LEAST = 4
 LEAST_PREFILL = 16
 #: step sizes that are timed at start
 TIMED_TOKENS = (1, 4, 8, 16, 32, 64, 128)
-REPEATS = 3
+REPEATS = 4
 #: weight of the newest observation
 SMOOTHING = 0.1
 #: longer pauses between a verdict and the next tree are the user's, not the network's
@@ -32,22 +32,22 @@ def measure_costs(
 ) -> CostCurve:
     """Time steps of a verifier that serves nobody yet; it writes to the first pool rows.
 
-    The median of a few runs each, and never less than a smaller step took: noise must not make trees look free.
+    The fastest of a few runs each, the sizes in turns, and never more than a larger step took: a disturbance only ever
+    adds time, and one that hit a single size would make trees or single tokens look dear as long as the verifier runs.
     """
     timed = [tokens for tokens in timed if tokens <= rows] or [1]
     past = min(GRANULE, rows - max(timed))
-    seconds: list[float] = []
-    for tokens in timed:
-        part = Part(0, past, (0,), TokenTree.chain([0] * (tokens - 1)), True)
-        runs = list[float]()
-        for _ in range(REPEATS + 1):
+    parts = [Part(0, past, (0,), TokenTree.chain([0] * (tokens - 1)), True) for tokens in timed]
+    fastest = [inf] * len(timed)
+    for turn in range(1 + REPEATS):
+        for size, part in enumerate(parts):
             begun = clock()
             logits = runner.forward([part])
             logits[-1, -1].item()  # waits for the device
-            runs.append(clock() - begun)
-        median = sorted(runs[1:])[REPEATS // 2]  # the first one warms up
-        seconds.append(max([median, *seconds[-1:]]))
-    return CostCurve(tuple(timed), tuple(seconds))
+            took = clock() - begun
+            if turn:  # the first one warms up
+                fastest[size] = min(fastest[size], took)
+    return CostCurve(tuple(timed), tuple(min(fastest[size:]) for size in range(len(timed))))
 
 
 @dataclass

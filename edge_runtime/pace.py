@@ -28,6 +28,11 @@ DEPTHS = 12
 MARGIN = 1.1
 #: ... so many times in a row
 TIMES = 2
+#: tokens of a stream that is tried, as what it brings is only guessed from the verifier's curve; a guess of less than
+#: this share of what trees bring is believed
+TRIAL, WORTH_A_TRIAL = 8, 0.5
+#: share of the time that trials may cost; after each, half as much, down to a 32nd
+TRYING, LEAST_TRYING = 0.03, 5
 #: bounds of what a drafting step must promise, in accepted tokens
 LEAST_GAIN, MOST_GAIN = 0.01, 0.6
 #: of a tree, before one was drafted
@@ -57,6 +62,7 @@ class Pace:
     drafter_step: float | None = None
     whole: float | None = None  # drafting a tree of which nothing was there
     gap: float | None = None  # between tokens of a stream
+    gaps: int = 0  # of which `gap` is the mean
     late: bool = False  # tokens arrive that an outage held back
     compared: float = 0.0  # drafting a tree for comparison
     tau: float = 2.0  # tokens of a tree round
@@ -69,7 +75,7 @@ class Pace:
     def linked(self, welcome: Welcome, trip: float) -> None:
         """A handshake took `trip`. Another verifier may have other costs."""
         self.curve, self.load = unpack_costs(welcome.costs), 1.0
-        self.trip, self.gap, self.engine = trip, None, None
+        self.trip, self.gap, self.gaps, self.engine = trip, None, 0, None
 
     def drafted(self, seconds: float, steps: int, whole: bool) -> None:
         """whole: nothing of the tree was there before, and no prompt had to be read."""
@@ -102,7 +108,8 @@ class Pace:
         self._stepped(1, engine)
         self.late = overdue or (self.late and gap < engine / 2)
         if not self.late:
-            self.gap = _blend(self.gap, gap, TOKEN_SMOOTHING)
+            self.gaps += 1
+            self.gap = _blend(self.gap, gap, max(TOKEN_SMOOTHING, 1 / self.gaps))
 
     def foreseen(self, tokens: int, nodes: int, seconds: float) -> None:
         """A tree of `nodes` would have brought so many tokens: drafted in `seconds` beside a stream, for comparison."""
@@ -128,13 +135,22 @@ class Pace:
 
     def tree_rate(self) -> float:
         """Tokens per second of tree drafting."""
-        return self.tau / max(1e-4, self.exposed + self._fixed() + self._tree_step())
+        return self.tau / self.round()
+
+    def round(self) -> float:
+        """Seconds of a round of tree drafting."""
+        return max(1e-4, self.exposed + self._fixed() + self._tree_step())
 
     def stream_rate(self) -> float | None:
         """Tokens per second of a stream, or None where nothing is known."""
         if self.gap is not None:
             return 1 / max(1e-4, self.gap)
         return 1 / (self.step(0) + self.queue) if self.curve or self.engine else None
+
+    def trial(self) -> float:
+        """Seconds that a short stream costs in place of trees: it must be asked for, and may be slower."""
+        stream = self.stream_rate() or math.inf
+        return self.exposed + self._fixed() + TRIAL * max(0.0, 1 / stream - 1 / self.tree_rate())
 
     def compare_every(self) -> int:
         """Tokens of a stream between trees drafted beside it for comparison: each costs the device time and energy."""
@@ -174,13 +190,20 @@ class Pace:
 
 @dataclass
 class Controller:
-    """Tree or stream: whichever promises more tokens per second, with hysteresis. pinned: always this one."""
+    """Tree or stream: whichever promises more tokens per second, with hysteresis. pinned: always this one.
+
+    Beside a stream, trees are drafted for comparison. Beside trees, nothing but the verifier's curve tells how long a
+    stream's tokens take, and that may be wrong: so now and then, where it could be the better one, one is tried.
+    """
 
     pace: Pace
     pinned: Mode | None = None
     mode: Mode = "tree"
     switches: int = 0
+    trials: int = 0
+    trial: int = 0  # tokens that are left of one
     _better: int = 0
+    _saved: float = 0.0  # seconds that a trial may cost
 
     def begin(self) -> Mode:
         """The mode of a new answer: no hysteresis, nothing is under way."""
@@ -194,10 +217,31 @@ class Controller:
         stream, tree = self.pace.stream_rate(), self.pace.tree_rate()
         if stream is None:
             return self.mode
+        if self.trial:
+            self.trial -= 1
+            if not self.trial:
+                self._end_trial(stream > MARGIN * tree)
+            return self.mode
         now, other = (tree, stream) if self.mode == "tree" else (stream, tree)
         self._better = self._better + 1 if other > MARGIN * now else 0
         if self._better >= TIMES:
             self.mode = "stream" if self.mode == "tree" else "tree"
             self.switches += 1
             self._better = 0
+        elif self.mode == "tree" and stream > WORTH_A_TRIAL * tree:
+            self._maybe_try()
         return self.mode
+
+    def _maybe_try(self) -> None:
+        """Begin a trial if enough was saved for it."""
+        self._saved += TRYING * self.pace.round()
+        if self._saved > self.pace.trial() * 2 ** min(self.trials, LEAST_TRYING):
+            self.mode, self.trial, self._saved = "stream", TRIAL, 0.0
+            self.trials += 1
+
+    def _end_trial(self, better: bool) -> None:
+        self._better = 0
+        if better:
+            self.switches += 1
+        else:
+            self.mode = "tree"

@@ -148,35 +148,39 @@ def flat(rows: Floats) -> list[float]:
 
 
 def pace_vectors() -> list[dict[str, Any]]:
-    """Measurements one after another, and what follows from each."""
-    return [measured(number) for number in range(12)]
+    """Measurements one after another, and what follows from each; in the last runs, of answers on steady links."""
+    return [measured(number, steady=number >= 12) for number in range(16)]
 
 
-def measured(number: int) -> dict[str, Any]:
+def measured(number: int, steady: bool) -> dict[str, Any]:
     rng = random.Random(number)
     pace = Pace()
-    controller = Controller(pace, rng.choice([None, None, None, "tree", "stream"]))
-    curve = CostCurve((1, 16, 64), (0.02, 0.03, 0.08))
+    controller = Controller(pace, None if steady else rng.choice([None, None, None, "tree", "stream"]))
+    curve = CostCurve((1, 16, 64), (0.03 if steady else 0.02, 0.03, 0.08))
     steps: list[list[Any]] = []
-    for _ in range(40):
+    for at in range(40):
         tree, scores = random_tree(rng)
         call = rng.choice(["linked", "drafted", "verified", "verified", "streamed", "foreseen", "waited"])
+        if steady:
+            call = "linked" if at == 0 else "verified" if controller.mode == "tree" else "streamed"
         arguments: list[Any]
         if call == "linked":
-            costs = rng.choice([b"", curve.pack()])
-            arguments = [costs.hex(), rng.uniform(0, 0.3)]
+            costs = curve.pack() if steady else rng.choice([b"", curve.pack()])
+            arguments = [costs.hex(), rng.uniform(0, 0.005 if steady else 0.3)]
             pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs), arguments[1])
         elif call == "drafted":
             arguments = [rng.uniform(0, 0.1), rng.randrange(4), rng.random() < 0.5]
             pace.drafted(*arguments)
         elif call == "verified":
-            path = tree.path(rng.choice([ROOT, *range(len(tree))]))
+            path = tree.path(rng.choice([ROOT, *range(len(tree))][: 2 if steady else None]))
             sent = scores if rng.random() < 0.8 else []
-            arguments = [list(tree.tokens), list(tree.parents), sent, path, rng.uniform(0, 0.5), rng.choice([0, 0.03]),
-                         rng.uniform(0, 0.02)]  # fmt: skip
+            arguments = [list(tree.tokens), list(tree.parents), sent, path, rng.uniform(0, 0.05 if steady else 0.5),
+                         rng.choice([0, 0.03]), rng.uniform(0, 0.02)]  # fmt: skip
             pace.verified(tree, *arguments[2:])
         elif call == "streamed":
             arguments = [rng.choice([0, rng.uniform(0, 0.2)]), rng.choice([0, 0.02]), rng.random() < 0.2]
+            if steady:
+                arguments = [rng.uniform(0.01, 0.02) * (1 + 2 * (number % 2)), 0.01, False]
             pace.streamed(*arguments)
         elif call == "foreseen":
             arguments = [rng.randrange(1, 8), rng.randrange(1, 40), rng.uniform(0, 0.1)]
@@ -184,7 +188,7 @@ def measured(number: int) -> dict[str, Any]:
         else:
             arguments = [rng.uniform(0, 0.05)]
             pace.waited(*arguments)
-        choice = rng.choice(["begin", "choose", "choose", "choose"])
+        choice = "choose" if steady else rng.choice(["begin", "choose", "choose", "choose"])
         steps.append([call, arguments, {
             "tree_rate": pace.tree_rate(), "stream_rate": pace.stream_rate(), "gain": pace.gain(),
             "compare_every": pace.compare_every(), "drafts_ahead": pace.drafts_ahead(),

@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud.runner import padded_rows
+from cloud.runner import Part, padded_rows
 from cloud.scheduling import LEAST, SIZES, TIMED_TOKENS, Budget, fair_shares, measure_costs
 from protocol.costs import CostCurve
 from protocol.sampling import Sampling
@@ -101,6 +102,27 @@ def test_costs_are_measured_on_the_real_target() -> None:
     assert small.tokens == (1, 4, 8, 16) and measure_costs(verifier.engine.runner, 3).at(5) > 0
     verifier.calibrate()
     assert LEAST <= verifier.welcome().tree_budget <= 24
+
+
+class Disturbed:
+    """Steps that take `seconds` and, one in four, five times as long; `now` is the clock."""
+
+    def __init__(self, seconds: CostCurve, seed: int) -> None:
+        self.seconds, self.rng, self.now = seconds, random.Random(seed), 0.0
+
+    def forward(self, parts: list[Part]) -> torch.Tensor:
+        self.now += self.seconds.at(sum(1 + len(part.tree) for part in parts)) * self.rng.choice([1, 1, 1, 5])
+        return torch.zeros(1, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_disturbance_makes_no_size_look_dear(seed: int) -> None:
+    """Of four runs each at least one is undisturbed nearly always; what is left may never fall with the size."""
+    true = CostCurve((1, 16, 128), (0.075, 0.11, 0.4))
+    disturbed = Disturbed(true, seed)
+    found = measure_costs(disturbed, 512, clock=lambda: disturbed.now)  # type: ignore[arg-type]
+    assert list(found.seconds) == sorted(found.seconds)
+    assert found.at(1) <= true.at(4) + 1e-9 and found.at(128) == pytest.approx(true.at(128))
 
 
 VOCAB = 199

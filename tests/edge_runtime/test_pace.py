@@ -17,6 +17,7 @@ from edge_runtime.pace import (
     MARGIN,
     MOST_GAIN,
     TIMES,
+    TRYING,
     Controller,
     Pace,
 )
@@ -135,7 +136,9 @@ def test_the_controller_ends_in_the_faster_mode(
     controller = Controller(pace)
     mode = controller.begin()
     tree = Drafts(0.5).tree(31)[0]
-    for _ in range(80):
+    rounds = 0
+    while rounds < 80 or controller.trial:
+        rounds += 1
         noise = rng.uniform(0.95, 1.05)
         if mode == "tree":
             engine = load * curve.at(32) * noise
@@ -163,8 +166,50 @@ def test_a_switch_wants_a_margin_twice_and_a_new_answer_none() -> None:
     modes = [controller.choose() for _ in range(TIMES)]
     assert modes == ["tree"] * (TIMES - 1) + ["stream"]
     assert Controller(pace).begin() == "stream"
-    close = Pace(curve=GPU, trip=0.0, exposed=0.0, tau=GPU.at(17) / GPU.at(1) / 1.05)
+    close = Pace(curve=GPU, trip=0.01, exposed=0.0, tau=(0.01 + GPU.at(17)) / GPU.at(1) / 1.05)
     assert [Controller(close).choose() for _ in range(9)] == ["tree"] * 9
+
+
+def converse(pace: Pace, curve: CostCurve, trip: float, tau: float, tokens: int) -> tuple[Controller, float]:
+    """A long answer over a link that is not as `pace` believes: (controller, seconds)."""
+    rng, controller, seconds, written = random.Random(1), Controller(pace), 0.0, 0
+    tree, mode = Drafts(0.5).tree(15)[0], controller.begin()
+    while written < tokens:
+        before = mode
+        if mode == "tree":
+            engine, accepted = curve.at(16), int(tau - 1 + rng.random())
+            pace.verified(tree, [], list(range(accepted)), trip + engine, engine, 0.0)
+            seconds, written = seconds + trip + engine, written + 1 + accepted
+        else:
+            pace.streamed(curve.at(1), curve.at(1), overdue=False)
+            seconds, written = seconds + curve.at(1), written + 1
+            if written % COMPARE_EVERY == 0:
+                pace.foreseen(int(tau + rng.random()), 15, 0.0)
+        mode = controller.choose()
+        seconds += trip if (before, mode) == ("tree", "stream") else 0.0
+    return controller, seconds
+
+
+def test_a_wrong_curve_is_found_out() -> None:
+    """A disturbance while the verifier timed its steps: a token of a stream looks as dear as a tree of 15 nodes."""
+    true, told = CostCurve((1, 16, 64), (0.075, 0.11, 0.25)), CostCurve((1, 16, 64), (0.11, 0.11, 0.25))
+    pace = Pace()
+    pace.linked(welcome(told), 0.06)
+    assert 1 / true.at(1) > MARGIN * 2.0 / (0.06 + true.at(16)) and (pace.stream_rate() or 0) < pace.tree_rate()
+    controller, _ = converse(pace, true, 0.06, 2.0, 100)
+    assert controller.mode == "stream" and controller.trials <= 2
+
+
+@pytest.mark.parametrize(
+    ("trip", "tau"), [(0.001, 1.2), (0.001, 1.9), (0.03, 1.9), (0.03, 2.5), (0.1, 2.8), (0.1, 4.0)]
+)
+def test_trials_cost_little_where_trees_are_better(trip: float, tau: float) -> None:
+    curve = CostCurve((1, 16, 64), (0.075, 0.078, 0.09))
+    pace = Pace(tau=tau)
+    pace.linked(welcome(curve), trip)
+    controller, seconds = converse(pace, curve, trip, tau, 2000)
+    assert controller.trials >= 2 and controller.switches == 0
+    assert seconds <= (1 + TRYING) * 2000 * (trip + curve.at(16)) / tau
 
 
 @pytest.mark.parametrize("pinned", ["tree", "stream"])

@@ -28,6 +28,14 @@ private const val DEPTHS = 12
 private const val MARGIN = 1.1
 private const val TIMES = 2
 
+/** Tokens of a stream that is tried; not where it is guessed to bring less than this share of what trees do. */
+private const val TRIAL = 8
+private const val WORTH_A_TRIAL = 0.5
+
+/** Share of the time that trials may cost; after each, half as much, down to a 32nd. */
+private const val TRYING = 0.03
+private const val LEAST_TRYING = 5
+
 /** Bounds of what a drafting step must promise, in accepted tokens. */
 private const val LEAST_GAIN = 0.01
 private const val MOST_GAIN = 0.6
@@ -69,8 +77,9 @@ class Pace {
     private var whole: Double? = null
     private var compared = 0.0
 
-    /** Between tokens of a stream; late: tokens arrive that an outage held back. */
+    /** Between tokens of a stream, of which there were [gaps]; late: tokens arrive that an outage held back. */
     private var gap: Double? = null
+    private var gaps = 0
     private var late = false
 
     /** Tokens of a tree round, and nodes of a tree. */
@@ -89,6 +98,7 @@ class Pace {
         load = 1.0
         this.trip = trip
         gap = null
+        gaps = 0
         engine = null
     }
 
@@ -120,7 +130,9 @@ class Pace {
     fun streamed(gap: Double, engine: Double, overdue: Boolean) {
         stepped(1, engine)
         late = overdue || (late && gap < engine / 2)
-        if (!late) this.gap = blend(this.gap, gap, TOKEN_SMOOTHING)
+        if (late) return
+        gaps++
+        this.gap = blend(this.gap, gap, maxOf(TOKEN_SMOOTHING, 1.0 / gaps))
     }
 
     /** A tree of [nodes] would have brought so many tokens: drafted in [seconds] beside a stream, for comparison. */
@@ -143,12 +155,21 @@ class Pace {
     // --- what follows ---
 
     /** Tokens per second of tree drafting. */
-    fun treeRate(): Double = tau / maxOf(INSTANT, exposed + fixed() + treeStep())
+    fun treeRate(): Double = tau / round()
+
+    /** Seconds of a round of tree drafting. */
+    fun round(): Double = maxOf(INSTANT, exposed + fixed() + treeStep())
 
     /** Tokens per second of a stream, or null where nothing is known. */
     fun streamRate(): Double? {
         gap?.let { return 1 / maxOf(INSTANT, it) }
         return if (curve != null || engine != null) 1 / (step(0.0) + queue) else null
+    }
+
+    /** Seconds that a short stream costs in place of trees: it must be asked for, and may be slower. */
+    fun trial(): Double {
+        val token = streamRate()?.let { 1 / it } ?: 0.0
+        return exposed + fixed() + TRIAL * maxOf(0.0, token - 1 / treeRate())
     }
 
     /** Tokens of a stream between trees drafted beside it for comparison: each costs the device time and energy. */
@@ -189,10 +210,20 @@ class Pace {
         if (old == null) new else old + weight * (new - old)
 }
 
-/** Tree or stream: whichever promises more tokens per second, with hysteresis. pinned: always this one. */
+/**
+ * Tree or stream: whichever promises more tokens per second, with hysteresis. pinned: always this one.
+ *
+ * Beside a stream, trees are drafted for comparison. Beside trees, nothing but the verifier's curve tells how long a
+ * stream's tokens take, and that may be wrong: so now and then, where it could be the better one, one is tried.
+ */
 class Controller(val pace: Pace, private val pinned: Mode? = null) {
     private var mode = Mode.TREE
     private var better = 0
+
+    /** Trials so far, tokens that are left of one, and seconds that the next may cost. */
+    private var trials = 0
+    private var trial = 0
+    private var saved = 0.0
 
     /** The mode of a new answer: no hysteresis, nothing is under way. */
     fun begin(): Mode {
@@ -205,12 +236,33 @@ class Controller(val pace: Pace, private val pinned: Mode? = null) {
         if (pinned != null) return pinned
         val stream = pace.streamRate() ?: return mode
         val tree = pace.treeRate()
+        if (trial > 0) {
+            if (--trial == 0) endTrial(stream > MARGIN * tree)
+            return mode
+        }
         val (now, other) = if (mode == Mode.TREE) tree to stream else stream to tree
         better = if (other > MARGIN * now) better + 1 else 0
         if (better >= TIMES) {
             mode = if (mode == Mode.TREE) Mode.STREAM else Mode.TREE
             better = 0
+        } else if (mode == Mode.TREE && stream > WORTH_A_TRIAL * tree) {
+            maybeTry()
         }
         return mode
+    }
+
+    /** Begin a trial if enough was saved for it. */
+    private fun maybeTry() {
+        saved += TRYING * pace.round()
+        if (saved <= pace.trial() * (1 shl minOf(trials, LEAST_TRYING))) return
+        mode = Mode.STREAM
+        trial = TRIAL
+        saved = 0.0
+        trials++
+    }
+
+    private fun endTrial(isBetter: Boolean) {
+        better = 0
+        if (!isBetter) mode = Mode.TREE
     }
 }
