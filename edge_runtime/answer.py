@@ -315,9 +315,10 @@ class Answer:
         """Beside a stream, now and then draft a tree and see how much of it comes true: so that tau stays known."""
         session = self.session
         if self.shadow:
-            tree = self._worth_sending(self.shadow.draft)
-            if tokens := self.shadow.foreseen(tree, session.committed):
-                self.pace.foreseen(tokens, len(tree), self.shadow.working)
+            draft = self.shadow.draft
+            tree = self._worth_sending(draft)
+            if (path := self.shadow.foreseen(tree, session.committed)) is not None:
+                self.pace.foreseen(tree, draft.scores[: len(tree)], path, self.shadow.working)
                 self.shadow = None
         streaming = session.flight is not None and session.flight.tree is None
         if not streaming or not self._chooses or session.stats.streamed % self.pace.compare_every():

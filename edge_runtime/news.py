@@ -34,13 +34,14 @@ class Shadow:
     base: int
     working: float
 
-    def foreseen(self, tree: TokenTree, committed: list[int]) -> int | None:
-        """Tokens that `tree`, what of it would be sent, would have brought; None while all that came is in it."""
-        node = ROOT
-        for count, token in enumerate(committed[self.base :], 1):
+    def foreseen(self, tree: TokenTree, committed: list[int]) -> list[int] | None:
+        """The path of `tree`, what of it would be sent, that came true; None while all that came is in it."""
+        path, node = list[int](), ROOT
+        for token in committed[self.base :]:
             child = tree.child(node, token)
             if child is None:
-                return count
+                return path
+            path.append(child)
             node = child
         return None
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_runtime.policy import Mode
 from protocol.costs import CostCurve, unpack_costs
@@ -21,11 +22,11 @@ from protocol.wire import Welcome
 #: weight of the newest observation; a token of a stream says less than a round
 SMOOTHING, TOKEN_SMOOTHING = 0.2, 0.1
 #: observations that a depth's calibration begins with, at "as predicted"; older ones fade
-PRIOR, FADING = 4.0, 0.98
+PRIOR, FADING = 4.0, 0.99
 #: levels that are calibrated apart; deeper ones count as the last
 DEPTHS = 12
 #: another mode must promise so much more ...
-MARGIN = 1.1
+MARGIN = 1.05
 #: ... so many times in a row
 TIMES = 2
 #: tokens of a stream that is tried, as what it brings is only guessed from the verifier's curve; a guess of less than
@@ -91,17 +92,7 @@ class Pace:
         self._stepped(1 + len(tree), engine)
         self.trip = _blend(self.trip, max(0.0, wait - engine - queue))
         self.queue = _blend(self.queue, queue)
-        self.nodes = _blend(self.nodes, len(tree))
-        self.tau = _blend(self.tau, 1 + len(path))
-        if len(scores) != len(tree) or not scores:
-            return
-        for depth in range(1, DEPTHS + 1):
-            self.predicted[depth] = PRIOR + FADING * (self.predicted[depth] - PRIOR)
-            self.accepted[depth] = PRIOR + FADING * (self.accepted[depth] - PRIOR)
-        for depth, score in zip(tree.depths, scores, strict=True):
-            self.predicted[min(depth, DEPTHS)] += float(np.exp(score))
-        for depth in range(1, len(path) + 1):
-            self.accepted[min(depth, DEPTHS)] += 1
+        self._brought(tree, scores, path)
 
     def streamed(self, gap: float, engine: float, overdue: bool) -> None:
         """A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing."""
@@ -111,11 +102,32 @@ class Pace:
             self.gaps += 1
             self.gap = _blend(self.gap, gap, max(TOKEN_SMOOTHING, 1 / self.gaps))
 
-    def foreseen(self, tokens: int, nodes: int, seconds: float) -> None:
-        """A tree of `nodes` would have brought so many tokens: drafted in `seconds` beside a stream, for comparison."""
-        self.tau = _blend(self.tau, tokens)
-        self.nodes = _blend(self.nodes, nodes)
+    def foreseen(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], seconds: float) -> None:
+        """Of a tree drafted in `seconds` beside a stream, for comparison, `path` came true."""
+        self._brought(tree, scores, path)
         self.compared = _blend(self.compared, seconds)
+
+    def _brought(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int]) -> None:
+        """Learn from what came of a tree. tau is what its nodes promise, calibrated: that varies less than luck."""
+        self.nodes = _blend(self.nodes, len(tree))
+        if len(scores) != len(tree) or not scores:
+            self.tau = _blend(self.tau, 1 + len(path))
+            return
+        for depth in range(1, DEPTHS + 1):
+            self.predicted[depth] = PRIOR + FADING * (self.predicted[depth] - PRIOR)
+            self.accepted[depth] = PRIOR + FADING * (self.accepted[depth] - PRIOR)
+        for depth, score in zip(tree.depths, scores, strict=True):
+            self.predicted[min(depth, DEPTHS)] += float(np.exp(score))
+        for depth in range(1, len(path) + 1):
+            self.accepted[min(depth, DEPTHS)] += 1
+        self.tau = _blend(self.tau, float(self._expected(tree, scores)[-1]))
+
+    def _expected(self, tree: TokenTree, scores: Sequence[float]) -> NDArray[np.float64]:
+        """Tokens that the first 1, 2, ... nodes of `tree` promise, as far as promises were kept so far."""
+        ratio = np.minimum(4.0, np.array(self.accepted) / np.array(self.predicted))
+        depths = np.minimum(np.array(tree.depths), DEPTHS)
+        tokens: NDArray[np.float64] = 1 + np.cumsum(np.minimum(1.0, np.exp(scores) * ratio[depths]))
+        return tokens
 
     def waited(self, exposed: float) -> None:
         self.exposed = _blend(self.exposed, exposed)
@@ -172,12 +184,9 @@ class Pace:
         """How many nodes of `tree`, best first, make most tokens per second; scores: log path probabilities."""
         if not scores:
             return len(tree)
-        ratio = np.minimum(4.0, np.array(self.accepted) / np.array(self.predicted))
-        depths = np.minimum(np.array(tree.depths), DEPTHS)
-        tokens = 1 + np.cumsum(np.minimum(1.0, np.exp(scores) * ratio[depths]))
         fixed = self.exposed + self._fixed()
         times = np.array([max(1e-4, fixed + self.step(count)) for count in range(1, len(tree) + 1)])
-        return 1 + int(np.argmax(tokens / times))
+        return 1 + int(np.argmax(self._expected(tree, scores) / times))
 
     def _tree_step(self) -> float:
         """Seconds of the verifier's engine for a tree as they are now."""

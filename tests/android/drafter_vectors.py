@@ -173,7 +173,7 @@ def measured(number: int, steady: bool) -> dict[str, Any]:
             pace.drafted(*arguments)
         elif call == "verified":
             path = tree.path(rng.choice([ROOT, *range(len(tree))][: 2 if steady else None]))
-            sent = scores if rng.random() < 0.8 else []
+            sent = scores if rng.random() < 0.8 and not steady else []
             arguments = [list(tree.tokens), list(tree.parents), sent, path, rng.uniform(0, 0.05 if steady else 0.5),
                          rng.choice([0, 0.03]), rng.uniform(0, 0.02)]  # fmt: skip
             pace.verified(tree, *arguments[2:])
@@ -183,8 +183,9 @@ def measured(number: int, steady: bool) -> dict[str, Any]:
                 arguments = [rng.uniform(0.01, 0.02) * (1 + 2 * (number % 2)), 0.01, False]
             pace.streamed(*arguments)
         elif call == "foreseen":
-            arguments = [rng.randrange(1, 8), rng.randrange(1, 40), rng.uniform(0, 0.1)]
-            pace.foreseen(*arguments)
+            path = tree.path(rng.choice([ROOT, *range(len(tree))]))
+            arguments = [list(tree.tokens), list(tree.parents), scores, path, rng.uniform(0, 0.1)]
+            pace.foreseen(tree, *arguments[2:])
         else:
             arguments = [rng.uniform(0, 0.05)]
             pace.waited(*arguments)

@@ -294,8 +294,8 @@ internal class Answer(
     private fun compare() {
         shadow?.let {
             val tree = worthSending(it.draft)
-            val tokens = it.foreseen(tree, session.committed) ?: return@let
-            pace.foreseen(tokens, tree.size, it.working)
+            val path = it.foreseen(tree, session.committed) ?: return@let
+            pace.foreseen(tree, it.draft.scores.take(tree.size), path, it.working)
             shadow = null
         }
         val streaming = session.flight.let { it != null && it.tree == null }

@@ -19,11 +19,11 @@ internal sealed interface News {
 
     /** A tree for comparison alone, below the first [base] tokens; it took [working] seconds. */
     class Shadow(val session: Session, val draft: Draft, val base: Int, val working: Double) : News {
-        /** Tokens that [tree], what of it would be sent, would have brought; null while all that came is in it. */
-        fun foreseen(tree: TokenTree, committed: List<Int>): Int? {
-            var node = ROOT
-            for (index in base until committed.size) {
-                node = tree.child(node, committed[index]) ?: return index - base + 1
+        /** The path of [tree], what of it would be sent, that came true; null while all that came is in it. */
+        fun foreseen(tree: TokenTree, committed: List<Int>): List<Int>? {
+            val path = mutableListOf<Int>()
+            for (token in committed.drop(base)) {
+                path += tree.child(path.lastOrNull() ?: ROOT, token) ?: return path
             }
             return null
         }

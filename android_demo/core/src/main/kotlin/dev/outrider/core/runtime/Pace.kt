@@ -19,13 +19,13 @@ private const val TOKEN_SMOOTHING = 0.1
 
 /** Observations that a depth's calibration begins with, at "as predicted"; older ones fade. */
 private const val PRIOR = 4.0
-private const val FADING = 0.98
+private const val FADING = 0.99
 
 /** Levels that are calibrated apart; deeper ones count as the last. */
 private const val DEPTHS = 12
 
 /** Another mode must promise so much more, so many times in a row. */
-private const val MARGIN = 1.1
+private const val MARGIN = 1.05
 private const val TIMES = 2
 
 /** Tokens of a stream that is tried; not where it is guessed to bring less than this share of what trees do. */
@@ -115,15 +115,7 @@ class Pace {
         stepped(1 + tree.size, engine)
         trip = blend(trip, maxOf(0.0, wait - engine - queue))
         this.queue = blend(this.queue, queue)
-        nodes = blend(nodes, tree.size.toDouble())
-        tau = blend(tau, 1.0 + path.size)
-        if (scores.size != tree.size || scores.isEmpty()) return
-        for (depth in 1..DEPTHS) {
-            predicted[depth] = PRIOR + FADING * (predicted[depth] - PRIOR)
-            accepted[depth] = PRIOR + FADING * (accepted[depth] - PRIOR)
-        }
-        for ((node, score) in scores.withIndex()) predicted[minOf(tree.depths[node], DEPTHS)] += exp(score)
-        for (depth in 1..path.size) accepted[minOf(depth, DEPTHS)] += 1.0
+        brought(tree, scores, path)
     }
 
     /** A streamed token came [gap] after the one before it. An outage, and what it held back, say nothing. */
@@ -135,11 +127,36 @@ class Pace {
         this.gap = blend(this.gap, gap, maxOf(TOKEN_SMOOTHING, 1.0 / gaps))
     }
 
-    /** A tree of [nodes] would have brought so many tokens: drafted in [seconds] beside a stream, for comparison. */
-    fun foreseen(tokens: Int, nodes: Int, seconds: Double) {
-        tau = blend(tau, tokens.toDouble())
-        this.nodes = blend(this.nodes, nodes.toDouble())
+    /** Of a tree drafted in [seconds] beside a stream, for comparison, [path] came true. */
+    fun foreseen(tree: TokenTree, scores: List<Double>, path: List<Int>, seconds: Double) {
+        brought(tree, scores, path)
         compared = blend(compared, seconds)
+    }
+
+    /** Learn from what came of a tree. tau is what its nodes promise, calibrated: that varies less than luck does. */
+    private fun brought(tree: TokenTree, scores: List<Double>, path: List<Int>) {
+        nodes = blend(nodes, tree.size.toDouble())
+        if (scores.size != tree.size || scores.isEmpty()) {
+            tau = blend(tau, 1.0 + path.size)
+            return
+        }
+        for (depth in 1..DEPTHS) {
+            predicted[depth] = PRIOR + FADING * (predicted[depth] - PRIOR)
+            accepted[depth] = PRIOR + FADING * (accepted[depth] - PRIOR)
+        }
+        for ((node, score) in scores.withIndex()) predicted[minOf(tree.depths[node], DEPTHS)] += exp(score)
+        for (depth in 1..path.size) accepted[minOf(depth, DEPTHS)] += 1.0
+        tau = blend(tau, expected(tree, scores).last())
+    }
+
+    /** Tokens that the first 1, 2, ... nodes of [tree] promise, as far as the drafter's promises were kept so far. */
+    private fun expected(tree: TokenTree, scores: List<Double>): List<Double> {
+        var tokens = 1.0
+        return scores.mapIndexed { node, score ->
+            val depth = minOf(tree.depths[node], DEPTHS)
+            tokens += minOf(1.0, exp(score) * minOf(4.0, accepted[depth] / predicted[depth]))
+            tokens
+        }
     }
 
     fun waited(exposed: Double) {
@@ -188,10 +205,7 @@ class Pace {
     /** How many nodes of [tree], best first, make most tokens per second; scores: log path probabilities. */
     fun worthSending(tree: TokenTree, scores: List<Double>): Int {
         if (scores.isEmpty()) return tree.size
-        var tokens = 1.0
-        val rates = scores.mapIndexed { node, score ->
-            val depth = minOf(tree.depths[node], DEPTHS)
-            tokens += minOf(1.0, exp(score) * minOf(4.0, accepted[depth] / predicted[depth]))
+        val rates = expected(tree, scores).mapIndexed { node, tokens ->
             tokens / maxOf(INSTANT, exposed + fixed() + step(node + 1.0))
         }
         return 1 + rates.indices.maxBy { rates[it] }

@@ -139,7 +139,9 @@ class DrafterTest {
                 double(4), double(5), double(6),
             )
             "streamed" -> streamed(double(0), double(1), arguments[2] as Boolean)
-            "foreseen" -> foreseen(double(0).toInt(), double(1).toInt(), double(2))
+            "foreseen" -> foreseen(
+                TokenTree(ints(arguments[0]), ints(arguments[1])), doubles(arguments[2]), ints(arguments[3]), double(4),
+            )
             "waited" -> waited(double(0))
         }
     }
