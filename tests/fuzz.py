@@ -95,6 +95,7 @@ class Mutator:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.settled: dict[int, tuple[int, int]] = {}  # by stream: last seq and committed tokens
+        self.greeted = True  # else HELLO is the thing to say
         self.golden = [bytes.fromhex(row["hex"]) for row in json.loads(FRAMES_FILE.read_text(encoding="utf-8"))]
 
     def frame(self) -> bytes:
@@ -121,7 +122,7 @@ class Mutator:
         if stream in self.settled and rng.random() < 0.8:
             seq, base_len = self.settled[stream]
             seq += rng.random() < 0.9  # else the same again
-        match rng.randrange(20 if self.settled else 9):
+        match rng.randrange(20 if self.settled else 9 if self.greeted else 2):
             case 0:
                 return HELLO if rng.random() < 0.5 else Hello(rng.choice([1, 1, 2]), "tiny-target", "old")
             case 1 | 2:
@@ -388,7 +389,7 @@ def storm(verifier: Verifier, frames: int, seed: int, tick: Callable[[Report], N
 
     for count in range(frames):
         device = rng.choice(devices)
-        mutator.settled = device.settled
+        mutator.settled, mutator.greeted = device.settled, device.connection.greeted
         frame = mutator.frame()
         message = check_decoders(frame, rng.choice(NODES))
         report.understood += message is not None
