@@ -32,8 +32,8 @@ TIMES = 2
 #: tokens of a stream that is tried, as what it brings is only guessed from the verifier's curve; a guess of less than
 #: this share of what trees bring is believed
 TRIAL, WORTH_A_TRIAL = 8, 0.5
-#: share of the time that trials may cost; after each, half as much, down to a 32nd
-TRYING, LEAST_TRYING = 0.03, 5
+#: share of the time that trials may cost; after each, half as much, so many times
+TRYING, HALVINGS = 0.03, 5
 #: bounds of what a drafting step must promise, in accepted tokens
 LEAST_GAIN, MOST_GAIN = 0.01, 0.6
 #: of a tree, before one was drafted
@@ -50,12 +50,22 @@ def _blend(old: float | None, new: float, weight: float = SMOOTHING) -> float:
     return new if old is None else old + weight * (new - old)
 
 
+def _follow(own: float | None, now: float, other: float | None) -> tuple[float, float | None]:
+    """(load of one kind of step, where it is `now`; that of the other kind, which rises and falls with it).
+
+    Each keeps a level of its own: where the curve is wrong for one kind, the other must not be judged by it.
+    """
+    new = _blend(own, now)
+    return new, other if own is None or other is None else other * new / own
+
+
 @dataclass
 class Pace:
     """Smoothed measurements; they outlive answers."""
 
     curve: CostCurve | None = None  # the verifier's, as WELCOME told
-    load: float = 1.0  # its steps take so many times as long now
+    load: float | None = None  # its steps of trees take so many times as long as the curve says
+    token_load: float | None = None  # and those of single tokens
     engine: float | None = None  # of a step, for verifiers that tell no curve
     trip: float | None = None  # a round without the verifier's engine and queue
     queue: float = 0.0
@@ -75,7 +85,7 @@ class Pace:
 
     def linked(self, welcome: Welcome, trip: float) -> None:
         """A handshake took `trip`. Another verifier may have other costs."""
-        self.curve, self.load = unpack_costs(welcome.costs), 1.0
+        self.curve, self.load, self.token_load = unpack_costs(welcome.costs), None, None
         self.trip, self.gap, self.gaps, self.engine = trip, None, 0, None
 
     def drafted(self, seconds: float, steps: int, whole: bool) -> None:
@@ -137,13 +147,20 @@ class Pace:
             return
         self.engine = _blend(self.engine, engine)
         if self.curve:
-            self.load = _blend(self.load, engine / self.curve.at(tokens))
+            now = engine / self.curve.at(tokens)
+            if tokens > 1:
+                self.load, self.token_load = _follow(self.load, now, self.token_load)
+            else:
+                self.token_load, self.load = _follow(self.token_load, now, self.load)
 
     # --- what follows ---
 
     def step(self, nodes: float) -> float:
         """Seconds of the verifier's engine for a tree of so many nodes; 0: for a token of a stream."""
-        return self.load * self.curve.at(1 + nodes) if self.curve else self.engine or 0.0
+        if not self.curve:
+            return self.engine or 0.0
+        own, other = (self.load, self.token_load) if nodes else (self.token_load, self.load)
+        return (own or other or 1.0) * self.curve.at(1 + nodes)
 
     def tree_rate(self) -> float:
         """Tokens per second of tree drafting."""
@@ -159,7 +176,7 @@ class Pace:
             return 1 / max(1e-4, self.gap)
         return 1 / (self.step(0) + self.queue) if self.curve or self.engine else None
 
-    def trial(self) -> float:
+    def trial_cost(self) -> float:
         """Seconds that a short stream costs in place of trees: it must be asked for, and may be slower."""
         stream = self.stream_rate() or math.inf
         return self.exposed + self._fixed() + TRIAL * max(0.0, 1 / stream - 1 / self.tree_rate())
@@ -244,7 +261,7 @@ class Controller:
     def _maybe_try(self) -> None:
         """Begin a trial if enough was saved for it."""
         self._saved += TRYING * self.pace.round()
-        if self._saved > self.pace.trial() * 2 ** min(self.trials, LEAST_TRYING):
+        if self._saved > self.pace.trial_cost() * 2 ** min(self.trials, HALVINGS):
             self.mode, self.trial, self._saved = "stream", TRIAL, 0.0
             self.trials += 1
 

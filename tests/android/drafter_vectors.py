@@ -148,55 +148,79 @@ def flat(rows: Floats) -> list[float]:
 
 
 def pace_vectors() -> list[dict[str, Any]]:
-    """Measurements one after another, and what follows from each; in the last runs, of answers on steady links."""
-    return [measured(number, steady=number >= 12) for number in range(16)]
+    """Measurements one after another, and what follows from each."""
+    return [measured(number) for number in range(12)] + [steady(number) for number in range(4)]
 
 
-def measured(number: int, steady: bool) -> dict[str, Any]:
+def measured(number: int) -> dict[str, Any]:
+    """Anything may happen."""
     rng = random.Random(number)
     pace = Pace()
-    controller = Controller(pace, None if steady else rng.choice([None, None, None, "tree", "stream"]))
-    curve = CostCurve((1, 16, 64), (0.03 if steady else 0.02, 0.03, 0.08))
+    controller = Controller(pace, rng.choice([None, None, None, "tree", "stream"]))
+    curve = CostCurve((1, 16, 64), (0.02, 0.03, 0.08))
     steps: list[list[Any]] = []
-    for at in range(40):
+    for _ in range(40):
         tree, scores = random_tree(rng)
+        shape = [list(tree.tokens), list(tree.parents)]
         call = rng.choice(["linked", "drafted", "verified", "verified", "streamed", "foreseen", "waited"])
-        if steady:
-            call = "linked" if at == 0 else "verified" if controller.mode == "tree" else "streamed"
         arguments: list[Any]
         if call == "linked":
-            costs = curve.pack() if steady else rng.choice([b"", curve.pack()])
-            arguments = [costs.hex(), rng.uniform(0, 0.005 if steady else 0.3)]
-            pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs), arguments[1])
+            arguments = link(pace, rng.choice([b"", curve.pack()]), rng.uniform(0, 0.3))
         elif call == "drafted":
             arguments = [rng.uniform(0, 0.1), rng.randrange(4), rng.random() < 0.5]
             pace.drafted(*arguments)
         elif call == "verified":
-            path = tree.path(rng.choice([ROOT, *range(len(tree))][: 2 if steady else None]))
-            sent = scores if rng.random() < 0.8 and not steady else []
-            arguments = [list(tree.tokens), list(tree.parents), sent, path, rng.uniform(0, 0.05 if steady else 0.5),
-                         rng.choice([0, 0.03]), rng.uniform(0, 0.02)]  # fmt: skip
+            path = tree.path(rng.choice([ROOT, *range(len(tree))]))
+            sent = scores if rng.random() < 0.8 else []
+            arguments = [*shape, sent, path, rng.uniform(0, 0.5), rng.choice([0, 0.03]), rng.uniform(0, 0.02)]
             pace.verified(tree, *arguments[2:])
         elif call == "streamed":
             arguments = [rng.choice([0, rng.uniform(0, 0.2)]), rng.choice([0, 0.02]), rng.random() < 0.2]
-            if steady:
-                arguments = [rng.uniform(0.01, 0.02) * (1 + 2 * (number % 2)), 0.01, False]
             pace.streamed(*arguments)
         elif call == "foreseen":
-            path = tree.path(rng.choice([ROOT, *range(len(tree))]))
-            arguments = [list(tree.tokens), list(tree.parents), scores, path, rng.uniform(0, 0.1)]
+            arguments = [*shape, scores, tree.path(rng.choice([ROOT, *range(len(tree))])), rng.uniform(0, 0.1)]
             pace.foreseen(tree, *arguments[2:])
         else:
             arguments = [rng.uniform(0, 0.05)]
             pace.waited(*arguments)
-        choice = "choose" if steady else rng.choice(["begin", "choose", "choose", "choose"])
-        steps.append([call, arguments, {
-            "tree_rate": pace.tree_rate(), "stream_rate": pace.stream_rate(), "gain": pace.gain(),
-            "compare_every": pace.compare_every(), "drafts_ahead": pace.drafts_ahead(),
-            "tree": [list(tree.tokens), list(tree.parents), scores], "nodes": pace.worth_sending(tree, scores),
-            "call": choice, "mode": getattr(controller, choice)(),
-        }])  # fmt: skip
+        choice = rng.choice(["begin", "choose", "choose", "choose"])
+        steps.append([call, arguments, what_follows(controller, tree, scores, choice)])
     return {"pinned": controller.pinned, "steps": steps}
+
+
+def steady(number: int) -> dict[str, Any]:
+    """A link on which streams are tried; in every other run they turn out to be the faster mode."""
+    rng, tree = random.Random(number), TokenTree.chain([1, 2, 3])
+    pace = Pace()
+    controller = Controller(pace)
+    costs = CostCurve((1, 16, 64), (0.03, 0.03, 0.08)).pack()
+    steps = [["linked", link(pace, costs, 0.001), what_follows(controller, tree, [], "begin")]]
+    for _ in range(60):
+        arguments: list[Any]
+        if controller.mode == "tree":
+            call, path = "verified", [0] if rng.random() < 0.1 else []
+            arguments = [list(tree.tokens), list(tree.parents), [], path, rng.uniform(0.03, 0.035), 0.03, 0.0]
+            pace.verified(tree, *arguments[2:])
+        else:
+            call, arguments = "streamed", [rng.uniform(0.01, 0.02) * (1 + 2 * (number % 2)), 0.01, False]
+            pace.streamed(*arguments)
+        steps.append([call, arguments, what_follows(controller, tree, [], "choose")])
+    return {"pinned": None, "steps": steps}
+
+
+def link(pace: Pace, costs: bytes, trip: float) -> list[Any]:
+    pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs), trip)
+    return [costs.hex(), trip]
+
+
+def what_follows(controller: Controller, tree: TokenTree, scores: list[float], choice: str) -> dict[str, Any]:
+    pace = controller.pace
+    return {
+        "tree_rate": pace.tree_rate(), "stream_rate": pace.stream_rate(), "gain": pace.gain(),
+        "compare_every": pace.compare_every(), "drafts_ahead": pace.drafts_ahead(),
+        "tree": [list(tree.tokens), list(tree.parents), scores], "nodes": pace.worth_sending(tree, scores),
+        "call": choice, "mode": getattr(controller, choice)(),
+    }  # fmt: skip
 
 
 def random_tree(rng: random.Random) -> tuple[TokenTree, list[float]]:

@@ -32,9 +32,9 @@ private const val TIMES = 2
 private const val TRIAL = 8
 private const val WORTH_A_TRIAL = 0.5
 
-/** Share of the time that trials may cost; after each, half as much, down to a 32nd. */
+/** Share of the time that trials may cost; after each, half as much, so many times. */
 private const val TRYING = 0.03
-private const val LEAST_TRYING = 5
+private const val HALVINGS = 5
 
 /** Bounds of what a drafting step must promise, in accepted tokens. */
 private const val LEAST_GAIN = 0.01
@@ -58,9 +58,10 @@ private const val INSTANT = 1e-4
 
 /** Smoothed measurements; they outlive answers. */
 class Pace {
-    /** The verifier's, as WELCOME told; its steps take [load] times as long now. */
+    /** The verifier's, as WELCOME told; steps of trees take [load] times as long now, of single tokens [tokenLoad]. */
     private var curve: CostCurve? = null
-    private var load = 1.0
+    private var load: Double? = null
+    private var tokenLoad: Double? = null
 
     /** Of a step, for verifiers that tell no curve. */
     private var engine: Double? = null
@@ -95,7 +96,8 @@ class Pace {
     /** A handshake took [trip]. Another verifier may have other costs. */
     fun linked(welcome: Welcome, trip: Double) {
         curve = CostCurve.unpack(welcome.costs)
-        load = 1.0
+        load = null
+        tokenLoad = null
         this.trip = trip
         gap = null
         gaps = 0
@@ -166,7 +168,13 @@ class Pace {
     private fun stepped(tokens: Int, seconds: Double) {
         if (seconds <= 0) return
         engine = blend(engine, seconds)
-        curve?.let { load = blend(load, seconds / it.at(tokens.toDouble())) }
+        val now = seconds / (curve ?: return).at(tokens.toDouble())
+        val (own, other) = if (tokens > 1) load to tokenLoad else tokenLoad to load
+        val new = blend(own, now)
+        // each keeps a level of its own, as the curve may be wrong for one of them, and they rise and fall together
+        val followed = if (own == null || other == null) other else other * new / own
+        load = if (tokens > 1) new else followed
+        tokenLoad = if (tokens > 1) followed else new
     }
 
     // --- what follows ---
@@ -184,7 +192,7 @@ class Pace {
     }
 
     /** Seconds that a short stream costs in place of trees: it must be asked for, and may be slower. */
-    fun trial(): Double {
+    fun trialCost(): Double {
         val token = streamRate()?.let { 1 / it } ?: 0.0
         return exposed + fixed() + TRIAL * maxOf(0.0, token - 1 / treeRate())
     }
@@ -218,7 +226,11 @@ class Pace {
     private fun treeStep() = step(nodes ?: SOME_NODES)
 
     /** Seconds of the verifier's engine for a tree of so many nodes; 0: for a token of a stream. */
-    private fun step(nodes: Double): Double = curve?.let { load * it.at(1 + nodes) } ?: engine ?: 0.0
+    private fun step(nodes: Double): Double {
+        val curve = curve ?: return engine ?: 0.0
+        val load = if (nodes > 0) load ?: tokenLoad else tokenLoad ?: load
+        return (load ?: 1.0) * curve.at(1 + nodes)
+    }
 
     private fun blend(old: Double?, new: Double, weight: Double = SMOOTHING): Double =
         if (old == null) new else old + weight * (new - old)
@@ -268,7 +280,7 @@ class Controller(val pace: Pace, private val pinned: Mode? = null) {
     /** Begin a trial if enough was saved for it. */
     private fun maybeTry() {
         saved += TRYING * pace.round()
-        if (saved <= pace.trial() * (1 shl minOf(trials, LEAST_TRYING))) return
+        if (saved <= pace.trialCost() * (1 shl minOf(trials, HALVINGS))) return
         mode = Mode.STREAM
         trial = TRIAL
         saved = 0.0
