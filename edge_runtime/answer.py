@@ -138,7 +138,7 @@ class Answer:
             case Drafted(result=Draft() as draft, version=version):
                 await self._do(session.tree_ready(self._shaped(draft, event), version, now))
             case Drafted(result=(token, confidence), version=version):
-                self.stats.draft_seconds += event.seconds
+                self._drafted(event)
                 await self._do(session.token_written(token, confidence, version, now))
             case LinkUp(welcome=welcome, rtt=rtt):
                 self.pace.linked(welcome, rtt)
@@ -170,7 +170,7 @@ class Answer:
 
     def _shaped(self, draft: Draft, job: Drafted) -> TokenTree:
         """What of a draft is sent."""
-        self.stats.draft_seconds += job.seconds
+        self._drafted(job)
         self.pace.drafted(job.working, draft.steps, self.session.stats.rounds > 0 and not draft.ahead)
         if self.session.stats.rounds:
             self.stats.ahead_rounds += 1
@@ -179,6 +179,10 @@ class Answer:
         tree = self._worth_sending(draft)
         self.scores = draft.scores[: len(tree)]
         return tree
+
+    def _drafted(self, job: Drafted) -> None:
+        self.stats.first_draft_seconds = self.stats.first_draft_seconds or job.seconds
+        self.stats.draft_seconds += job.seconds
 
     def _worth_sending(self, draft: Draft) -> TokenTree:
         count = self.pace.worth_sending(draft.tree, draft.scores) if self.shaping else len(draft.tree)
@@ -343,8 +347,9 @@ class Answer:
             return
         shape = self.shape
 
-        def done(nodes: int) -> None:
+        def done(nodes: int, seconds: float) -> None:
             self.stats.ahead_nodes += nodes
+            self.stats.ahead_seconds += seconds
 
         self.worker.draft_ahead(shape, lambda: session.version == version, done)
 

@@ -30,10 +30,11 @@ from protocol.tree import MAX_NODES, ROOT, TokenTree
 MASKED = np.float32(-1e9)
 #: cache rows kept free for the expanded nodes of one tree
 TREE_ROWS = 512
-#: children known of an expanded node
-CHILDREN = 16
+#: children known of an expanded node: so many, and up to so many if they are likely enough for a verdict to end there
+LEAST_CHILDREN, CHILDREN = 16, 64
+LIKELY_CHILD = float(np.log(0.002))
 #: nodes less likely than this are not expanded ahead of a verdict
-AHEAD_FLOOR = float(np.log(0.002))
+AHEAD_FLOOR = float(np.log(0.0005))
 #: tokens the engine takes in one step at most: breadth of a tree, chunk of a prompt (export writes for this many)
 MAX_WIDTH = 64
 #: likeliest tokens behind a node that noise may bring forward; less likely ones are left out
@@ -269,8 +270,10 @@ class Drafter:
             ranked -= ranked.max(-1, keepdims=True)
             ranked -= np.log(np.exp(ranked).sum(-1, keepdims=True))
         best = np.argsort(-ranked, axis=1, kind="stable")[:, : min(CHILDREN, len(self.draft_ids))]
-        for row, parent in enumerate(frontier):
-            growth.add(parent, ids[row, best[row]].tolist(), ranked[row, best[row]].tolist())
+        scores = np.take_along_axis(ranked, best, 1)
+        counts = np.maximum(LEAST_CHILDREN, np.count_nonzero(scores > LIKELY_CHILD, axis=1))
+        for row, (parent, count) in enumerate(zip(frontier, counts.tolist(), strict=True)):
+            growth.add(parent, ids[row, best[row, :count]].tolist(), scores[row, :count].tolist())
 
     def _candidates(
         self, paths: list[list[int]], logits: Floats, sampling: Sampling

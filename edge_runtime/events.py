@@ -77,8 +77,10 @@ class AnswerStats:
     bytes_up: int = 0
     bytes_down: int = 0
     draft_seconds: float = 0.0  # between asking for a tree or a token and having it
+    first_draft_seconds: float = 0.0  # of that, what came first, for which the prompt is read
     wait_seconds: float = 0.0  # between VERIFY and its verdict, tree rounds only
     engine_seconds: float = 0.0  # of that, the verifier's engine
+    ahead_seconds: float = 0.0  # drafting while a verdict was awaited
     ahead_nodes: int = 0  # expanded while a verdict was awaited
     ahead_used: int = 0  # of these, below the root that the verdict gave
     ahead_hits: int = 0  # trees whose root had been expanded ahead

@@ -41,7 +41,7 @@ SOME_NODES = 16.0
 #: tokens of a stream between trees drafted beside it; where trees bring less than half of what it does
 COMPARE_EVERY, COMPARE_RARELY = 16, 64
 #: share of a stream's time that drafting these trees may take
-COMPARING = 0.02
+COMPARING = 0.01
 #: share of a round that drafting must be for drafting ahead: it costs energy, and hides no more than about half of it
 AHEAD_SHARE = 0.2
 

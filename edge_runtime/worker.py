@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,12 +30,14 @@ class DrafterThread:
         self._asked += 1
         self._pool.submit(self._run, job)
 
-    def draft_ahead(self, shape: TreeShape, wanted: Callable[[], bool], done: Callable[[int], None]) -> None:
-        """Grow the last tree on while it is `wanted` and no job waits; `done` gets the number of nodes expanded."""
+    def draft_ahead(self, shape: TreeShape, wanted: Callable[[], bool], done: Callable[[int, float], None]) -> None:
+        """Grow the last tree on while it is `wanted` and no job waits; `done` gets nodes expanded and seconds."""
         asked = self._asked
 
         def work() -> None:
-            done(self.drafter.draft_ahead(shape, lambda: self._asked != asked or not wanted()))
+            began = time.monotonic()
+            nodes = self.drafter.draft_ahead(shape, lambda: self._asked != asked or not wanted())
+            done(nodes, time.monotonic() - began)
 
         self._pool.submit(self._run, work)
 

@@ -8,8 +8,10 @@ import kotlin.math.exp
 import kotlin.math.ln
 import kotlin.math.ln1p
 
-/** Children known of an expanded node. */
-private const val CHILDREN = 16
+/** Children known of an expanded node: so many, and up to [CHILDREN] if they are likely enough to be a verdict's. */
+private const val LEAST_CHILDREN = 16
+private const val CHILDREN = 64
+private val LIKELY_CHILD = ln(0.002)
 
 /** Likeliest tokens behind a node that noise may bring forward; less likely ones are left out. */
 private const val CANDIDATES = 512
@@ -31,7 +33,7 @@ internal class Candidates(private val draftIds: IntArray, private val lookup: Lo
     }
 
     /**
-     * The best [CHILDREN], best first, of row [row] of [logits] `[n, draftVocab]`.
+     * The best children, best first, of row [row] of [logits] `[n, draftVocab]`.
      *
      * path: tokens below the root; position: of the token that is proposed.
      */
@@ -58,7 +60,8 @@ internal class Candidates(private val draftIds: IntArray, private val lookup: Lo
         }
         // there is one place more than children, so that an empty last place is none of them
         val best = largest(law, minOf(CHILDREN, vocab)).sortedByDescending { law[it] }
-        return best.map { Candidate(ids[it], law[it]) }
+        return best.filterIndexed { rank, it -> rank < LEAST_CHILDREN || law[it] > LIKELY_CHILD }
+            .map { Candidate(ids[it], law[it]) }
     }
 
     /**

@@ -17,7 +17,7 @@ private const val MASKED = -1e9f
 private const val TREE_ROWS = 512
 
 /** Nodes less likely than this are not expanded ahead of a verdict. */
-private val AHEAD_FLOOR = ln(0.002)
+private val AHEAD_FLOOR = ln(0.0005)
 
 /** Tokens the engine takes in one step at most. */
 private const val MAX_WIDTH = 64

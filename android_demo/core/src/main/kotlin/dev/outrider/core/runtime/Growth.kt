@@ -26,6 +26,9 @@ internal class Growth(val base: Int) {
     val slots = ArrayList<Int>()
     var used = base
 
+    /** (parent, token) -> the node that carries it. */
+    private val children = HashMap<Pair<Int, Int>, Int>()
+
     /** Nodes that are not expanded, the likeliest first. */
     private val open = PriorityQueue<Int>(64) { one, other -> compareNodes(one, other) }
 
@@ -71,7 +74,6 @@ internal class Growth(val base: Int) {
 
     /** The nodes that carry [wanted] from the root down, as far as there are any. */
     fun find(wanted: List<Int>): List<Int> {
-        val children = parents.indices.associateBy { parents[it] to tokens[it] }
         val found = ArrayList<Int>()
         for (token in wanted) found += children[(found.lastOrNull() ?: ROOT) to token] ?: break
         return found
@@ -110,6 +112,7 @@ internal class Growth(val base: Int) {
     }
 
     private fun addNode(token: Int, parent: Int, depth: Int, score: Double, slot: Int) {
+        children[parent to token] = size
         tokens += token
         parents += parent
         depths += depth

@@ -48,7 +48,7 @@ private const val COMPARE_EVERY = 16
 private const val COMPARE_RARELY = 64
 
 /** Share of a stream's time that drafting these trees may take. */
-private const val COMPARING = 0.02
+private const val COMPARING = 0.01
 
 /** Share of a round that drafting must be for drafting ahead, which costs energy and hides about half of it at best. */
 private const val AHEAD_SHARE = 0.2
