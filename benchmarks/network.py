@@ -8,22 +8,28 @@
 Modes: `ahead` trees with drafting ahead; `tree` without; `stream` the target writes and streams; `stream+drafter` the
 same with the drafter beside the target; `token` a call for each token; `controller` whatever the device chooses;
 `device` the drafter alone, unverified. The modes take turns with every question, so that a disturbance meets all of
-them. --step-ms lets every step of the target take at least so long, to stand for a larger one; the tables say so.
---sweep compares the device's tree shaping with trees of fixed sizes. --cuts breaks the link at random moments of random
-answers (resets and silences), compares every answer with the target's own, and fails where one differs.
+them. Device and verifier each have half of the cores for themselves, as on machines of their own (Linux; --shared-cores
+lets them share all). --step-ms lets every step of the target take at least so long, to stand for a larger one; the
+tables say so. --sweep compares the device's tree shaping with trees of fixed sizes. --cuts breaks the link at random
+moments of random answers (resets and silences), compares every answer with the target's own, and fails where one
+differs.
+
+Columns: `hit` roots of trees that were foreseen while the last verdict was awaited; `hidden` share of the drafting done
+in that time; `drafting spared` how much less of it is left to do behind a verdict than without drafting ahead.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import platform
 import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,18 +73,27 @@ class Run:
     tokens: int = 0
     seconds: float = 0.0
     first: list[float] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)  # tokens per second of each answer
     gaps: list[float] = field(default_factory=list)  # between verified tokens, 0 within a verdict
     stats: list[AnswerStats] = field(default_factory=list)
     different: int = 0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self.tokens += tokens
+        self.seconds += seconds
+        self.speeds.append(tokens / seconds)
 
     def figures(self, unverified: bool) -> Figures:
         stats = self.stats
         tokens = max(1, self.tokens)
         rounds = max(1, sum(s.rounds for s in stats))
+        later = sum(s.ahead_rounds for s in stats)  # trees but for an answer's first
+        shown, hidden = sum(s.draft_seconds - s.first_draft_seconds for s in stats), sum(s.ahead_seconds for s in stats)
         gaps = np.percentile(self.gaps, [50, 95]) if self.gaps else (0.0, 0.0)
         stalls = [seconds for s in stats for seconds in s.stall_seconds]
         return {
             "tokens_per_second": round(self.tokens / self.seconds, 2),
+            "answers_tokens_per_second": [round(speed, 2) for speed in self.speeds],
             "first_token_ms": round(1000 * statistics.median(self.first)) if self.first else None,
             "gap_ms": {"p50": round(1000 * float(gaps[0]), 1), "p95": round(1000 * float(gaps[1]), 1)},
             "calls_per_100_tokens": round(100 * sum(s.calls for s in stats) / tokens, 1),
@@ -87,8 +102,9 @@ class Run:
             "bytes_down_per_token": round(sum(s.bytes_down for s in stats) / tokens),
             "tau": round(sum(s.tau * s.rounds for s in stats) / rounds, 3),
             "nodes": round(sum(s.nodes for s in stats) / rounds, 1),
-            "draft_ms_per_round": round(1000 * sum(s.draft_seconds for s in stats) / rounds, 2),
-            "ahead_hit_rate": _share(sum(s.ahead_hits for s in stats), sum(s.ahead_rounds for s in stats)),
+            "draft_ms_per_round": round(1000 * shown / max(1, later), 2),
+            "drafting_while_waiting": _share(hidden, hidden + shown),
+            "ahead_hit_rate": _share(sum(s.ahead_hits for s in stats), later),
             "ahead_nodes_used": _share(sum(s.ahead_used for s in stats), sum(s.ahead_nodes for s in stats)),
             "stalls": sum(s.stalls for s in stats),
             "stall_ms_p95": round(1000 * float(np.percentile(stalls, 95))) if stalls else None,
@@ -102,11 +118,44 @@ def _share(part: float, whole: float) -> float | None:
     return round(part / whole, 3) if whole else None
 
 
+@dataclass(frozen=True)
+class Cores:
+    """Which cores the verifier and the device run on; none: wherever there is room."""
+
+    verifier: frozenset[int] = frozenset()
+    device: frozenset[int] = frozenset()
+
+    @classmethod
+    def halves(cls) -> Cores:
+        """Half of this process's cores each, where the system can tell and there are two."""
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        half = len(cores) // 2
+        return cls(frozenset(cores[:half]), frozenset(cores[half:])) if half else cls()
+
+    def __str__(self) -> str:
+        return f"{len(self.device)} for the device, {len(self.verifier)} for the verifier" if self.device else "shared"
+
+    @contextmanager
+    def of(self, cores: frozenset[int]) -> Iterator[None]:
+        """What is started within runs on `cores`: threads and processes inherit them."""
+        before = os.sched_getaffinity(0) if cores else set()
+        try:
+            if cores:
+                os.sched_setaffinity(0, cores)
+            yield
+        finally:
+            if before:
+                os.sched_setaffinity(0, before)
+
+
 class Bench:
     """Verifiers, bundle and questions; answers are measured one at a time."""
 
     def __init__(self, options: argparse.Namespace, stack: AsyncExitStack, console: Console) -> None:
         self.options, self.stack, self.console = options, stack, console
+        self.cores = Cores() if options.shared_cores else Cores.halves()
+        stack.enter_context(self.cores.of(self.cores.device))
+        self.threads = options.threads or len(self.cores.device)
         self.bundle: Bundle = open_bundle(options.bundle)
         self.prompts = [
             ids for _, question in read_questions(options.prompts, options.count)
@@ -129,7 +178,8 @@ class Bench:
             process = VerifierProcess(options.drafter, log, *flags, module=module)
             self._verifiers[colocated] = process
             self.stack.callback(process.stop)
-            process.start()
+            with self.cores.of(self.cores.verifier):
+                process.start()
             with self.console.status("starting a verifier"):
                 await asyncio.to_thread(process.wait_ready)
         return self._verifiers[colocated]
@@ -153,8 +203,7 @@ class Bench:
                 run.gaps += [now - last] * (last != began) + [0.0] * (count - 1)
                 last = now
         assert isinstance(event, Finished)
-        run.seconds += time.monotonic() - began
-        run.tokens += len(event.token_ids)
+        run.add(len(event.token_ids), time.monotonic() - began)
         run.stats.append(event.stats)
         if runtime.link:
             run.different += self.truth.setdefault(number, event.token_ids) != event.token_ids
@@ -173,7 +222,7 @@ async def measure(options: argparse.Namespace, console: Console) -> Figures:
     return {
         "machine": f"{platform.machine()}, {platform.system()}", "questions": len(bench.prompts),
         "max_new_tokens": options.max_new_tokens, "dtype": options.dtype, "step_ms": options.step_ms,
-        "device_step_ms": options.device_step_ms, "profiles": profiles,
+        "device_step_ms": options.device_step_ms, "cores": str(bench.cores), "profiles": profiles,
     }  # fmt: skip
 
 
@@ -193,7 +242,7 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
                 continue
             port = (await bench.verifier(colocated=True)).port if name == "stream+drafter" else plain.port
             link = await stack.enter_async_context(EmulatedLink(port, profile, options.seed))
-            engine = SlowEngine(open_engine(bench.bundle, None, options.threads), options.device_step_ms / 1000)
+            engine = SlowEngine(open_engine(bench.bundle, None, bench.threads), options.device_step_ms / 1000)
             given = {"shape": TreeShape(nodes=options.nodes), "engine": engine, **settings}
             runtimes[name] = await stack.enter_async_context(EdgeRuntime(bench.bundle, link.address, **given))
         with Progress(console=bench.console, transient=True) as progress:
@@ -214,8 +263,7 @@ async def per_token(bench: Bench, verifier: VerifierProcess, profile: Profile, n
     """One call for each token, as a client without a drafter and without streaming makes."""
     async with EmulatedLink(verifier.port, profile, bench.options.seed) as link:
         answer = await call_per_token(link.address, bench.bundle, bench.prompts[number], bench.options.max_new_tokens)
-    run.tokens += len(answer.tokens)
-    run.seconds += answer.seconds
+    run.add(len(answer.tokens), answer.seconds)
     run.first.append(answer.first_token_seconds)
     run.gaps += [(answer.seconds - answer.first_token_seconds) / max(1, len(answer.tokens) - 1)]
     run.stats.append(AnswerStats(tokens=len(answer.tokens), calls=len(answer.tokens), streamed=len(answer.tokens)))
@@ -238,7 +286,7 @@ async def break_answers(bench: Bench, stack: AsyncExitStack) -> Figures:
             profile = PROFILES[options.profiles[answers % len(options.profiles)]]
             async with (
                 EmulatedLink(verifier.port, profile, rng.randrange(2**32)) as link,
-                EdgeRuntime(bench.bundle, link.address, threads=options.threads) as runtime,
+                EdgeRuntime(bench.bundle, link.address, threads=bench.threads) as runtime,
             ):
                 breaker = asyncio.create_task(_break(link, rng, profile))
                 shown, verified, number = list[int](), 0, rng.randrange(len(bench.prompts))
@@ -311,7 +359,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=TreeShape.nodes, help="the largest trees")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--threads", type=int, default=0, help="of the drafter's engine, 0: all cores")
+    parser.add_argument("--threads", type=int, default=0, help="of the drafter's engine, 0: all of its cores")
+    parser.add_argument("--shared-cores", action="store_true", help="let device and verifier take each other's cores")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bundle", type=Path, default=Path("build/bundle"))
     parser.add_argument("--target", default=Settings.model_fields["model"].default)

@@ -24,6 +24,7 @@ COLUMNS = {
     "nodes": lambda row: f"{row['nodes']:.0f}" if row["tau"] else "",
     "draft ms": lambda row: f"{row['draft_ms_per_round']:.1f}" if row["tau"] else "",
     "hit": lambda row: "" if not row["ahead_hit_rate"] else f"{row['ahead_hit_rate']:.2f}",
+    "hidden": lambda row: f"{row['drafting_while_waiting']:.2f}" if row["ahead_hit_rate"] else "",
     "stalls": lambda row: str(row["stalls"]),
     "differ": lambda row: "-" if row["unverified"] else str(row["different_from_target"]),
 }  # fmt: skip
@@ -50,8 +51,8 @@ def show(figures: Figures, console: Console) -> None:
 def ratios(rows: Figures) -> dict[str, float | None]:
     """What the modes of one profile say beside each other; None where one of them was not measured.
 
-    trees: drafting ahead; beside fixed sizes, which do not, serial ones. hidden: share of the drafting time of serial
-    trees that drafting ahead does not show.
+    trees: drafting ahead; beside fixed sizes, which do not, serial ones. spared: share of the drafting time between
+    verdict and tree that drafting ahead saves.
     """
 
     def speed(names: Sequence[str]) -> float:
@@ -66,9 +67,22 @@ def ratios(rows: Figures) -> dict[str, float | None]:
         "controller / best mode": over(["controller"], CHOICES),
         "trees / best size": over(["tree"], sizes),
         "trees / serial trees": over(["ahead"], ["tree"]),
-        "drafting hidden": round(1 - shown[0] / shown[1], 3) if len(shown) == 2 and shown[1] else None,
+        "drafting spared": round(1 - shown[0] / shown[1], 3) if len(shown) == 2 and shown[1] else None,
         "trees / stream": over(["ahead"], ["stream"]),
     }
+
+
+def uncertainty(rows: Figures) -> float | None:
+    """Standard error of `controller / best mode`, by how the ratio scatters over the answers; None for too few.
+
+    Both answered the same questions one after the other, so what disturbs a minute disturbs both.
+    """
+    fixed = [rows[name] for name in CHOICES if name in rows]
+    if not fixed or "controller" not in rows:
+        return None
+    best = max(fixed, key=lambda row: float(row["tokens_per_second"]))["answers_tokens_per_second"]
+    answers = np.array(rows["controller"]["answers_tokens_per_second"]) / np.array(best)
+    return round(float(np.std(answers, ddof=1) / np.sqrt(len(answers))), 3) if len(answers) > 1 else None
 
 
 def as_markdown(figures: Figures) -> str:
@@ -79,6 +93,8 @@ def as_markdown(figures: Figures) -> str:
     for profile, rows in figures["profiles"].items():
         cells = [f"{rows[name]['tokens_per_second']:.1f}" for name in names]
         cells += ["" if value is None else f"{value:.2f}" for value in ratios(rows).values()]
+        if (error := uncertainty(rows)) is not None:
+            cells[len(names)] += f" ± {error:.2f}"
         lines.append(f"| {profile} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

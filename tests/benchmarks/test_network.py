@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.network import MODES, harmed, main
-from benchmarks.network_report import CHOICES, as_markdown, ratios
+from benchmarks.network import MODES, Cores, harmed, main
+from benchmarks.network_report import CHOICES, as_markdown, ratios, uncertainty
 from export.bundle import write_bundle
 from export.plan import Options
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
@@ -69,6 +72,18 @@ def test_ratios_compare_what_was_measured() -> None:
     assert set(ratios({"stream": rows["stream"]}).values()) == {None}
 
 
+def test_uncertainty_is_that_of_answers_to_the_same_questions() -> None:
+    def row(*speeds: float) -> dict[str, Any]:
+        return {"tokens_per_second": sum(speeds) / len(speeds), "answers_tokens_per_second": speeds}
+
+    rows = {"tree": row(5, 5, 5), "stream": row(10, 20, 40), "controller": row(9, 18, 36)}
+    assert uncertainty(rows) == 0  # always 0.9, however different the answers are
+    rows["controller"] = row(8, 20, 48)  # 0.8, 1.0, 1.2
+    assert uncertainty(rows) == pytest.approx(0.2 / 3**0.5, abs=1e-3)
+    assert uncertainty({"tree": row(1), "controller": row(1)}) is None
+    assert uncertainty({"tree": row(1, 2)}) is None and uncertainty({"controller": row(1, 2)}) is None
+
+
 def test_a_slowed_target_is_as_slow_as_stated(room: Path) -> None:
     _, figures = run(room, "--profiles", "lan", "--modes", "stream", "--step-ms", "40")
     stream = figures["profiles"]["lan"]["stream"]
@@ -76,8 +91,23 @@ def test_a_slowed_target_is_as_slow_as_stated(room: Path) -> None:
 
 
 def test_a_slowed_device_is_as_slow_as_stated(room: Path) -> None:
-    _, figures = run(room, "--profiles", "lan", "--modes", "tree", "--device-step-ms", "30")
-    assert figures["profiles"]["lan"]["tree"]["draft_ms_per_round"] >= 30 and figures["device_step_ms"] == 30
+    _, figures = run(room, "--profiles", "lan", "--modes", "device", "--device-step-ms", "30")
+    device = figures["profiles"]["lan"]["device"]
+    assert device["tokens_per_second"] <= 34 and device["gap_ms"]["p50"] >= 29 and figures["device_step_ms"] == 30
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not say which cores it grants")
+def test_device_and_verifier_run_on_cores_of_their_own() -> None:
+    everywhere = os.sched_getaffinity(0)
+    cores = Cores.halves()
+    assert (cores.verifier | cores.device == everywhere) == (len(everywhere) > 1)
+    assert not cores.verifier & cores.device
+    with cores.of(cores.verifier):
+        allowed = subprocess.run([sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"],
+                                 capture_output=True, text=True, check=True).stdout  # fmt: skip
+        assert allowed.strip() == str(sorted(cores.verifier or everywhere))
+    assert os.sched_getaffinity(0) == everywhere
+    assert str(Cores()) == "shared"
 
 
 def test_answers_survive_cuts(room: Path) -> None:
