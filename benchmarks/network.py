@@ -14,22 +14,22 @@ tables say so. --sweep compares the device's tree shaping with trees of fixed si
 moments of random answers (resets and silences), compares every answer with the target's own, and fails where one
 differs.
 
-Columns: `hit` roots of trees that were foreseen while the last verdict was awaited; `hidden` share of the drafting done
-in that time; `drafting spared` how much less of it is left to do behind a verdict than without drafting ahead.
+Columns: `hit` trees whose root was expanded before the verdict that made it one; `hidden` share of the drafting that is
+done while a verdict is awaited; `drafting spared` how much less of it is left to do behind a verdict than without
+drafting ahead.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import platform
 import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from rich.progress import Progress
 from benchmarks.acceptance import read_questions
 from benchmarks.baseline import call_per_token
 from benchmarks.command import Figures, conclude
+from benchmarks.cores import Cores
 from benchmarks.links import PROFILES, EmulatedLink, Profile
 from benchmarks.network_report import plot, show
 from benchmarks.slow_device import SlowEngine
@@ -116,36 +117,6 @@ class Run:
 
 def _share(part: float, whole: float) -> float | None:
     return round(part / whole, 3) if whole else None
-
-
-@dataclass(frozen=True)
-class Cores:
-    """Which cores the verifier and the device run on; none: wherever there is room."""
-
-    verifier: frozenset[int] = frozenset()
-    device: frozenset[int] = frozenset()
-
-    @classmethod
-    def halves(cls) -> Cores:
-        """Half of this process's cores each, where the system can tell and there are two."""
-        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        half = len(cores) // 2
-        return cls(frozenset(cores[:half]), frozenset(cores[half:])) if half else cls()
-
-    def __str__(self) -> str:
-        return f"{len(self.device)} for the device, {len(self.verifier)} for the verifier" if self.device else "shared"
-
-    @contextmanager
-    def of(self, cores: frozenset[int]) -> Iterator[None]:
-        """What is started within runs on `cores`: threads and processes inherit them."""
-        before = os.sched_getaffinity(0) if cores else set()
-        try:
-            if cores:
-                os.sched_setaffinity(0, cores)
-            yield
-        finally:
-            if before:
-                os.sched_setaffinity(0, before)
 
 
 class Bench:

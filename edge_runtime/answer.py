@@ -138,7 +138,7 @@ class Answer:
             case Drafted(result=Draft() as draft, version=version):
                 await self._do(session.tree_ready(self._shaped(draft, event), version, now))
             case Drafted(result=(token, confidence), version=version):
-                self._drafted(event)
+                self._count_drafting(event)
                 await self._do(session.token_written(token, confidence, version, now))
             case LinkUp(welcome=welcome, rtt=rtt):
                 self.pace.linked(welcome, rtt)
@@ -170,7 +170,7 @@ class Answer:
 
     def _shaped(self, draft: Draft, job: Drafted) -> TokenTree:
         """What of a draft is sent."""
-        self._drafted(job)
+        self._count_drafting(job)
         self.pace.drafted(job.working, draft.steps, self.session.stats.rounds > 0 and not draft.ahead)
         if self.session.stats.rounds:
             self.stats.ahead_rounds += 1
@@ -180,7 +180,7 @@ class Answer:
         self.scores = draft.scores[: len(tree)]
         return tree
 
-    def _drafted(self, job: Drafted) -> None:
+    def _count_drafting(self, job: Drafted) -> None:
         self.stats.first_draft_seconds = self.stats.first_draft_seconds or job.seconds
         self.stats.draft_seconds += job.seconds
 

@@ -20,7 +20,6 @@ class Growth:
 
     base: tokens of the text. scores: log-probabilities of the paths to the nodes. slots: the cache row of an expanded
     node, -1 for the others. open: a heap of (-score, node) of these others. used: the next free cache row.
-    children: the node that carries a token below a parent.
     """
 
     base: int
@@ -31,7 +30,6 @@ class Growth:
     slots: list[int] = field(default_factory=list)
     open: list[tuple[float, int]] = field(default_factory=list)
     used: int = 0
-    children: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.used = self.used or self.base
@@ -47,9 +45,8 @@ class Growth:
         self.depths += [depth] * len(tokens)
         self.scores += [above + score for score in scores]
         self.slots += [-1] * len(tokens)
-        for node, token in enumerate(tokens, len(self) - len(tokens)):
+        for node in range(len(self) - len(tokens), len(self)):
             heappush(self.open, (-self.scores[node], node))
-            self.children[parent, token] = node
 
     def frontier(self, most: int, depth: int, floor: float = -np.inf) -> list[int]:
         """Take the `most` likeliest nodes above level `depth` that are not expanded yet and score above `floor`."""
@@ -93,7 +90,9 @@ class Growth:
         """The nodes that carry `tokens` from the root down, as far as there are any."""
         found: list[int] = []
         for token in tokens:
-            node = self.children.get((found[-1] if found else ROOT, token))
+            at = found[-1] if found else ROOT
+            later = range(at + 1, len(self))
+            node = next((n for n in later if self.tokens[n] == token and self.parents[n] == at), None)
             if node is None:
                 break
             found.append(node)
@@ -112,7 +111,6 @@ class Growth:
             if self.parents[node] not in place:
                 continue
             place[node] = len(kept)
-            kept.children[place[self.parents[node]], self.tokens[node]] = len(kept)
             kept.tokens.append(self.tokens[node])
             kept.parents.append(place[self.parents[node]])
             kept.depths.append(self.depths[node] - level)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.network import MODES, Cores, harmed, main
+from benchmarks.cores import Cores
+from benchmarks.network import MODES, harmed, main
 from benchmarks.network_report import CHOICES, as_markdown, ratios, uncertainty
 from export.bundle import write_bundle
 from export.plan import Options
@@ -93,7 +94,7 @@ def test_a_slowed_target_is_as_slow_as_stated(room: Path) -> None:
 def test_a_slowed_device_is_as_slow_as_stated(room: Path) -> None:
     _, figures = run(room, "--profiles", "lan", "--modes", "device", "--device-step-ms", "30")
     device = figures["profiles"]["lan"]["device"]
-    assert device["tokens_per_second"] <= 34 and device["gap_ms"]["p50"] >= 29 and figures["device_step_ms"] == 30
+    assert device["tokens_per_second"] <= 33.34 and device["gap_ms"]["p50"] >= 29 and figures["device_step_ms"] == 30
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not say which cores it grants")

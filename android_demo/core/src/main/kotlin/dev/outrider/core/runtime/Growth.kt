@@ -26,9 +26,6 @@ internal class Growth(val base: Int) {
     val slots = ArrayList<Int>()
     var used = base
 
-    /** (parent, token) -> the node that carries it. */
-    private val children = HashMap<Pair<Int, Int>, Int>()
-
     /** Nodes that are not expanded, the likeliest first. */
     private val open = PriorityQueue<Int>(64) { one, other -> compareNodes(one, other) }
 
@@ -75,7 +72,10 @@ internal class Growth(val base: Int) {
     /** The nodes that carry [wanted] from the root down, as far as there are any. */
     fun find(wanted: List<Int>): List<Int> {
         val found = ArrayList<Int>()
-        for (token in wanted) found += children[(found.lastOrNull() ?: ROOT) to token] ?: break
+        for (token in wanted) {
+            val at = found.lastOrNull() ?: ROOT
+            found += (at + 1 until size).firstOrNull { tokens[it] == token && parents[it] == at } ?: break
+        }
         return found
     }
 
@@ -112,7 +112,6 @@ internal class Growth(val base: Int) {
     }
 
     private fun addNode(token: Int, parent: Int, depth: Int, score: Double, slot: Int) {
-        children[parent to token] = size
         tokens += token
         parents += parent
         depths += depth

@@ -1,0 +1,38 @@
+"""Cores for the verifier and for the device beside it, as if each were on a machine of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Which cores the verifier and the device run on; none: wherever there is room."""
+
+    verifier: frozenset[int] = frozenset()
+    device: frozenset[int] = frozenset()
+
+    @classmethod
+    def halves(cls) -> Cores:
+        """Half of this process's cores each, where the system can tell and there are two."""
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        half = len(cores) // 2
+        return cls(frozenset(cores[:half]), frozenset(cores[half:])) if half else cls()
+
+    def __str__(self) -> str:
+        return f"{len(self.device)} for the device, {len(self.verifier)} for the verifier" if self.device else "shared"
+
+    @contextmanager
+    def of(self, cores: frozenset[int]) -> Iterator[None]:
+        """What is started within runs on `cores`: threads and processes inherit them."""
+        before = os.sched_getaffinity(0) if cores else set()
+        try:
+            if cores:
+                os.sched_setaffinity(0, cores)
+            yield
+        finally:
+            if before:
+                os.sched_setaffinity(0, before)
