@@ -22,7 +22,7 @@ RETRY_TRIPS, LEAST_RETRY = 1.5, 0.2
 
 @dataclass(frozen=True)
 class Profile:
-    """A link. rtt, jitter: ms (jitter is the standard deviation of a round trip); loss: % of packets; down, up: Mbit/s.
+    """A link. rtt, jitter: ms, a round trip's mean and standard deviation; loss: % of packets; down, up: Mbit/s.
 
     outage: seconds of silence in every `period` seconds, the first one after period/2. half_open: an outage never ends
     for connections that were open; whoever dials again gets through.
@@ -62,11 +62,15 @@ class EmulatedLink:
     """Listens on loopback and forwards to `upstream_port` over a link of this profile.
 
     Faults by hand, while it runs: `silent` (bytes of both directions are swallowed, connections stay open), `held`
-    (bytes wait), `cut()`, `delay` (seconds each way, on top of the profile's).
+    (bytes wait), `cut()`, `delay` (seconds each way, on top of the profile's). dilation: the profile's time runs so
+    many times slower than the clock.
     """
 
-    def __init__(self, upstream_port: int, profile: Profile | None = None, seed: int = 0, delay: float = 0.0) -> None:
+    def __init__(
+        self, upstream_port: int, profile: Profile | None = None, seed: int = 0, delay: float = 0.0, dilation: float = 1
+    ) -> None:
         self.upstream_port, self.profile, self.delay = upstream_port, profile or Profile("plain"), delay
+        self.dilation = dilation
         self.silent = self.held = False
         self.port = 0
         self.up = self.down = 0  # bytes forwarded
@@ -101,16 +105,16 @@ class EmulatedLink:
             pipe.abort()
 
     async def _outages(self) -> None:
-        profile = self.profile
-        await asyncio.sleep(profile.period / 2)
+        profile, dilation = self.profile, self.dilation
+        await asyncio.sleep(dilation * profile.period / 2)
         while True:
             self.held = True
             if profile.half_open:
                 for pipe in self._pipes:
                     pipe.dead = True
-            await asyncio.sleep(profile.outage)
+            await asyncio.sleep(dilation * profile.outage)
             self.held = False
-            await asyncio.sleep(profile.period - profile.outage)
+            await asyncio.sleep(dilation * (profile.period - profile.outage))
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -131,14 +135,14 @@ class EmulatedLink:
 
     def trip(self, packets: int, at: float) -> float:
         """When a chunk of so many packets that leaves at `at` arrives."""
-        profile = self.profile
-        arrival = at + self.delay + profile.rtt / 2000
-        if profile.jitter:  # half of the variance each way; delays have a floor and a tail
-            arrival += abs(self._rng.gauss(0, profile.jitter / 1000 / 2**0.5))
+        profile, seconds = self.profile, self.profile.rtt / 2000
+        if profile.jitter:  # gamma distributed, and so is a round trip: a steep start and a long tail
+            spread = profile.jitter / 1000
+            seconds = self._rng.gammavariate((profile.rtt / 1000 / spread) ** 2 / 2, spread**2 / (profile.rtt / 1000))
         if profile.loss:
             lost = sum(self._rng.random() < profile.loss / 100 for _ in range(packets))
-            arrival += lost * max(LEAST_RETRY, RETRY_TRIPS * profile.rtt / 1000)
-        return arrival
+            seconds += lost * max(LEAST_RETRY, RETRY_TRIPS * profile.rtt / 1000)
+        return at + self.delay + self.dilation * seconds
 
 
 class _Pipe:
@@ -175,7 +179,7 @@ class _Pipe:
             data = await self.reader.read(65536)
             if data and (link.silent or self.dead):
                 continue
-            free = max(free, loop.time()) + 8 * len(data) / (1e6 * megabits)
+            free = max(free, loop.time()) + 8 * len(data) / (1e6 * megabits) * link.dilation
             arrival = max(arrival, link.trip(-(-len(data) // PACKET), free))
             self._chunks.append((arrival, data))
             self._waiting += len(data)

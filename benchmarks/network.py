@@ -10,8 +10,10 @@ same with the drafter beside the target; `token` a call for each token; `control
 `device` the drafter alone, unverified. The modes take turns with every question, so that a disturbance meets all of
 them. Device and verifier each have half of the cores for themselves, as on machines of their own (Linux; --shared-cores
 lets them share all). --step-ms lets every step of the target take at least so long, to stand for a larger one; the
-tables say so. --sweep compares the device's tree shaping with trees of fixed sizes. --cuts breaks the link at random
-moments of random answers (resets and silences), compares every answer with the target's own, and fails where one
+tables say so. Where a tree's step takes this machine longer than that, --dilation 4 lets link and slowed steps take
+four times as long and divides what was measured by four; the runtime's own constants, such as how fast it writes alone,
+are not stretched. --sweep compares the device's tree shaping with trees of fixed sizes. --cuts breaks the link at
+random moments of random answers (resets and silences), compares every answer with the target's own, and fails where one
 differs.
 
 Columns: `hit` trees whose root was expanded before the verdict that made it one; `hidden` share of the drafting that is
@@ -69,8 +71,9 @@ MODES: dict[str, dict[str, Any] | None] = {
 
 @dataclass
 class Run:
-    """Answers of one mode over one profile."""
+    """Answers of one mode over one profile. dilation: so many of the clock's seconds count as one."""
 
+    dilation: float = 1.0
     tokens: int = 0
     seconds: float = 0.0
     first: list[float] = field(default_factory=list)
@@ -103,12 +106,12 @@ class Run:
             "bytes_down_per_token": round(sum(s.bytes_down for s in stats) / tokens),
             "tau": round(sum(s.tau * s.rounds for s in stats) / rounds, 3),
             "nodes": round(sum(s.nodes for s in stats) / rounds, 1),
-            "draft_ms_per_round": round(1000 * shown / max(1, later), 2),
+            "draft_ms_per_round": round(1000 * shown / max(1, later) / self.dilation, 2),
             "drafting_while_waiting": _share(hidden, hidden + shown),
             "ahead_hit_rate": _share(sum(s.ahead_hits for s in stats), later),
             "ahead_nodes_used": _share(sum(s.ahead_used for s in stats), sum(s.ahead_nodes for s in stats)),
             "stalls": sum(s.stalls for s in stats),
-            "stall_ms_p95": round(1000 * float(np.percentile(stalls, 95))) if stalls else None,
+            "stall_ms_p95": round(1000 * float(np.percentile(stalls, 95)) / self.dilation) if stalls else None,
             "rolled_back_per_100": round(100 * sum(s.rolled_back for s in stats) / tokens, 1),
             "unverified": unverified,
             "different_from_target": self.different,
@@ -144,7 +147,7 @@ class Bench:
             flags += ["--colocated-drafter"] if colocated else []
             module = "cloud.verifier"
             if options.step_ms:
-                module, flags = "benchmarks.slow_target", ["--step-ms", str(options.step_ms), *flags]
+                module, flags = "benchmarks.slow_target", ["--step-ms", str(options.dilation * options.step_ms), *flags]
             log = options.json.with_name("verifier.log")
             process = VerifierProcess(options.drafter, log, *flags, module=module)
             self._verifiers[colocated] = process
@@ -163,18 +166,22 @@ class Bench:
                 run = Run()
                 await self.answer(runtime, number, run)
 
+    def now(self) -> float:
+        """Seconds of the clock, divided by --dilation."""
+        return time.monotonic() / self.options.dilation
+
     async def answer(self, runtime: EdgeRuntime, number: int, run: Run) -> Finished:
         """Answer question `number`, adding to `run`."""
-        began = last = time.monotonic()
+        began = last = self.now()
         async for event in runtime.generate(self.prompts[number], max_new_tokens=self.options.max_new_tokens):
-            now = time.monotonic()
+            now = self.now()
             if isinstance(event, Verified) or (isinstance(event, Provisional) and not runtime.link):
                 count = len(event.tokens) if isinstance(event, Verified) else 1
                 run.first += [now - began] if last == began else []
                 run.gaps += [now - last] * (last != began) + [0.0] * (count - 1)
                 last = now
         assert isinstance(event, Finished)
-        run.add(len(event.token_ids), time.monotonic() - began)
+        run.add(len(event.token_ids), self.now() - began)
         run.stats.append(event.stats)
         if runtime.link:
             run.different += self.truth.setdefault(number, event.token_ids) != event.token_ids
@@ -193,7 +200,8 @@ async def measure(options: argparse.Namespace, console: Console) -> Figures:
     return {
         "machine": f"{platform.machine()}, {platform.system()}", "questions": len(bench.prompts),
         "max_new_tokens": options.max_new_tokens, "dtype": options.dtype, "step_ms": options.step_ms,
-        "device_step_ms": options.device_step_ms, "cores": str(bench.cores), "profiles": profiles,
+        "device_step_ms": options.device_step_ms, "dilation": options.dilation,
+        "cores": str(bench.cores), "profiles": profiles,
     }  # fmt: skip
 
 
@@ -204,7 +212,7 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
     for nodes in options.sweep:
         shape = TreeShape(nodes=nodes, depth=min(10, nodes))
         variants[f"{nodes} nodes"] = {"mode": "tree", "ahead": False, "shaping": False, "shape": shape}
-    runs = {name: Run() for name in variants}
+    runs = {name: Run(options.dilation) for name in variants}
     async with AsyncExitStack() as stack:
         plain = await bench.verifier()
         runtimes: dict[str, EdgeRuntime] = {}
@@ -212,8 +220,11 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
             if settings is None:
                 continue
             port = (await bench.verifier(colocated=True)).port if name == "stream+drafter" else plain.port
-            link = await stack.enter_async_context(EmulatedLink(port, profile, options.seed))
-            engine = SlowEngine(open_engine(bench.bundle, None, bench.threads), options.device_step_ms / 1000)
+            link = EmulatedLink(port, profile, options.seed, dilation=options.dilation)
+            await stack.enter_async_context(link)
+            engine = SlowEngine(
+                open_engine(bench.bundle, None, bench.threads), options.dilation * options.device_step_ms / 1000
+            )
             given = {"shape": TreeShape(nodes=options.nodes), "engine": engine, **settings}
             runtimes[name] = await stack.enter_async_context(EdgeRuntime(bench.bundle, link.address, **given))
         with Progress(console=bench.console, transient=True) as progress:
@@ -232,11 +243,13 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
 
 async def per_token(bench: Bench, verifier: VerifierProcess, profile: Profile, number: int, run: Run) -> None:
     """One call for each token, as a client without a drafter and without streaming makes."""
-    async with EmulatedLink(verifier.port, profile, bench.options.seed) as link:
+    dilation = bench.options.dilation
+    async with EmulatedLink(verifier.port, profile, bench.options.seed, dilation=dilation) as link:
         answer = await call_per_token(link.address, bench.bundle, bench.prompts[number], bench.options.max_new_tokens)
-    run.add(len(answer.tokens), answer.seconds)
-    run.first.append(answer.first_token_seconds)
-    run.gaps += [(answer.seconds - answer.first_token_seconds) / max(1, len(answer.tokens) - 1)]
+    seconds, first = answer.seconds / dilation, answer.first_token_seconds / dilation
+    run.add(len(answer.tokens), seconds)
+    run.first.append(first)
+    run.gaps += [(seconds - first) / max(1, len(answer.tokens) - 1)]
     run.stats.append(AnswerStats(tokens=len(answer.tokens), calls=len(answer.tokens), streamed=len(answer.tokens)))
     run.different += answer.tokens != bench.truth[number]
 
@@ -325,6 +338,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--device-step-ms", type=float, default=0.0, help="let the drafter's steps take at least so long"
     )
+    parser.add_argument("--dilation", type=float, default=1.0, metavar="N",
+                        help="let link and slowed steps take N times as long, and divide times by N")  # fmt: skip
     parser.add_argument("--count", type=int, default=6, help="questions, spread evenly over the file")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--nodes", type=int, default=TreeShape.nodes, help="the largest trees")

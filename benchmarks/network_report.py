@@ -37,6 +37,7 @@ def show(figures: Figures, console: Console) -> None:
         return
     slow = f", steps of at least {figures['step_ms']:g} ms" if figures["step_ms"] else ""
     slow += f", the device's of {figures['device_step_ms']:g} ms" if figures["device_step_ms"] else ""
+    slow += f", {figures['dilation']:g} times slower" if figures["dilation"] != 1 else ""
     for profile, rows in figures["profiles"].items():
         table = Table(title=f"{profile}{slow}, {figures['questions']} questions", title_justify="left")
         table.add_column("mode")

@@ -97,6 +97,12 @@ def test_a_slowed_device_is_as_slow_as_stated(room: Path) -> None:
     assert device["tokens_per_second"] <= 33.34 and device["gap_ms"]["p50"] >= 29 and figures["device_step_ms"] == 30
 
 
+def test_dilated_steps_take_longer_and_count_as_long_as_stated(room: Path) -> None:
+    _, figures = run(room, "--profiles", "lan", "--modes", "stream", "--step-ms", "40", "--dilation", "3")
+    stream = figures["profiles"]["lan"]["stream"]
+    assert 39 <= stream["gap_ms"]["p50"] < 3 * 39 and figures["dilation"] == 3
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not say which cores it grants")
 def test_device_and_verifier_run_on_cores_of_their_own() -> None:
     everywhere = os.sched_getaffinity(0)
