@@ -54,7 +54,7 @@ from edge_runtime.drafter import TreeShape
 from edge_runtime.engines import open_engine
 from edge_runtime.events import AnswerStats, Finished, Provisional, RolledBack, Verified
 from edge_runtime.policy import Policy
-from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.runtime import LARGEST, EdgeRuntime
 from protocol.tree import MAX_NODES
 
 #: name -> options of the runtime; None: not a runtime's mode
@@ -342,7 +342,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help="let link and slowed steps take N times as long, and divide times by N")  # fmt: skip
     parser.add_argument("--count", type=int, default=6, help="questions, spread evenly over the file")
     parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--nodes", type=int, default=TreeShape.nodes, help="the largest trees")
+    parser.add_argument("--nodes", type=int, default=LARGEST.nodes, help="of the largest trees")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--threads", type=int, default=0, help="of the drafter's engine, 0: all of its cores")

@@ -20,7 +20,7 @@ from edge_runtime.engines import RUNTIMES
 from edge_runtime.events import Event
 from edge_runtime.link import LinkRefused
 from edge_runtime.policy import Policy
-from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.runtime import LARGEST, EdgeRuntime
 from edge_runtime.terminal import Journal, show_answer, summary
 from edge_runtime.transport import Server
 from edge_runtime.worker import DrafterFailed
@@ -83,8 +83,8 @@ def build_parser() -> argparse.ArgumentParser:
             add_endpoint_options(command)
         else:
             add_answer_options(command)
-        command.add_argument("--nodes", type=int, default=TreeShape.nodes, help="nodes of a draft tree")
-        command.add_argument("--depth", type=int, default=TreeShape.depth, help="levels of a draft tree")
+        command.add_argument("--nodes", type=int, default=LARGEST.nodes, help="nodes of the largest draft trees")
+        command.add_argument("--depth", type=int, default=LARGEST.depth, help="levels of the deepest draft trees")
         command.add_argument("--policy", choices=POLICIES, default="prefer-cloud", help=POLICY_HELP)
         command.add_argument("--on-return", choices=["repair", "keep"], default="repair", help=RETURN_HELP)
         command.add_argument("--offline", choices=["continue", "pause"], default="continue", help=OFFLINE_HELP)

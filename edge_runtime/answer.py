@@ -312,8 +312,10 @@ class Answer:
 
     def _shape(self, nodes: int, depth: int) -> TreeShape:
         """Of the next tree; nodes, depth: what the session has room for."""
-        gain = self.pace.gain() if self.shaping else self.shape.gain
-        return replace(self.shape, nodes=min(self.shape.nodes, nodes), depth=min(self.shape.depth, depth), gain=gain)
+        shape = replace(self.shape, nodes=min(self.shape.nodes, nodes), depth=min(self.shape.depth, depth))
+        if not self.shaping:
+            return shape
+        return replace(shape, nodes=min(shape.nodes, self.pace.worth_drafting()), gain=self.pace.gain())
 
     def _compare(self) -> None:
         """Beside a stream, now and then draft a tree and see how much of it comes true: so that tau stays known."""

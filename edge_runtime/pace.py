@@ -38,12 +38,14 @@ TRYING, HALVINGS = 0.03, 5
 LEAST_GAIN, MOST_GAIN = 0.01, 0.6
 #: of a tree, before one was drafted
 SOME_NODES = 16.0
+#: a tree is drafted with so many times the nodes that were worth sending of those before it, and at least so many
+SPARE, LEAST_NODES = 2, 16
 #: tokens of a stream between trees drafted beside it; where trees bring less than half of what it does
 COMPARE_EVERY, COMPARE_RARELY = 16, 64
 #: share of a stream's time that drafting these trees may take
 COMPARING = 0.01
-#: share of a round that drafting must be for drafting ahead: it costs energy, and hides no more than about half of it
-AHEAD_SHARE = 0.2
+#: share of a round that drafting must be for drafting ahead: it costs energy, and spares a third of it at most
+AHEAD_SHARE = 0.1
 
 
 def _blend(old: float | None, new: float, weight: float = SMOOTHING) -> float:
@@ -196,6 +198,10 @@ class Pace:
     def gain(self) -> float:
         """Accepted tokens that one more drafting step must promise to be worth its time."""
         return min(MOST_GAIN, max(LEAST_GAIN, self.tree_rate() * (self.drafter_step or 0.0)))
+
+    def worth_drafting(self) -> int:
+        """Nodes to draft of the next tree, so that there is a choice of what to send."""
+        return max(LEAST_NODES, math.ceil(SPARE * (SOME_NODES if self.nodes is None else self.nodes)))
 
     def worth_sending(self, tree: TokenTree, scores: Sequence[float]) -> int:
         """How many nodes of `tree`, best first, make most tokens per second; scores: log path probabilities."""

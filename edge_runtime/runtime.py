@@ -29,6 +29,8 @@ from edge_runtime.worker import DrafterThread
 from protocol.sampling import Sampling
 from protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
 
+#: the largest trees where none are asked for; how much of one is drafted and sent, `edge_runtime.pace` decides
+LARGEST = TreeShape(nodes=64)
 #: for a steady server: no verdict is ever overdue
 UNHURRIED = Patience(open=math.inf, connect=math.inf, silence=math.inf)
 #: options of a runtime that sends trees of one shape only, for measuring acceptance
@@ -55,7 +57,7 @@ class EdgeRuntime:
         token: str | None = None, ca_file: str | Path | None = None,
     ) -> None:  # fmt: skip
         self.bundle = bundle
-        self.shape = shape or TreeShape()
+        self.shape = shape or LARGEST
         self.policy = policy or Policy()
         if not server or self.policy.writer == "device-only":
             server, self.policy = None, replace(self.policy, writer="device-only")

@@ -218,6 +218,7 @@ def what_follows(controller: Controller, tree: TokenTree, scores: list[float], c
     return {
         "tree_rate": pace.tree_rate(), "stream_rate": pace.stream_rate(), "gain": pace.gain(),
         "compare_every": pace.compare_every(), "drafts_ahead": pace.drafts_ahead(),
+        "drafting": pace.worth_drafting(),
         "tree": [list(tree.tokens), list(tree.parents), scores], "nodes": pace.worth_sending(tree, scores),
         "call": choice, "mode": getattr(controller, choice)(),
     }  # fmt: skip

@@ -285,10 +285,10 @@ internal class Answer(
     }
 
     /** Of the next tree; nodes, depth: what the session has room for. */
-    private fun shapeOf(nodes: Int, depth: Int) = shape.copy(
-        nodes = minOf(shape.nodes, maxOf(1, nodes)), depth = minOf(shape.depth, depth),
-        gain = if (shaping) pace.gain() else shape.gain,
-    )
+    private fun shapeOf(nodes: Int, depth: Int): TreeShape {
+        val room = shape.copy(nodes = minOf(shape.nodes, maxOf(1, nodes)), depth = minOf(shape.depth, depth))
+        return if (!shaping) room else room.copy(nodes = minOf(room.nodes, pace.worthDrafting()), gain = pace.gain())
+    }
 
     /** Beside a stream, now and then draft a tree and see how much of it comes true: so that tau stays known. */
     private fun compare() {

@@ -43,6 +43,10 @@ private const val MOST_GAIN = 0.6
 /** Of a tree, before one was drafted. */
 private const val SOME_NODES = 16.0
 
+/** A tree is drafted with so many times the nodes that were worth sending of those before it; at least so many. */
+private const val SPARE = 2
+private const val LEAST_NODES = 16
+
 /** Tokens of a stream between trees drafted beside it; where trees bring less than half of what it does. */
 private const val COMPARE_EVERY = 16
 private const val COMPARE_RARELY = 64
@@ -50,8 +54,8 @@ private const val COMPARE_RARELY = 64
 /** Share of a stream's time that drafting these trees may take. */
 private const val COMPARING = 0.01
 
-/** Share of a round that drafting must be for drafting ahead, which costs energy and hides about half of it at best. */
-private const val AHEAD_SHARE = 0.2
+/** Share of a round that drafting must be for drafting ahead, which costs energy and spares a third of it at most. */
+private const val AHEAD_SHARE = 0.1
 
 /** Seconds that nothing is faster than, so that no rate is infinite. */
 private const val INSTANT = 1e-4
@@ -209,6 +213,9 @@ class Pace {
 
     /** Accepted tokens that one more drafting step must promise to be worth its time. */
     fun gain(): Double = (treeRate() * (drafterStep ?: 0.0)).coerceIn(LEAST_GAIN, MOST_GAIN)
+
+    /** Nodes to draft of the next tree, so that there is a choice of what to send. */
+    fun worthDrafting(): Int = maxOf(LEAST_NODES, ceil(SPARE * (nodes ?: SOME_NODES)).toInt())
 
     /** How many nodes of [tree], best first, make most tokens per second; scores: log path probabilities. */
     fun worthSending(tree: TokenTree, scores: List<Double>): Int {

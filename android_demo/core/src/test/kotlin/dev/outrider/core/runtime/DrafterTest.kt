@@ -117,6 +117,7 @@ class DrafterTest {
                 assertEquals(wanted.double("gain"), pace.gain(), 1e-9)
                 assertEquals(wanted.int("compare_every"), pace.compareEvery())
                 assertEquals(wanted.field<Boolean>("drafts_ahead"), pace.draftsAhead())
+                assertEquals(wanted.int("drafting"), pace.worthDrafting())
                 val (tokens, parents, scores) = wanted.field<List<Any?>>("tree")
                 val nodes = pace.worthSending(TokenTree(ints(tokens), ints(parents)), doubles(scores))
                 assertEquals(wanted.int("nodes"), nodes)
