@@ -45,7 +45,7 @@ COMPARE_EVERY, COMPARE_RARELY = 16, 64
 #: share of a stream's time that drafting these trees may take
 COMPARING = 0.01
 #: share of a round that drafting must be for drafting ahead: it costs energy, and spares a third of it at most
-AHEAD_SHARE = 0.1
+AHEAD_SHARE = 0.2
 
 
 def _blend(old: float | None, new: float, weight: float = SMOOTHING) -> float:

@@ -55,7 +55,7 @@ private const val COMPARE_RARELY = 64
 private const val COMPARING = 0.01
 
 /** Share of a round that drafting must be for drafting ahead, which costs energy and spares a third of it at most. */
-private const val AHEAD_SHARE = 0.1
+private const val AHEAD_SHARE = 0.2
 
 /** Seconds that nothing is faster than, so that no rate is infinite. */
 private const val INSTANT = 1e-4
