@@ -111,7 +111,12 @@ class Drafter:
         self.row_filled[length:] = False
 
     def add_rows(self, positions: Ints, rows: Floats) -> None:
-        """Feature rows [n, 2, heads, head_dim] of the tokens at `positions` [n]."""
+        """Feature rows [n, 2, heads, head_dim] of the tokens at `positions` [n].
+
+        What was drafted without any is drafted again: the verifier sends the first ones with an answer's first token.
+        """
+        if not self.row_filled.any():
+            self._growth = None
         self.row_keys[positions + 1], self.row_values[positions + 1] = rows[:, 0], rows[:, 1]
         self.row_filled[positions] = True
 

@@ -330,6 +330,8 @@ class Session:
             tree, self.ready_tree = self.ready_tree, None
             # it may have been drafted before the verifier's limits were known
             return self._verify(tree.pruned(self.max_nodes, self._room()), now) + self._ahead()
+        if can_ask and self.mode == "tree" and not self.seq:
+            return self._verify(TokenTree(), now)  # the first token waits for no tree: the prompt's step draws it
         if self.alone:
             written = self._write(now)
             if written or not can_ask:

@@ -150,18 +150,18 @@ def make_trace(number: int) -> dict[str, Any]:
     recording = Recording(world)
     world.do(world.session.start(world.now))
     for event in rng.choices(EVENTS, k=rng.choice([0, 10, 40])):
-        if world.done:
+        if world.session.finished:
             break
         world.happen(event)
-    if not world.done and rng.random() < 0.1:
+        if world.verified and not world.session.finished and rng.random() < 0.05:
+            world.session.stop(1, world.now)  # not carried out: this world knows of no stop strings
+    if not world.session.finished and rng.random() < 0.1:
         world.do(world.session.cancel(world.now))
-    if not world.done and world.verified > 1 and rng.random() < 0.4:
-        world.session.stop(1, world.now)
-    elif policy.writer == "device-only":
-        while not world.done:
+    if policy.writer == "device-only":
+        while not world.session.finished:
             world.do(world.session.proceed(world.now))
             world.run_job()
-    else:
+    elif not world.session.finished:
         world.settle()
     return {
         "name": f"{number}: {policy.writer}, {policy.on_return}",

@@ -121,14 +121,27 @@ def test_a_tree_ranked_for_one_seed_does_not_serve_another() -> None:
     assert drafter.grow([1, 2], two, SHAPE) == make_drafter().grow([1, 2], two, SHAPE)
 
 
-def test_nodes_drafted_ahead_keep_the_rows_they_saw() -> None:
-    """Rows of the verdict reach the nodes that are expanded after it; what is there is not computed again."""
+def test_what_was_drafted_without_any_rows_is_drafted_again() -> None:
+    """The first rows come with the prompt's own token; the text itself is not read again."""
     engine = TransparentEngine()
     drafter = make_drafter(engine=engine)
     tree = drafter.grow([1, 2], GREEDY, SHAPE)
     drafter.draft_ahead(SHAPE, lambda: False)
-    first = tree.tokens[0]
     drafter.add_rows(np.arange(2), feature_rows(10, 11))
+    known = len(engine.widths)
+    again = drafter.draft([1, 2, tree.tokens[0]], GREEDY, SHAPE)
+    assert not again.ahead and again.kept == 0 and engine.widths[known] == 1
+
+
+def test_nodes_drafted_ahead_keep_the_rows_they_saw() -> None:
+    """Rows of the verdict reach the nodes that are expanded after it; what is there is not computed again."""
+    engine = TransparentEngine()
+    drafter = make_drafter(engine=engine)
+    drafter.add_rows(np.arange(1), feature_rows(10))
+    tree = drafter.grow([1, 2], GREEDY, SHAPE)
+    drafter.draft_ahead(SHAPE, lambda: False)
+    first = tree.tokens[0]
+    drafter.add_rows(np.arange(1, 2), feature_rows(11))
     known = len(engine.widths)
     again = drafter.draft([1, 2, first], GREEDY, SHAPE)
     assert again.ahead and len(engine.widths) == known

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.actions import Done, DraftAhead, Send, WriteToken
+from edge_runtime.actions import Done, DraftAhead, DraftTree, Send, WriteToken
 from edge_runtime.policy import Policy
 from edge_runtime.session import CONFIDENCE_WINDOW, Session
 from edge_runtime.timing import Patience
 from edge_runtime.tokens import LOOP
 from protocol.sampling import Sampling
 from protocol.tree import TokenTree
-from protocol.wire import ERR_BUSY, Error, Generate, Verify
+from protocol.wire import ERR_BUSY, Error, Generate, Open, Verify, unpack_ids
 from tests.edge_runtime.world import EOS, EVENTS, PATIENCE, PROMPT, SHAPE, WELCOME, World, plain
 
 policies = st.builds(
@@ -188,14 +188,30 @@ def test_the_drafter_drafts_on_while_a_verdict_is_awaited() -> None:
     world = World(random.Random(1))
     world.do(world.session.start(0.0))
     world.connect()
+    world.deliver(), world.deliver(), world.deliver()  # the prompt's own token
+    world.do(world.session.tree_ready(TokenTree(), world.jobs.pop().version, 0.0))
     assert "DraftAhead" not in world.trace
-    version = world.session.version
+    version, verified = world.session.version, world.verified
     actions = world.session.tree_ready(TokenTree(), world.jobs.pop().version, 0.0)
     assert [type(action) for action in actions] == [Send, DraftAhead]
     assert actions[1] == DraftAhead(version)
     world.do(actions)
-    world.deliver(), world.deliver(), world.deliver()
-    assert world.verified and world.session.version != version  # which is what ends it
+    world.deliver()
+    assert world.verified > verified and world.session.version != version  # which is what ends it
+
+
+@pytest.mark.parametrize("ready", [False, True], ids=["no tree yet", "a tree is ready"])
+def test_the_first_token_waits_for_no_tree(ready: bool) -> None:
+    """A tree that is there goes along with OPEN; else the verifier is asked for the prompt's own token meanwhile."""
+    session = World(random.Random(1)).session
+    (draft,) = session.start(0.0)
+    assert isinstance(draft, DraftTree) and draft.prefix == PROMPT
+    if ready:
+        assert not session.tree_ready(TokenTree.chain([1, 2]), draft.version, 0.0)
+    messages = [action.message for action in session.link_up(WELCOME, 0.0) if isinstance(action, Send)]
+    assert [type(message) for message in messages] == [Open, Verify]
+    assert isinstance(messages[1], Verify) and unpack_ids(messages[1].tokens) == ([1, 2] if ready else [])
+    assert session.stats.calls == 1
 
 
 def test_streaming_asks_once_and_takes_what_comes() -> None:

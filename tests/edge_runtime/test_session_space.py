@@ -102,8 +102,8 @@ def key(world: World) -> Hashable:
     verifier = world.verifier and (tuple(world.verifier.tokens or ()), max(-2, world.verifier.seq - s.seq), world.deaf)
     return (
         tuple(s.committed), tuple(s.provisional), tuple(s.adopted), s.alone, s.paused, s.linked, s.mode, s.busy,
-        s.fresh_open, s.ready_tree, s.finished, ahead(s.retry_at), ahead(s.connect_by), ahead(s.give_up_at), flight,
-        coming, jobs, verifier,
+        s.fresh_open, s.seq == 0, s.ready_tree, s.finished, ahead(s.retry_at), ahead(s.connect_by),
+        ahead(s.give_up_at), flight, coming, jobs, verifier,
     )  # fmt: skip
 
 

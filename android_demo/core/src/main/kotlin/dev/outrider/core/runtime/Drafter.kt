@@ -99,8 +99,14 @@ class Drafter(
     /** Forget the rows of positions [length] and above: another text stands there now. */
     fun keepRows(length: Int) = features.keep(length)
 
-    /** Feature rows `[n, 2, heads, headDim]`, flat, of the tokens at [positions] `[n]`. */
-    fun addRows(positions: IntArray, rows: FloatArray) = features.add(positions, rows)
+    /**
+     * Feature rows `[n, 2, heads, headDim]`, flat, of the tokens at [positions] `[n]`. What was drafted without any is
+     * drafted again: the verifier sends the first ones with an answer's first token.
+     */
+    fun addRows(positions: IntArray, rows: FloatArray) {
+        if (features.none) growth = null
+        features.add(positions, rows)
+    }
 
     /** The drafter's own next token behind [prefix], drawn with the noise the target would use. */
     fun nextToken(prefix: List<Int>, sampling: Sampling): Written {

@@ -20,6 +20,8 @@ internal class FeatureRows(maxContext: Int, shape: RowShape, nullRow: FloatArray
     /** [count] rows. */
     class Visible(val count: Int, val keys: FloatBuffer, val values: FloatBuffer)
 
+    val none: Boolean get() = true !in filled
+
     fun keep(length: Int) = filled.fill(false, minOf(length, filled.size))
 
     fun add(positions: IntArray, rows: FloatArray) {

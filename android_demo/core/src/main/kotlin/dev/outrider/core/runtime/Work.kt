@@ -25,6 +25,8 @@ internal fun Session.work(now: Double): List<Action> {
         // it may have been drafted before the verifier's limits were known
         return verify(tree.pruned(maxNodes, room()), now) + ahead()
     }
+    // the first token waits for no tree: the prompt's step draws it
+    if (canAsk && mode == Mode.TREE && seq == 0L) return verify(TokenTree(), now)
     if (alone) {
         val written = write(now)
         if (written.isNotEmpty() || !canAsk) return written
