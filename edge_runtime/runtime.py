@@ -29,8 +29,9 @@ from edge_runtime.worker import DrafterThread
 from protocol.sampling import Sampling
 from protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
 
-#: the largest trees where none are asked for; how much of one is drafted and sent, `edge_runtime.pace` decides
-LARGEST = TreeShape(nodes=64)
+#: the largest trees where none are asked for: as many nodes as a frame of 256 bytes holds. How much of one is drafted
+#: and sent, `edge_runtime.pace` decides
+LARGEST = TreeShape(nodes=48)
 #: for a steady server: no verdict is ever overdue
 UNHURRIED = Patience(open=math.inf, connect=math.inf, silence=math.inf)
 #: options of a runtime that sends trees of one shape only, for measuring acceptance

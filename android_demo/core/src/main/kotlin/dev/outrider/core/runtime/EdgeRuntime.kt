@@ -27,7 +27,7 @@ private const val CLOSE_SECONDS = 5L
  */
 data class Options(
     val policy: Policy = Policy(),
-    val shape: TreeShape = TreeShape(nodes = 64),
+    val shape: TreeShape = TreeShape(nodes = 48),
     val patience: Patience = Patience(),
     val shaping: Boolean = true,
     val ahead: Boolean? = null,
