@@ -354,6 +354,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=Path("build/network.json"), help="where the figures go")
     parser.add_argument("--plot", type=Path, default=None, help="where a picture goes (needs matplotlib)")
     options = parser.parse_args(argv)
+    if options.dilation < 1:
+        parser.error("--dilation must be 1 or more")
+    if options.cuts and options.dilation != 1:
+        parser.error("--cuts measures no speed: leave --dilation out")
     console = Console(width=None if sys.stdout.isatty() else 140)
 
     bad: list[int] = []

@@ -103,6 +103,13 @@ def test_dilated_steps_take_longer_and_count_as_long_as_stated(room: Path) -> No
     assert 39 <= stream["gap_ms"]["p50"] < 3 * 39 and figures["dilation"] == 3
 
 
+@pytest.mark.parametrize("flags", [("--dilation", "0.5"), ("--dilation", "4", "--cuts", "3")])
+def test_time_is_not_stretched_where_that_means_nothing(flags: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["--prompts", "none.jsonl", *flags])
+    assert error.value.code == 2
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not say which cores it grants")
 def test_device_and_verifier_run_on_cores_of_their_own() -> None:
     everywhere = os.sched_getaffinity(0)

@@ -21,9 +21,10 @@ from edge_runtime.pace import (
     Controller,
     Pace,
 )
+from edge_runtime.runtime import LARGEST
 from protocol.costs import MAX_POINTS, CostCurve, unpack_costs
 from protocol.tree import ROOT, TokenTree
-from protocol.wire import Welcome
+from protocol.wire import Verify, Welcome, encode, pack_tree
 
 #: seconds of steps: a CPU, where nodes are dear, and a GPU, where they cost nothing for long
 CPU = CostCurve((1, 8, 32, 64, 128), (0.012, 0.015, 0.024, 0.045, 0.09))
@@ -276,6 +277,15 @@ def test_an_outage_does_not_make_a_stream_slow() -> None:
     for _ in range(50):
         pace.streamed(0.06, 0.025, overdue=False)
     assert pace.stream_rate() == pytest.approx(1 / 0.06, rel=0.01)
+
+
+def test_the_largest_trees_fill_a_frame() -> None:
+    """Frames are padded to steps of 64 bytes: one node more would cost the next step, late in a long answer too."""
+
+    def frame(nodes: int) -> int:
+        return len(encode(Verify(0, 60_000, 60_000, *pack_tree(TokenTree.chain(range(nodes))))))
+
+    assert frame(LARGEST.nodes) == 256 < frame(LARGEST.nodes + 1)
 
 
 def test_little_more_is_drafted_than_was_worth_sending() -> None:
