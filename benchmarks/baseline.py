@@ -25,14 +25,23 @@ from protocol.wire import (
     pack_ids,
 )
 
+#: seconds without a message after which the verifier is taken to be gone
+GIVE_UP = 60.0
+
 
 @dataclass(frozen=True)
 class PlainAnswer:
-    """tokens: the target's answer. seconds: from OPEN to the last token; first_token_seconds: to the first."""
+    """tokens: the target's answer. seconds: from OPEN to the last token; first_token_seconds: to the first.
+
+    calls: GENERATEs. bytes_up, bytes_down: of WebSocket frames.
+    """
 
     tokens: list[int]
     seconds: float
     first_token_seconds: float
+    calls: int
+    bytes_up: int
+    bytes_down: int
 
     @property
     def tokens_per_second(self) -> float:
@@ -51,10 +60,15 @@ async def plain_decode(
         ]
 
 
-async def call_per_token(server: str, bundle: Bundle, prompt: list[int], max_new: int) -> PlainAnswer:
-    """Ask for every token apart, as a client does that neither drafts nor streams. Greedy."""
+async def call_per_token(
+    server: str, bundle: Bundle, prompt: list[int], max_new: int, silence: float = 10.0
+) -> PlainAnswer:
+    """Ask for every token apart, as a client does that neither drafts nor streams. Greedy.
+
+    A link that is lost, or silent for so many seconds, is dialled again, and what is missing is asked for.
+    """
     async with _dialled(server, bundle) as (link, events):
-        return await _one(link, events, 0, prompt, Sampling(), max_new, 1, set(bundle.manifest.eos_ids))
+        return await _one(link, events, 0, prompt, Sampling(), max_new, 1, set(bundle.manifest.eos_ids), silence)
 
 
 @asynccontextmanager
@@ -76,28 +90,49 @@ async def _dialled(server: str, bundle: Bundle) -> AsyncIterator[tuple[Link, asy
 
 async def _one(
     link: Link, events: asyncio.Queue[LinkEvent], stream: int, prompt: list[int], sampling: Sampling, max_new: int,
-    at_once: int, eos: set[int],
+    at_once: int, eos: set[int], silence: float = GIVE_UP,
 ) -> PlainAnswer:  # fmt: skip
     """at_once: tokens asked for in one call."""
-    began, first = time.monotonic(), 0.0
+    began, first, calls = time.monotonic(), 0.0, 0
+    up, down = link.traffic.up, link.traffic.down
     tokens: list[int] = []
-    have = len(prompt) - 1  # no feature rows, please
-    await link.send(Open(stream, secrets.token_bytes(16), 0, pack_ids(prompt), have, sampling))
-    await link.send(Generate(stream, 1, len(prompt), min(at_once, max_new)))
-    while len(tokens) < max_new:
-        event = await asyncio.wait_for(events.get(), 60)
+    session = secrets.token_bytes(16)
+
+    async def ask(anew: bool) -> None:
+        nonlocal calls
+        text = prompt + tokens
+        if anew:  # `have` is all there can be: no feature rows, please
+            await link.send(Open(stream, session, calls, pack_ids(text), len(text) - 1, sampling))
+        calls += 1
+        await link.send(Generate(stream, calls, len(text), min(at_once, max_new - len(tokens))))
+
+    heard = began
+    await ask(anew=True)
+    while True:
+        try:
+            event = await asyncio.wait_for(events.get(), silence)
+        except TimeoutError:
+            if time.monotonic() - heard >= max(silence, GIVE_UP):
+                raise
+            link.drop()
+            continue
+        if isinstance(event, LinkRefused):
+            raise event
+        if isinstance(event, LinkUp):
+            await ask(anew=True)
         if not isinstance(event, Arrived) or getattr(event.message, "stream", stream) != stream:
             continue
+        heard = time.monotonic()
         if isinstance(event.message, Error):
             raise RuntimeError(f"the verifier answered: {event.message.text}")
         if isinstance(event.message, Verdict):
-            first = first or time.monotonic() - began
+            first = first or heard - began
             tokens.append(event.message.bonus)
-            if event.message.bonus in eos or event.message.finish != FINISH_NONE:
+            if event.message.bonus in eos or event.message.finish != FINISH_NONE or len(tokens) == max_new:
                 break
-            if len(tokens) % at_once == 0 and len(tokens) < max_new:
-                await link.send(Generate(stream, 1 + len(tokens) // at_once, len(prompt) + len(tokens), at_once))
+            if at_once == 1:
+                await ask(anew=False)
     seconds = time.monotonic() - began
     await link.send(Cancel(stream))
     await link.send(Close(stream))
-    return PlainAnswer(tokens, seconds, first)
+    return PlainAnswer(tokens, seconds, first, calls, link.traffic.up - up, link.traffic.down - down)

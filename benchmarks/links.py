@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import random
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 #: bytes of one packet, for loss
@@ -24,8 +26,8 @@ RETRY_TRIPS, LEAST_RETRY = 1.5, 0.2
 class Profile:
     """A link. rtt, jitter: ms, a round trip's mean and standard deviation; loss: % of packets; down, up: Mbit/s.
 
-    outage: seconds of silence in every `period` seconds, the first one after period/2. half_open: an outage never ends
-    for connections that were open; whoever dials again gets through.
+    outage: seconds of silence in every `period` seconds. half_open: an outage never ends for connections that were
+    open; whoever dials again gets through.
     """
 
     name: str
@@ -62,8 +64,8 @@ class EmulatedLink:
     """Listens on loopback and forwards to `upstream_port` over a link of this profile.
 
     Faults by hand, while it runs: `silent` (bytes of both directions are swallowed, connections stay open), `held`
-    (bytes wait), `cut()`, `delay` (seconds each way, on top of the profile's). dilation: the profile's time runs so
-    many times slower than the clock.
+    (bytes wait), `cut()`, `delay` (seconds each way, on top of the profile's). The profile's own outages come within
+    `weather()`. dilation: the profile's time runs so many times slower than the clock.
     """
 
     def __init__(
@@ -78,18 +80,13 @@ class EmulatedLink:
         self._rng = random.Random(seed)
         self._server: asyncio.Server | None = None
         self._pipes: set[_Pipe] = set()
-        self._weather: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> EmulatedLink:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
-        if self.profile.outage:
-            self._weather = asyncio.create_task(self._outages())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._weather:
-            self._weather.cancel()
         if self._server:
             self._server.close()
         self.cut()
@@ -104,16 +101,31 @@ class EmulatedLink:
         for pipe in list(self._pipes):
             pipe.abort()
 
-    async def _outages(self) -> None:
+    @asynccontextmanager
+    async def weather(self, phase: float = 0.5) -> AsyncIterator[None]:
+        """Within, the profile's outages come round, the first one after `phase` periods."""
+        outages = asyncio.create_task(self._outages(phase))
+        try:
+            yield
+        finally:
+            outages.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await outages
+
+    async def _outages(self, phase: float) -> None:
         profile, dilation = self.profile, self.dilation
-        await asyncio.sleep(dilation * profile.period / 2)
+        if not profile.outage:
+            return
+        await asyncio.sleep(dilation * profile.period * phase)
         while True:
             self.held = True
             if profile.half_open:
                 for pipe in self._pipes:
                     pipe.dead = True
-            await asyncio.sleep(dilation * profile.outage)
-            self.held = False
+            try:
+                await asyncio.sleep(dilation * profile.outage)
+            finally:
+                self.held = False
             await asyncio.sleep(dilation * (profile.period - profile.outage))
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -8,13 +8,13 @@
 Modes: `ahead` trees with drafting ahead; `tree` without; `stream` the target writes and streams; `stream+drafter` the
 same with the drafter beside the target; `token` a call for each token; `controller` whatever the device chooses;
 `device` the drafter alone, unverified. The modes take turns with every question, so that a disturbance meets all of
-them. Device and verifier each have half of the cores for themselves, as on machines of their own (Linux; --shared-cores
-lets them share all). --step-ms lets every step of the target take at least so long, to stand for a larger one; the
-tables say so. Where a tree's step takes this machine longer than that, --dilation 4 lets link and slowed steps take
-four times as long and divides what was measured by four; the runtime's own constants, such as how fast it writes alone,
-are not stretched. --sweep compares the device's tree shaping with trees of fixed sizes. --cuts breaks the link at
-random moments of random answers (resets and silences), compares every answer with the target's own, and fails where one
-differs.
+them, and a profile's outages meet all of them at the same moments of an answer. Device and verifier each have half of
+the cores for themselves, as on machines of their own (Linux; --shared-cores lets them share all). --step-ms lets every
+step of the target take at least so long, to stand for a larger one; the tables say so. Where a tree's step takes this
+machine longer than that, --dilation 4 lets link and slowed steps take four times as long and divides what was measured
+by four; the runtime's own constants, such as how fast it writes alone, are not stretched. --sweep compares the device's
+tree shaping with trees of fixed sizes. --cuts breaks the link at random moments of random answers (resets and
+silences), compares every answer with the target's own, and fails where one differs.
 
 Columns: `hit` trees whose root was expanded before the verdict that made it one; `hidden` share of the drafting that is
 done while a verdict is awaited; `drafting spared` how much less of it is left to do behind a verdict than without
@@ -67,6 +67,8 @@ MODES: dict[str, dict[str, Any] | None] = {
     "controller": {},
     "device": {"policy": Policy(writer="device-only")},
 }
+#: the shares of its multiples lie evenly in [0, 1)
+GOLDEN_RATIO = (1 + 5**0.5) / 2
 
 
 @dataclass
@@ -216,12 +218,13 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
     async with AsyncExitStack() as stack:
         plain = await bench.verifier()
         runtimes: dict[str, EdgeRuntime] = {}
+        links: dict[str, EmulatedLink] = {}
         for name, settings in variants.items():
+            port = (await bench.verifier(colocated=True)).port if name == "stream+drafter" else plain.port
+            link = links[name] = EmulatedLink(port, profile, options.seed, dilation=options.dilation)
+            await stack.enter_async_context(link)
             if settings is None:
                 continue
-            port = (await bench.verifier(colocated=True)).port if name == "stream+drafter" else plain.port
-            link = EmulatedLink(port, profile, options.seed, dilation=options.dilation)
-            await stack.enter_async_context(link)
             engine = SlowEngine(
                 open_engine(bench.bundle, None, bench.threads), options.dilation * options.device_step_ms / 1000
             )
@@ -230,27 +233,33 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
         with Progress(console=bench.console, transient=True) as progress:
             bar = progress.add_task(profile.name, total=len(bench.prompts) * options.repeats * len(variants))
             rng = random.Random(options.seed)
-            for _ in range(options.repeats):
-                for number in range(len(bench.prompts)):
-                    for name in rng.sample(list(variants), len(variants)):
+            for turn in range(len(bench.prompts) * options.repeats):
+                number, phase = turn % len(bench.prompts), turn * GOLDEN_RATIO % 1
+                for name in rng.sample(list(variants), len(variants)):
+                    async with links[name].weather(phase):
                         if name in runtimes:
                             await bench.answer(runtimes[name], number, runs[name])
                         else:
-                            await per_token(bench, plain, profile, number, runs[name])
-                        progress.advance(bar)
+                            await per_token(bench, links[name], number, runs[name])
+                    progress.advance(bar)
     return {name: run.figures(name == "device") for name, run in runs.items()}
 
 
-async def per_token(bench: Bench, verifier: VerifierProcess, profile: Profile, number: int, run: Run) -> None:
+async def per_token(bench: Bench, link: EmulatedLink, number: int, run: Run) -> None:
     """One call for each token, as a client without a drafter and without streaming makes."""
-    dilation = bench.options.dilation
-    async with EmulatedLink(verifier.port, profile, bench.options.seed, dilation=dilation) as link:
-        answer = await call_per_token(link.address, bench.bundle, bench.prompts[number], bench.options.max_new_tokens)
-    seconds, first = answer.seconds / dilation, answer.first_token_seconds / dilation
-    run.add(len(answer.tokens), seconds)
+    options, dilation = bench.options, bench.options.dilation
+    answer = await call_per_token(
+        link.address, bench.bundle, bench.prompts[number], options.max_new_tokens, 10 * dilation
+    )
+    seconds, first, tokens = answer.seconds / dilation, answer.first_token_seconds / dilation, len(answer.tokens)
+    run.add(tokens, seconds)
     run.first.append(first)
-    run.gaps += [(seconds - first) / max(1, len(answer.tokens) - 1)]
-    run.stats.append(AnswerStats(tokens=len(answer.tokens), calls=len(answer.tokens), streamed=len(answer.tokens)))
+    run.gaps += [(seconds - first) / max(1, tokens - 1)]
+    run.stats.append(
+        AnswerStats(
+            tokens=tokens, calls=answer.calls, streamed=tokens, bytes_up=answer.bytes_up, bytes_down=answer.bytes_down
+        )
+    )
     run.different += answer.tokens != bench.truth[number]
 
 
@@ -271,6 +280,7 @@ async def break_answers(bench: Bench, stack: AsyncExitStack) -> Figures:
             async with (
                 EmulatedLink(verifier.port, profile, rng.randrange(2**32)) as link,
                 EdgeRuntime(bench.bundle, link.address, threads=bench.threads) as runtime,
+                link.weather(),
             ):
                 breaker = asyncio.create_task(_break(link, rng, profile))
                 shown, verified, number = list[int](), 0, rng.randrange(len(bench.prompts))

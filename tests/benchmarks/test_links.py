@@ -156,7 +156,7 @@ def test_a_cut_resets_what_is_open_and_nothing_else() -> None:
 def test_outages_come_round_and_a_half_open_one_lasts_for_old_connections() -> None:
     async def run(half_open: bool) -> tuple[bool, bool]:
         profile = replace(Profile("flap", outage=0.2, period=0.6), half_open=half_open)
-        async with echo_behind(profile) as link:
+        async with echo_behind(profile) as link, link.weather():
             ends = await dial(link)
             await round_trip(ends, b"x")
             while not link.held:
@@ -169,6 +169,22 @@ def test_outages_come_round_and_a_half_open_one_lasts_for_old_connections() -> N
 
     assert asyncio.run(run(False)) == (True, True)
     assert asyncio.run(run(True)) == (False, True)
+
+
+def test_outages_come_when_they_are_asked_for_and_end_with_the_weather() -> None:
+    async def run() -> None:
+        async with echo_behind(Profile("cut", outage=60, period=600)) as link:
+            ends = await dial(link)
+            await round_trip(ends, b"no weather yet")
+            for _ in range(2):
+                async with link.weather(phase=0.0):
+                    while not link.held:
+                        await asyncio.sleep(0.01)
+                    ends[1].write(b"in the dark")
+                    assert await nothing_comes(ends)
+                assert await asyncio.wait_for(ends[0].readexactly(11), 20) == b"in the dark"
+
+    asyncio.run(run())
 
 
 def test_no_server_behind_the_link_is_a_reset() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,9 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.baseline import PlainAnswer, call_per_token
 from benchmarks.cores import Cores
+from benchmarks.links import EmulatedLink
 from benchmarks.network import MODES, harmed, main
 from benchmarks.network_report import CHOICES, as_markdown, ratios, uncertainty
+from cloud.process import VerifierProcess
+from edge_runtime.bundle import Bundle, open_bundle
 from export.bundle import write_bundle
 from export.plan import Options
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
@@ -53,6 +58,7 @@ def test_every_mode_and_size_is_measured_and_right(room: Path) -> None:
             assert row["different_from_target"] == 0 and row["tokens_per_second"] > 0
             assert row["unverified"] == (name == "device")
         assert rows["token"]["calls_per_100_tokens"] == 100
+        assert rows["token"]["bytes_up_per_token"] > 10 < rows["token"]["bytes_down_per_token"]
         assert rows["device"]["calls_per_100_tokens"] == rows["device"]["bytes_up_per_token"] == 0
         assert rows["stream"]["calls_per_100_tokens"] < rows["tree"]["calls_per_100_tokens"] <= 100
         assert rows["4 nodes"]["nodes"] <= 4
@@ -128,6 +134,36 @@ def test_answers_survive_cuts(room: Path) -> None:
     status, figures = run(room, "--profiles", "4g", "congested", "--cuts", "4", "--max-new-tokens", "60")
     assert status == 0 and figures["cuts"] >= 4 and figures["answers"] > 0
     assert figures["answers_that_differ"] == figures["screens_that_differ"] == 0
+
+
+def test_a_client_of_single_calls_survives_cuts_and_silence(room: Path) -> None:
+    async def call(link: EmulatedLink, bundle: Bundle, prompt: list[int]) -> PlainAnswer:
+        return await call_per_token(link.address, bundle, prompt, NEW, silence=0.5)
+
+    async def run() -> None:
+        bundle = open_bundle(room / "bundle")
+        prompt = bundle.render_chat([{"role": "user", "content": "w1 w2"}])
+        flags = ("--model", str(room / "target"), "--dtype", "float32")
+        verifier = VerifierProcess(room / "drafter", room / "verifier.log", *flags, module="cloud.verifier")
+        verifier.start()
+        try:
+            await asyncio.to_thread(verifier.wait_ready)
+            async with EmulatedLink(verifier.port, delay=0.02) as link:
+                truth = await call(link, bundle, prompt)
+                answer = asyncio.create_task(call(link, bundle, prompt))
+                await asyncio.sleep(0.3)
+                link.cut()
+                await asyncio.sleep(0.4)
+                link.silent = True
+                await asyncio.sleep(0.3)
+                link.silent = False
+                answered = await answer
+        finally:
+            verifier.stop()
+        assert answered.tokens == truth.tokens and len(truth.tokens) == truth.calls == NEW < answered.calls
+        assert answered.seconds > truth.seconds + 0.5
+
+    asyncio.run(run())
 
 
 def test_cuts_that_harm_an_answer_are_counted() -> None:
