@@ -65,10 +65,9 @@ def _follow(own: float | None, now: float, other: float | None) -> tuple[float, 
 class Pace:
     """Smoothed measurements; they outlive answers."""
 
-    curve: CostCurve | None = None  # the verifier's, as WELCOME told
+    curve: CostCurve | None = None  # the verifier's, as WELCOME told; None: it takes a second, see `load`
     load: float | None = None  # its steps of trees take so many times as long as the curve says
     token_load: float | None = None  # and those of single tokens
-    engine: float | None = None  # of a step, for verifiers that tell no curve
     trip: float | None = None  # a round without the verifier's engine and queue
     queue: float = 0.0
     exposed: float = 0.0  # drafting between a verdict and the next VERIFY
@@ -86,9 +85,11 @@ class Pace:
     # --- measurements ---
 
     def linked(self, welcome: Welcome, trip: float) -> None:
-        """A handshake took `trip`. Another verifier may have other costs."""
-        self.curve, self.load, self.token_load = unpack_costs(welcome.costs), None, None
-        self.trip, self.gap, self.gaps, self.engine = trip, None, 0, None
+        """A handshake took `trip`. Another verifier has other costs; what was measured of the same one stays."""
+        curve, self.trip = unpack_costs(welcome.costs), trip
+        if curve is None or curve != self.curve:
+            self.curve, self.load, self.token_load = curve, None, None
+            self.gap, self.gaps = None, 0
 
     def drafted(self, seconds: float, steps: int, whole: bool) -> None:
         """whole: nothing of the tree was there before, and no prompt had to be read."""
@@ -147,22 +148,18 @@ class Pace:
     def _stepped(self, tokens: int, engine: float) -> None:
         if engine <= 0:
             return
-        self.engine = _blend(self.engine, engine)
-        if self.curve:
-            now = engine / self.curve.at(tokens)
-            if tokens > 1:
-                self.load, self.token_load = _follow(self.load, now, self.token_load)
-            else:
-                self.token_load, self.load = _follow(self.token_load, now, self.load)
+        now = engine / self._told(tokens)
+        if tokens > 1:
+            self.load, self.token_load = _follow(self.load, now, self.token_load)
+        else:
+            self.token_load, self.load = _follow(self.token_load, now, self.load)
 
     # --- what follows ---
 
     def step(self, nodes: float) -> float:
         """Seconds of the verifier's engine for a tree of so many nodes; 0: for a token of a stream."""
-        if not self.curve:
-            return self.engine or 0.0
         own, other = (self.load, self.token_load) if nodes else (self.token_load, self.load)
-        return (own or other or 1.0) * self.curve.at(1 + nodes)
+        return (own or other or (1.0 if self.curve else 0.0)) * self._told(1 + nodes)
 
     def tree_rate(self) -> float:
         """Tokens per second of tree drafting."""
@@ -176,7 +173,7 @@ class Pace:
         """Tokens per second of a stream, or None where nothing is known."""
         if self.gap is not None:
             return 1 / max(1e-4, self.gap)
-        return 1 / (self.step(0) + self.queue) if self.curve or self.engine else None
+        return 1 / (step + self.queue) if (step := self.step(0)) else None
 
     def trial_cost(self) -> float:
         """Seconds that a short stream costs in place of trees: it must be asked for, and may be slower."""
@@ -210,6 +207,10 @@ class Pace:
         fixed = self.exposed + self._fixed()
         times = np.array([max(1e-4, fixed + self.step(count)) for count in range(1, len(tree) + 1)])
         return 1 + int(np.argmax(self._expected(tree, scores) / times))
+
+    def _told(self, tokens: float) -> float:
+        """Seconds of a step of so many tokens, as the verifier told; what it really takes is `load` times as long."""
+        return self.curve.at(tokens) if self.curve else 1.0
 
     def _tree_step(self) -> float:
         """Seconds of the verifier's engine for a tree as they are now."""

@@ -62,13 +62,13 @@ private const val INSTANT = 1e-4
 
 /** Smoothed measurements; they outlive answers. */
 class Pace {
-    /** The verifier's, as WELCOME told; steps of trees take [load] times as long now, of single tokens [tokenLoad]. */
+    /**
+     * The verifier's, as WELCOME told, or null: a step takes a second. Steps of trees take [load] times as long now,
+     * of single tokens [tokenLoad].
+     */
     private var curve: CostCurve? = null
     private var load: Double? = null
     private var tokenLoad: Double? = null
-
-    /** Of a step, for verifiers that tell no curve. */
-    private var engine: Double? = null
 
     /** A round without the verifier's engine and queue. */
     private var trip: Double? = null
@@ -97,15 +97,16 @@ class Pace {
 
     // --- measurements ---
 
-    /** A handshake took [trip]. Another verifier may have other costs. */
+    /** A handshake took [trip]. Another verifier has other costs; what was measured of the same one stays. */
     fun linked(welcome: Welcome, trip: Double) {
-        curve = CostCurve.unpack(welcome.costs)
+        val told = CostCurve.unpack(welcome.costs)
+        this.trip = trip
+        if (told != null && told == curve) return
+        curve = told
         load = null
         tokenLoad = null
-        this.trip = trip
         gap = null
         gaps = 0
-        engine = null
     }
 
     /** [whole]: nothing of the tree was there before, and no prompt had to be read. */
@@ -171,8 +172,7 @@ class Pace {
 
     private fun stepped(tokens: Int, seconds: Double) {
         if (seconds <= 0) return
-        engine = blend(engine, seconds)
-        val now = seconds / (curve ?: return).at(tokens.toDouble())
+        val now = seconds / told(tokens.toDouble())
         val (own, other) = if (tokens > 1) load to tokenLoad else tokenLoad to load
         val new = blend(own, now)
         // each keeps a level of its own, as the curve may be wrong for one of them, and they rise and fall together
@@ -192,7 +192,8 @@ class Pace {
     /** Tokens per second of a stream, or null where nothing is known. */
     fun streamRate(): Double? {
         gap?.let { return 1 / maxOf(INSTANT, it) }
-        return if (curve != null || engine != null) 1 / (step(0.0) + queue) else null
+        val step = step(0.0)
+        return if (step > 0) 1 / (step + queue) else null
     }
 
     /** Seconds that a short stream costs in place of trees: it must be asked for, and may be slower. */
@@ -234,10 +235,12 @@ class Pace {
 
     /** Seconds of the verifier's engine for a tree of so many nodes; 0: for a token of a stream. */
     private fun step(nodes: Double): Double {
-        val curve = curve ?: return engine ?: 0.0
         val load = if (nodes > 0) load ?: tokenLoad else tokenLoad ?: load
-        return (load ?: 1.0) * curve.at(1 + nodes)
+        return (load ?: if (curve == null) 0.0 else 1.0) * told(1 + nodes)
     }
+
+    /** Seconds of a step of so many tokens, as the verifier told; what it really takes is [load] times as long. */
+    private fun told(tokens: Double): Double = curve?.at(tokens) ?: 1.0
 
     private fun blend(old: Double?, new: Double, weight: Double = SMOOTHING): Double =
         if (old == null) new else old + weight * (new - old)
