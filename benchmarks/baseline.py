@@ -51,7 +51,10 @@ class PlainAnswer:
 async def plain_decode(
     server: str, bundle: Bundle, prompts: list[list[int]], sampling: Sampling, max_new: int
 ) -> list[PlainAnswer]:
-    """Let the verifier at `server` answer each prompt (token ids) alone, one after the other."""
+    """Let the verifier at `server` answer each prompt (token ids) alone, one after the other.
+
+    Raises TimeoutError where it says nothing for a minute.
+    """
     async with _dialled(server, bundle) as (link, events):
         eos = set(bundle.manifest.eos_ids)
         return [
@@ -65,7 +68,8 @@ async def call_per_token(
 ) -> PlainAnswer:
     """Ask for every token apart, as a client does that neither drafts nor streams. Greedy.
 
-    A link that is lost, or silent for so many seconds, is dialled again, and what is missing is asked for.
+    A link that is lost, or silent for so many seconds, is dialled again, and what is missing is asked for. Raises
+    TimeoutError where nothing comes for a minute.
     """
     async with _dialled(server, bundle) as (link, events):
         return await _one(link, events, 0, prompt, Sampling(), max_new, 1, set(bundle.manifest.eos_ids), silence)
@@ -109,13 +113,13 @@ async def _one(
     heard = began
     await ask(anew=True)
     while True:
+        event = None
         try:
             event = await asyncio.wait_for(events.get(), silence)
         except TimeoutError:
-            if time.monotonic() - heard >= max(silence, GIVE_UP):
-                raise
             link.drop()
-            continue
+        if time.monotonic() - heard > max(silence, GIVE_UP):
+            raise TimeoutError(f"the verifier at {link.url} has said nothing for a minute")
         if isinstance(event, LinkRefused):
             raise event
         if isinstance(event, LinkUp):

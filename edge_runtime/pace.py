@@ -27,8 +27,8 @@ PRIOR, FADING = 4.0, 0.99
 DEPTHS = 12
 #: another mode must promise so much more ...
 MARGIN = 1.05
-#: ... so many times in a row
-TIMES = 2
+#: ... so many times in a row, beside trees; beside a stream, where a token that was held up is followed by a burst
+TIMES, STREAM_TIMES = 2, 8
 #: tokens of a stream that is tried, as what it brings is only guessed from the verifier's curve; a guess of less than
 #: this share of what trees bring is believed
 TRIAL, WORTH_A_TRIAL = 8, 0.5
@@ -240,7 +240,7 @@ class Controller:
 
     def begin(self) -> Mode:
         """The mode of a new answer: no hysteresis, nothing is under way."""
-        self._better = TIMES
+        self._better = STREAM_TIMES
         return self.choose()
 
     def choose(self) -> Mode:
@@ -257,7 +257,7 @@ class Controller:
             return self.mode
         now, other = (tree, stream) if self.mode == "tree" else (stream, tree)
         self._better = self._better + 1 if other > MARGIN * now else 0
-        if self._better >= TIMES:
+        if self._better >= (TIMES if self.mode == "tree" else STREAM_TIMES):
             self.mode = "stream" if self.mode == "tree" else "tree"
             self.switches += 1
             self._better = 0

@@ -16,6 +16,7 @@ from edge_runtime.pace import (
     LEAST_GAIN,
     MARGIN,
     MOST_GAIN,
+    STREAM_TIMES,
     TIMES,
     TRYING,
     Controller,
@@ -196,6 +197,23 @@ def test_a_switch_wants_a_margin_twice_and_a_new_answer_none() -> None:
     close = Pace(curve=GPU, trip=0.01, exposed=0.0, tau=(0.01 + GPU.at(17)) / GPU.at(1) / ((1 + MARGIN) / 2))
     near_tie = Controller(close)
     assert [near_tie.choose() for _ in range(9)] == ["tree"] * 9
+
+
+def test_a_token_that_was_held_up_is_no_reason_to_leave_a_stream() -> None:
+    pace = Pace(curve=CPU, trip=0.05, tau=4.0)
+    controller = Controller(pace, mode="stream")
+
+    def arrive(*gaps: float) -> list[str]:
+        modes = []
+        for gap in gaps:
+            pace.streamed(gap, CPU.at(1), overdue=False)
+            modes.append(controller.choose())
+        return modes
+
+    assert arrive(0.012, 0.012, 8 * 0.012) == ["stream"] * 3
+    assert (pace.stream_rate() or 0) * MARGIN < pace.tree_rate()  # so it looks, until what was behind it is there
+    assert arrive(*[0.0001] * (STREAM_TIMES - 2), *[0.012] * 20) == ["stream"] * (STREAM_TIMES + 18)
+    assert arrive(*[0.1] * 30)[-1] == "tree" and controller.switches == 1
 
 
 def converse(pace: Pace, curve: CostCurve, trip: float, tau: float, tokens: int) -> tuple[Controller, float]:

@@ -24,9 +24,13 @@ private const val FADING = 0.99
 /** Levels that are calibrated apart; deeper ones count as the last. */
 private const val DEPTHS = 12
 
-/** Another mode must promise so much more, so many times in a row. */
+/**
+ * Another mode must promise so much more, so many times in a row: beside trees, and beside a stream, where a token that
+ * was held up is followed by a burst.
+ */
 private const val MARGIN = 1.05
 private const val TIMES = 2
+private const val STREAM_TIMES = 8
 
 /** Tokens of a stream that is tried; not where it is guessed to bring less than this share of what trees do. */
 private const val TRIAL = 8
@@ -263,7 +267,7 @@ class Controller(val pace: Pace, private val pinned: Mode? = null) {
 
     /** The mode of a new answer: no hysteresis, nothing is under way. */
     fun begin(): Mode {
-        better = TIMES
+        better = STREAM_TIMES
         return choose()
     }
 
@@ -278,7 +282,7 @@ class Controller(val pace: Pace, private val pinned: Mode? = null) {
         }
         val (now, other) = if (mode == Mode.TREE) tree to stream else stream to tree
         better = if (other > MARGIN * now) better + 1 else 0
-        if (better >= TIMES) {
+        if (better >= if (mode == Mode.TREE) TIMES else STREAM_TIMES) {
             mode = if (mode == Mode.TREE) Mode.STREAM else Mode.TREE
             better = 0
         } else if (mode == Mode.TREE && stream > WORTH_A_TRIAL * tree) {
