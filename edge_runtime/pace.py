@@ -19,8 +19,9 @@ from protocol.costs import CostCurve, unpack_costs
 from protocol.tree import TokenTree
 from protocol.wire import Welcome
 
-#: weight of the newest observation; a token of a stream says less than a round
-SMOOTHING, TOKEN_SMOOTHING = 0.2, 0.1
+#: weight of the newest observation; a token of a stream says less than a round, a tree drafted beside one stands for
+#: the rounds between it and the last
+SMOOTHING, TOKEN_SMOOTHING, COMPARED_SMOOTHING = 0.2, 0.1, 0.4
 #: observations that a depth's calibration begins with, at "as predicted"; older ones fade
 PRIOR, FADING = 4.0, 0.99
 #: levels that are calibrated apart; deeper ones count as the last
@@ -41,9 +42,9 @@ SOME_NODES = 16.0
 #: a tree is drafted with so many times the nodes that were worth sending of those before it, and at least so many
 SPARE, LEAST_NODES = 2, 16
 #: tokens of a stream between trees drafted beside it; where trees bring less than half of what it does
-COMPARE_EVERY, COMPARE_RARELY = 16, 64
+COMPARE_EVERY, COMPARE_RARELY = 8, 64
 #: share of a stream's time that drafting these trees may take
-COMPARING = 0.01
+COMPARING = 0.02
 #: share of a round that drafting must be for drafting ahead: it costs energy, and spares a third of it at most
 AHEAD_SHARE = 0.2
 
@@ -117,14 +118,16 @@ class Pace:
 
     def foreseen(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], seconds: float) -> None:
         """Of a tree drafted in `seconds` beside a stream, for comparison, `path` came true."""
-        self._brought(tree, scores, path)
+        self._brought(tree, scores, path, COMPARED_SMOOTHING)
         self.compared = _blend(self.compared, seconds)
 
-    def _brought(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int]) -> None:
+    def _brought(
+        self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], weight: float = SMOOTHING
+    ) -> None:
         """Learn from what came of a tree. tau is what its nodes promise, calibrated: that varies less than luck."""
-        self.nodes = _blend(self.nodes, len(tree))
+        self.nodes = _blend(self.nodes, len(tree), weight)
         if len(scores) != len(tree) or not scores:
-            self.tau = _blend(self.tau, 1 + len(path))
+            self.tau = _blend(self.tau, 1 + len(path), weight)
             return
         for depth in range(1, DEPTHS + 1):
             self.predicted[depth] = PRIOR + FADING * (self.predicted[depth] - PRIOR)
@@ -133,7 +136,7 @@ class Pace:
             self.predicted[min(depth, DEPTHS)] += float(np.exp(score))
         for depth in range(1, len(path) + 1):
             self.accepted[min(depth, DEPTHS)] += 1
-        self.tau = _blend(self.tau, float(self._expected(tree, scores)[-1]))
+        self.tau = _blend(self.tau, float(self._expected(tree, scores)[-1]), weight)
 
     def _expected(self, tree: TokenTree, scores: Sequence[float]) -> NDArray[np.float64]:
         """Tokens that the first 1, 2, ... nodes of `tree` promise, as far as promises were kept so far."""

@@ -216,6 +216,26 @@ def test_a_token_that_was_held_up_is_no_reason_to_leave_a_stream() -> None:
     assert arrive(*[0.1] * 30)[-1] == "tree" and controller.switches == 1
 
 
+def test_a_stream_is_left_soon_where_the_text_becomes_easy() -> None:
+    pace = Pace(curve=CPU, trip=0.01, exposed=0.004)
+    controller = Controller(pace, mode="stream")
+
+    def write(sure: float, tokens: int) -> int:
+        """Tokens that a stream brought, of so many."""
+        drafts = Drafts(sure)
+        tree, claimed, _ = drafts.tree(16)
+        for written in range(1, tokens + 1):
+            pace.streamed(CPU.at(1), CPU.at(1), overdue=False)
+            if written % pace.compare_every() == 0:
+                pace.foreseen(tree, claimed, drafts.walk(tree), 0.0)
+            if controller.choose() == "tree":
+                return written
+        return tokens
+
+    assert write(0.15, 400) == 400
+    assert write(0.7, 400) <= 24
+
+
 def converse(pace: Pace, curve: CostCurve, trip: float, tau: float, tokens: int) -> tuple[Controller, float]:
     """A long answer over a link that is not as `pace` believes: (controller, seconds)."""
     rng, controller, seconds, written = random.Random(1), Controller(pace), 0.0, 0

@@ -13,9 +13,13 @@ import dev.outrider.core.protocol.Welcome
 import kotlin.math.ceil
 import kotlin.math.exp
 
-/** Weight of the newest observation; a token of a stream says less than a round. */
+/**
+ * Weight of the newest observation; a token of a stream says less than a round, a tree drafted beside one stands for
+ * the rounds between it and the last.
+ */
 private const val SMOOTHING = 0.2
 private const val TOKEN_SMOOTHING = 0.1
+private const val COMPARED_SMOOTHING = 0.4
 
 /** Observations that a depth's calibration begins with, at "as predicted"; older ones fade. */
 private const val PRIOR = 4.0
@@ -52,11 +56,11 @@ private const val SPARE = 2
 private const val LEAST_NODES = 16
 
 /** Tokens of a stream between trees drafted beside it; where trees bring less than half of what it does. */
-private const val COMPARE_EVERY = 16
+private const val COMPARE_EVERY = 8
 private const val COMPARE_RARELY = 64
 
 /** Share of a stream's time that drafting these trees may take. */
-private const val COMPARING = 0.01
+private const val COMPARING = 0.02
 
 /** Share of a round that drafting must be for drafting ahead, which costs energy and spares a third of it at most. */
 private const val AHEAD_SHARE = 0.2
@@ -140,15 +144,15 @@ class Pace {
 
     /** Of a tree drafted in [seconds] beside a stream, for comparison, [path] came true. */
     fun foreseen(tree: TokenTree, scores: List<Double>, path: List<Int>, seconds: Double) {
-        brought(tree, scores, path)
+        brought(tree, scores, path, COMPARED_SMOOTHING)
         compared = blend(compared, seconds)
     }
 
     /** Learn from what came of a tree. tau is what its nodes promise, calibrated: that varies less than luck does. */
-    private fun brought(tree: TokenTree, scores: List<Double>, path: List<Int>) {
-        nodes = blend(nodes, tree.size.toDouble())
+    private fun brought(tree: TokenTree, scores: List<Double>, path: List<Int>, weight: Double = SMOOTHING) {
+        nodes = blend(nodes, tree.size.toDouble(), weight)
         if (scores.size != tree.size || scores.isEmpty()) {
-            tau = blend(tau, 1.0 + path.size)
+            tau = blend(tau, 1.0 + path.size, weight)
             return
         }
         for (depth in 1..DEPTHS) {
@@ -157,7 +161,7 @@ class Pace {
         }
         for ((node, score) in scores.withIndex()) predicted[minOf(tree.depths[node], DEPTHS)] += exp(score)
         for (depth in 1..path.size) accepted[minOf(depth, DEPTHS)] += 1.0
-        tau = blend(tau, expected(tree, scores).last())
+        tau = blend(tau, expected(tree, scores).last(), weight)
     }
 
     /** Tokens that the first 1, 2, ... nodes of [tree] promise, as far as the drafter's promises were kept so far. */
