@@ -229,7 +229,10 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
                 open_engine(bench.bundle, None, bench.threads), options.dilation * options.device_step_ms / 1000
             )
             given = {"shape": TreeShape(nodes=options.nodes), "engine": engine, **settings}
-            runtimes[name] = await stack.enter_async_context(EdgeRuntime(bench.bundle, link.address, **given))
+            runtime = runtimes[name] = await stack.enter_async_context(EdgeRuntime(bench.bundle, link.address, **given))
+            async with asyncio.timeout(60 * options.dilation):  # dialling is no part of an answer
+                while runtime.link and not runtime.link.welcome:
+                    await asyncio.sleep(0.01)
         with Progress(console=bench.console, transient=True) as progress:
             bar = progress.add_task(profile.name, total=len(bench.prompts) * options.repeats * len(variants))
             rng = random.Random(options.seed)
