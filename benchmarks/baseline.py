@@ -53,7 +53,7 @@ async def plain_decode(
 ) -> list[PlainAnswer]:
     """Let the verifier at `server` answer each prompt (token ids) alone, one after the other.
 
-    Raises TimeoutError where it says nothing for a minute.
+    Raises TimeoutError where it says nothing for `GIVE_UP` seconds.
     """
     async with _dialled(server, bundle) as (link, events):
         eos = set(bundle.manifest.eos_ids)
@@ -69,7 +69,7 @@ async def call_per_token(
     """Ask for every token apart, as a client does that neither drafts nor streams. Greedy.
 
     A link that is lost, or silent for so many seconds, is dialled again, and what is missing is asked for. Raises
-    TimeoutError where nothing comes for a minute.
+    TimeoutError where nothing comes for that long and `GIVE_UP` seconds.
     """
     async with _dialled(server, bundle) as (link, events):
         return await _one(link, events, 0, prompt, Sampling(), max_new, 1, set(bundle.manifest.eos_ids), silence)
@@ -119,7 +119,7 @@ async def _one(
         except TimeoutError:
             link.drop()
         if time.monotonic() - heard > max(silence, GIVE_UP):
-            raise TimeoutError(f"the verifier at {link.url} has said nothing for a minute")
+            raise TimeoutError(f"the verifier at {link.url} has said nothing for {time.monotonic() - heard:.0f} s")
         if isinstance(event, LinkRefused):
             raise event
         if isinstance(event, LinkUp):

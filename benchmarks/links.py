@@ -11,7 +11,6 @@ import contextlib
 import random
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 #: bytes of one packet, for loss
@@ -101,7 +100,7 @@ class EmulatedLink:
         for pipe in list(self._pipes):
             pipe.abort()
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def weather(self, phase: float = 0.5) -> AsyncIterator[None]:
         """Within, the profile's outages come round, the first one after `phase` periods."""
         outages = asyncio.create_task(self._outages(phase))
