@@ -117,7 +117,7 @@ async def _one(
         try:
             event = await asyncio.wait_for(events.get(), silence)
         except TimeoutError:
-            link.drop()
+            link.renew()
         if time.monotonic() - heard > max(silence, GIVE_UP):
             raise TimeoutError(f"the verifier at {link.url} has said nothing for {time.monotonic() - heard:.0f} s")
         if isinstance(event, LinkRefused):

@@ -62,9 +62,10 @@ PROFILES = {
 class EmulatedLink:
     """Listens on loopback and forwards to `upstream_port` over a link of this profile.
 
-    Faults by hand, while it runs: `silent` (bytes of both directions are swallowed, connections stay open), `held`
-    (bytes wait), `cut()`, `delay` (seconds each way, on top of the profile's). The profile's own outages come within
-    `weather()`. dilation: the profile's time runs so many times slower than the clock.
+    Faults by hand, while it runs: `silent` (bytes are swallowed, and those that follow them in that direction even
+    later; connections stay open; who dials waits, as TCP asks again), `held` (bytes wait), `cut()`, `delay` (seconds
+    each way, on top of the profile's). The profile's own outages come within `weather()`. dilation: the profile's time
+    runs so many times slower than the clock.
     """
 
     def __init__(
@@ -129,8 +130,10 @@ class EmulatedLink:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
+            while self.silent:
+                await asyncio.sleep(0.005)
             up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.upstream_port)
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # the latter: the loop ends
             writer.transport.abort()
             return
         pipes = [_Pipe(self, reader, up_writer, True), _Pipe(self, up_reader, writer, False)]
@@ -181,6 +184,11 @@ class _Pipe:
             task.cancel()
         self.writer.transport.abort()
 
+    def _swallows(self) -> bool:
+        """Whether what comes now reaches nobody; what is behind it does not either, as TCP keeps the order."""
+        self.dead = self.dead or self.link.silent
+        return self.dead
+
     async def _take(self) -> None:
         """Read, and work out when it arrives; an empty chunk ends."""
         loop, link = asyncio.get_running_loop(), self.link
@@ -188,7 +196,7 @@ class _Pipe:
         free = arrival = loop.time()
         while True:
             data = await self.reader.read(65536)
-            if data and (link.silent or self.dead):
+            if data and self._swallows():
                 continue
             free = max(free, loop.time()) + 8 * len(data) / (1e6 * megabits) * link.dilation
             arrival = max(arrival, link.trip(-(-len(data) // PACKET), free))
@@ -215,7 +223,7 @@ class _Pipe:
             self._room.set()
             if not data:
                 return
-            if link.silent or self.dead:
+            if self._swallows():
                 continue
             if self.up:
                 link.up += len(data)

@@ -144,7 +144,7 @@ class LocalLink:
             self.traffic.last[type(message).__name__] = frame_bytes(len(frame), masked=True)
             self._connection.receive(frame)
 
-    def drop(self) -> None:
+    def renew(self) -> None:
         """Forget the connection and what it still had to say, and shake hands anew."""
         self._connection = None
         self._news.set()

@@ -103,7 +103,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class Reconnect:
-    """The link has been silent for too long: close it and dial again."""
+    """The link has been silent for too long: make another connection, unless it speaks first."""
 
 
 @dataclass(frozen=True)

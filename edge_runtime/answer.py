@@ -262,7 +262,7 @@ class Answer:
                     self._state("verified", "")
                 case Reconnect():
                     if self.link:
-                        self.link.drop()
+                        self.link.renew()
                 case Done(reason=reason):
                     text.end()
                     self.pending.append(Finished(*self._shown(), reason, session.text_ids, self.stats))

@@ -41,6 +41,12 @@ PATH = "/v1/verify"
 CONNECT_TIMEOUT = 5.0
 #: delays between attempts: the first retry comes fast, because an answer is waiting
 FIRST_RETRY, LAST_RETRY = 0.1, 3.0
+#: a silent connection has so long to answer a ping before another one is dialled beside it
+HEAD_START = 0.25
+#: one that answers pings but says nothing is given up after so many
+PINGS = 10
+#: what a network does to those who dial
+FAILURES = (OSError, TimeoutError, WebSocketException, WireError)
 
 
 class LinkRefused(RuntimeError):
@@ -139,14 +145,22 @@ class Link:
         self.welcome: Welcome | None = None  # while there is a connection
         self.refused: LinkRefused | None = None
         self._connection: ClientConnection | None = None
+        self._beside: asyncio.Task[None] | None = None  # dials another one
+        self._renewals = 0  # since it last said something
 
     async def run(self) -> None:
         """Connect, receive, reconnect; ends only by cancellation or a refusal."""
+        try:
+            await self._run()
+        finally:
+            self._dial_no_more()
+            self._lose("closed")
+
+    async def _run(self) -> None:
         delay = FIRST_RETRY
         while True:
             try:
-                async with asyncio.timeout(CONNECT_TIMEOUT):
-                    connection = await self._dial()
+                self._take(*await self._dial())
             except LinkRefused as error:
                 return self._refuse(error)
             except InvalidStatus as error:
@@ -156,11 +170,11 @@ class Link:
                 self.report(LinkDown(text))
             except InvalidURI as error:
                 return self._refuse(LinkRefused(f"{self.url} is no WebSocket address: {error}"))
-            except (OSError, TimeoutError, WebSocketException, WireError) as error:
+            except FAILURES as error:
                 self.report(LinkDown(str(error) or type(error).__name__))
-            else:
+            while self._connection:
                 delay = FIRST_RETRY
-                await self._receive(connection)
+                await self._receive(self._connection)
             await asyncio.sleep(delay * random.uniform(0.7, 1.3))
             delay = min(LAST_RETRY, delay * 2)
 
@@ -168,20 +182,22 @@ class Link:
         self.refused = error
         self.report(error)
 
-    async def _dial(self) -> ClientConnection:
-        connection = await _Connect(
-            self.url, subprotocols=[SUBPROTOCOL], compression=None, max_size=MAX_SERVER_FRAME,  # type: ignore[list-item]
-            open_timeout=CONNECT_TIMEOUT, close_timeout=0.5, ping_interval=10, ping_timeout=20, proxy=None,
-            additional_headers=self._headers, ssl=self._tls,
-        )  # fmt: skip
-        try:
-            asked = time.monotonic()
-            await connection.send(encode(self.hello))
-            frame = await connection.recv(decode=False)
-            answer = decode_server(frame)
-        except BaseException:
-            connection.transport.abort()
-            raise
+    async def _dial(self) -> tuple[ClientConnection, Welcome, float]:
+        """A new connection whose handshake is done, and the seconds between HELLO and WELCOME."""
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            connection = await _Connect(
+                self.url, subprotocols=[SUBPROTOCOL], compression=None, max_size=MAX_SERVER_FRAME,  # type: ignore[list-item]
+                open_timeout=CONNECT_TIMEOUT, close_timeout=0.5, ping_interval=10, ping_timeout=20, proxy=None,
+                additional_headers=self._headers, ssl=self._tls,
+            )  # fmt: skip
+            try:
+                asked = time.monotonic()
+                await connection.send(encode(self.hello))
+                answer = decode_server(await connection.recv(decode=False))
+            except BaseException:
+                connection.transport.abort()
+                raise
+        rtt = time.monotonic() - asked
         if isinstance(answer, Error):
             await connection.close()
             if answer.code == ERR_MISMATCH:
@@ -190,25 +206,77 @@ class Link:
         if not isinstance(answer, Welcome) or answer.protocol != PROTOCOL_VERSION:
             connection.transport.abort()
             raise WireError("the other side is no Outrider verifier of this protocol version")
-        self._connection, self.welcome = connection, answer
-        self.report(LinkUp(answer, time.monotonic() - asked))
-        return connection
+        return connection, answer, rtt
+
+    def _take(self, connection: ClientConnection, welcome: Welcome, rtt: float) -> None:
+        """From now on `connection` is the link."""
+        self._connection, self.welcome, self._renewals = connection, welcome, 0
+        self.report(LinkUp(welcome, rtt))
+
+    def _lose(self, reason: str) -> None:
+        """End the connection, if there is one, without ceremony: half-open links do not answer a close."""
+        if self._connection is None:
+            return
+        self._connection.transport.abort()
+        self._connection = self.welcome = None
+        self.report(LinkDown(reason))
 
     async def _receive(self, connection: ClientConnection) -> None:
-        reason = "closed"
+        """Report what arrives, until `connection` ends or another has taken its place."""
         try:
             while True:
                 frame = await connection.recv(decode=False)
+                if connection is not self._connection:
+                    return
+                self._dial_no_more()
+                self._renewals = 0
                 message = decode_server(frame)
                 self.traffic.down += frame_bytes(len(frame), masked=False)
                 self.traffic.last[type(message).__name__] = frame_bytes(len(frame), masked=False)
                 self.report(Arrived(message))
         except (WebSocketException, OSError, WireError) as error:
-            reason = str(error)
+            if connection is self._connection:
+                self._dial_no_more()
+                self._lose(str(error))
+
+    def _dial_no_more(self) -> None:
+        """The connection has spoken, or ended: no other is wanted beside it."""
+        if self._beside:
+            self._beside.cancel()
+            self._beside = None
+
+    def renew(self) -> None:
+        """The connection is silent: dial another one beside it, and keep the one that speaks first.
+
+        A half-open connection never does; one that waits for a busy verifier answers a ping at once; and one through
+        an outage may speak again before a new one is there. Where dialling fails, the silent one is given up too.
+        """
+        if self._connection is None:
+            return
+        self._renewals += 1
+        if self._renewals > PINGS:
+            self._dial_no_more()
+            self._lose("silent, though it answers pings")
+        elif self._beside is None or self._beside.done():
+            self._beside = asyncio.create_task(self._dial_beside(self._connection))
+
+    async def _dial_beside(self, silent: ClientConnection) -> None:
+        pong = asyncio.create_task(self._heed_pong(silent))
+        try:
+            await asyncio.sleep(HEAD_START)
+            dialled = await self._dial()
+        except (*FAILURES, LinkRefused) as error:
+            self._lose(f"silent, and dialling again failed: {str(error) or type(error).__name__}")
+        else:
+            self._lose("silent; another connection spoke first")
+            self._take(*dialled)
         finally:
-            self._connection = self.welcome = None
-            connection.transport.abort()
-            self.report(LinkDown(reason))
+            pong.cancel()
+
+    async def _heed_pong(self, silent: ClientConnection) -> None:
+        with contextlib.suppress(WebSocketException):
+            await (await silent.ping())
+            self._dial_no_more()
 
     async def send(self, message: ClientMessage) -> None:
         """Send `message` if there is a connection; a failure shows as LinkDown."""
@@ -231,8 +299,3 @@ class Link:
         except WebSocketException as error:
             raise OSError(str(error)) from None
         return time.monotonic() - began
-
-    def drop(self) -> None:
-        """Cut the connection without ceremony and dial again (half-open links do not answer a close)."""
-        if self._connection is not None:
-            self._connection.transport.abort()

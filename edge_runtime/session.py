@@ -226,7 +226,7 @@ class Session:
             return self._open(now)
         if self.flight and now >= self.flight.due and not self.alone:
             return self._alone(self.flight.due, now)
-        if self.flight and now >= self._dead_at(self.flight):
+        if self.flight and now >= self._renew_at(self.flight):
             self.heard = now
             return [Reconnect()]
         return []
@@ -274,7 +274,7 @@ class Session:
             return None
         times = [self.connect_by, self.give_up_at, self.retry_at]
         if self.flight:
-            times.append(self._dead_at(self.flight))
+            times.append(self._renew_at(self.flight))
             if not self.alone:
                 times.append(self.flight.due)
         return min((t for t in times if t is not None), default=None)
@@ -299,9 +299,9 @@ class Session:
 
     # --- inside ---
 
-    def _dead_at(self, flight: _Flight) -> float:
-        """When an open but silent link counts as dead."""
-        return max(self.heard, flight.sent) + self.patience.silence
+    def _renew_at(self, flight: _Flight) -> float:
+        """When an open but silent link may be dead."""
+        return max(self.heard, flight.due) + self.patience.silence
 
     def _open(self, now: float) -> list[Action]:
         self.flight, self.fresh_open, self.retry_at, self.connect_by = None, True, None, None

@@ -31,10 +31,11 @@ class RoundTimer:
 @dataclass(frozen=True)
 class Patience:
     """Seconds. open: allowance for a verdict right behind OPEN, when the server may have to prefill the
-    whole conversation; connect: how long a new answer waits for a first link; silence: without any message
-    for this long, an open link counts as dead; offline: how long an answer that cannot go on waits for the target."""
+    whole conversation; connect: how long a new answer waits for a first link; silence: how long past the deadline a
+    silent link is waited for before another is made; offline: how long an answer that cannot go on waits for the
+    target."""
 
     open: float = 3.0
     connect: float = 1.0
-    silence: float = 5.0
+    silence: float = 1.0
     offline: float = 60.0

@@ -26,8 +26,8 @@ class Transport(Protocol):
     async def send(self, message: ClientMessage) -> None:
         """Send, or drop `message` where there is no connection: the session repeats it after the next LinkUp."""
 
-    def drop(self) -> None:
-        """Give the connection up and make a new one."""
+    def renew(self) -> None:
+        """The connection is silent, perhaps dead: make a new one unless it speaks first."""
 
 
 class Server(Protocol):

@@ -129,8 +129,14 @@ def test_silence_swallows_and_holding_only_delays() -> None:
             link.silent = True
             ends[1].write(b"lost")
             assert await nothing_comes(ends)
+            later = await dial(link)
+            later[1].write(b"heard")
+            assert await nothing_comes(later)
             link.silent = False
-            assert await round_trip(ends, b"heard") == b"heard"
+            ends[1].write(b"behind what was lost")
+            assert await nothing_comes(ends)
+            ends = later
+            assert await asyncio.wait_for(ends[0].readexactly(5), 5) == b"heard"
             link.held = True
             ends[1].write(b"late")
             assert await nothing_comes(ends)

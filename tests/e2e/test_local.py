@@ -191,7 +191,7 @@ def test_dropped_link_comes_back(folders: Folders, bundle: Bundle) -> None:
                 if isinstance(event, Verified) and runtime.link and runtime.link.welcome and event.tokens:
                     drops.append(len(event.tokens))
                     if len(drops) == 2:
-                        runtime.link.drop()
+                        runtime.link.renew()
             assert isinstance(event, Finished)
             return event
 

@@ -45,7 +45,7 @@ data object Resume : Action
 /** Writing alone stops until the target answers or somebody asks to go on. */
 data class Pause(val reason: PauseReason) : Action
 
-/** The link has been silent for too long: close it and dial again. */
+/** The link has been silent for too long: make another connection, unless it speaks first. */
 data object Reconnect : Action
 
 /** The answer has ended. */

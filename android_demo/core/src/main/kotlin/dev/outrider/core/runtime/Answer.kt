@@ -219,7 +219,7 @@ internal class Answer(
                     stalledAt = null
                     tell(LinkState.VERIFIED, "")
                 }
-                is Reconnect -> link?.drop()
+                is Reconnect -> link?.renew()
                 is Done -> {
                     text.end()
                     show(Finished(text.verified, text.provisional, action.reason, session.textIds, figures.end()))

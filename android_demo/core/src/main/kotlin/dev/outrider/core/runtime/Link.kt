@@ -1,5 +1,5 @@
 /**
- * The WebSocket to the verifier: connect, shake hands, receive, and dial again for ever.
+ * The link to the verifier: connect, receive, and dial again for ever.
  *
  * It reports what happens as events and never raises for a network reason; `send` drops what cannot be sent, because
  * every message is repeated by the session after the next link-up.
@@ -7,21 +7,13 @@
 package dev.outrider.core.runtime
 
 import dev.outrider.core.protocol.ClientMessage
-import dev.outrider.core.protocol.ERR_MISMATCH
-import dev.outrider.core.protocol.Error
 import dev.outrider.core.protocol.Hello
-import dev.outrider.core.protocol.MAX_SERVER_FRAME
-import dev.outrider.core.protocol.PROTOCOL_VERSION
-import dev.outrider.core.protocol.SUBPROTOCOL
 import dev.outrider.core.protocol.ServerMessage
 import dev.outrider.core.protocol.Welcome
 import dev.outrider.core.protocol.WireError
 import dev.outrider.core.protocol.decodeServer
-import dev.outrider.core.protocol.encode
 import java.io.IOException
-import java.net.Socket
 import java.net.URI
-import java.util.concurrent.ExecutorService
 import java.util.concurrent.Executors
 import java.util.concurrent.RejectedExecutionException
 import java.util.concurrent.TimeUnit
@@ -31,21 +23,23 @@ import kotlin.random.Random
 
 private const val PATH = "/v1/verify"
 
-/** Seconds for the TCP connection, TLS and the handshake. */
-private const val CONNECT_TIMEOUT = 5.0
-
 /** Seconds between attempts: the first retry comes fast, because an answer is waiting. */
 private const val FIRST_RETRY = 0.1
 private const val LAST_RETRY = 3.0
 
-/** Seconds between pings, and after which an unanswered one ends the connection. */
+/** Seconds between pings. */
 private const val PING_INTERVAL = 10L
-private const val PING_TIMEOUT = 20.0
+
+/** Milliseconds that a silent connection has to answer a ping before another one is dialled beside it. */
+private const val HEAD_START = 250L
+
+/** One that answers pings but says nothing is given up after so many. */
+private const val PINGS = 10
 
 /** The verifier will never accept this device (other target, drafter or protocol; no valid token). */
 class LinkRefused(message: String) : Exception(message)
 
-/** What a link reports, in order, from its own thread. */
+/** What a link reports, in order, from whichever thread. */
 sealed interface LinkEvent
 
 /** rtt: seconds between HELLO and WELCOME. */
@@ -88,7 +82,7 @@ class Link(
     private val hello: Hello,
     private val report: (LinkEvent) -> Unit,
     token: String? = null,
-    private val tls: SSLSocketFactory? = null,
+    tls: SSLSocketFactory? = null,
     clearText: Set<String> = LOOPBACK,
 ) {
     val traffic = Traffic()
@@ -110,19 +104,24 @@ class Link(
 
     /** Where the verifier is, for people. */
     val url = verifierUrl(server)
-    private val address = parse(url)
-    private val headers = if (token == null) emptyMap() else mapOf("Authorization" to "Bearer $token")
+    private val destination = Destination(
+        parse(url), if (token == null) emptyMap() else mapOf("Authorization" to "Bearer $token"), tls,
+    )
     private val timer = Executors.newSingleThreadScheduledExecutor { daemon(it, "outrider-link-timer") }
     private val runner = thread(start = false, isDaemon = true, name = "outrider-link") { run() }
+    private val lock = Any() // of what is below, and of the order of reports
 
     @Volatile
     private var connection: Connection? = null
+    private var dialling: Connection? = null // where there is none
+    private var beside: Connection? = null // dialled while the one there is says nothing
+    private var renewals = 0 // since it last said something
 
     @Volatile
     private var closed = false
 
     init {
-        if (address.scheme == "ws" && bareHost(address) !in clearText) {
+        if (destination.address.scheme == "ws" && bareHost(destination.address) !in clearText) {
             throw LinkRefused("$url would carry the conversation in clear text; use wss://")
         }
         if (token != null && token.any { it < ' ' }) throw LinkRefused("the token holds a line break")
@@ -133,30 +132,51 @@ class Link(
 
     /** Send, or drop [message] where there is no connection; a failure shows as [LinkDown]. Never waits. */
     fun send(message: ClientMessage) {
-        connection?.takeIf { welcome != null }?.send(message)
+        connection?.send(message)
     }
 
-    /** Cut the connection without ceremony and dial again (half-open links do not answer a close). */
-    fun drop() {
-        connection?.abort()
+    /**
+     * The connection is silent: dial another one beside it, and keep the one that speaks first.
+     *
+     * A half-open connection never does; one that waits for a busy verifier answers a ping at once; and one through an
+     * outage may speak again before a new one is there. Where dialling fails, the silent one is given up too.
+     */
+    fun renew(): Unit = synchronized(lock) {
+        val silent = connection ?: return
+        renewals++
+        if (renewals > PINGS) {
+            dialNoMore()
+            lose("silent, though it answers pings")
+        } else if (beside == null) {
+            silent.ping()
+            val second = newConnection().also { beside = it }
+            thread(isDaemon = true, name = "outrider-link-beside") { dialBeside(second) }
+        }
     }
 
     /** Send [last], hang up and never dial again. Waits a second at most. */
     fun close(last: ClientMessage) {
         send(last)
-        closed = true
-        connection?.finish()
+        val ended = synchronized(lock) {
+            closed = true
+            dialNoMore()
+            listOfNotNull(connection, dialling)
+        }
+        ended.forEach { it.finish() }
         runner.interrupt()
         timer.shutdownNow()
     }
+
+    private fun newConnection() = Connection(destination, timer, { traffic.up += it }, ::spoke)
 
     private fun run() {
         var delay = FIRST_RETRY
         while (!closed) {
             try {
-                val connection = dial()
-                delay = FIRST_RETRY
-                receive(connection)
+                val dialled = newConnection()
+                synchronized(lock) { dialling = dialled }
+                val up = dialled.open(hello)
+                synchronized(lock) { take(dialled, up) }
             } catch (error: LinkRefused) {
                 refused = error
                 return report(Refused(error))
@@ -167,6 +187,10 @@ class Link(
             } catch (_: RejectedExecutionException) {
                 return // closed meanwhile
             }
+            while (true) {
+                receive(connection ?: break)
+                delay = FIRST_RETRY
+            }
             try {
                 Thread.sleep((1000 * delay * Random.nextDouble(0.7, 1.3)).toLong())
             } catch (_: InterruptedException) {
@@ -176,132 +200,99 @@ class Link(
         }
     }
 
-    private fun dial(): Connection {
-        val end = System.nanoTime() + (1e9 * CONNECT_TIMEOUT).toLong()
-        fun remaining() = maxOf(1, (end - System.nanoTime()) / 1_000_000).toInt()
-        val raw = connect(address, ::remaining)
-        val watchdog = timer.schedule({ raw.close() }, remaining().toLong(), TimeUnit.MILLISECONDS)
-        try {
-            val socket = if (address.scheme == "wss") secured(raw, address, tls ?: systemTls()) else raw
-            val connection = Connection(raw, WebSocket(socket, MAX_SERVER_FRAME))
-            this.connection = connection
-            connection.socket.shakeHands(address, SUBPROTOCOL, headers)
-            val asked = System.nanoTime()
-            connection.socket.send(encode(hello))
-            val answer = decodeServer(connection.next())
-            val rtt = 1e-9 * (System.nanoTime() - asked)
-            if (answer is Error && answer.code == ERR_MISMATCH) throw LinkRefused(answer.text)
-            if (answer is Error) throw IOException("the verifier refused: ${answer.text}")
-            if (answer !is Welcome || answer.protocol != PROTOCOL_VERSION.toLong()) {
-                throw IOException("the other side is no Outrider verifier of this protocol version")
-            }
-            if (!watchdog.cancel(false)) throw IOException("timed out")
-            welcome = answer
-            roundTrip = rtt
-            report(LinkUp(answer, rtt))
-            return connection
-        } catch (error: Exception) {
-            val late = watchdog.isDone
-            raw.close()
-            connection?.abort()
-            connection = null
-            throw when {
-                error is HandshakeRefused && error.status in setOf(401, 403) && !error.page -> LinkRefused(error.text)
-                error is IOException && late -> IOException("timed out")
-                error is WireError -> IOException(error.message)
-                else -> error
-            }
-        } finally {
-            watchdog.cancel(false)
-        }
+    /** From now on it is the link. */
+    private fun take(dialled: Connection, up: LinkUp) {
+        dialling = null
+        if (closed) return dialled.abort()
+        connection = dialled
+        welcome = up.welcome
+        roundTrip = up.rtt
+        renewals = 0
+        report(up)
     }
 
+    /** End the connection without ceremony: half-open links do not answer a close. */
+    private fun lose(reason: String) {
+        val lost = connection ?: return
+        connection = null
+        welcome = null
+        lost.abort()
+        report(LinkDown(reason))
+    }
+
+    /** Report what arrives, until the connection ends or another has taken its place. */
     private fun receive(connection: Connection) {
-        val pings = timer.scheduleWithFixedDelay(connection::keepAlive, PING_INTERVAL, PING_INTERVAL, TimeUnit.SECONDS)
+        val pings = try {
+            timer.scheduleWithFixedDelay(connection::keepAlive, PING_INTERVAL, PING_INTERVAL, TimeUnit.SECONDS)
+        } catch (_: RejectedExecutionException) {
+            null // closed meanwhile
+        }
         val reason = try {
             forward(connection)
         } catch (error: IOException) {
             error.message ?: error.javaClass.simpleName
         } catch (error: WireError) {
             error.message
-        } finally {
-            pings.cancel(false)
-            welcome = null
-            this.connection = null
-            connection.finish()
         }
-        report(LinkDown(reason.orEmpty()))
+        pings?.cancel(false)
+        connection.finish()
+        synchronized(lock) {
+            if (this.connection !== connection) return
+            dialNoMore()
+            lose(reason.orEmpty())
+        }
     }
 
     private fun forward(connection: Connection): Nothing {
         while (true) {
             val frame = connection.next()
+            spoke(connection)
             val message = decodeServer(frame)
-            traffic.down += frameBytes(frame.size, masked = false)
-            report(Arrived(message))
+            synchronized(lock) {
+                if (this.connection !== connection) throw IOException("another has taken its place")
+                renewals = 0
+                traffic.down += frameBytes(frame.size, masked = false)
+                report(Arrived(message))
+            }
         }
     }
 
-    /** One connection: frames leave through a thread of their own, so that nobody waits for a full buffer. */
-    private inner class Connection(private val raw: Socket, val socket: WebSocket) {
-        private val writer: ExecutorService = Executors.newSingleThreadExecutor { daemon(it, "outrider-link-writer") }
+    /** A message or a pong came. */
+    private fun spoke(from: Connection) {
+        synchronized(lock) { if (from === connection) dialNoMore() }
+    }
 
-        /** When the ping was sent that is not answered yet, in nanoseconds; 0: none. */
-        @Volatile
-        private var pinged = 0L
+    /** The connection has spoken, or ended: no other is wanted beside it. */
+    private fun dialNoMore() {
+        beside?.abort()
+        beside = null
+    }
 
-        /** The next message. */
-        fun next(): ByteArray =
-            socket.receive({ opcode, payload -> later { socket.write(opcode, payload) } }) { pinged = 0 }
-
-        fun send(message: ClientMessage) = later {
-            val frame = encode(message)
-            socket.send(frame)
-            traffic.up += frameBytes(frame.size, masked = true)
-        }
-
-        /** Hang up behind what was to be sent, such as the answer to a close; waits a second at most. */
-        fun finish() {
-            writer.shutdown()
-            writer.awaitTermination(1, TimeUnit.SECONDS)
-            abort()
-        }
-
-        fun keepAlive() {
-            val now = System.nanoTime()
-            if (pinged == 0L) {
-                pinged = now
-                later(socket::ping)
-            } else if (now - pinged > 1e9 * PING_TIMEOUT) {
-                abort()
+    private fun dialBeside(second: Connection) {
+        val failure = try {
+            Thread.sleep(HEAD_START)
+            val up = second.open(hello)
+            synchronized(lock) {
+                if (beside !== second) return second.abort()
+                beside = null
+                lose("silent; another connection spoke first")
+                return take(second, up)
             }
+        } catch (error: IOException) {
+            error
+        } catch (error: LinkRefused) {
+            error
+        } catch (_: RejectedExecutionException) {
+            return // closed meanwhile
         }
-
-        fun abort() {
-            raw.close()
-            writer.shutdownNow()
-        }
-
-        private fun later(write: () -> Unit) {
-            try {
-                writer.execute {
-                    try {
-                        write()
-                    } catch (_: IOException) {
-                        raw.close() // the receiver tells
-                    }
-                }
-            } catch (_: RejectedExecutionException) {
-                // the connection has ended
-            }
+        synchronized(lock) {
+            if (beside !== second) return
+            beside = null
+            lose("silent, and dialling again failed: ${failure.message}")
         }
     }
 
     private companion object {
-        fun daemon(work: Runnable, name: String) = Thread(work, name).apply { isDaemon = true }
-
-        fun systemTls() = SSLSocketFactory.getDefault() as SSLSocketFactory
-
         fun parse(url: String): URI {
             val parsed = runCatching { URI(url) }.getOrNull()
             val known = parsed?.scheme == "ws" || parsed?.scheme == "wss"

@@ -177,7 +177,7 @@ class Session(
             }
             waiting == null -> emptyList()
             now >= waiting.due && !alone -> goOnAlone(waiting.due, now)
-            now >= deadAt(waiting) -> {
+            now >= renewAt(waiting) -> {
                 heard = now
                 listOf(Reconnect)
             }
@@ -227,7 +227,7 @@ class Session(
     /** When [tick] wants to be called, or null. */
     fun wakeAt(): Double? {
         if (finished != null) return null
-        val reply = flight?.let { if (alone) deadAt(it) else minOf(deadAt(it), it.due) }
+        val reply = flight?.let { if (alone) renewAt(it) else minOf(renewAt(it), it.due) }
         return listOfNotNull(connectBy, giveUpAt, retryAt, reply).minOrNull()
     }
 
@@ -246,8 +246,8 @@ class Session(
 
     // --- inside ---
 
-    /** When an open but silent link counts as dead. */
-    private fun deadAt(flight: Flight) = maxOf(heard, flight.sent) + patience.silence
+    /** When an open but silent link may be dead. */
+    private fun renewAt(flight: Flight) = maxOf(heard, flight.due) + patience.silence
 
     private fun error(message: Error, now: Double): List<Action> = when {
         // what is under way is still answered; then the link goes down and comes up elsewhere

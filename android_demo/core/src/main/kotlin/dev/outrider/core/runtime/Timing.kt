@@ -30,13 +30,13 @@ class RoundTimer(val floor: Double = 0.25, val ceiling: Double = 3.0, val first:
 
 /**
  * Seconds. open: allowance for a verdict right behind OPEN, when the server may have to prefill the whole conversation;
- * connect: how long a new answer waits for a first link; silence: without any message for this long, an open link
- * counts as dead; offline: how long an answer that cannot go on waits for the target.
+ * connect: how long a new answer waits for a first link; silence: how long past the deadline a silent link is waited
+ * for before another is made; offline: how long an answer that cannot go on waits for the target.
  */
 data class Patience(
     val open: Double = 3.0,
     val connect: Double = 1.0,
-    val silence: Double = 5.0,
+    val silence: Double = 1.0,
     val offline: Double = 60.0,
 )
 

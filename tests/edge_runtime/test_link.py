@@ -1,0 +1,199 @@
+"""A connection that has become silent: kept, replaced or given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+from websockets.asyncio.server import ServerConnection, serve
+
+from benchmarks.links import EmulatedLink
+from edge_runtime.link import HEAD_START, PINGS, Arrived, Link, LinkDown, LinkEvent, LinkUp
+from protocol.wire import PROTOCOL_VERSION, SUBPROTOCOL, Features, Hello, Welcome, decode_client, encode
+
+HASH = "0" * 16
+HELLO = Hello(PROTOCOL_VERSION, HASH, HASH, "test")
+WELCOME = Welcome(PROTOCOL_VERSION, HASH, HASH, 100, 64, 8, 8)
+#: longer than anything takes here
+LONG = 20.0
+
+
+class Greeter:
+    """Greets who dials, answers pings, and says what it is told to."""
+
+    def __init__(self) -> None:
+        self.connections: list[ServerConnection] = []
+        self.greets = asyncio.Event()
+        self.greets.set()
+
+    async def serve(self, connection: ServerConnection) -> None:
+        self.connections.append(connection)
+        assert isinstance(decode_client(await connection.recv(decode=False)), Hello)
+        await self.greets.wait()
+        await connection.send(encode(WELCOME))
+        await connection.wait_closed()
+
+    async def say(self, number: int) -> None:
+        await self.connections[-1].send(encode(Features(0, number, b"")))
+
+    async def all_closed(self) -> None:
+        for connection in self.connections:
+            await asyncio.wait_for(connection.wait_closed(), LONG)
+
+
+class Device:
+    """A link and what it reports."""
+
+    def __init__(self, address: str) -> None:
+        self.events: asyncio.Queue[LinkEvent] = asyncio.Queue()
+        self.link = Link(address, HELLO, self.events.put_nowait)
+        self.task = asyncio.create_task(self.link.run())
+
+    async def next(self) -> LinkEvent:
+        return await asyncio.wait_for(self.events.get(), LONG)
+
+    async def hears(self) -> int:
+        event = await self.next()
+        assert isinstance(event, Arrived) and isinstance(event.message, Features), event
+        return event.message.start
+
+    async def comes_up(self) -> None:
+        while not isinstance(await self.next(), LinkUp):
+            pass
+
+    async def close(self) -> None:
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[Greeter, EmulatedLink, Device]]:
+    greeter = Greeter()
+    async with (
+        serve(greeter.serve, "127.0.0.1", 0, subprotocols=[SUBPROTOCOL]) as server,  # type: ignore[list-item]
+        EmulatedLink(server.sockets[0].getsockname()[1]) as link,
+    ):
+        device = Device(link.address)
+        try:
+            await device.comes_up()
+            yield greeter, link, device
+        finally:
+            await device.close()
+            greeter.greets.set()
+
+
+def run(test: Callable[[Greeter, EmulatedLink, Device], Awaitable[None]]) -> None:
+    async def all_of_it() -> None:
+        async with linked() as (greeter, link, device):
+            await test(greeter, link, device)
+
+    asyncio.run(all_of_it())
+
+
+async def lose_a_message(greeter: Greeter, link: EmulatedLink) -> None:
+    """The network has moved: what is open now reaches nobody any more."""
+    link.silent = True
+    await greeter.say(0)
+    await asyncio.sleep(0.05)
+    link.silent = False
+
+
+def test_a_busy_verifier_answers_a_ping_and_is_kept() -> None:
+    async def test(greeter: Greeter, link: EmulatedLink, device: Device) -> None:
+        for _ in range(3):
+            device.link.renew()
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(2 * HEAD_START)
+        await greeter.say(7)
+        assert await device.hears() == 7
+        assert len(greeter.connections) == 1
+
+    run(test)
+
+
+def test_a_half_open_connection_is_replaced() -> None:
+    async def test(greeter: Greeter, link: EmulatedLink, device: Device) -> None:
+        await lose_a_message(greeter, link)
+        device.link.renew()
+        down = await device.next()
+        assert isinstance(down, LinkDown) and "another connection" in down.reason
+        assert isinstance(await device.next(), LinkUp) and device.link.welcome == WELCOME
+        assert len(greeter.connections) == 2
+        await greeter.say(8)
+        assert await device.hears() == 8
+        await device.close()
+        await greeter.all_closed()
+
+    run(test)
+
+
+def test_one_that_speaks_again_first_is_kept() -> None:
+    async def test(greeter: Greeter, link: EmulatedLink, device: Device) -> None:
+        greeter.greets.clear()
+        link.held = True
+        device.link.renew()
+        await asyncio.sleep(2 * HEAD_START)  # it is being dialled beside
+        link.held = False
+        await greeter.say(9)
+        assert await device.hears() == 9
+        greeter.greets.set()
+        await asyncio.sleep(HEAD_START)
+        await greeter.connections[0].send(encode(Features(0, 10, b"")))
+        assert await device.hears() == 10
+        for connection in greeter.connections[1:]:
+            await asyncio.wait_for(connection.wait_closed(), LONG)
+
+    run(test)
+
+
+def test_where_nobody_can_be_dialled_the_silent_one_is_given_up() -> None:
+    """So that the app is told why, as of any link that is down."""
+
+    async def test(greeter: Greeter, link: EmulatedLink, device: Device) -> None:
+        await lose_a_message(greeter, link)
+        port, link.upstream_port = link.upstream_port, 1
+        device.link.renew()
+        down = await device.next()
+        assert isinstance(down, LinkDown) and "dialling again failed" in down.reason
+        assert device.link.welcome is None
+        link.upstream_port = port
+        await device.comes_up()
+        await greeter.say(11)
+        assert await device.hears() == 11
+
+    run(test)
+
+
+def test_pings_alone_do_not_keep_a_connection_for_ever() -> None:
+    async def test(greeter: Greeter, link: EmulatedLink, device: Device) -> None:
+        for _ in range(PINGS):
+            device.link.renew()
+            await asyncio.sleep(0.02)
+        await greeter.say(12)
+        assert await device.hears() == 12
+        for _ in range(PINGS + 1):
+            assert device.events.empty()
+            device.link.renew()
+            await asyncio.sleep(0.02)
+        down = await device.next()
+        assert isinstance(down, LinkDown) and "pings" in down.reason
+        await device.comes_up()
+
+    run(test)
+
+
+def test_closing_ends_what_is_being_dialled() -> None:
+    async def test(greeter: Greeter, link: EmulatedLink, device: Device) -> None:
+        await lose_a_message(greeter, link)
+        greeter.greets.clear()
+        device.link.renew()
+        while len(greeter.connections) < 2:
+            await asyncio.sleep(0.01)
+        await device.close()
+        greeter.greets.set()
+        await greeter.all_closed()
+        assert device.link.welcome is None
+
+    run(test)
