@@ -43,8 +43,8 @@ CONNECT_TIMEOUT = 5.0
 FIRST_RETRY, LAST_RETRY = 0.1, 3.0
 #: a silent connection has so long to answer a ping before another one is dialled beside it
 HEAD_START = 0.25
-#: one that answers pings but says nothing is given up after so many
-PINGS = 10
+#: one that says nothing is given up after so many calls of `renew`, even if it answers pings
+RENEWALS = 10
 #: what a network does to those who dial
 FAILURES = (OSError, TimeoutError, WebSocketException, WireError)
 
@@ -254,9 +254,9 @@ class Link:
         if self._connection is None:
             return
         self._renewals += 1
-        if self._renewals > PINGS:
+        if self._renewals > RENEWALS:
             self._dial_no_more()
-            self._lose("silent, though it answers pings")
+            self._lose("silent for too long")
         elif self._beside is None or self._beside.done():
             self._beside = asyncio.create_task(self._dial_beside(self._connection))
 

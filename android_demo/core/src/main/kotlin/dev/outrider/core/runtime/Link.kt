@@ -33,8 +33,8 @@ private const val PING_INTERVAL = 10L
 /** Milliseconds that a silent connection has to answer a ping before another one is dialled beside it. */
 private const val HEAD_START = 250L
 
-/** One that answers pings but says nothing is given up after so many. */
-private const val PINGS = 10
+/** One that says nothing is given up after so many calls of [Link.renew], even if it answers pings. */
+private const val RENEWALS = 10
 
 /** The verifier will never accept this device (other target, drafter or protocol; no valid token). */
 class LinkRefused(message: String) : Exception(message)
@@ -144,9 +144,9 @@ class Link(
     fun renew(): Unit = synchronized(lock) {
         val silent = connection ?: return
         renewals++
-        if (renewals > PINGS) {
+        if (renewals > RENEWALS) {
             dialNoMore()
-            lose("silent, though it answers pings")
+            lose("silent for too long")
         } else if (beside == null) {
             silent.ping()
             val second = newConnection().also { beside = it }
