@@ -327,7 +327,8 @@ class Answer:
                 self.pace.foreseen(tree, draft.scores[: len(tree)], path, self.shadow.working)
                 self.shadow = None
         streaming = session.flight is not None and session.flight.tree is None
-        if not streaming or not self._chooses or session.stats.streamed % self.pace.compare_every():
+        streamed = session.stats.streamed
+        if not streaming or not self._chooses or streamed % self.pace.compare_every(streamed):
             return
         prefix, drafter, shape = list(session.committed), self.worker.drafter, self._shape(MAX_NODES, self.shape.depth)
 

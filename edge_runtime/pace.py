@@ -43,8 +43,9 @@ SOME_NODES = 16.0
 SPARE, LEAST_NODES = 2, 16
 #: tokens of a stream between trees drafted beside it; where trees bring less than half of what it does
 COMPARE_EVERY, COMPARE_RARELY = 8, 64
-#: share of a stream's time that drafting these trees may take
-COMPARING = 0.02
+#: share of a stream's time that drafting these trees may take, but for an answer's first streamed tokens: what is known
+#: then is of other answers
+COMPARING, SOON = 0.02, 32
 #: share of a round that drafting must be for drafting ahead: it costs energy, and spares a third of it at most
 AHEAD_SHARE = 0.2
 
@@ -183,13 +184,16 @@ class Pace:
         stream = self.stream_rate() or math.inf
         return self.exposed + self._fixed() + TRIAL * max(0.0, 1 / stream - 1 / self.tree_rate())
 
-    def compare_every(self) -> int:
-        """Tokens of a stream between trees drafted beside it for comparison: each costs the device time and energy."""
+    def compare_every(self, streamed: int) -> int:
+        """Tokens of a stream between trees drafted beside it for comparison: each costs the device time and energy.
+
+        streamed: tokens of this answer's streams so far.
+        """
         stream = self.stream_rate()
         if stream is None:
             return COMPARE_EVERY
         every = COMPARE_RARELY if 2 * self.tree_rate() < stream else COMPARE_EVERY
-        return max(every, math.ceil(self.compared * stream / COMPARING))
+        return every if streamed <= SOON else max(every, math.ceil(self.compared * stream / COMPARING))
 
     def drafts_ahead(self) -> bool:
         """Whether drafting is enough of a round to be hidden."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from edge_runtime.drafter import Draft, Drafter, TreeShape
 from edge_runtime.engines import Floats, Ints
-from edge_runtime.pace import Controller, Pace
+from edge_runtime.pace import SOON, Controller, Pace
 from protocol.costs import CostCurve
 from protocol.noise import fmix32
 from protocol.rows import RowShape
@@ -217,7 +217,8 @@ def what_follows(controller: Controller, tree: TokenTree, scores: list[float], c
     pace = controller.pace
     return {
         "tree_rate": pace.tree_rate(), "stream_rate": pace.stream_rate(), "gain": pace.gain(),
-        "compare_every": pace.compare_every(), "drafts_ahead": pace.drafts_ahead(),
+        "compare_every": [pace.compare_every(streamed) for streamed in (SOON, SOON + 1)],
+        "drafts_ahead": pace.drafts_ahead(),
         "drafting": pace.worth_drafting(),
         "tree": [list(tree.tokens), list(tree.parents), scores], "nodes": pace.worth_sending(tree, scores),
         "call": choice, "mode": getattr(controller, choice)(),

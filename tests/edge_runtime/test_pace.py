@@ -16,6 +16,7 @@ from edge_runtime.pace import (
     LEAST_GAIN,
     MARGIN,
     MOST_GAIN,
+    SOON,
     STREAM_TIMES,
     TIMES,
     TRYING,
@@ -216,7 +217,8 @@ def test_a_token_that_was_held_up_is_no_reason_to_leave_a_stream() -> None:
     assert arrive(*[0.1] * 30)[-1] == "tree" and controller.switches == 1
 
 
-def test_a_stream_is_left_soon_where_the_text_becomes_easy() -> None:
+@pytest.mark.parametrize("drafting", [0.0, 0.1])
+def test_a_stream_is_left_soon_where_an_answer_is_easy(drafting: float) -> None:
     pace = Pace(curve=CPU, trip=0.01, exposed=0.004)
     controller = Controller(pace, mode="stream")
 
@@ -226,8 +228,8 @@ def test_a_stream_is_left_soon_where_the_text_becomes_easy() -> None:
         tree, claimed, _ = drafts.tree(16)
         for written in range(1, tokens + 1):
             pace.streamed(CPU.at(1), CPU.at(1), overdue=False)
-            if written % pace.compare_every() == 0:
-                pace.foreseen(tree, claimed, drafts.walk(tree), 0.0)
+            if written % pace.compare_every(written) == 0:
+                pace.foreseen(tree, claimed, drafts.walk(tree), drafting)
             if controller.choose() == "tree":
                 return written
         return tokens
@@ -286,13 +288,14 @@ def test_a_pinned_mode_stays(pinned: str) -> None:
 
 
 def test_a_stream_far_ahead_is_seldom_compared_with_trees() -> None:
-    pace = Pace()
-    assert pace.compare_every() == COMPARE_EVERY
-    pace.streamed(0.02, 0.018, overdue=False)
-    pace.trip, pace.tau = 0.03, 3.0
-    assert pace.compare_every() == COMPARE_EVERY
-    pace.trip = 0.3
-    assert pace.compare_every() == COMPARE_RARELY
+    for streamed in (0, SOON, SOON + 1, 1000):
+        pace = Pace()
+        assert pace.compare_every(streamed) == COMPARE_EVERY
+        pace.streamed(0.02, 0.018, overdue=False)
+        pace.trip, pace.tau = 0.03, 3.0
+        assert pace.compare_every(streamed) == COMPARE_EVERY
+        pace.trip = 0.3
+        assert pace.compare_every(streamed) == COMPARE_RARELY
 
 
 @given(st.floats(0.005, 1), st.floats(0.001, 1), st.floats(0, 2))
@@ -302,7 +305,8 @@ def test_comparing_takes_no_more_than_its_share(gap: float, seconds: float, trip
     for _ in range(40):
         pace.foreseen(TokenTree.chain([1, 2, 3]), [], [0], seconds)
     assert pace.compared == pytest.approx(seconds, rel=0.01)
-    assert pace.compared <= COMPARING * pace.compare_every() * gap * (1 + 1e-9)
+    assert pace.compared <= COMPARING * pace.compare_every(SOON + 1) * gap * (1 + 1e-9)
+    assert pace.compare_every(SOON) in (COMPARE_EVERY, COMPARE_RARELY)
 
 
 def test_an_outage_does_not_make_a_stream_slow() -> None:

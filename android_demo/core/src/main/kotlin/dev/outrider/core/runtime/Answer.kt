@@ -299,7 +299,7 @@ internal class Answer(
             shadow = null
         }
         val streaming = session.flight.let { it != null && it.tree == null }
-        if (!streaming || !chooses || session.stats.streamed % pace.compareEvery() != 0) return
+        if (!streaming || !chooses || session.stats.streamed.let { it % pace.compareEvery(it) } != 0) return
         val prefix = session.committed.toList()
         val shape = shapeOf(MAX_NODES, shape.depth)
         worker.submit {

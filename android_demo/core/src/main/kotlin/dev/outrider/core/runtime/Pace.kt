@@ -59,8 +59,12 @@ private const val LEAST_NODES = 16
 private const val COMPARE_EVERY = 8
 private const val COMPARE_RARELY = 64
 
-/** Share of a stream's time that drafting these trees may take. */
+/**
+ * Share of a stream's time that drafting these trees may take, but for an answer's first streamed tokens: what is known
+ * then is of other answers.
+ */
 private const val COMPARING = 0.02
+private const val SOON = 32
 
 /** Share of a round that drafting must be for drafting ahead, which costs energy and spares a third of it at most. */
 private const val AHEAD_SHARE = 0.2
@@ -210,11 +214,15 @@ class Pace {
         return exposed + fixed() + TRIAL * maxOf(0.0, token - 1 / treeRate())
     }
 
-    /** Tokens of a stream between trees drafted beside it for comparison: each costs the device time and energy. */
-    fun compareEvery(): Int {
+    /**
+     * Tokens of a stream between trees drafted beside it for comparison: each costs the device time and energy.
+     *
+     * [streamed]: tokens of this answer's streams so far.
+     */
+    fun compareEvery(streamed: Int): Int {
         val stream = streamRate() ?: return COMPARE_EVERY
         val every = if (2 * treeRate() < stream) COMPARE_RARELY else COMPARE_EVERY
-        return maxOf(every, ceil(compared * stream / COMPARING).toInt())
+        return if (streamed <= SOON) every else maxOf(every, ceil(compared * stream / COMPARING).toInt())
     }
 
     /** Whether drafting is enough of a round to be hidden. */

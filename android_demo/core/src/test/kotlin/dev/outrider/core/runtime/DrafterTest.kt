@@ -115,7 +115,7 @@ class DrafterTest {
                 if (stream == null) assertNull(pace.streamRate())
                 else assertEquals(stream.toDouble(), assertNotNull(pace.streamRate()), 1e-9)
                 assertEquals(wanted.double("gain"), pace.gain(), 1e-9)
-                assertEquals(wanted.int("compare_every"), pace.compareEvery())
+                assertEquals(ints(wanted.field("compare_every")), listOf(pace.compareEvery(32), pace.compareEvery(33)))
                 assertEquals(wanted.field<Boolean>("drafts_ahead"), pace.draftsAhead())
                 assertEquals(wanted.int("drafting"), pace.worthDrafting())
                 val (tokens, parents, scores) = wanted.field<List<Any?>>("tree")
