@@ -58,7 +58,12 @@ internal class Connection(
         val end = System.nanoTime() + (1e9 * CONNECT_TIMEOUT).toLong()
         fun remaining() = maxOf(1, (end - System.nanoTime()) / 1_000_000).toInt()
         val raw = connect(destination.address, ::remaining).also { raw = it }
-        val watchdog = timer.schedule({ raw.close() }, remaining().toLong(), TimeUnit.MILLISECONDS)
+        val watchdog = try {
+            timer.schedule({ raw.close() }, remaining().toLong(), TimeUnit.MILLISECONDS)
+        } catch (error: RejectedExecutionException) {
+            abort() // the link was closed meanwhile
+            throw error
+        }
         try {
             if (aborted) throw IOException("not wanted any more")
             val up = shakeHands(raw, hello)
