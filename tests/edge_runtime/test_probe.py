@@ -61,7 +61,7 @@ def tiny_bundle(folder: Path, pte: bytes | None = None, max_context: int | None 
     engines = {"onnx": EngineEntry(file="drafter.onnx", quant="int8", embedding_bits=8, **common)}
     if pte is not None:
         (folder / "drafter.pte").write_bytes(pte)
-        engines["executorch"] = EngineEntry(file="drafter.pte", quant="int4", embedding_bits=8, **common)
+        engines["executorch"] = EngineEntry(file="drafter.pte", quant="fp32", embedding_bits=32, **common)
     files = {
         path.name: FileEntry(hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_size)
         for path in sorted(folder.iterdir())
@@ -155,7 +155,7 @@ def test_executorch_is_measured_the_same_way(tmp_path: Path) -> None:
     from export.to_executorch import write_executorch
 
     config, half = tiny_half()
-    write_executorch(half, Profile("int4", 8), tmp_path / "x.pte", {"get_vocab_size": 199}, config.max_context)
+    write_executorch(half, Profile("fp32", 32), tmp_path / "x.pte", {"get_vocab_size": 199}, config.max_context)
     folder = tiny_bundle(tmp_path / "bundle", (tmp_path / "x.pte").read_bytes())
     figures = figures_of(folder, "--engine", "executorch", "--widths", "1,5", "--contexts", "1,50", "--repeats", 2)
     check_memory_and_load(figures)
