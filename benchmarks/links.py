@@ -64,8 +64,9 @@ class EmulatedLink:
 
     Faults by hand, while it runs: `silent` (bytes are swallowed, and those that follow them in that direction even
     later; connections stay open; who dials waits, as TCP asks again), `held` (bytes wait), `cut()`, `delay` (seconds
-    each way, on top of the profile's). The profile's own outages come within `weather()`. dilation: the profile's time
-    runs so many times slower than the clock.
+    each way, on top of the profile's). The profile's own outages come within `weather()`, and chance begins anew with
+    it: links of one seed have the same luck in the same weather. dilation: the profile's time runs so many times slower
+    than the clock.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class EmulatedLink:
         self.port = 0
         self.up = self.down = 0  # bytes forwarded
         self.cuts = 0
-        self._rng = random.Random(seed)
+        self._seed, self._rng = seed, random.Random(seed)
         self._server: asyncio.Server | None = None
         self._pipes: set[_Pipe] = set()
 
@@ -103,7 +104,8 @@ class EmulatedLink:
 
     @contextlib.asynccontextmanager
     async def weather(self, phase: float = 0.5) -> AsyncIterator[None]:
-        """Within, the profile's outages come round, the first one after `phase` periods."""
+        """Within, the profile's outages come round, the first one after `phase` periods; it decides the luck too."""
+        self._rng.seed(f"{self._seed} {phase}")
         outages = asyncio.create_task(self._outages(phase))
         try:
             yield

@@ -8,13 +8,14 @@
 Modes: `ahead` trees with drafting ahead; `tree` without; `stream` the target writes and streams; `stream+drafter` the
 same with the drafter beside the target; `token` a call for each token; `controller` whatever the device chooses;
 `device` the drafter alone, unverified. The modes take turns with every question, so that a disturbance meets all of
-them, and a profile's outages meet all of them at the same moments of an answer. Device and verifier each have half of
-the cores for themselves, as on machines of their own (Linux; --shared-cores lets them share all). --step-ms lets every
-step of the target take at least so long, to stand for a larger one; the tables say so. Where a tree's step takes this
-machine longer than that, --dilation 4 lets link and slowed steps take four times as long and divides what was measured
-by four; the runtime's own constants, such as how fast it writes alone, are not stretched. --sweep compares the device's
-tree shaping with trees of fixed sizes. --cuts breaks the link at random moments of random answers (resets and
-silences), compares every answer with the target's own, and fails where one differs.
+them; a profile's outages meet all of them at the same moments of an answer, and its delays and losses are drawn
+alike. Device and verifier each have half of the cores for themselves, as on machines of their own (Linux;
+--shared-cores lets them share all). --step-ms lets every step of the target take at least so long, to stand for a
+larger one; the tables say so. Where a tree's step takes this machine longer than that, --dilation 4 lets link and
+slowed steps take four times as long and divides what was measured by four; the runtime's own constants, such as how
+fast it writes alone, are not stretched. --sweep compares the device's tree shaping with trees of fixed sizes. --cuts
+breaks the link at random moments of random answers (resets and silences), compares every answer with the target's
+own, and fails where one differs.
 
 Columns: `hit` trees whose root was expanded before the verdict that made it one; `hidden` share of the drafting that is
 done while a verdict is awaited; `drafting spared` how much less of it is left to do behind a verdict than without

@@ -122,6 +122,21 @@ def test_chance_is_seeded() -> None:
     assert min(trips[0]) > 0 and len(set(trips[0])) == 20
 
 
+async def luck(link: EmulatedLink, phase: float) -> list[float]:
+    async with link.weather(phase):
+        return [link.trip(3, 0.0) for _ in range(20)]
+
+
+def test_the_same_weather_brings_the_same_luck_whatever_was_before() -> None:
+    async def test() -> None:
+        link, same, other = (EmulatedLink(1, PROFILES["congested"], seed) for seed in (1, 1, 2))
+        link.trip(5, 0.0)
+        assert await luck(link, 0.25) == await luck(same, 0.25) != await luck(other, 0.25)
+        assert await luck(link, 0.75) != await luck(link, 0.25) == await luck(same, 0.25)
+
+    asyncio.run(test())
+
+
 def test_silence_swallows_and_holding_only_delays() -> None:
     async def run() -> None:
         async with echo_behind() as link:
