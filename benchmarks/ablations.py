@@ -41,7 +41,7 @@ from models.baselines.reused import ReusedLayerMoA
 from models.drafter_files import save_drafter, write_drafter
 from models.moa import MoA
 from models.target import load_target, open_target
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 
 #: name -> (drafter, changed TrainSettings, changed TrainingSet or "own_text": texts of the last stage)
 RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

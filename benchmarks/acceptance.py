@@ -27,7 +27,7 @@ from cloud.process import WHOLE_TREES, VerifierProcess
 from edge_runtime.drafter import TreeShape
 from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.runtime import FIXED, EdgeRuntime
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 
 
 def read_questions(path: Path, count: int) -> list[tuple[str, str]]:

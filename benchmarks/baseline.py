@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from edge_runtime.bundle import Bundle
 from edge_runtime.link import Arrived, Link, LinkEvent, LinkRefused, LinkUp
-from protocol.sampling import Sampling
-from protocol.wire import (
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.wire import (
     FINISH_NONE,
     PROTOCOL_VERSION,
     Cancel,

@@ -26,8 +26,8 @@ from models.drafter_files import load_drafter
 from models.eager import EagerEngine
 from models.moa import device_half_on, server_half
 from models.packing import pack_linears
-from protocol.rows import RowShape, unpack_rows
-from protocol.sampling import Sampling
+from outrider_core.protocol.rows import RowShape, unpack_rows
+from outrider_core.protocol.sampling import Sampling
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -38,7 +38,7 @@ Tables = tuple[torch.Tensor, torch.Tensor]
 class Contender:
     """One drafter. `fresh` begins a text; `learn` tells what the target knows of tokens start.. of it.
 
-    packed: feature rows as they travel (protocol.rows); hidden: the target's last hidden states [n, hidden_size].
+    packed: feature rows as they travel (outrider_core.protocol.rows); hidden: the target's last hidden states [n, hidden_size].
     producer: makes the rows on the verifier's side, None where none are read.
     hash: of the drafter's weights. head: its LM head, where it runs in torch.
     """

@@ -37,7 +37,7 @@ from models.baselines.decision import DecisionConfig, DecisionModel, Examples, T
 from models.baselines.trees import LevelTree
 from models.moa import DrafterError
 from models.target import TargetError, open_target
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 
 #: one prompt in so many validates
 VALIDATION = 8

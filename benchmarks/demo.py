@@ -24,7 +24,7 @@ from cloud.process import VerifierProcess
 from edge_runtime.drafter import TreeShape
 from edge_runtime.events import Event, Finished, LinkState, Provisional, RolledBack, Verified
 from edge_runtime.runtime import EdgeRuntime
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 
 QUESTIONS = [
     "What is the capital of France, and what is it famous for?",

@@ -45,8 +45,8 @@ from models.baselines.decision import THRESHOLD, DecisionError, load
 from models.drafter_files import CONFIG_FILE
 from models.moa import DrafterError
 from models.target import open_target
-from protocol.sampling import Sampling
-from protocol.wire import pack_ids
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.wire import pack_ids
 
 DEFAULT_DRAFTER = Path("drafters/smollm2-135m-instruct-moa")
 Figures = dict[str, Any]

@@ -35,9 +35,9 @@ from cloud.sessions import Session
 from cloud.settings import Settings
 from edge_runtime.probe import processor_name
 from models.target import TargetError, load_target
-from protocol.sampling import Sampling
-from protocol.tree import ROOT, TokenTree
-from protocol.wire import Open, pack_ids
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.protocol.wire import Open, pack_ids
 
 TABLES = ("goals", "steps", "throughput")
 NODES, SESSIONS = (0, 8, 16, 32, 64, 128), (1, 2, 4, 8)

@@ -37,7 +37,7 @@ from edge_runtime.bundle import Bundle, open_bundle
 from edge_runtime.drafter import MASKED, Drafter, TreeShape
 from edge_runtime.engines import Engine, Floats, Ints, installed, open_engine
 from edge_runtime.probe import Others, processor_name
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 
 #: English and code
 TEXT = str(np.einsum.__doc__)

@@ -19,9 +19,9 @@ from cloud.service import Verifier
 from cloud.sessions import Session
 from edge_runtime.drafter import TreeShape
 from models.baselines.sampling import draft_law
-from protocol.sampling import Sampling
-from protocol.tree import MAX_NODES, ROOT, TokenTree
-from protocol.wire import Open, pack_ids
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
+from outrider_core.protocol.wire import Open, pack_ids
 
 PREFILL = 512
 

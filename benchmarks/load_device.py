@@ -20,9 +20,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from benchmarks.load_report import Tally
-from protocol.sampling import Sampling
-from protocol.tree import ROOT, TokenTree
-from protocol.wire import (
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.protocol.wire import (
     ERR_BUSY,
     ERR_UNKNOWN,
     FINISH_NONE,

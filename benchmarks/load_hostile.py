@@ -28,8 +28,8 @@ import msgspec
 from websockets.asyncio.client import ClientConnection
 
 from benchmarks.load_device import FAULTS, GREEDY, RETRY, Dial, Drafts, Refusal, describe
-from protocol.tree import TokenTree
-from protocol.wire import (
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import (
     ERR_ORDER,
     FINISH_NONE,
     Error,

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from edge_runtime.probe import processor_name
-from protocol.tree import MAX_NODES
-from protocol.wire import Verdict
+from outrider_core.protocol.tree import MAX_NODES
+from outrider_core.protocol.wire import Verdict
 
 Figures = dict[str, Any]
 MEGA = 1e6

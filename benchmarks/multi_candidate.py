@@ -27,9 +27,9 @@ from models.baselines.rules import residual_without_replacement, sample_and_matc
 from models.baselines.sampling import draft_law, drawing, target_law
 from models.baselines.trees import CandidateTree
 from models.baselines.verification import verify
-from protocol.sampling import Sampling
-from protocol.tree import ROOT, TokenTree
-from protocol.wire import FINISH_EOS, FINISH_NONE
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.protocol.wire import FINISH_EOS, FINISH_NONE
 
 Laws = NDArray[np.float64]
 #: logits [nodes + 1, vocab] of a tree -> accepted nodes and the token behind them

@@ -56,7 +56,7 @@ from edge_runtime.engines import open_engine
 from edge_runtime.events import AnswerStats, Finished, Provisional, RolledBack, Verified
 from edge_runtime.policy import Policy
 from edge_runtime.runtime import LARGEST, EdgeRuntime
-from protocol.tree import MAX_NODES
+from outrider_core.protocol.tree import MAX_NODES
 
 #: name -> options of the runtime; None: not a runtime's mode
 MODES: dict[str, dict[str, Any] | None] = {

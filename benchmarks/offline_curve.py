@@ -16,8 +16,8 @@ from rich.table import Table
 
 from benchmarks.contenders import Contender
 from benchmarks.lab import Lab
-from protocol.sampling import Sampling
-from protocol.tree import MAX_NODES, TokenTree
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import MAX_NODES, TokenTree
 
 CUTS = (0.0, 0.25, 0.5, 0.75)
 GREEDY = Sampling()

@@ -41,7 +41,7 @@ from benchmarks.lab import Lab
 from cloud.service import load_verifier
 from cloud.settings import Settings
 from models.target import ALIASES, gguf_of, load_target
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 
 #: whose text the others are compared with
 REFERENCE = "engine float32"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protocol.sampling import Sampling
-from protocol.tree import ROOT, TokenTree
-from protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE
 
 #: (rows of the logits, sampling and absolute position of each) -> tokens
 Draw = Callable[[list[int], list[Sampling], list[int]], list[int]]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from protocol.tree import TokenTree
+from outrider_core.protocol.tree import TokenTree
 
 ATTENTION = "outrider_pool"
 

@@ -19,7 +19,7 @@ from cloud.metrics import Metrics
 from cloud.planner import Planner, Work
 from cloud.scheduling import Budget
 from cloud.sessions import SessionStore, Settled
-from protocol.wire import (
+from outrider_core.protocol.wire import (
     ERR_BUSY,
     ERR_INTERNAL,
     ERR_ORDER,

@@ -15,8 +15,8 @@ from cloud.sessions import Session, common_prefix
 from edge_runtime.drafter import Drafter, TreeShape
 from models.eager import EagerEngine
 from models.moa import DeviceHalf
-from protocol.rows import unpack_rows
-from protocol.tree import TokenTree
+from outrider_core.protocol.rows import unpack_rows
+from outrider_core.protocol.tree import TokenTree
 
 #: a tree here costs the verifier's own time, so it is never larger than a device's usual one
 NODES = 32

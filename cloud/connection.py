@@ -11,7 +11,7 @@ from cloud.auth import Account
 from cloud.features import FeatureRows
 from cloud.jobs import Job, Reply
 from cloud.service import Verifier
-from protocol.wire import (
+from outrider_core.protocol.wire import (
     ERR_BOUNDS,
     ERR_BUSY,
     ERR_GOING_AWAY,

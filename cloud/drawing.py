@@ -1,6 +1,6 @@
 """Draw the target's tokens from rows of logits, where they lie.
 
-On the CPU `protocol.sampling.draw` itself is used, row by row: in a trial numpy was several times as fast as torch. On
+On the CPU `outrider_core.protocol.sampling.draw` itself is used, row by row: in a trial numpy was several times as fast as torch. On
 a GPU the same rule runs there for all rows together, so that only token ids travel. Both give the same tokens; tests
 compare them.
 """
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from protocol.noise import noise_key
-from protocol.sampling import Sampling, draw
+from outrider_core.protocol.noise import noise_key
+from outrider_core.protocol.sampling import Sampling, draw
 
 _MASK = 0xFFFFFFFF
 
@@ -47,7 +47,7 @@ def _first_argmax(x: Tensor) -> Tensor:
 
 
 def _log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """protocol.sampling.log_probs for one row [vocab], not greedy, in torch."""
+    """outrider_core.protocol.sampling.log_probs for one row [vocab], not greedy, in torch."""
     x = logits.double()
     x = (x - x.max()) / sampling.temperature
     x = x - torch.logsumexp(x, -1)
@@ -65,7 +65,7 @@ def _log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _fmix32(h: Tensor) -> Tensor:
-    """protocol.noise.fmix32 on int64 that hold 32 bits."""
+    """outrider_core.protocol.noise.fmix32 on int64 that hold 32 bits."""
     h = h ^ (h >> 16)
     h = h * 0x85EBCA6B & _MASK
     h = h ^ (h >> 13)
@@ -74,7 +74,7 @@ def _fmix32(h: Tensor) -> Tensor:
 
 
 def _gumbel(keys: Tensor, vocab: int) -> Tensor:
-    """protocol.noise.gumbel_noise for several keys: float64 [len(keys), vocab]."""
+    """outrider_core.protocol.noise.gumbel_noise for several keys: float64 [len(keys), vocab]."""
     tokens = _fmix32(torch.arange(vocab, device=keys.device) + 0x9E3779B9 & _MASK)
     h = _fmix32(tokens[None] ^ keys[:, None])
     return -torch.log(-torch.log((h.double() + 0.5) / 4294967296.0))

@@ -14,9 +14,9 @@ from cloud.features import FeatureProducer
 from cloud.kvpool import KVPool
 from cloud.runner import Part, Runs
 from cloud.sessions import Session
-from protocol.rows import pack_rows
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
+from outrider_core.protocol.rows import pack_rows
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
 
 _NO_TREE = TokenTree()
 

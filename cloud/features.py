@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.moa import MoAConfig, ServerHalf
-from protocol.rows import RowShape
+from outrider_core.protocol.rows import RowShape
 
 
 class FeatureProducer:
@@ -30,7 +30,7 @@ class FeatureProducer:
 
 
 class FeatureRows:
-    """Packed rows (protocol.rows) of positions start..start+len-1; a row once packed is kept as it was sent."""
+    """Packed rows (outrider_core.protocol.rows) of positions start..start+len-1; a row once packed is kept as it was sent."""
 
     def __init__(self, shape: RowShape, start: int = 0) -> None:
         self.shape, self.start = shape, start

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from cloud.features import FeatureRows
 from cloud.sessions import Session
-from protocol.tree import TokenTree
-from protocol.wire import Close, Error, Generate, Open, ServerMessage, Verify
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import Close, Error, Generate, Open, ServerMessage, Verify
 
 #: what a job answers: a message, or feature rows for the connection to cut into FEATURES
 Reply = ServerMessage | FeatureRows

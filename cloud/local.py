@@ -28,8 +28,8 @@ from cloud.settings import Settings
 from edge_runtime.bundle import Bundle
 from edge_runtime.link import Arrived, LinkDown, LinkEvent, LinkRefused, LinkUp, Traffic, frame_bytes
 from models.drafter_files import find_drafter
-from protocol.tree import MAX_NODES
-from protocol.wire import (
+from outrider_core.protocol.tree import MAX_NODES
+from outrider_core.protocol.wire import (
     ERR_INTERNAL,
     ERR_MISMATCH,
     ClientMessage,

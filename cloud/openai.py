@@ -2,7 +2,7 @@
 
 Stock clients of the OpenAI API talk to the verifier through these routes. Each request is a session of its
 own in the engine: OPEN, GENERATE, and CLOSE in every case, also when the client goes away. Sampling is the
-devices' (`protocol.sampling`), so a seed gives the same text here and there. Fields that would change the
+devices' (`outrider_core.protocol.sampling`), so a seed gives the same text here and there. Fields that would change the
 output and are not supported are refused by name; other unknown fields are ignored. No request text is logged.
 """
 
@@ -22,6 +22,8 @@ from typing import Any
 import msgspec
 import structlog
 from jinja2 import TemplateError
+from outrider_core.chat_api.asgi import ClientGone, read_body, send_events, send_json, unless_gone
+from outrider_core.chat_api.completions import ApiError, ChatRequest, Wording, check_model, model_card, parse, usage_of
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -30,11 +32,9 @@ from starlette.types import Receive, Scope, Send
 from cloud.auth import Account
 from cloud.jobs import Job, Reply
 from cloud.service import Verifier
-from protocol.asgi import ClientGone, read_body, send_events, send_json, unless_gone
-from protocol.completions import ApiError, ChatRequest, Wording, check_model, model_card, parse, usage_of
-from protocol.sampling import Sampling
-from protocol.text import Detokeniser, StopStrings
-from protocol.wire import (
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.text import Detokeniser, StopStrings
+from outrider_core.protocol.wire import (
     ERR_BUSY,
     ERR_UNKNOWN,
     FINISH_EOS,

@@ -25,7 +25,7 @@ from torch import Tensor
 from cloud.process import free_port
 from cloud.runner import Part, Runner
 from cloud.settings import Settings
-from protocol.tree import TokenTree
+from outrider_core.protocol.tree import TokenTree
 
 #: an idle verifier says nothing for hours; a rank that died is found by torchrun
 IDLE = timedelta(days=365)

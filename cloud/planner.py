@@ -10,8 +10,8 @@ from cloud.colocated import Colocated
 from cloud.jobs import Line
 from cloud.kvpool import KVPool
 from cloud.scheduling import Budget, fair_shares
-from protocol.tree import MAX_NODES, TokenTree
-from protocol.wire import Generate
+from outrider_core.protocol.tree import MAX_NODES, TokenTree
+from outrider_core.protocol.wire import Generate
 
 #: tokens of one step, all sessions together; more wait for the next, so that logits stay bounded
 STEP_TOKENS = 1024

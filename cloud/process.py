@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from protocol.tree import MAX_NODES
+from outrider_core.protocol.tree import MAX_NODES
 
 #: verifier flags for measuring acceptance: no tree is pruned, however dear steps are on this machine
 WHOLE_TREES = ("--max-nodes", str(MAX_NODES), "--tree-budget", str(MAX_NODES))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cloud.attention import ATTENTION, Plan, Span, span_mask
 from cloud.kvpool import KVStore
-from protocol.tree import TokenTree
+from outrider_core.protocol.tree import TokenTree
 
 #: (up to, multiple of): steps are filled up to a row count of this scale
 _ROW_SCALE = ((2, 1), (48, 4), (128, 8), (256, 16), (512, 32))

@@ -24,7 +24,7 @@ from pydantic_settings import SettingsError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloud.settings import Settings
-from protocol.wire import MAX_CLIENT_FRAME
+from outrider_core.protocol.wire import MAX_CLIENT_FRAME
 
 APPLICATION = "verifier"
 DEPLOYMENT = "Replica"

@@ -9,8 +9,8 @@ from math import inf, log2
 
 from cloud.kvpool import GRANULE
 from cloud.runner import Part, Runs
-from protocol.costs import CostCurve
-from protocol.tree import MAX_NODES, TokenTree
+from outrider_core.protocol.costs import CostCurve
+from outrider_core.protocol.tree import MAX_NODES, TokenTree
 
 #: tree sizes that are considered
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_NODES)

@@ -27,7 +27,7 @@ from models.drafter_files import load_drafter
 from models.moa import DeviceHalf, DrafterError, MoAConfig, device_half_on, server_half
 from models.packing import pack_linears
 from models.target import Target, TargetError, load_target, open_target
-from protocol.wire import MAX_TOKENS, PROTOCOL_VERSION, Welcome
+from outrider_core.protocol.wire import MAX_TOKENS, PROTOCOL_VERSION, Welcome
 
 Drafter = tuple[MoAConfig, dict[str, torch.Tensor], str]
 VERSION = version("outrider")

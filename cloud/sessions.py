@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from cloud.features import FeatureRows
 from cloud.kvpool import KVPool
-from protocol.rows import RowShape
-from protocol.sampling import Sampling
-from protocol.wire import Open, Verdict, Verify
+from outrider_core.protocol.rows import RowShape
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.wire import Open, Verdict, Verify
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from models.target import DEFAULT_TARGET
-from protocol.tree import MAX_NODES
+from outrider_core.protocol.tree import MAX_NODES
 
 DRAFTERS = Path(__file__).resolve().parent.parent / "drafters"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.wire import ClientMessage
+from outrider_core.protocol.wire import ClientMessage
 
 
 @dataclass(frozen=True)

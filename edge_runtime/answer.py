@@ -45,8 +45,8 @@ from edge_runtime.pace import Controller
 from edge_runtime.session import Session
 from edge_runtime.transport import Transport
 from edge_runtime.worker import DrafterFailed, DrafterThread
-from protocol.tree import MAX_NODES, TokenTree
-from protocol.wire import Verdict, Verify
+from outrider_core.protocol.tree import MAX_NODES, TokenTree
+from outrider_core.protocol.wire import Verdict, Verify
 
 
 class Answer:

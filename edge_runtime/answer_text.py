@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from protocol.text import Detokeniser, StopStrings
+from outrider_core.protocol.text import Detokeniser, StopStrings
 
 
 class AnswerText:

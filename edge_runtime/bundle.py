@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from protocol.rows import RowShape
+from outrider_core.protocol.rows import RowShape
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"

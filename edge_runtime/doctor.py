@@ -24,8 +24,8 @@ from edge_runtime.drafter import TreeShape
 from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp, tls_context, verifier_url
 from edge_runtime.pace import Pace
 from edge_runtime.runtime import EdgeRuntime
-from protocol.sampling import Sampling
-from protocol.wire import PROTOCOL_VERSION, Hello
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.wire import PROTOCOL_VERSION, Hello
 
 Level = Literal["good", "warning", "bad"]
 #: seconds that each look may take

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from edge_runtime.engines import Engine, Floats, Ints
 from edge_runtime.growth import Growth
 from edge_runtime.lookup import Lookup
-from protocol.noise import gumbel_noise_at
-from protocol.rows import RowShape
-from protocol.sampling import Sampling
-from protocol.tree import MAX_NODES, ROOT, TokenTree
+from outrider_core.protocol.noise import gumbel_noise_at
+from outrider_core.protocol.rows import RowShape
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
 
 #: additive mask value of what a query must not see
 MASKED = np.float32(-1e9)

@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from protocol.tree import ROOT, TokenTree
+from outrider_core.protocol.tree import ROOT, TokenTree
 
 #: probability of a node's likeliest child, roughly
 BEST_CHILD = 0.5

@@ -21,7 +21,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 from websockets.http11 import Response
 
-from protocol.wire import (
+from outrider_core.protocol.wire import (
     ERR_MISMATCH,
     MAX_SERVER_FRAME,
     PROTOCOL_VERSION,

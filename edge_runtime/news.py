@@ -8,7 +8,7 @@ from edge_runtime.drafter import Draft
 from edge_runtime.link import LinkEvent
 from edge_runtime.session import Session
 from edge_runtime.worker import DrafterFailed
-from protocol.tree import ROOT, TokenTree
+from outrider_core.protocol.tree import ROOT, TokenTree
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.policy import Mode
-from protocol.costs import CostCurve, unpack_costs
-from protocol.tree import TokenTree
-from protocol.wire import Welcome
+from outrider_core.protocol.costs import CostCurve, unpack_costs
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import Welcome
 
 #: weight of the newest observation; a token of a stream says less than a round, a tree drafted beside one stands for
 #: the rounds between it and the last

@@ -45,7 +45,7 @@ from edge_runtime.bundle import Bundle, BundleError, Manifest, open_bundle
 from edge_runtime.drafter import MASKED, Drafter, TreeShape
 from edge_runtime.engines import RUNTIMES, Engine, Floats, Ints, installed, open_engine
 from edge_runtime.runtime import EdgeRuntime
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 
 #: steps before those that are timed
 WARM_UP = 3

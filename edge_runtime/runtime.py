@@ -26,8 +26,8 @@ from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.transport import Server, Transport
 from edge_runtime.worker import DrafterThread
-from protocol.sampling import Sampling
-from protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
 
 #: the largest trees where none are asked for: as many nodes as a frame of 256 bytes holds. How much of one is drafted
 #: and sent, `edge_runtime.pace` decides

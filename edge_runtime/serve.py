@@ -17,13 +17,22 @@ from typing import Any, Literal
 
 import msgspec
 import uvicorn
+from outrider_core.chat_api.asgi import (
+    ClientGone,
+    Message,
+    Receive,
+    Send,
+    read_body,
+    send_events,
+    send_json,
+    unless_gone,
+)
+from outrider_core.chat_api.completions import ApiError, ChatRequest, Wording, check_model, model_card, parse, usage_of
 
 from edge_runtime.events import Event, Finished, LinkState
 from edge_runtime.link import LinkRefused
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.worker import DrafterFailed
-from protocol.asgi import ClientGone, Message, Receive, Send, read_body, send_events, send_json, unless_gone
-from protocol.completions import ApiError, ChatRequest, Wording, check_model, model_card, parse, usage_of
 
 #: requests that may wait behind the one that is answered
 MOST_WAITING = 8

@@ -39,10 +39,10 @@ from edge_runtime.actions import (
 from edge_runtime.policy import Mode, Policy
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.tokens import AnswerTokens, SessionStats
-from protocol.rows import RowShape, unpack_rows
-from protocol.sampling import Sampling
-from protocol.tree import MAX_NODES, TokenTree
-from protocol.wire import (
+from outrider_core.protocol.rows import RowShape, unpack_rows
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import MAX_NODES, TokenTree
+from outrider_core.protocol.wire import (
     ERR_BUSY,
     ERR_GOING_AWAY,
     ERR_TOO_LONG,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from edge_runtime.link import LinkEvent, LinkRefused, Traffic
-from protocol.wire import ClientMessage, Hello, Welcome
+from outrider_core.protocol.wire import ClientMessage, Hello, Welcome
 
 
 class Transport(Protocol):

@@ -22,8 +22,8 @@ from export.answers import read_answers
 from export.features import OnlineFeatures, Sequence
 from models.eager import EagerEngine
 from models.moa import MoA
-from protocol.rows import RowShape, pack_rows, unpack_rows
-from protocol.sampling import Sampling
+from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
+from outrider_core.protocol.sampling import Sampling
 
 GREEDY = Sampling()
 

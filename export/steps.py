@@ -19,7 +19,7 @@ from export.progress import Meter
 from export.prompts import Conversation, UserTurn
 from models.moa import MoAConfig, ServerHalf, server_half
 from models.target import Target, TargetFiles, load_target
-from protocol.rows import RowShape, pack_rows, unpack_rows
+from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 
 #: what every bundle is compared on: the target's own answers to these, one prompt a line
 PROMPTS = Path(__file__).with_name("prompts.txt").read_text(encoding="utf-8").splitlines()

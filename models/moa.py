@@ -310,7 +310,7 @@ class MoA(nn.Module):
 
 
 def quantised(rows: Tensor) -> Tensor:
-    """Feature rows [..., head_dim] as they arrive over the wire: 4 bits with one scale per head (protocol.rows)."""
+    """Feature rows [..., head_dim] as they arrive over the wire: 4 bits with one scale per head (outrider_core.protocol.rows)."""
     largest = (rows.abs().amax(-1, keepdim=True) / 7).clamp(max=torch.finfo(torch.float16).max)
     scale = largest.half().to(rows.dtype)
     return (rows / scale.clamp(min=6e-8)).round().clamp(-7, 7) * scale

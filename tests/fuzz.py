@@ -25,10 +25,10 @@ import structlog
 
 from cloud.connection import Connection, Stream
 from cloud.service import Verifier
-from protocol.rows import RowShape, unpack_rows
-from protocol.sampling import Sampling
-from protocol.tree import ROOT, TokenTree
-from protocol.wire import (
+from outrider_core.protocol.rows import RowShape, unpack_rows
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.protocol.wire import (
     ERR_INTERNAL,
     ERR_MALFORMED,
     ERR_UNKNOWN,

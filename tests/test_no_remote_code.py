@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("protocol", "models", "export", "edge_runtime", "cloud", "benchmarks", "optimum", "tests")
+ROOMS = ("outrider_core", "models", "export", "edge_runtime", "cloud", "benchmarks", "optimum", "tests")
 
 
 def remote_code(source: str) -> list[int]:

@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from models.drafter_files import save_drafter
 from models.moa import MoA, MoAConfig
 from models.target import Target, hash_model_folder
-from protocol.sampling import Sampling, draw
+from outrider_core.protocol.sampling import Sampling, draw
 
 FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "mistral": MistralConfig}
 EOS = 3

@@ -14,7 +14,7 @@ from android_demo.ci.pins import REPOSITORY, cache_folder, needed_by, read_pins,
 SOURCES = REPOSITORY / "android_demo" / "core" / "src"
 OUTPUT = REPOSITORY / "build" / "android" / "core"
 #: what the tests read: the vectors that all ports share
-VECTORS = REPOSITORY / "protocol" / "vectors"
+VECTORS = REPOSITORY / "outrider_core" / "protocol" / "vectors"
 #: and the default bundle, which `make` writes
 BUNDLE = REPOSITORY / "build" / "bundle"
 

@@ -10,7 +10,7 @@ import numpy as np
 from models.baselines.choice import Chooser, Floats
 from models.baselines.sampling import Draw
 from models.baselines.trees import CandidateTree, How, Siblings
-from protocol.tree import ROOT
+from outrider_core.protocol.tree import ROOT
 
 #: (tree so far, nodes of its newest level or range(ROOT, 0) for the root) -> laws [nodes, vocab] behind each of them
 LevelLaw = Callable[[CandidateTree, range], Floats]

@@ -18,7 +18,7 @@ from models.baselines.choice import Chooser, Floats
 from models.baselines.drafting import Draft
 from models.baselines.sampling import draw_distinct, draw_top
 from models.baselines.verification import check_rows, normalised
-from protocol.tree import ROOT
+from outrider_core.protocol.tree import ROOT
 
 
 class LossyError(RuntimeError):

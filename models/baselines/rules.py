@@ -5,7 +5,7 @@ rule the same then holds for whole trees (`verification.verify`). What a rule as
 in its docstring and is checked as far as their origin tells; p and q are laws [vocab] after the same temperature and
 truncation that the target is sampled with and the candidates were drawn with.
 
-The product's own rule, Gumbel-matched draws (`protocol.noise`, `cloud.acceptance`), is `sample_and_match` with
+The product's own rule, Gumbel-matched draws (`outrider_core.protocol.noise`, `cloud.acceptance`), is `sample_and_match` with
 a keyed draw.
 """
 

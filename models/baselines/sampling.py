@@ -1,6 +1,6 @@
 """Laws of target and drafter, and how candidates are drawn from the drafter's (arXiv 2401.06706).
 
-The warping is the product's (`protocol.sampling`), so that every method is compared under the same law.
+The warping is the product's (`outrider_core.protocol.sampling`), so that every method is compared under the same law.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from models.baselines.choice import Chooser, Floats
 from models.baselines.trees import How, Siblings
-from protocol.sampling import Sampling, log_probs
+from outrider_core.protocol.sampling import Sampling, log_probs
 
 #: (q [vocab], number of candidates wanted, chooser) -> candidates
 Draw = Callable[[Floats, int, Chooser], Siblings]

@@ -9,7 +9,7 @@ from models.baselines.choice import Chooser
 from models.baselines.rules import RuleError
 from models.baselines.trees import CandidateTree, How
 from models.baselines.verification import Verdict, check_rows, normalised
-from protocol.tree import ROOT
+from outrider_core.protocol.tree import ROOT
 
 
 def traverse(tree: CandidateTree, p: NDArray[np.floating], q: NDArray[np.floating], chooser: Chooser) -> Verdict:

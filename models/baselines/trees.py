@@ -1,6 +1,6 @@
 """Candidate trees and their topology-aware causal masks (arXiv 2401.06706; sliced: arXiv 2409.10644).
 
-Node numbering is the product's (`protocol.tree`): the root is implicit and parents come before children, so any
+Node numbering is the product's (`outrider_core.protocol.tree`): the root is implicit and parents come before children, so any
 prefix of the node list is a tree too and every prefix's mask is a leading principal submatrix of the whole one.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.tree import ROOT, TreeError
+from outrider_core.protocol.tree import ROOT, TreeError
 
 Bools = NDArray[np.bool_]
 
@@ -38,7 +38,7 @@ class Siblings(NamedTuple):
 class CandidateTree:
     """tokens[i] is node i's token id, parents[i] its parent node or ROOT, how[i] its origin.
 
-    Unlike `protocol.tree.TokenTree`, siblings may carry the same token: a rule for candidates drawn with replacement
+    Unlike `outrider_core.protocol.tree.TokenTree`, siblings may carry the same token: a rule for candidates drawn with replacement
     needs every draw.
     """
 

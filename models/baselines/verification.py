@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from models.baselines.choice import Chooser, Floats
 from models.baselines.rules import Rule
 from models.baselines.trees import CandidateTree
-from protocol.tree import ROOT
+from outrider_core.protocol.tree import ROOT
 
 
 class Verdict(NamedTuple):

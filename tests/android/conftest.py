@@ -14,7 +14,7 @@ from cloud.process import VerifierProcess
 from export.bundle import write_bundle
 from export.plan import Options
 from models.target import load_target
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 from tests.android.device import MAX_CONTEXT, verifier_of, words
 from tests.android.phone import MAX_NEW, PROMPT
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model

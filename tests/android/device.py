@@ -15,7 +15,7 @@ import msgspec
 from android_demo.ci import core
 from cloud.process import VerifierProcess
 from edge_runtime.timing import Patience
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 
 PATIENCE = Patience(open=0.6, connect=0.3, silence=1.0, offline=60.0)
 MAX_CONTEXT = 120

@@ -12,12 +12,12 @@ import numpy as np
 from edge_runtime.drafter import Draft, Drafter, TreeShape
 from edge_runtime.engines import Floats, Ints
 from edge_runtime.pace import SOON, Controller, Pace
-from protocol.costs import CostCurve
-from protocol.noise import fmix32
-from protocol.rows import RowShape
-from protocol.sampling import Sampling
-from protocol.tree import ROOT, TokenTree
-from protocol.wire import Welcome
+from outrider_core.protocol.costs import CostCurve
+from outrider_core.protocol.noise import fmix32
+from outrider_core.protocol.rows import RowShape
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.protocol.wire import Welcome
 
 MAX_CONTEXT = 120
 VOCAB = 60

@@ -1,4 +1,4 @@
-"""Write what ports of the device side replay beside protocol/vectors' frames, noise and sessions.
+"""Write what ports of the device side replay beside outrider_core/protocol/vectors' frames, noise and sessions.
 
 `python -m tests.android.make_vectors`. Each file is an array with one vector a line.
 """
@@ -13,15 +13,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-import protocol
-from protocol.costs import CostCurve, unpack_costs
-from protocol.rows import RowShape, pack_rows, unpack_rows
-from protocol.sampling import Sampling, draw, log_probs
+import outrider_core.protocol
+from outrider_core.protocol.costs import CostCurve, unpack_costs
+from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
+from outrider_core.protocol.sampling import Sampling, draw, log_probs
 from tests.android.drafter_vectors import drafter_vectors, pace_vectors
 from tests.android.text_vectors import chat_vectors, stop_vectors, tokenizer_vectors
 from tests.protocol.make_vectors import text
 
-FOLDER = Path(protocol.__file__).parent / "vectors"
+FOLDER = Path(outrider_core.protocol.__file__).parent / "vectors"
 
 
 def row_vectors() -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from edge_runtime.events import Finished
 from edge_runtime.runtime import EdgeRuntime
 from export.bundle import write_bundle
 from export.plan import Options
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 from tests.android.device import Device, Screen
 from tests.android.steps import Runner, random_steps
 

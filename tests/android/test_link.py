@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import trustme
 
-from protocol.wire import Error, Hello, Open, Welcome, decode_client, encode
+from outrider_core.protocol.wire import Error, Hello, Open, Welcome, decode_client, encode
 from tests.android.device import Device, Screen
 
 GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"

@@ -12,7 +12,7 @@ import jinja2
 import jinja2.sandbox
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from protocol.text import Detokeniser, StopStrings
+from outrider_core.protocol.text import Detokeniser, StopStrings
 
 #: the bundle that `make` writes
 BUNDLE = Path(__file__).parents[2] / "build" / "bundle"

@@ -19,7 +19,7 @@ from edge_runtime.drafter import TreeShape
 from models.baselines.decision import DecisionConfig, DecisionModel, Examples, hard_features, load
 from models.baselines.sampling import draft_law
 from models.target import Target, hash_model_folder, load_target
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 from tests.tiny import plain_decode, save_tiny_drafter, tiny_model
 
 PROMPTS = [[10, 20, 30, 40, 50], [7, 8, 9], [101, 60, 61, 62, 63, 64, 65, 66, 67]]

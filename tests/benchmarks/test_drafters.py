@@ -21,8 +21,8 @@ from export.bundle import write_bundle
 from export.plan import Options
 from models.baselines.trees import CandidateTree, How
 from models.target import Target
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
 from tests.tiny import plain_decode, tiny_model
 
 PROMPTS = [[10, 20, 30, 40, 50], [7, 8, 9], [101, 60, 61, 62, 63, 64, 65, 66, 67]]

@@ -33,9 +33,9 @@ from cloud.service import Verifier
 from cloud.settings import Settings
 from models.drafter_files import load_drafter
 from models.target import load_target
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
-from protocol.wire import ERR_ORDER, FINISH_EOS, FINISH_NONE, Verdict
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import ERR_ORDER, FINISH_EOS, FINISH_NONE, Verdict
 from tests.cloud.drive import expected_path, serve
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 

@@ -23,7 +23,7 @@ from benchmarks.peers import (
     weight_megabytes,
 )
 from cloud.settings import Settings
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 from tests.tiny import EOS, plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 
 PROMPTS = [[10, 20, 30, 40, 50], [7], [101, 60, 61, 62, 63, 64, 65, 66, 67]]

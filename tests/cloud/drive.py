@@ -22,10 +22,10 @@ from cloud.server import App, uvicorn_config
 from cloud.service import Verifier
 from cloud.settings import Settings
 from models.moa import server_half
-from protocol.rows import pack_rows, unpack_rows
-from protocol.sampling import Sampling
-from protocol.tree import ROOT, TokenTree
-from protocol.wire import (
+from outrider_core.protocol.rows import pack_rows, unpack_rows
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.protocol.wire import (
     SUBPROTOCOL,
     ClientMessage,
     Features,

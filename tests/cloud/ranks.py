@@ -18,8 +18,8 @@ from cloud.parallel import Leader, Ranks, follow
 from cloud.service import Verifier, make_runner
 from cloud.settings import Settings
 from models.target import load_target
-from protocol.sampling import Sampling
-from protocol.wire import Verdict
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.wire import Verdict
 from tests.cloud.drive import random_tree, started
 from tests.tiny import tiny_drafter_config
 

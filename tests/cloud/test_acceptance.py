@@ -7,9 +7,9 @@ import pytest
 from numpy.typing import NDArray
 
 from cloud.acceptance import Walk, Walker, walk_all
-from protocol.sampling import Sampling, draw
-from protocol.tree import TokenTree
-from protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE
+from outrider_core.protocol.sampling import Sampling, draw
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE
 
 #          node: 0  1  2  3  4
 TREE = TokenTree((7, 8, 9, 3, 9), (-1, -1, 1, 2, 0))

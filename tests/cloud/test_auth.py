@@ -23,9 +23,9 @@ from websockets.sync.client import connect
 from cloud.auth import Account, Accounts, AuthError, Limits, bearer, main
 from cloud.service import Verifier
 from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
-from protocol.wire import ERR_BUSY, Error, Generate, Open, Opened, Verdict, Verify, pack_ids, pack_tree
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import ERR_BUSY, Error, Generate, Open, Opened, Verdict, Verify, pack_ids, pack_tree
 from tests.cloud.drive import HELLO, Client, make_verifier, serve
 from tests.tiny import plain_decode, tiny_model, tiny_tokenizer
 

@@ -14,9 +14,9 @@ from cloud.jobs import Reply
 from cloud.service import Verifier
 from cloud.settings import Settings
 from models.moa import device_half
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
-from protocol.wire import Generate, Verdict
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import Generate, Verdict
 from tests.cloud.drive import DRAFTER_HASH, serve, started
 from tests.tiny import plain_decode, tiny_drafter_config, tiny_model, tiny_target, tiny_tokenizer
 

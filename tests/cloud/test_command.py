@@ -17,9 +17,9 @@ import pytest
 import torch
 from websockets.exceptions import ConnectionClosed
 
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
-from protocol.wire import ERR_GOING_AWAY, Error, Hello
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import ERR_GOING_AWAY, Error, Hello
 from tests.cloud.drive import Client
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 

@@ -1,4 +1,4 @@
-"""Drawing on a device gives the tokens that protocol.sampling.draw gives."""
+"""Drawing on a device gives the tokens that outrider_core.protocol.sampling.draw gives."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud.drawing import _gumbel, draw_on_device, draw_tokens
-from protocol.noise import gumbel_noise, noise_key
-from protocol.sampling import Sampling, draw
+from outrider_core.protocol.noise import gumbel_noise, noise_key
+from outrider_core.protocol.sampling import Sampling, draw
 
 samplings = st.builds(
     Sampling,

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from protocol.wire import ERR_BOUNDS, ERR_MALFORMED, ERR_MISMATCH, ERR_ORDER, ERR_TOO_LONG, ERR_UNKNOWN
+from outrider_core.protocol.wire import ERR_BOUNDS, ERR_MALFORMED, ERR_MISMATCH, ERR_ORDER, ERR_TOO_LONG, ERR_UNKNOWN
 from tests.fuzz import Mutator, Report, check_decoders, run
 
 GROWTH = 48 << 20  # bytes; what the allocators of torch and Python may keep

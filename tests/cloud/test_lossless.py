@@ -14,9 +14,9 @@ import torch
 from cloud.attention import span_mask
 from cloud.engine import Segment
 from cloud.sessions import Session
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
-from protocol.wire import FINISH_EOS, FINISH_LENGTH, Generate, Open, Verdict, pack_ids
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, Generate, Open, Verdict, pack_ids
 from tests.cloud.drive import Direct, assert_rows, expected_path, make_verifier, random_tree, started
 from tests.tiny import plain_decode, tiny_model
 

@@ -16,6 +16,8 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outrider_core.chat_api.asgi import MAX_BODY
+from outrider_core.chat_api.completions import NEUTRAL
 from starlette.requests import Request
 from starlette.routing import Mount
 from structlog.testing import capture_logs
@@ -24,10 +26,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from cloud.auth import Account, Accounts
 from cloud.openai import openai_routes
 from cloud.service import Verifier
-from protocol.asgi import MAX_BODY
-from protocol.completions import NEUTRAL
-from protocol.sampling import Sampling
-from protocol.text import REPLACEMENT, WINDOW_TOKENS, Detokeniser, StopStrings
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.text import REPLACEMENT, WINDOW_TOKENS, Detokeniser, StopStrings
 from tests.cloud.drive import make_verifier, serve
 from tests.tiny import plain_decode, tiny_model, tiny_tokenizer
 
@@ -396,7 +396,7 @@ def test_body_too_large(url: str) -> None:
 
 
 def test_body_too_slow(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.asgi.BODY_SECONDS", 0.3)
+    monkeypatch.setattr("outrider_core.chat_api.asgi.BODY_SECONDS", 0.3)
     address = httpx.URL(url)
     with socket.create_connection((address.host, address.port or 0), timeout=10) as client:
         client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")

@@ -19,9 +19,19 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cloud.auth import main as make_token
 from cloud.settings import read_settings
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
-from protocol.wire import ERR_GOING_AWAY, Error, Generate, Hello, Open, Verdict, Verify, pack_ids, pack_tree
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import (
+    ERR_GOING_AWAY,
+    Error,
+    Generate,
+    Hello,
+    Open,
+    Verdict,
+    Verify,
+    pack_ids,
+    pack_tree,
+)
 from tests.cloud.drive import Client
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from cloud.parallel import Forward, Gather, Move, Stop, _decoder
-from protocol.rows import RowShape, unpack_rows
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
-from protocol.wire import Hello
+from outrider_core.protocol.rows import RowShape, unpack_rows
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import Hello
 from tests.cloud.drive import Client, reference_rows
 from tests.cloud.ranks import SAMPLINGS
 from tests.tiny import FAMILIES, plain_decode, save_tiny_drafter, save_tiny_target, tiny_model

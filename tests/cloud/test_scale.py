@@ -28,9 +28,9 @@ from cloud.process import free_port
 from cloud.scale import Scale, ScaleError, build
 from models.drafter_files import load_drafter
 from models.target import hash_model_folder
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
-from protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL, Hello
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL, Hello
 from tests.cloud.drive import Client
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 

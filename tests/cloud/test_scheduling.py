@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from cloud.runner import Part, padded_rows
 from cloud.scheduling import LEAST, SIZES, TIMED_TOKENS, Budget, fair_shares, measure_costs
-from protocol.costs import CostCurve
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
-from protocol.wire import Generate, Open, Verdict, pack_ids
+from outrider_core.protocol.costs import CostCurve
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import Generate, Open, Verdict, pack_ids
 from tests.cloud.drive import Direct, expected_path, make_verifier, random_tree, started
 from tests.tiny import plain_decode, tiny_model
 

@@ -7,9 +7,9 @@ import numpy as np
 from cloud.features import FeatureRows
 from cloud.kvpool import KVPool
 from cloud.sessions import SessionStore, Settled, common_prefix
-from protocol.rows import RowShape, pack_rows, unpack_rows
-from protocol.sampling import Sampling
-from protocol.wire import Open, Verdict, Verify, pack_ids
+from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.wire import Open, Verdict, Verify, pack_ids
 
 SHAPE = RowShape(2, 4)
 GREEDY = Sampling()

@@ -19,9 +19,9 @@ from contextlib import suppress
 import pytest
 
 from cloud.service import Verifier
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
-from protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL, Welcome, decode_server, encode
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL, Welcome, decode_server, encode
 from tests.cloud.drive import HELLO, Client, make_verifier, serve
 from tests.tiny import plain_decode, tiny_model
 

@@ -23,10 +23,10 @@ from cloud.auth import Accounts
 from cloud.connection import MAX_BACKLOG, MAX_MALFORMED, MAX_STREAMS, Connection, Outbox
 from cloud.features import FeatureRows
 from cloud.service import Verifier
-from protocol.rows import RowShape
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
-from protocol.wire import (
+from outrider_core.protocol.rows import RowShape
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import (
     ERR_BOUNDS,
     ERR_BUSY,
     ERR_INTERNAL,

@@ -11,7 +11,7 @@ from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.timing import Patience
 from models.drafter_files import load_drafter
 from models.target import load_target
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 from tests.tiny import plain_decode
 
 MAX_NEW = 40

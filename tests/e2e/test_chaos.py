@@ -20,9 +20,9 @@ from websockets.frames import Close as CloseFrame
 
 from cloud.process import VerifierProcess
 from models.drafter_files import load_drafter
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
-from protocol.wire import (
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import (
     ERR_BUSY,
     ERR_GOING_AWAY,
     ERR_UNKNOWN,

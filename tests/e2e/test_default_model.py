@@ -21,7 +21,7 @@ from edge_runtime.bundle import open_bundle
 from edge_runtime.events import Finished, Provisional, RolledBack, Verified
 from edge_runtime.link import LinkRefused
 from edge_runtime.runtime import EdgeRuntime
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 
 ROOT = Path(__file__).parents[2]
 BUNDLE = ROOT / "build/bundle"

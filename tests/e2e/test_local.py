@@ -26,7 +26,7 @@ from edge_runtime.runtime import EdgeRuntime
 from export.bundle import write_bundle
 from export.plan import Options
 from models.target import load_target
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 
 ROOT = Path(__file__).parents[2]

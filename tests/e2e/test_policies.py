@@ -18,7 +18,7 @@ from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.timing import Patience
 from edge_runtime.worker import DrafterFailed
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, PATIENCE, Screen, answer, make_verifier, oracle
 

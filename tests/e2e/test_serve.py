@@ -23,7 +23,7 @@ from edge_runtime.bundle import Bundle
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.serve import Endpoint
 from edge_runtime.timing import Patience
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, PATIENCE, make_verifier, oracle
 

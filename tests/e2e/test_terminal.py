@@ -21,7 +21,7 @@ from edge_runtime.bundle import Bundle
 from edge_runtime.events import LinkState, Provisional, RolledBack, Verified
 from edge_runtime.pace import Controller, Pace
 from edge_runtime.terminal import STATES, Journal, Screen
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.e2e.stack import make_verifier, oracle
 

@@ -1,4 +1,4 @@
-"""Write protocol/vectors/sessions.json: `python -m tests.edge_runtime.make_traces`. For ports, and the tests.
+"""Write outrider_core/protocol/vectors/sessions.json: `python -m tests.edge_runtime.make_traces`. For ports, and the tests.
 
 Each trace is one answer: how the session was made, then every event with its time and the actions it gave. A port
 replays the events and must give the same actions (times to a microsecond).
@@ -16,18 +16,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-import protocol
+import outrider_core.protocol
 from edge_runtime.actions import Action, AddRows, Send
 from edge_runtime.policy import Policy
 from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
-from protocol.rows import RowShape
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
+from outrider_core.protocol.rows import RowShape
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
 from tests.edge_runtime.world import EVENTS, PATIENCE, World
 from tests.protocol.make_vectors import fields_of, message_of, text
 
-FILE = Path(protocol.__file__).parent / "vectors" / "sessions.json"
+FILE = Path(outrider_core.protocol.__file__).parent / "vectors" / "sessions.json"
 COUNT = 240
 #: methods of a session that are events
 CALLS = ("start", "link_up", "link_down", "message", "tree_ready", "token_written", "tick", "set_mode", "pause",
@@ -66,7 +66,7 @@ def action_json(action: Action) -> list[Any]:
     name = type(action).__name__
     if isinstance(action, Send):
         return [name, fields_of(action.message)]
-    if isinstance(action, AddRows):  # a row's content is checked by rows of protocol/vectors alone
+    if isinstance(action, AddRows):  # a row's content is checked by rows of outrider_core/protocol/vectors alone
         return [name, {"positions": action.positions.tolist()}]
     return [name, {field: plain(value) for field, value in vars(action).items()}]
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from edge_runtime.drafter import CHILDREN, LEAST_CHILDREN, LIKELY_CHILD, MAX_WIDTH, PROMPT_CHUNK, Drafter, TreeShape
 from edge_runtime.engines import Floats, Ints
 from edge_runtime.lookup import HIT_RATES, LONGEST, Lookup
-from protocol.noise import gumbel_noise
-from protocol.rows import RowShape
-from protocol.sampling import Sampling, draw
-from protocol.tree import MAX_NODES, ROOT
+from outrider_core.protocol.noise import gumbel_noise
+from outrider_core.protocol.rows import RowShape
+from outrider_core.protocol.sampling import Sampling, draw
+from outrider_core.protocol.tree import MAX_NODES, ROOT
 
 VOCAB = 40
 DRAFT_IDS = np.array(sorted(random.Random(0).sample(range(VOCAB), 24)), np.int64)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.drafter import TREE_ROWS, TreeShape
-from protocol.sampling import Sampling
-from protocol.tree import ROOT
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import ROOT
 from tests.edge_runtime.test_drafter import (
     DRAFT_IDS,
     GREEDY,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused
-from protocol.wire import PROTOCOL_VERSION, Hello
+from outrider_core.protocol.wire import PROTOCOL_VERSION, Hello
 
 HELLO = Hello(PROTOCOL_VERSION, "t", "d", "test")
 PAGE = b"<html>" + b"please sign in " * 1000 + b"</html>"

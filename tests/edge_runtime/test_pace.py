@@ -24,9 +24,9 @@ from edge_runtime.pace import (
     Pace,
 )
 from edge_runtime.runtime import LARGEST
-from protocol.costs import CostCurve
-from protocol.tree import ROOT, TokenTree
-from protocol.wire import Verify, Welcome, encode, pack_tree
+from outrider_core.protocol.costs import CostCurve
+from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.protocol.wire import Verify, Welcome, encode, pack_tree
 
 #: seconds of steps: a CPU, where nodes are dear, and a GPU, where they cost nothing for long
 CPU = CostCurve((1, 8, 32, 64, 128), (0.012, 0.015, 0.024, 0.045, 0.09))

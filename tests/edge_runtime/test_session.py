@@ -14,9 +14,9 @@ from edge_runtime.policy import Policy
 from edge_runtime.session import CONFIDENCE_WINDOW, Session
 from edge_runtime.timing import Patience
 from edge_runtime.tokens import LOOP
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
-from protocol.wire import ERR_BUSY, Error, Generate, Open, Verify, unpack_ids
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import ERR_BUSY, Error, Generate, Open, Verify, unpack_ids
 from tests.edge_runtime.world import EOS, EVENTS, PATIENCE, PROMPT, SHAPE, WELCOME, World, plain
 
 policies = st.builds(

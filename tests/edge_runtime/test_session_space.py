@@ -18,8 +18,8 @@ import pytest
 from edge_runtime.actions import DraftTree, WriteToken
 from edge_runtime.policy import Policy
 from edge_runtime.timing import Patience, RoundTimer
-from protocol.tree import TokenTree
-from protocol.wire import ERR_BUSY, Error, Features, Opened, Verdict
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import ERR_BUSY, Error, Features, Opened, Verdict
 from tests.edge_runtime.world import PROMPT, VOCAB, World, plain, target
 
 #: what a session takes without doing anything but noting rows

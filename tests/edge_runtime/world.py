@@ -28,10 +28,10 @@ from edge_runtime.actions import (
 from edge_runtime.policy import Policy
 from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
-from protocol.rows import RowShape
-from protocol.sampling import Sampling
-from protocol.tree import ROOT, TokenTree
-from protocol.wire import (
+from outrider_core.protocol.rows import RowShape
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.protocol.wire import (
     ERR_UNKNOWN,
     FINISH_EOS,
     FINISH_NONE,
@@ -74,7 +74,7 @@ def plain(prompt: list[int], limit: int) -> list[int]:
 
 
 class SimulatedVerifier:
-    """What one connection answers: the rules of protocol.wire without a model."""
+    """What one connection answers: the rules of outrider_core.protocol.wire without a model."""
 
     def __init__(self) -> None:
         self.tokens: list[int] | None = None

@@ -13,7 +13,7 @@ from export.answers import Limits, generate_answers, read_answers
 from export.decoder import SlotDecoder, choose
 from export.prompts import ChatFormat, Conversation, UserTurn, plan, read_prompts
 from models.target import DEFAULT_TARGET, Target, open_target
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 from tests.tiny import plain_decode, tiny_model, tiny_target, tiny_tokenizer
 
 #: many ids end an answer, so that answers differ in length and slots are refilled at different times

@@ -18,7 +18,7 @@ from export.check import check_metadata, facts
 from export.quant import BLOCKS, quantise
 from export.steps import example_inputs
 from models.moa import DeviceHalf
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 from tests.export.conftest import Bundles, correlation, difference, edit_manifest, only_drafted, tree_inputs
 from tests.tiny import EOS
 

@@ -173,7 +173,7 @@ logits, keys, values = (x.numpy() for x in program.load_method("forward").execut
 STRANGERS_END = """
 assert logits.shape == (1, facts["get_draft_vocab_size"]) and keys.shape == values.shape, logits.shape
 assert keys.shape == (3, facts["get_sa_kv_heads"], facts["get_head_dim"]), keys.shape
-ours = {"edge_runtime", "export", "models", "protocol", "cloud"}
+ours = {"edge_runtime", "export", "models", "outrider_core", "cloud"}
 assert not ours & {name.partition(".")[0] for name in sys.modules}
 np.save(sys.argv[2], logits)
 """

@@ -19,7 +19,7 @@ from edge_runtime.runtime import EdgeRuntime
 from export.__main__ import main
 from export.plan import make_plan
 from models.moa import DeviceHalf
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 from tests.export.conftest import Folders, correlation, eager_half, expected, stored, tree_inputs, write_loosely
 from tests.export.test_reference_import import VOCAB, Place, make_model
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model, tiny_tokenizer

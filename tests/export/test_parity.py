@@ -34,7 +34,7 @@ from models.drafter_files import load_drafter
 from models.eager import EagerEngine
 from models.moa import DeviceHalf, MoAConfig
 from models.target import load_target, open_target
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 from tests.export.conftest import Bundles, Folders, correlation, difference, expected, only_drafted, stored, tree_inputs
 from tests.tiny import plain_decode
 

@@ -35,7 +35,7 @@ from models.baselines.sampling import (
     target_law,
 )
 from models.baselines.trees import How, Siblings
-from protocol.sampling import Sampling, log_probs
+from outrider_core.protocol.sampling import Sampling, log_probs
 
 PAIRS = [
     (sample_and_match, draw_top),

@@ -30,7 +30,7 @@ from models.baselines.sampling import Draw, draw_distinct, draw_independent, dra
 from models.baselines.traversal import traverse
 from models.baselines.trees import CandidateTree, How, LevelTree, ancestor_mask, behind_context
 from models.baselines.verification import Verdict, verify
-from protocol.tree import ROOT, TokenTree, TreeError
+from outrider_core.protocol.tree import ROOT, TokenTree, TreeError
 
 Verify = Callable[[Draft, Model, Chooser], Verdict]
 

@@ -19,7 +19,7 @@ from export.batches import MASKED, Batch, row_mask_of
 from export.train import forward
 from models.layers import Attention
 from models.moa import DeviceHalf, DrafterError, MoA, MoAConfig, quantised
-from protocol.rows import RowShape, pack_rows, unpack_rows
+from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 from tests.models.odd_moa import ODD, random_moa, random_sequence
 
 # training equals drafting

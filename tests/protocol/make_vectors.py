@@ -1,6 +1,6 @@
-"""Write protocol/vectors/: `python -m tests.protocol.make_vectors`. For ports to other languages, and the tests.
+"""Write outrider_core/protocol/vectors/: `python -m tests.protocol.make_vectors`. For ports to other languages, and the tests.
 
-The noise here is written from the specification in protocol/noise.py with plain Python ints and never calls
+The noise here is written from the specification in outrider_core/protocol/noise.py with plain Python ints and never calls
 that module, so that the two check each other.
 """
 
@@ -11,14 +11,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-import protocol
-from protocol import wire
-from protocol.costs import CostCurve
-from protocol.sampling import Sampling
-from protocol.tree import TokenTree
-from protocol.wire import ClientMessage, ServerMessage, pack_ids, pack_tree
+import outrider_core.protocol
+from outrider_core.protocol import wire
+from outrider_core.protocol.costs import CostCurve
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import ClientMessage, ServerMessage, pack_ids, pack_tree
 
-FOLDER = Path(protocol.__file__).parent / "vectors"
+FOLDER = Path(outrider_core.protocol.__file__).parent / "vectors"
 NOISE_FILE, FRAMES_FILE = FOLDER / "noise.json", FOLDER / "frames.json"
 
 SEEDS = (0, 1, 7, 2**31, 2**32 - 1, 2**32, 0x0123456789ABCDEF, 2**63 - 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.costs import MAX_POINTS, CostCurve, unpack_costs
+from outrider_core.protocol.costs import MAX_POINTS, CostCurve, unpack_costs
 
 curves = st.lists(
     st.tuples(st.integers(1, 2**31), st.floats(1e-6, 4000)), min_size=1, max_size=MAX_POINTS, unique_by=lambda p: p[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import protocol
+import outrider_core.protocol
 
 PROGRAM = """
 import importlib, json, pkgutil, sys
@@ -26,12 +26,16 @@ CLOUD_ONLY = {"torch", "transformers", "onnx", "safetensors", "cloud", "models",
 @pytest.mark.parametrize(
     ("package", "least", "banned"),
     [
-        ("protocol", 6, CLOUD_ONLY | {"onnxruntime", "websockets", "tokenizers", "jinja2", "edge_runtime"}),
+        (
+            "outrider_core.protocol",
+            6,
+            CLOUD_ONLY | {"onnxruntime", "websockets", "tokenizers", "jinja2", "edge_runtime"},
+        ),
         ("edge_runtime", 8, CLOUD_ONLY),
     ],
 )
 def test_package_does_not_load(package: str, least: int, banned: set[str]) -> None:
-    root = Path(protocol.__file__).parents[1]
+    root = Path(outrider_core.protocol.__file__).parents[1]
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM, package], cwd=root, env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True, text=True, timeout=120,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.noise import gumbel_noise, gumbel_noise_at
+from outrider_core.protocol.noise import gumbel_noise, gumbel_noise_at
 from tests.protocol.make_vectors import NOISE_FILE, noise, noise_hash
 
 VECTORS = json.loads(NOISE_FILE.read_text())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.rows import RowShape, pack_rows, unpack_rows
+from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 
 #: the largest value that travels: a float16 scale seven times
 LIMIT = 7 * 65504.0

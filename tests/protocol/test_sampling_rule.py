@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from protocol.noise import gumbel_noise
-from protocol.sampling import Sampling, draw, log_probs
+from outrider_core.protocol.noise import gumbel_noise
+from outrider_core.protocol.sampling import Sampling, draw, log_probs
 
 LOGITS = np.array([1.0, 0.2, -0.7, 1.4, 0.0, -2.0, 0.9, 0.5])
 DRAWS = 20_000

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.tree import MAX_NODES, ROOT, TokenTree, TreeError
-from protocol.wire import pack_tree, unpack_tree
+from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree, TreeError
+from outrider_core.protocol.wire import pack_tree, unpack_tree
 
 
 @st.composite

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.sampling import Sampling
-from protocol.tree import MAX_NODES, ROOT, TokenTree
-from protocol.wire import (
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
+from outrider_core.protocol.wire import (
     MAX_CLIENT_FRAME,
     MAX_TOKENS,
     Cancel,

@@ -22,7 +22,7 @@ import dev.outrider.core.runtime.int
 import dev.outrider.core.runtime.toHex
 import java.io.File
 
-/** The files of protocol/vectors, and the JSON forms that they use. */
+/** The files of outrider_core/protocol/vectors, and the JSON forms that they use. */
 object Vectors {
     /** The bundle that `make` writes. */
     val bundle = File(System.getProperty("bundle"))

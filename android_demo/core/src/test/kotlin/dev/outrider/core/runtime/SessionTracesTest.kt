@@ -10,7 +10,7 @@ import kotlin.test.assertEquals
 import kotlin.test.assertFalse
 import kotlin.test.assertTrue
 
-/** Replays protocol/vectors/sessions.json: the same events must give the same actions and states. */
+/** Replays outrider_core/protocol/vectors/sessions.json: the same events must give the same actions and states. */
 class SessionTracesTest {
     private val traces = Vectors.read("sessions")
 

@@ -9,7 +9,7 @@ All arithmetic on `h`, `k` and the inputs is modulo 2**32. `fmix32` is MurmurHas
     u = (h + 0.5) / 2**32            float64, never 0 or 1
     g = -ln(-ln(u))                  float64
 
-`position` is the absolute index of the token being drawn. Vectors: `protocol/vectors/noise.json`.
+`position` is the absolute index of the token being drawn. Vectors: `outrider_core/protocol/vectors/noise.json`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from protocol.noise import gumbel_noise
+from outrider_core.protocol.noise import gumbel_noise
 
 
 class Sampling(msgspec.Struct, array_like=True, frozen=True):

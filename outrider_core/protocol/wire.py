@@ -28,9 +28,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from protocol.costs import MAX_POINTS
-from protocol.sampling import Sampling
-from protocol.tree import MAX_NODES, ROOT, TokenTree, TreeError
+from outrider_core.protocol.costs import MAX_POINTS
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree, TreeError
 
 SUBPROTOCOL = "outrider.v1"
 PROTOCOL_VERSION = 1
@@ -75,7 +75,9 @@ class Welcome(_Message, tag=2, frozen=True):
     max_nodes: Count  # of one tree
     tree_budget: Count  # nodes the server would like at most, now
     server: Annotated[str, Meta(max_length=128)] = ""
-    costs: Annotated[bytes, Meta(max_length=8 * MAX_POINTS)] = b""  # protocol.costs, where the server knows
+    costs: Annotated[bytes, Meta(max_length=8 * MAX_POINTS)] = (
+        b""  # outrider_core.protocol.costs, where the server knows
+    )
 
 
 class Open(_Message, tag=3, frozen=True):
@@ -98,7 +100,7 @@ class Opened(_Message, tag=4, frozen=True):
 class Features(_Message, tag=5, frozen=True):
     stream: Stream
     start: Count  # position of the first row
-    rows: bytes  # protocol.rows; newest rows are sent first
+    rows: bytes  # outrider_core.protocol.rows; newest rows are sent first
 
 
 class Verify(_Message, tag=6, frozen=True):

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from protocol.sampling import Sampling
+from outrider_core.protocol.sampling import Sampling
 
 MAX_STOPS, MAX_STOP_LENGTH = 4, 1000
 ROLES = ("system", "developer", "user", "assistant")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.completions import ApiError
+from outrider_core.chat_api.completions import ApiError
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
