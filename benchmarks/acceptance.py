@@ -24,9 +24,9 @@ from rich.table import Table
 from benchmarks.baseline import plain_decode
 from benchmarks.command import conclude
 from cloud.process import WHOLE_TREES, VerifierProcess
-from edge_runtime.drafter import TreeShape
 from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.runtime import FIXED, EdgeRuntime
+from outrider_core.drafting.drafter import TreeShape
 from outrider_core.protocol.sampling import Sampling
 
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from edge_runtime.bundle import Bundle
 from edge_runtime.link import Arrived, Link, LinkEvent, LinkRefused, LinkUp
+from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import (
     FINISH_NONE,

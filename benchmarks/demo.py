@@ -21,9 +21,9 @@ from rich.text import Text
 from benchmarks.baseline import plain_decode
 from benchmarks.command import conclude
 from cloud.process import VerifierProcess
-from edge_runtime.drafter import TreeShape
 from edge_runtime.events import Event, Finished, LinkState, Provisional, RolledBack, Verified
 from edge_runtime.runtime import EdgeRuntime
+from outrider_core.drafting.drafter import TreeShape
 from outrider_core.protocol.sampling import Sampling
 
 QUESTIONS = [

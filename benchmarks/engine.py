@@ -33,8 +33,8 @@ from cloud.scheduling import Budget, measure_costs
 from cloud.service import Verifier, load_verifier
 from cloud.sessions import Session
 from cloud.settings import Settings
-from edge_runtime.probe import processor_name
-from models.target import TargetError, load_target
+from outrider_core.drafting.probe import processor_name
+from outrider_core.models.target import TargetError, load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import Open, pack_ids

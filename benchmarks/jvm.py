@@ -33,10 +33,10 @@ from rich.table import Table
 
 from android_demo.ci import core, engines, native
 from benchmarks.command import Figures, conclude
-from edge_runtime.bundle import Bundle, open_bundle
-from edge_runtime.drafter import MASKED, Drafter, TreeShape
-from edge_runtime.engines import Engine, Floats, Ints, installed, open_engine
-from edge_runtime.probe import Others, processor_name
+from outrider_core.drafting.bundle import Bundle, open_bundle
+from outrider_core.drafting.drafter import MASKED, Drafter, TreeShape
+from outrider_core.drafting.engines import Engine, Floats, Ints, installed, open_engine
+from outrider_core.drafting.probe import Others, processor_name
 from outrider_core.protocol.sampling import Sampling
 
 #: English and code

@@ -154,8 +154,8 @@ def read_prompts(options: argparse.Namespace) -> tuple[list[list[int]], str, str
     """(token ids of `--count` prompts spread evenly over the file, target hash, drafter hash)."""
     with quiet():  # late imports: wrong flags and --help are answered at once
         from export.prompts import read_prompts as read_lines
-        from models.drafter_files import load_drafter
-        from models.target import open_target
+        from outrider_core.models.drafter_files import load_drafter
+        from outrider_core.models.target import open_target
 
         files = open_target(options.model)
     lines = read_lines([options.prompts])

@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from edge_runtime.probe import processor_name
+from outrider_core.drafting.probe import processor_name
 from outrider_core.protocol.tree import MAX_NODES
 from outrider_core.protocol.wire import Verdict
 

@@ -50,12 +50,12 @@ from benchmarks.network_report import plot, show
 from benchmarks.slow_device import SlowEngine
 from cloud.process import VerifierProcess
 from cloud.settings import Settings
-from edge_runtime.bundle import Bundle, open_bundle
-from edge_runtime.drafter import TreeShape
-from edge_runtime.engines import open_engine
 from edge_runtime.events import AnswerStats, Finished, Provisional, RolledBack, Verified
 from edge_runtime.policy import Policy
 from edge_runtime.runtime import LARGEST, EdgeRuntime
+from outrider_core.drafting.bundle import Bundle, open_bundle
+from outrider_core.drafting.drafter import TreeShape
+from outrider_core.drafting.engines import open_engine
 from outrider_core.protocol.tree import MAX_NODES
 
 #: name -> options of the runtime; None: not a runtime's mode

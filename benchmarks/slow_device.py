@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from edge_runtime.engines import Engine, Floats
+from outrider_core.drafting.engines import Engine, Floats
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from cloud.sessions import Session, common_prefix
-from edge_runtime.drafter import Drafter, TreeShape
-from models.eager import EagerEngine
-from models.moa import DeviceHalf
+from outrider_core.drafting.drafter import Drafter, TreeShape
+from outrider_core.models.eager import EagerEngine
+from outrider_core.models.moa import DeviceHalf
 from outrider_core.protocol.rows import unpack_rows
 from outrider_core.protocol.tree import TokenTree
 

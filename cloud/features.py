@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.moa import MoAConfig, ServerHalf
+from outrider_core.models.moa import MoAConfig, ServerHalf
 from outrider_core.protocol.rows import RowShape
 
 
@@ -30,7 +30,8 @@ class FeatureProducer:
 
 
 class FeatureRows:
-    """Packed rows (outrider_core.protocol.rows) of positions start..start+len-1; a row once packed is kept as it was sent."""
+    """Packed rows (outrider_core.protocol.rows) of positions start..start+len-1; a row once packed is kept as it was
+    sent."""
 
     def __init__(self, shape: RowShape, start: int = 0) -> None:
         self.shape, self.start = shape, start

@@ -22,8 +22,6 @@ from typing import Any
 import msgspec
 import structlog
 from jinja2 import TemplateError
-from outrider_core.chat_api.asgi import ClientGone, read_body, send_events, send_json, unless_gone
-from outrider_core.chat_api.completions import ApiError, ChatRequest, Wording, check_model, model_card, parse, usage_of
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -32,6 +30,8 @@ from starlette.types import Receive, Scope, Send
 from cloud.auth import Account
 from cloud.jobs import Job, Reply
 from cloud.service import Verifier
+from outrider_core.chat_api.asgi import ClientGone, read_body, send_events, send_json, unless_gone
+from outrider_core.chat_api.completions import ApiError, ChatRequest, Wording, check_model, model_card, parse, usage_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.text import Detokeniser, StopStrings
 from outrider_core.protocol.wire import (

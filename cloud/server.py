@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 import structlog
 import uvicorn
-from outrider_core.chat_api.completions import ApiError
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
@@ -25,6 +24,7 @@ from cloud.openai import openai_routes
 from cloud.service import Verifier
 from cloud.settings import Settings, is_loopback
 from cloud.transport import HttpProtocol, WebSocketProtocol
+from outrider_core.chat_api.completions import ApiError
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL
 
 HELLO_SECONDS = 10.0

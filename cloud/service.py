@@ -23,10 +23,10 @@ from cloud.runner import Runner, Runs
 from cloud.scheduling import measure_costs
 from cloud.sessions import SessionStore
 from cloud.settings import Settings
-from models.drafter_files import load_drafter
-from models.moa import DeviceHalf, DrafterError, MoAConfig, device_half_on, server_half
-from models.packing import pack_linears
-from models.target import Target, TargetError, load_target, open_target
+from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.moa import DeviceHalf, DrafterError, MoAConfig, device_half_on, server_half
+from outrider_core.models.packing import pack_linears
+from outrider_core.models.target import Target, TargetError, load_target, open_target
 from outrider_core.protocol.wire import MAX_TOKENS, PROTOCOL_VERSION, Welcome
 
 Drafter = tuple[MoAConfig, dict[str, torch.Tensor], str]

@@ -57,8 +57,8 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
     from cloud.auth import AuthError
     from cloud.service import load_verifier
     from cloud.serving import Server
-    from models.moa import DrafterError
-    from models.target import TargetError
+    from outrider_core.models.moa import DrafterError
+    from outrider_core.models.target import TargetError
 
     try:
         verifier = load_verifier(settings)
@@ -81,8 +81,8 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
 def _follow(settings: Settings) -> int:
     """Any rank but the first: load a share and do as rank 0 says. Signals are for rank 0, which ends the others."""
     from cloud.service import load_verifier
-    from models.moa import DrafterError
-    from models.target import TargetError
+    from outrider_core.models.moa import DrafterError
+    from outrider_core.models.target import TargetError
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

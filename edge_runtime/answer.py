@@ -28,7 +28,6 @@ from edge_runtime.actions import (
     WriteToken,
 )
 from edge_runtime.answer_text import AnswerText
-from edge_runtime.drafter import Draft, TreeShape
 from edge_runtime.events import (
     Adopted,
     AnswerStats,
@@ -45,6 +44,7 @@ from edge_runtime.pace import Controller
 from edge_runtime.session import Session
 from edge_runtime.transport import Transport
 from edge_runtime.worker import DrafterFailed, DrafterThread
+from outrider_core.drafting.drafter import Draft, TreeShape
 from outrider_core.protocol.tree import MAX_NODES, TokenTree
 from outrider_core.protocol.wire import Verdict, Verify
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_runtime.drafter import Draft
 from edge_runtime.link import LinkEvent
 from edge_runtime.session import Session
 from edge_runtime.worker import DrafterFailed
+from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.tree import ROOT, TokenTree
 
 

@@ -14,9 +14,6 @@ from types import TracebackType
 from typing import Any
 
 from edge_runtime.answer import Answer
-from edge_runtime.bundle import Bundle, open_bundle
-from edge_runtime.drafter import Drafter, TreeShape
-from edge_runtime.engines import Engine, open_engine
 from edge_runtime.events import Event
 from edge_runtime.link import Link
 from edge_runtime.news import News
@@ -26,6 +23,9 @@ from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.transport import Server, Transport
 from edge_runtime.worker import DrafterThread
+from outrider_core.drafting.bundle import Bundle, open_bundle
+from outrider_core.drafting.drafter import Drafter, TreeShape
+from outrider_core.drafting.engines import Engine, open_engine
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
 
@@ -42,7 +42,7 @@ class EdgeRuntime:
     """A bundle, its engine and one link; answers one prompt at a time.
 
     server: `host:port`, `ws://...` or `wss://...` of a `python -m cloud.verifier`; a `Server`, such as an entered
-    `cloud.local.LocalVerifier`; None: write alone.
+    `outrider.local.LocalVerifier`; None: write alone.
     policy: who writes, and what becomes of text written alone (`edge_runtime.policy.Policy`).
     engine: "onnx", "executorch", an engine object, or None: the first that is in the bundle and installed.
     shape: the largest trees. shaping: choose smaller ones where they bring more tokens per second. ahead: draft on
@@ -137,7 +137,7 @@ class EdgeRuntime:
         max_new_tokens counts verified tokens only. temperature 0 is greedy. seed: the same seed gives the same text;
         None picks one. stop: strings that end the answer; they are not part of it. Closing the iterator cancels.
         Raises ValueError on a prompt that leaves no room, DrafterFailed where the device's engine fails, LinkRefused if
-        the verifier serves another target or drafter, or (`cloud.local.EngineFailed`) fails in this process.
+        the verifier serves another target or drafter, or (`outrider.local.EngineFailed`) fails in this process.
         """
         if not prompt:
             raise ValueError("the prompt is empty")

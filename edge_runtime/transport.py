@@ -10,7 +10,7 @@ from outrider_core.protocol.wire import ClientMessage, Hello, Welcome
 
 
 class Transport(Protocol):
-    """What carries messages to one verifier and back: `edge_runtime.link.Link`, `cloud.local.LocalLink`.
+    """What carries messages to one verifier and back: `edge_runtime.link.Link`, `outrider.local.LocalLink`.
 
     It reports LinkUp, LinkDown, Arrived and LinkRefused in the event loop's thread, in order.
     """
@@ -31,7 +31,7 @@ class Transport(Protocol):
 
 
 class Server(Protocol):
-    """What makes links, where an address does not: `cloud.local.LocalVerifier`.
+    """What makes links, where an address does not: `outrider.local.LocalVerifier`.
 
     steady: it always answers or fails, so that the device never writes alone while it waits for a verdict.
     """

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from edge_runtime.drafter import Drafter, TreeShape
+from outrider_core.drafting.drafter import Drafter, TreeShape
 
 
 class DrafterFailed(RuntimeError):

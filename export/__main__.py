@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from edge_runtime.probe import numbers, whole
-from models.target import DEFAULT_TARGET, TargetError
+from outrider_core.drafting.probe import numbers, whole
+from outrider_core.models.target import DEFAULT_TARGET, TargetError
 
 EPILOG = """\
 examples:
@@ -180,7 +180,7 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 def run_import(arguments: argparse.Namespace) -> None:
     from export.reference import import_checkpoint
-    from models.drafter_files import load_drafter
+    from outrider_core.models.drafter_files import load_drafter
 
     ids = load_drafter(arguments.draft_vocab_from)[1]["draft_ids"] if arguments.draft_vocab_from else None
     config = import_checkpoint(
@@ -206,8 +206,8 @@ def keep_freed_memory() -> None:
 
 def guarded(run: Callable[[], int | None]) -> int:
     """Run a command: its exit status, 1 with one line for an expected error, 130 for Ctrl-C."""
-    from edge_runtime.bundle import BundleError
-    from models.moa import DrafterError
+    from outrider_core.drafting.bundle import BundleError
+    from outrider_core.models.moa import DrafterError
 
     try:
         return run() or 0

@@ -17,7 +17,7 @@ import torch
 
 from export.decoder import SlotDecoder, choose
 from export.prompts import ChatFormat, Conversation, UserTurn
-from models.target import Target
+from outrider_core.models.target import Target
 
 #: a self-written user turn is drawn at this temperature: greedily it would always be the same
 USER_TEMPERATURE = 0.8

@@ -25,18 +25,6 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 from safetensors.torch import save_file
 
-from edge_runtime.bundle import (
-    FORMAT_VERSION,
-    MANIFEST,
-    Bounds,
-    BundleError,
-    EngineEntry,
-    FileEntry,
-    Manifest,
-    open_bundle,
-)
-from edge_runtime.drafter import MAX_WIDTH
-from edge_runtime.engines import open_engine
 from export.bench import bench_bundle, write_into_report
 from export.check import broken_bounds, check_acceptance, check_metadata, facts
 from export.parity import compare
@@ -46,8 +34,20 @@ from export.report import markdown
 from export.steps import RANDOM_ROWS, TARGET_ANSWERS, Passage, passages_for
 from export.to_executorch import write_executorch
 from export.to_onnx import INT8_ACTIVATIONS, accuracy_levels, data_file, write_onnx
-from models.eager import EagerEngine
-from models.moa import SERVER_PREFIXES, DeviceHalf, device_half_on
+from outrider_core.drafting.bundle import (
+    FORMAT_VERSION,
+    MANIFEST,
+    Bounds,
+    BundleError,
+    EngineEntry,
+    FileEntry,
+    Manifest,
+    open_bundle,
+)
+from outrider_core.drafting.drafter import MAX_WIDTH
+from outrider_core.drafting.engines import open_engine
+from outrider_core.models.eager import EagerEngine
+from outrider_core.models.moa import SERVER_PREFIXES, DeviceHalf, device_half_on
 
 DRAFT_IDS_FILE = "draft_ids.u32"
 NULL_ROW_FILE = "null_row.f32"

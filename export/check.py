@@ -16,9 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from cloud.process import WHOLE_TREES, VerifierProcess
-from edge_runtime.bundle import MANIFEST, Bundle, BundleError, Manifest, open_bundle
-from edge_runtime.drafter import MAX_WIDTH
-from edge_runtime.engines import Engine, open_engine
 from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.runtime import FIXED, EdgeRuntime
 from export.parity import compare
@@ -26,10 +23,13 @@ from export.plan import target_fits
 from export.progress import Meter
 from export.report import check_markdown, put_section
 from export.steps import PROMPTS, RANDOM_ROWS, TARGET_ANSWERS, passages_for
-from models.drafter_files import find_drafter, load_drafter
-from models.eager import EagerEngine
-from models.moa import DeviceHalf, device_half_on
-from models.target import open_target
+from outrider_core.drafting.bundle import MANIFEST, Bundle, BundleError, Manifest, open_bundle
+from outrider_core.drafting.drafter import MAX_WIDTH
+from outrider_core.drafting.engines import Engine, open_engine
+from outrider_core.models.drafter_files import find_drafter, load_drafter
+from outrider_core.models.eager import EagerEngine
+from outrider_core.models.moa import DeviceHalf, device_half_on
+from outrider_core.models.target import open_target
 
 
 def facts(manifest: Manifest) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def check_metadata(bundle: Bundle, name: str) -> None:
             prop.key: json.loads(prop.value) for prop in model.metadata_props if prop.key in facts(bundle.manifest)
         }
     else:
-        from edge_runtime.engines.executorch import ExecuTorchEngine
+        from outrider_core.drafting.engines.executorch import ExecuTorchEngine
 
         found = ExecuTorchEngine(path).metadata
     for key, wanted in facts(bundle.manifest).items():

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
 
-from models.target import Target
+from outrider_core.models.target import Target
 
 
 class SlotDecoder:

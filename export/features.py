@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
-from models.moa import MoAConfig
-from models.target import Target
+from outrider_core.models.moa import MoAConfig
+from outrider_core.models.target import Target
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -57,7 +57,7 @@ class OnlineFeatures:
 
     @torch.no_grad()
     def batch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """(kv [B, S, layers, kv_width] as models.moa.ServerHalf reads them, hidden [B, S, hidden_size]).
+        """(kv [B, S, layers, kv_width] as outrider_core.models.moa.ServerHalf reads them, hidden [B, S, hidden_size]).
 
         On the target's device in its dtype; behind a sequence's end stands what does not matter. hidden is the last
         hidden state after the final norm, which the LM head sees.

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from edge_runtime.drafter import Drafter
 from export.answers import read_answers
 from export.features import OnlineFeatures, Sequence
-from models.eager import EagerEngine
-from models.moa import MoA
+from outrider_core.drafting.drafter import Drafter
+from outrider_core.models.eager import EagerEngine
+from outrider_core.models.moa import MoA
 from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling
 

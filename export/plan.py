@@ -13,13 +13,13 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from edge_runtime.bundle import MANIFEST, BundleError
 from export.quant import BITS, Profile, packed_bytes, rare_bits
 from export.steps import RANDOM_ROWS, TARGET_ANSWERS
 from export.to_executorch import BACKENDS, check_backend
-from models.drafter_files import load_drafter
-from models.moa import MoAConfig
-from models.target import TargetFiles, open_target
+from outrider_core.drafting.bundle import MANIFEST, BundleError
+from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.moa import MoAConfig
+from outrider_core.models.target import TargetFiles, open_target
 
 FORMATS = {"onnx": "drafter.onnx", "executorch": "drafter.pte"}
 #: bits of embedding and LM head where --embedding-bits does not say: the head decides the argmax, so not 4

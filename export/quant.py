@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models.moa import DeviceHalf
+from outrider_core.models.moa import DeviceHalf
 
 BITS = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4}
 #: inputs that share one scale; smaller blocks are closer to float32 and larger on disk

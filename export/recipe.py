@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Budget and recipe. `benchmarks.ablations` shows what each choice of the recipe is worth."""
+    """Budget and recipe. `lab.ablations` shows what each choice of the recipe is worth."""
 
     epochs: int = 5
     batch_tokens: int = 2048  # padding included

@@ -2,8 +2,8 @@
 
 The layout is that of github.com/huawei-noah/HEBO, branch mixture-of-attentions, and of its vLLM port: one folder
 with `model.safetensors` (or shards and their index) and a `config.json` that is either the target's own or, for
-vLLM, has `model_type` "moa_spec". Its tensors bear the names of `models.moa`; E is the target's hidden size, H its
-heads, hd their width, G its key heads, D = 2 * G * hd:
+vLLM, has `model_type` "moa_spec". Its tensors bear the names of `outrider_core.models.moa`; E is the target's hidden
+size, H its heads, hd their width, G its key heads, D = 2 * G * hd:
 
 | checkpoint, behind any one prefix      | drafter   | what it is                                               |
 |----------------------------------------|-----------|----------------------------------------------------------|
@@ -18,9 +18,10 @@ heads, hd their width, G its key heads, D = 2 * G * hd:
 
 BLOCK is input_layernorm, self_attn.{q,k,v,o}_proj, post_attention_layernorm and mlp.{gate,up,down}_proj, each with a
 `.weight`; key heads and MLP width may differ from block to block. The authors' layer self-attention reads every
-target layer as [K_0|V_0|K_1|V_1|...], as `models.moa.ServerHalf` does, so nothing is permuted. There is no null row.
+target layer as [K_0|V_0|K_1|V_1|...], as `outrider_core.models.moa.ServerHalf` does, so nothing is permuted. There is
+no null row.
 
-Refused, because `models.moa` computes something else:
+Refused, because `outrider_core.models.moa` computes something else:
 
 - target layer inference (the drafter re-uses the target's last N > 0 layers). A checkpoint need not say so: the
   authors' trainer keeps N in its own settings only. One that does not say is taken as N = 0, which its notes tell;
@@ -44,9 +45,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, save_drafter
-from models.moa import DrafterError, MoA, MoAConfig
-from models.target import SUPPORTED_FAMILIES, TargetError, hash_model_folder, resolve_target
+from outrider_core.models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, save_drafter
+from outrider_core.models.moa import DrafterError, MoA, MoAConfig
+from outrider_core.models.target import SUPPORTED_FAMILIES, TargetError, hash_model_folder, resolve_target
 
 #: the authors trained on conversations cut at this length
 TRAINED_CONTEXT = 2048
@@ -263,7 +264,7 @@ def _own(source: str, contents: dict[str, Stored]) -> dict[str, Stored]:
 
 
 def _refuse_other_networks(checkpoint: Checkpoint, shape: Any) -> None:
-    """Refuse what `models.moa` would compute differently, and checkpoints of another target."""
+    """Refuse what `outrider_core.models.moa` would compute differently, and checkpoints of another target."""
     config, name = checkpoint.config, checkpoint.name
     if (layers := config.get("target_layer_inference")) not in (None, 0):
         raise DrafterError(

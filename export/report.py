@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from edge_runtime.bundle import BundleError
+from outrider_core.drafting.bundle import BundleError
 
 REPORTS = ("report.json", "report.md")
 

@@ -23,12 +23,12 @@ from export.prompts import OPENINGS, Conversation, plan, read_prompts
 from export.recipe import TrainSettings
 from export.share import Share
 from export.train import Student, Trainer
-from models.baselines.networks import Baseline, BaselineConfig, save_baseline
-from models.baselines.reused import ReusedLayerMoA
-from models.drafter_files import save_drafter
-from models.moa import MoA, MoAConfig
-from models.packing import pack_linears
-from models.target import Target, load_target
+from lab.baselines.networks import Baseline, BaselineConfig, save_baseline
+from lab.baselines.reused import ReusedLayerMoA
+from outrider_core.models.drafter_files import save_drafter
+from outrider_core.models.moa import MoA, MoAConfig
+from outrider_core.models.packing import pack_linears
+from outrider_core.models.target import Target, load_target
 
 #: decoder layers of the baselines
 LAYERS = {"eagle2": 1, "lm": 2}

@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
-from edge_runtime.bundle import BundleError
-from edge_runtime.drafter import MASKED, MAX_WIDTH
-from edge_runtime.engines import Engine, Floats, Ints
 from export.answers import Limits, generate_answers, read_answers
 from export.progress import Meter
 from export.prompts import Conversation, UserTurn
-from models.moa import MoAConfig, ServerHalf, server_half
-from models.target import Target, TargetFiles, load_target
+from outrider_core.drafting.bundle import BundleError
+from outrider_core.drafting.drafter import MASKED, MAX_WIDTH
+from outrider_core.drafting.engines import Engine, Floats, Ints
+from outrider_core.models.moa import MoAConfig, ServerHalf, server_half
+from outrider_core.models.target import Target, TargetFiles, load_target
 from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 
 #: what every bundle is compared on: the target's own answers to these, one prompt a line
@@ -31,7 +31,7 @@ LOOKAHEAD = 6
 
 
 def example_inputs(config: MoAConfig, width: int, past: int, rows: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Random inputs of one draft step, in the order of edge_runtime.engines.INPUTS."""
+    """Random inputs of one draft step, in the order of outrider_core.drafting.engines.INPUTS."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:

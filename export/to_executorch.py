@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from edge_runtime.bundle import BundleError
-from edge_runtime.drafter import MAX_WIDTH, TREE_ROWS
 from export.quant import Profile, embedding, replace_norms, without_tables
 from export.steps import example_inputs
-from models.moa import DeviceHalf
+from outrider_core.drafting.bundle import BundleError
+from outrider_core.drafting.drafter import MAX_WIDTH, TREE_ROWS
+from outrider_core.models.moa import DeviceHalf
 
 GROUP = 32
 BACKENDS = ("xnnpack", "coreml", "qualcomm")

@@ -13,11 +13,11 @@ import torch
 from onnx_ir.passes.common import DeduplicateInitializersPass
 from onnxscript import values
 
-from edge_runtime.engines import INPUTS, OUTPUTS
-from edge_runtime.engines.onnx import OnnxEngine
 from export.quant import Profile, rebuild
 from export.steps import example_inputs
-from models.moa import DeviceHalf
+from outrider_core.drafting.engines import INPUTS, OUTPUTS
+from outrider_core.drafting.engines.onnx import OnnxEngine
+from outrider_core.models.moa import DeviceHalf
 
 OPSET = 20
 #: what MatMulNBits computes in: 4 = int8 activations, with one scale per block; 1 = float32, which unpacks the

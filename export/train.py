@@ -22,8 +22,8 @@ from export.features import OnlineFeatures
 from export.loss import HeadCrossEntropy
 from export.recipe import TrainSettings
 from export.share import ALONE, Share
-from models.baselines.networks import Baseline
-from models.moa import MoA
+from lab.baselines.networks import Baseline
+from outrider_core.models.moa import MoA
 
 Student = MoA | Baseline
 TOP_TOKENS = 10

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("outrider_core", "models", "export", "edge_runtime", "cloud", "benchmarks", "optimum", "tests")
+ROOMS = ("outrider", "outrider_core", "export", "edge_runtime", "cloud", "lab", "benchmarks", "optimum", "tests")
 
 
 def remote_code(source: str) -> list[int]:

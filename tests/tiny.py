@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from models.drafter_files import save_drafter
-from models.moa import MoA, MoAConfig
-from models.target import Target, hash_model_folder
+from outrider_core.models.drafter_files import save_drafter
+from outrider_core.models.moa import MoA, MoAConfig
+from outrider_core.models.target import Target, hash_model_folder
 from outrider_core.protocol.sampling import Sampling, draw
 
 FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "mistral": MistralConfig}

@@ -1,6 +1,6 @@
 """OpenAI-style chat completions as data: what a request may say, what is refused, and how answers are worded.
 
-Both ends speak it: the verifier (`cloud.openai`) and the device's own endpoint (`edge_runtime.serve`). Fields that
+Both ends speak it: the verifier (`cloud.openai`) and the device's own endpoint (`outrider.cli.serve`). Fields that
 would change the output and are not supported are refused by name; other unknown fields are ignored.
 """
 

@@ -61,7 +61,7 @@ class _Message(Struct, array_like=True, frozen=True):
 
 class Hello(_Message, tag=1, frozen=True):
     protocol: Annotated[int, Meta(ge=1, lt=1 << 16)]
-    target_hash: Hash  # models.target.Target.model_hash in the bundle
+    target_hash: Hash  # outrider_core.models.target.Target.model_hash in the bundle
     drafter_hash: Hash
     client: Annotated[str, Meta(max_length=128)] = ""
 

@@ -13,7 +13,7 @@ from android_demo.ci.engines import Libraries
 from cloud.process import VerifierProcess
 from export.bundle import write_bundle
 from export.plan import Options
-from models.target import load_target
+from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from tests.android.device import MAX_CONTEXT, verifier_of, words
 from tests.android.phone import MAX_NEW, PROMPT

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edge_runtime.drafter import Draft, Drafter, TreeShape
-from edge_runtime.engines import Floats, Ints
 from edge_runtime.pace import SOON, Controller, Pace
+from outrider_core.drafting.drafter import Draft, Drafter, TreeShape
+from outrider_core.drafting.engines import Floats, Ints
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.noise import fmix32
 from outrider_core.protocol.rows import RowShape

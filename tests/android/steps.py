@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from android_demo.ci import core
-from edge_runtime.bundle import Manifest
-from edge_runtime.drafter import MASKED
-from edge_runtime.engines import Floats, Ints
+from outrider_core.drafting.bundle import Manifest
+from outrider_core.drafting.drafter import MASKED
+from outrider_core.drafting.engines import Floats, Ints
 
 Step = tuple[Ints, Ints, Ints, Floats, Floats, Floats, Floats, Floats]
 #: (width, wanted, past, rows): nothing behind it, a branch, a prompt's chunk, trees, and the widest

@@ -10,8 +10,8 @@ import pytest
 from android_demo.ci import arm64
 from android_demo.ci.engines import Libraries
 from android_demo.ci.pins import REPOSITORY
-from edge_runtime.bundle import open_bundle
-from edge_runtime.engines import open_engine
+from outrider_core.drafting.bundle import open_bundle
+from outrider_core.drafting.engines import open_engine
 from tests.android.steps import Runner, random_steps
 
 DEFAULT = REPOSITORY / "build" / "bundle"

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.links import EmulatedLink
 from cloud.process import VerifierProcess
-from models.target import load_target
+from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from tests.android.device import MAX_CONTEXT, Device, Screen, verifier_of, words
 from tests.tiny import plain_decode

@@ -21,12 +21,12 @@ from android_demo.ci.engines import SOURCES, Libraries, build_tests
 from android_demo.ci.pins import REPOSITORY
 from benchmarks.links import EmulatedLink
 from cloud.process import VerifierProcess
-from edge_runtime.bundle import Bundle, BundleError, open_bundle
-from edge_runtime.engines import open_engine
 from edge_runtime.events import Finished
 from edge_runtime.runtime import EdgeRuntime
 from export.bundle import write_bundle
 from export.plan import Options
+from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
+from outrider_core.drafting.engines import open_engine
 from outrider_core.protocol.sampling import Sampling
 from tests.android.device import Device, Screen
 from tests.android.steps import Runner, random_steps

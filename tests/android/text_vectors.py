@@ -171,7 +171,7 @@ def stop_vectors() -> list[dict[str, Any]]:
 
 
 def chat_vectors() -> list[dict[str, Any]]:
-    """Templates and conversations, rendered as `edge_runtime.bundle.Bundle.render_chat` does."""
+    """Templates and conversations, rendered as `outrider_core.drafting.bundle.Bundle.render_chat` does."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "", "pad_token": ""}
     default = (BUNDLE / "chat_template.jinja").read_text(encoding="utf-8")

@@ -31,8 +31,8 @@ from benchmarks.load_device import Answer, Device, Dial, Drafts, Habits, hit_rat
 from benchmarks.load_report import Memory, Tally, jain, percentiles, resident_bytes, slope
 from cloud.service import Verifier
 from cloud.settings import Settings
-from models.drafter_files import load_drafter
-from models.target import load_target
+from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_ORDER, FINISH_EOS, FINISH_NONE, Verdict

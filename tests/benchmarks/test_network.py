@@ -19,9 +19,9 @@ from benchmarks.links import EmulatedLink
 from benchmarks.network import MODES, harmed, main
 from benchmarks.network_report import CHOICES, as_markdown, ratios, uncertainty
 from cloud.process import VerifierProcess
-from edge_runtime.bundle import Bundle, open_bundle
 from export.bundle import write_bundle
 from export.plan import Options
+from outrider_core.drafting.bundle import Bundle, open_bundle
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 
 NEW = 24

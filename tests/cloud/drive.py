@@ -21,7 +21,7 @@ from cloud.jobs import Job, Reply
 from cloud.server import App, uvicorn_config
 from cloud.service import Verifier
 from cloud.settings import Settings
-from models.moa import server_half
+from outrider_core.models.moa import server_half
 from outrider_core.protocol.rows import pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree

@@ -17,7 +17,7 @@ import torch
 from cloud.parallel import Leader, Ranks, follow
 from cloud.service import Verifier, make_runner
 from cloud.settings import Settings
-from models.target import load_target
+from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Verdict
 from tests.cloud.drive import random_tree, started

@@ -13,7 +13,7 @@ import torch
 from cloud.jobs import Reply
 from cloud.service import Verifier
 from cloud.settings import Settings
-from models.moa import device_half
+from outrider_core.models.moa import device_half
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Generate, Verdict

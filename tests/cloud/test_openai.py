@@ -16,8 +16,6 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_core.chat_api.asgi import MAX_BODY
-from outrider_core.chat_api.completions import NEUTRAL
 from starlette.requests import Request
 from starlette.routing import Mount
 from structlog.testing import capture_logs
@@ -26,6 +24,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from cloud.auth import Account, Accounts
 from cloud.openai import openai_routes
 from cloud.service import Verifier
+from outrider_core.chat_api.asgi import MAX_BODY
+from outrider_core.chat_api.completions import NEUTRAL
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.text import REPLACEMENT, WINDOW_TOKENS, Detokeniser, StopStrings
 from tests.cloud.drive import make_verifier, serve

@@ -26,8 +26,8 @@ from websockets.exceptions import ConnectionClosed
 
 from cloud.process import free_port
 from cloud.scale import Scale, ScaleError, build
-from models.drafter_files import load_drafter
-from models.target import hash_model_folder
+from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.target import hash_model_folder
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL, Hello

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_runtime.bundle import Bundle, open_bundle
 from export.bundle import write_bundle
 from export.plan import Options
+from outrider_core.drafting.bundle import Bundle, open_bundle
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 
 

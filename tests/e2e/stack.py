@@ -9,8 +9,8 @@ from cloud.settings import Settings
 from edge_runtime.events import Adopted, Event, Finished, Provisional, RolledBack, Verified
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.timing import Patience
-from models.drafter_files import load_drafter
-from models.target import load_target
+from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from tests.tiny import plain_decode
 

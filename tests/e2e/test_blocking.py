@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.blocking import BlockingRuntime
-from edge_runtime.bundle import Bundle
 from edge_runtime.events import Finished, Provisional, Verified
 from edge_runtime.runtime import EdgeRuntime
+from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, PATIENCE, make_verifier, oracle

@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import Close as CloseFrame
 
 from cloud.process import VerifierProcess
-from models.drafter_files import load_drafter
+from outrider_core.models.drafter_files import load_drafter
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import (

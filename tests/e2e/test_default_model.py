@@ -17,10 +17,10 @@ import pytest
 from benchmarks.baseline import plain_decode
 from benchmarks.links import EmulatedLink
 from cloud.process import VerifierProcess
-from edge_runtime.bundle import open_bundle
 from edge_runtime.events import Finished, Provisional, RolledBack, Verified
 from edge_runtime.link import LinkRefused
 from edge_runtime.runtime import EdgeRuntime
+from outrider_core.drafting.bundle import open_bundle
 from outrider_core.protocol.sampling import Sampling
 
 ROOT = Path(__file__).parents[2]

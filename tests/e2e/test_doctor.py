@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from edge_runtime import __main__ as command
-from edge_runtime.doctor import Finding, examine
+from outrider.cli import device as command
+from outrider.cli.doctor import Finding, examine
 from tests.cloud.drive import serve
 from tests.e2e.stack import make_verifier
 
@@ -102,7 +102,7 @@ def test_a_web_page_in_place_of_a_verifier(folders: Folders) -> None:
 
 
 def test_a_listener_that_says_nothing(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_runtime.doctor.LOOK_SECONDS", 0.5)
+    monkeypatch.setattr("outrider.cli.doctor.LOOK_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         found = findings(folders[2], f"127.0.0.1:{listener.getsockname()[1]}")
     assert found["clock"].level == "warning" and found["verifier"].level == "bad"

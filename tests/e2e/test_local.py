@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 import torch
 
-from cloud.local import EngineFailed, LocalVerifier
-from edge_runtime.bundle import Bundle, open_bundle
-from edge_runtime.drafter import TreeShape
 from edge_runtime.events import Finished, Verified
 from edge_runtime.link import LinkRefused
 from edge_runtime.runtime import EdgeRuntime
 from export.bundle import write_bundle
 from export.plan import Options
-from models.target import load_target
+from outrider.local import EngineFailed, LocalVerifier
+from outrider_core.drafting.bundle import Bundle, open_bundle
+from outrider_core.drafting.drafter import TreeShape
+from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 
@@ -275,7 +275,7 @@ def test_another_drafters_bundle_is_refused(folders: Folders, bundle: Bundle, tm
 
 def command(folder: Path, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
     """`python -m edge_runtime` in `folder`; `before` is run in its interpreter first."""
-    program = f"import sys; {before}\nfrom edge_runtime.__main__ import main\nsys.exit(main())"
+    program = f"import sys; {before}\nfrom outrider.cli.device import main\nsys.exit(main())"
     return subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=folder, timeout=240,
         env={**os.environ, "COLUMNS": "100", "PYTHONPATH": str(ROOT)},

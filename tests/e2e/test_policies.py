@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from benchmarks.links import EmulatedLink
-from edge_runtime.bundle import Bundle
-from edge_runtime.engines import open_engine
 from edge_runtime.events import Adopted, Event, Finished, LinkState, Provisional, Verified
 from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.timing import Patience
 from edge_runtime.worker import DrafterFailed
+from outrider_core.drafting.bundle import Bundle
+from outrider_core.drafting.engines import open_engine
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, PATIENCE, Screen, answer, make_verifier, oracle

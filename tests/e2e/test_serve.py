@@ -19,10 +19,10 @@ import pytest
 
 from benchmarks.links import EmulatedLink
 from cloud.process import free_port
-from edge_runtime.bundle import Bundle
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.serve import Endpoint
 from edge_runtime.timing import Patience
+from outrider.cli.serve import Endpoint
+from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, PATIENCE, make_verifier, oracle
@@ -141,7 +141,7 @@ def test_an_answer_that_ends_without_the_verifier_says_so(bundle: Bundle, unveri
 def test_requests_take_turns_and_too_many_are_refused(
     folders: Folders, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_runtime.serve.MOST_WAITING", 3)
+    monkeypatch.setattr("outrider.cli.serve.MOST_WAITING", 3)
     text, _ = truth(folders, bundle)
 
     async def work(client: httpx.AsyncClient) -> None:

@@ -17,10 +17,10 @@ import pytest
 from rich.console import Console
 
 from benchmarks.links import EmulatedLink
-from edge_runtime.bundle import Bundle
 from edge_runtime.events import LinkState, Provisional, RolledBack, Verified
 from edge_runtime.pace import Controller, Pace
-from edge_runtime.terminal import STATES, Journal, Screen
+from outrider.cli.terminal import STATES, Journal, Screen
+from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.e2e.stack import make_verifier, oracle

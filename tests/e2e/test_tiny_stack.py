@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.links import EmulatedLink
-from edge_runtime.bundle import Bundle
-from edge_runtime.drafter import TreeShape
 from edge_runtime.events import Finished, Verified
 from edge_runtime.runtime import EdgeRuntime
+from outrider_core.drafting.bundle import Bundle
+from outrider_core.drafting.drafter import TreeShape
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, PATIENCE, SAMPLINGS, Screen, answer, make_verifier, oracle

@@ -1,4 +1,5 @@
-"""Write outrider_core/protocol/vectors/sessions.json: `python -m tests.edge_runtime.make_traces`. For ports, and the tests.
+"""Write outrider_core/protocol/vectors/sessions.json: `python -m tests.edge_runtime.make_traces`. For ports, and the
+tests.
 
 Each trace is one answer: how the session was made, then every event with its time and the actions it gave. A port
 replays the events and must give the same actions (times to a microsecond).

@@ -17,12 +17,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
-from edge_runtime.bundle import MANIFEST
-from edge_runtime.engines import Engine
 from export import bundle as room
 from export.bundle import write_bundle
 from export.features import FeatureCache
@@ -30,15 +27,13 @@ from export.plan import Options
 from export.steps import example_inputs
 from export.to_executorch import write_executorch
 from export.to_onnx import write_onnx
-from models.drafter_files import load_drafter
-from models.moa import DeviceHalf, MoAConfig, device_half_on
-from models.target import Target, open_target
+from outrider_core.drafting.bundle import MANIFEST
+from outrider_core.drafting.engines import Engine
+from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.moa import DeviceHalf, MoAConfig, device_half_on
+from outrider_core.models.target import Target, open_target
 from tests.export.tiny_training import some_sequences
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model, tiny_target
-
-# a busy machine may take its time
-settings.register_profile("outrider", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("outrider")
 
 Inputs = tuple[torch.Tensor, ...]
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import torch
 from export.answers import Limits, generate_answers, read_answers
 from export.decoder import SlotDecoder, choose
 from export.prompts import ChatFormat, Conversation, UserTurn, plan, read_prompts
-from models.target import DEFAULT_TARGET, Target, open_target
+from outrider_core.models.target import DEFAULT_TARGET, Target, open_target
 from outrider_core.protocol.sampling import Sampling
 from tests.tiny import plain_decode, tiny_model, tiny_target, tiny_tokenizer
 

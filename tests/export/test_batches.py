@@ -16,8 +16,8 @@ from export.features import FeatureCache, Sequence
 from export.loss import HeadCrossEntropy
 from export.recipe import TrainSettings
 from export.train import forward, losses
-from models.moa import MoAConfig
-from models.target import Target
+from outrider_core.models.moa import MoAConfig
+from outrider_core.models.target import Target
 from tests.export.tiny_training import fresh_moa, some_sequences
 
 #: torch says once that its fused norm is not used where activations are bfloat16 and weights float32

@@ -17,13 +17,13 @@ import torch
 from onnx import numpy_helper
 
 from cloud.process import VerifierProcess
-from edge_runtime.bundle import MANIFEST, Manifest, open_bundle
 from export import check as room
 from export.__main__ import main
 from export.bundle import write_bundle
 from export.check import broken_bounds, facts
 from export.steps import RANDOM_ROWS, TARGET_ANSWERS, Passage
-from models.drafter_files import save_drafter
+from outrider_core.drafting.bundle import MANIFEST, Manifest, open_bundle
+from outrider_core.models.drafter_files import save_drafter
 from tests.export.conftest import Bundles, Folders, Reused, edit_manifest, snapshot
 from tests.tiny import save_tiny_target, tiny_drafter_config, tiny_model
 

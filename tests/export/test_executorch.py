@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from edge_runtime.bundle import Bundle, BundleError, open_bundle
-from edge_runtime.drafter import Drafter, TreeShape
-from edge_runtime.engines import Engine, open_engine
-from edge_runtime.engines.executorch import ExecuTorchEngine
 from export.check import check_metadata, facts
 from export.quant import BLOCKS, quantise
 from export.steps import example_inputs
-from models.moa import DeviceHalf
+from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
+from outrider_core.drafting.drafter import Drafter, TreeShape
+from outrider_core.drafting.engines import Engine, open_engine
+from outrider_core.drafting.engines.executorch import ExecuTorchEngine
+from outrider_core.models.moa import DeviceHalf
 from outrider_core.protocol.sampling import Sampling
 from tests.export.conftest import Bundles, correlation, difference, edit_manifest, only_drafted, tree_inputs
 from tests.tiny import EOS

@@ -20,17 +20,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edge_runtime.bundle import FORMAT_VERSION, MANIFEST, BundleError, open_bundle
-from edge_runtime.engines import open_engine
-from edge_runtime.engines.onnx import OnnxEngine
 from export import bundle as room
 from export import to_executorch, to_onnx
 from export.__main__ import main
 from export.bundle import DRAFT_IDS_FILE, ENCODER_FILE, NULL_ROW_FILE, write_bundle
 from export.check import facts
-from models.drafter_files import load_drafter, save_drafter
-from models.moa import SERVER_PREFIXES, DeviceHalf, DrafterError, server_half
-from models.target import TargetError, load_target
+from outrider_core.drafting.bundle import FORMAT_VERSION, MANIFEST, BundleError, open_bundle
+from outrider_core.drafting.engines import open_engine
+from outrider_core.drafting.engines.onnx import OnnxEngine
+from outrider_core.models.drafter_files import load_drafter, save_drafter
+from outrider_core.models.moa import SERVER_PREFIXES, DeviceHalf, DrafterError, server_half
+from outrider_core.models.target import TargetError, load_target
 from tests.export.conftest import Bundles, Folders, Reused, correlation, edit_manifest, snapshot, tree_inputs
 from tests.tiny import EOS, save_tiny_drafter, save_tiny_target, tiny_model
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from edge_runtime.bundle import open_bundle
 from export import bundle as room
 from export.__main__ import main
-from models.moa import DeviceHalf
+from outrider_core.drafting.bundle import open_bundle
+from outrider_core.models.moa import DeviceHalf
 from tests.export.conftest import ENVIRONMENT, ROOT, Bundles, Folders, run, snapshot
 
 COMMANDS = ["train", "import", "bundle", "check", "bench"]

@@ -11,14 +11,14 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from edge_runtime.bundle import Bundle, BundleError, open_bundle
-from edge_runtime.drafter import Drafter, TreeShape
-from edge_runtime.engines import Engine, open_engine
 from edge_runtime.events import Event, Finished
 from edge_runtime.runtime import EdgeRuntime
 from export.__main__ import main
 from export.plan import make_plan
-from models.moa import DeviceHalf
+from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
+from outrider_core.drafting.drafter import Drafter, TreeShape
+from outrider_core.drafting.engines import Engine, open_engine
+from outrider_core.models.moa import DeviceHalf
 from outrider_core.protocol.sampling import Sampling
 from tests.export.conftest import Folders, correlation, eager_half, expected, stored, tree_inputs, write_loosely
 from tests.export.test_reference_import import VOCAB, Place, make_model

@@ -13,8 +13,8 @@ from transformers import DynamicCache
 from cloud.features import FeatureProducer
 from cloud.runner import Runner
 from export.features import FeatureCache, OnlineFeatures
-from models.moa import MoAConfig
-from models.target import Target
+from outrider_core.models.moa import MoAConfig
+from outrider_core.models.target import Target
 from tests.export.tiny_training import fresh_moa, some_sequences
 
 #: torch says once that its fused norm is not used where activations are bfloat16 and weights float32

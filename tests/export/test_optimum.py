@@ -32,7 +32,7 @@ def test_help_lists_the_same_options(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_export_writes_a_bundle_that_opens(folders: Folders, tmp_path: Path) -> None:
-    from edge_runtime.bundle import open_bundle
+    from outrider_core.drafting.bundle import open_bundle
 
     where = ["--target", folders.target, "--drafter", folders.drafter, "--output-dir", "bundle"]
     result = run(tmp_path, *where, "--quant", "fp32")

@@ -14,9 +14,6 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from edge_runtime.bundle import Bundle, open_bundle
-from edge_runtime.engines import Floats, Ints, open_engine
-from edge_runtime.engines.onnx import OnnxEngine
 from export.parity import NEAR_TIE, compare
 from export.quant import Profile, rebuild
 from export.steps import (
@@ -30,10 +27,13 @@ from export.steps import (
     roots,
 )
 from export.to_onnx import accuracy_levels
-from models.drafter_files import load_drafter
-from models.eager import EagerEngine
-from models.moa import DeviceHalf, MoAConfig
-from models.target import load_target, open_target
+from outrider_core.drafting.bundle import Bundle, open_bundle
+from outrider_core.drafting.engines import Floats, Ints, open_engine
+from outrider_core.drafting.engines.onnx import OnnxEngine
+from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.eager import EagerEngine
+from outrider_core.models.moa import DeviceHalf, MoAConfig
+from outrider_core.models.target import load_target, open_target
 from outrider_core.protocol.sampling import Sampling
 from tests.export.conftest import Bundles, Folders, correlation, difference, expected, only_drafted, stored, tree_inputs
 from tests.tiny import plain_decode

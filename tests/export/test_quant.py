@@ -36,7 +36,7 @@ from export.quant import (
     without_tables,
 )
 from export.steps import example_inputs
-from models.moa import DeviceHalf, MoAConfig
+from outrider_core.models.moa import DeviceHalf, MoAConfig
 
 both_widths = pytest.mark.parametrize("bits", [4, 8])
 

@@ -19,9 +19,9 @@ from transformers import DynamicCache
 
 import export.reference
 from export.reference import import_checkpoint
-from models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, load_drafter, save_drafter
-from models.moa import DrafterError, MoAConfig, device_half, server_half
-from models.target import TargetError, hash_model_folder
+from outrider_core.models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, load_drafter, save_drafter
+from outrider_core.models.moa import DrafterError, MoAConfig, device_half, server_half
+from outrider_core.models.target import TargetError, hash_model_folder
 from tests.tiny import tiny_model
 
 Array = NDArray[np.float64]

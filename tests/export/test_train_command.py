@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from export.__main__ import main
-from models.drafter_files import load_drafter
+from outrider_core.models.drafter_files import load_drafter
 from tests.export.conftest import ENVIRONMENT, ROOT, Folders, run
 
 

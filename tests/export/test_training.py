@@ -18,11 +18,11 @@ from export.own_text import write_alone
 from export.recipe import TrainSettings
 from export.run import TrainingSet
 from export.train import Trainer
-from models.baselines.networks import load_baseline, save_baseline
-from models.drafter_files import load_drafter
-from models.layers import tables_of
-from models.moa import DrafterError, MoA, MoAConfig
-from models.target import Target
+from lab.baselines.networks import load_baseline, save_baseline
+from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.layers import tables_of
+from outrider_core.models.moa import DrafterError, MoA, MoAConfig
+from outrider_core.models.target import Target
 from tests.export.tiny_training import fresh_moa, some_sequences
 
 #: torch says once that its fused norm is not used where activations are bfloat16 and weights float32

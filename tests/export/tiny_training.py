@@ -7,8 +7,8 @@ import random
 import torch
 
 from export.features import Sequence
-from models.moa import MoA, MoAConfig
-from models.target import Target
+from outrider_core.models.moa import MoA, MoAConfig
+from outrider_core.models.target import Target
 
 
 def some_sequences(count: int, seed: int = 0) -> list[Sequence]:

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-from models.target import Target, load_target
-
-# a busy machine may take its time
-settings.register_profile("outrider", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("outrider")
+from outrider_core.models.target import Target, load_target
 
 
 @pytest.fixture(scope="session")

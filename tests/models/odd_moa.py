@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.moa import MoA, MoAConfig
+from outrider_core.models.moa import MoA, MoAConfig
 
 #: no width equals another, and none fits the target's heads
 ODD = MoAConfig(

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from export.batches import MASKED, Batch, row_mask_of
 from export.train import forward
-from models.layers import Attention
-from models.moa import DeviceHalf, DrafterError, MoA, MoAConfig, quantised
+from outrider_core.models.layers import Attention
+from outrider_core.models.moa import DeviceHalf, DrafterError, MoA, MoAConfig, quantised
 from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 from tests.models.odd_moa import ODD, random_moa, random_sequence
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.packing import PackedLinear, pack_linears
+from outrider_core.models.packing import PackedLinear, pack_linears
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")

@@ -14,8 +14,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, Qwen2Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from models import target as room
-from models.target import (
+from outrider_core.models import target as room
+from outrider_core.models.target import (
     DEFAULT_TARGET,
     Target,
     TargetError,

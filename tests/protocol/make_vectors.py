@@ -1,7 +1,8 @@
-"""Write outrider_core/protocol/vectors/: `python -m tests.protocol.make_vectors`. For ports to other languages, and the tests.
+"""Write outrider_core/protocol/vectors/: `python -m tests.protocol.make_vectors`. For ports to other languages, and the
+tests.
 
-The noise here is written from the specification in outrider_core/protocol/noise.py with plain Python ints and never calls
-that module, so that the two check each other.
+The noise here is written from the specification in outrider_core/protocol/noise.py with plain Python ints and never
+calls that module, so that the two check each other.
 """
 
 from __future__ import annotations

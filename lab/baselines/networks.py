@@ -1,0 +1,148 @@
+"""Autoregressive drafters: EAGLE's feature head (arXiv 2401.15077, 2406.16858) and an independent small LM.
+
+Both are decoder blocks over the target's frozen embedding with rows of its frozen LM head. EAGLE's also reads, beside
+every token, the target's last hidden state of the token *before* it; behind the last verified token it feeds on its
+own states instead. The small LM knows tokens only.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from outrider_core.models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, hash_drafter, write_drafter
+from outrider_core.models.layers import Block, adopt_tables, rotary, rotate, tables_of
+from outrider_core.models.moa import DrafterError, MoAConfig
+
+KINDS = ("eagle2", "lm")
+#: training noise on EAGLE's features, uniform and so wide over their own spread (the authors': 0.2 over spreads near 1)
+NOISE = 0.2
+
+
+@dataclass(frozen=True)
+class BaselineConfig:
+    """Shapes of a baseline drafter. kind: one of KINDS."""
+
+    kind: str
+    target_hash: str
+    vocab_size: int
+    draft_vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    rope_theta: float
+    norm_eps: float
+    max_context: int
+    final_norm: bool
+
+    @classmethod
+    def like(cls, kind: str, moa: MoAConfig, budget: int, layers: int = 1) -> BaselineConfig:
+        """As many trained parameters as `budget`, which the MLP's width is chosen for; the rest as in `moa`."""
+        width, kv = moa.hidden_size, moa.sa_kv_heads
+        attention = 2 * width * moa.head_dim * (moa.heads + kv) + 2 * width
+        fixed = layers * attention + (2 * width * width if kind == "eagle2" else 0)
+        mlp = (budget - fixed) // (3 * width * layers)
+        if mlp < 1:
+            raise ValueError(f"{budget:,} parameters are too few for {layers} layers of width {width}")
+        return cls(
+            kind, moa.target_hash, moa.vocab_size, moa.draft_vocab_size, width, layers, moa.heads, kv, moa.head_dim,
+            mlp, moa.rope_theta, moa.norm_eps, moa.max_context, moa.final_norm,
+        )  # fmt: skip
+
+
+class Baseline(nn.Module):
+    """Tokens (and features) -> states before the LM head."""
+
+    draft_ids: Tensor
+
+    def __init__(self, config: BaselineConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, shape = config.hidden_size, (config.heads, config.kv_heads, config.head_dim)
+        self.blocks = nn.ModuleList(Block(width, *shape, config.mlp, config.norm_eps) for _ in range(config.layers))
+        self.fuse = nn.Linear(2 * width, width, bias=False) if config.kind == "eagle2" else None
+        self.norm = nn.RMSNorm(width, config.norm_eps) if config.final_norm else nn.Identity()
+        self.embedding = nn.Embedding(config.vocab_size, width).requires_grad_(False)
+        self.head = nn.Linear(width, config.draft_vocab_size, bias=False).requires_grad_(False)
+        self.register_buffer("draft_ids", torch.arange(config.draft_vocab_size, dtype=torch.int32))
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def hidden(
+        self, tokens: Tensor, features: Tensor | None, positions: Tensor, mask: Tensor, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """tokens, positions [B, n]; features [B, n, hidden_size] of the tokens before; mask additive [B, n, past + n].
+
+        keys, values [B, past, layers * kv_heads, head_dim]. Returns (states [B, n, hidden_size], new keys, new values).
+        """
+        config, x = self.config, self.embedding(tokens)
+        if self.fuse is not None:
+            assert features is not None
+            x = self.fuse(torch.cat([x, features.to(x.dtype)], -1))
+        angles = rotary(positions, config.head_dim, config.rope_theta)
+        new_keys, new_values = [], []
+        for layer, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            attn, heads = block.self_attn, slice(layer * config.kv_heads, (layer + 1) * config.kv_heads)
+            u = block.input_layernorm(x)
+            key, value = rotate(attn.key(u), *angles), attn.value(u)
+            query = rotate(attn.query(u), *angles)
+            x = block.finish(x, attn.attend_past(query, keys[:, :, heads], values[:, :, heads], key, value, mask))
+            new_keys.append(key)
+            new_values.append(value)
+        return self.norm(x), torch.cat(new_keys, 2), torch.cat(new_values, 2)
+
+    def states(self, tokens: Tensor, kv: Tensor, hidden: Tensor, causal: Tensor, row_mask: Tensor) -> Tensor:
+        """As `outrider_core.models.moa.MoA.states`, for training. Of the target EAGLE sees `hidden` [B, S, hidden_size]
+        alone."""
+        count, size = tokens.shape
+        before = torch.cat([torch.zeros_like(hidden[:, :1]), hidden[:, :-1]], 1)
+        if self.training:
+            before = before + (torch.rand_like(before) - 0.5) * NOISE * before.std()
+        empty = before.new_zeros(count, 0, self.config.layers * self.config.kv_heads, self.config.head_dim)
+        positions = torch.arange(size, device=tokens.device).expand(count, size)
+        return self.hidden(tokens, before, positions, causal, empty, empty)[0]
+
+    def adopt(self, target_model: Any, draft_ids: Tensor) -> None:
+        """See MoA.adopt."""
+        adopt_tables(self.embedding, self.head, self.draft_ids, tables_of(target_model), draft_ids)
+
+    def trained(self) -> dict[str, Tensor]:
+        """Trained tensors, plus the draft vocabulary map."""
+        return {k: v for k, v in self.state_dict().items() if not k.startswith(("embedding.", "head."))}
+
+
+def save_baseline(folder: Path, model: Baseline, notes: dict[str, Any]) -> None:
+    """Write a drafter folder for `load_baseline`."""
+    write_drafter(folder, model.config.kind, asdict(model.config), model.trained(), notes)
+
+
+def load_baseline(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[Baseline, str]:
+    """The drafter in `folder` on the target's embedding and LM head, each [vocab, hidden_size]; and its hash.
+
+    float32. Raises DrafterError with one clear line.
+    """
+    try:
+        values = json.loads((folder / CONFIG_FILE).read_text())
+        if values.get("type") not in KINDS:
+            raise DrafterError(f"{folder}: a {values.get('type')} drafter is no baseline ({', '.join(KINDS)})")
+        config = BaselineConfig(**{field.name: values[field.name] for field in fields(BaselineConfig)})
+        tensors = load_file(folder / WEIGHTS_FILE)
+        model = Baseline(config)
+        adopt_tables(model.embedding, model.head, model.draft_ids, tables, tensors["draft_ids"])
+        model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}, strict=False)
+    except DrafterError:
+        raise
+    except Exception as error:
+        raise DrafterError(f"{folder}: broken drafter files: {error}") from error
+    return model.requires_grad_(False).eval(), hash_drafter(values, config, tensors)

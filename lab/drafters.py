@@ -1,0 +1,346 @@
+"""Drafters side by side: one target in this process, the same questions, trees and acceptance for all.
+
+    python -m lab.drafters --prompts specbench.jsonl --count 24                        the shipped drafter
+    python -m lab.drafters --prompts specbench.jsonl humaneval.jsonl gsm8k.jsonl \\
+        --drafters moa=drafters/smollm2-135m-instruct-moa build/eagle2 build/lm --repeats 3
+    python -m lab.drafters --prompts specbench.jsonl --temperature 1 --mcsd --lossy-seeds 3
+    python -m lab.drafters --prompts specbench.jsonl --temperature 1 --mcsd --decision build/decision.safetensors
+    python -m lab.drafters --prompts gsm8k.jsonl --offline --drafters build/moa build/eagle2 build/lm
+
+Every question is answered by plain decoding and by every drafter in turns, so that a disturbance meets all of them.
+tau: tokens committed per verification, accepted drafts and the target's own one. accepted: acceptance rate as in
+arXiv 2409.10644, levels accepted of those drafted (the level of target seeds is among those drafted).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.command import conclude
+from benchmarks.engine import machine
+from cloud.service import load_verifier
+from cloud.settings import Settings
+from lab import offline_curve
+from lab.baselines.decision import THRESHOLD, DecisionError, load
+from lab.contenders import BaselineContender, Contender, MoAContender, SampledContender, Tables, Unfed
+from lab.lab import Answer, Lab
+from lab.multi_candidate import EarlyStop
+from outrider_core.drafting.bundle import Bundle, open_bundle
+from outrider_core.drafting.drafter import TreeShape
+from outrider_core.drafting.probe import numbers
+from outrider_core.models.drafter_files import CONFIG_FILE
+from outrider_core.models.moa import DrafterError
+from outrider_core.models.target import open_target
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.wire import pack_ids
+
+DEFAULT_DRAFTER = Path("drafters/smollm2-135m-instruct-moa")
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """group: its category or its file's name. solution: text that ends with the right number, where there is one."""
+
+    group: str
+    prompt: list[int]
+    solution: str | None
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells prompts apart."""
+        return hashlib.sha256(pack_ids(self.prompt)).hexdigest()[:16]
+
+
+def read_questions(
+    paths: list[Path], count: int, encode: Callable[[str], list[int]], longest: int
+) -> tuple[list[Question], int]:  # fmt: skip
+    """(`count` of each file, spread evenly over it, or all for 0; how many had more than `longest` tokens)."""
+    questions = []
+    for path in paths:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        if not rows:
+            raise ValueError(f"{path} holds no question")
+        step = max(1, len(rows) // count) if count else 1
+        for row in rows[::step][: count or None]:
+            text = row.get("prompt") or row.get("question") or row["turns"][0]
+            solution = row.get("answer") if "question" in row else None
+            questions.append(Question(row.get("category", path.stem.split("_")[0]), encode(text), solution))
+    fitting = [question for question in questions if len(question.prompt) <= longest]
+    if not fitting:
+        raise ValueError("no question fits into the context")
+    return fitting, len(questions) - len(fitting)
+
+
+def measure(
+    lab: Lab, contenders: list[Contender], questions: list[Question], sampling: Sampling, shape: TreeShape,
+    new: int, repeats: int, console: Console,
+) -> Figures:  # fmt: skip
+    """Figures by drafter and group."""
+    answers: dict[tuple[str, str], list[list[Answer]]] = defaultdict(list)
+    entries: list[Contender | None] = [None, *contenders]
+    different = dict.fromkeys((c.name for c in contenders), 0)
+    for number, question in enumerate(track(questions, "questions", console=console)):
+        runs: dict[str, list[Answer]] = defaultdict(list)
+        for repeat in range(repeats):
+            turn = (number + repeat) % len(entries)
+            for contender in entries[turn:] + entries[:turn]:
+                name = contender.name if contender else "plain"
+                weigh = repeats == 1 and not sampling.greedy
+                runs[name].append(lab.answer(question.prompt, contender, sampling, new, shape, weigh))
+        for name, repeated in runs.items():
+            answers[name, question.group].append(repeated)
+            if name != "plain":
+                different[name] += repeated[0].tokens != runs["plain"][0].tokens
+    groups = list(dict.fromkeys(question.group for question in questions))
+    table = {
+        name: {group: summarise(answers[name, group], answers["plain", group]) for group in groups}
+        for name in ["plain", *different]
+    }
+    for name, by_group in table.items():
+        every = [each for group in groups for each in answers[name, group]]
+        plain = [each for group in groups for each in answers["plain", group]]
+        means = {key: statistics.fmean(by_group[group][key] for group in groups) for key in ("tau", "speedup")}
+        by_group["mean"] = summarise(every, plain) | {key: round(value, 3) for key, value in means.items()}
+    return {"drafters": table, "different_from_plain": different, "questions": len(questions)}
+
+
+def summarise(answers: list[list[Answer]], plain: list[list[Answer]]) -> Figures:
+    """Over questions; times are the median of a question's repeats."""
+    first = [repeated[0] for repeated in answers]
+    tokens, rounds = sum(len(a.tokens) for a in first), sum(len(a.accepted) for a in first)
+    levels = sum(sum(a.depths) for a in first)
+    seconds = sum(statistics.median(a.seconds for a in repeated) for repeated in answers)
+    plain_tokens = sum(len(repeated[0].tokens) for repeated in plain)
+    plain_seconds = sum(statistics.median(a.seconds for a in repeated) for repeated in plain)
+    reached = [sum(a > d and d < D for x in first for a, D in zip(x.accepted, x.depths, strict=True)) for d in range(8)]
+    tried = [sum(a >= d and d < D for x in first for a, D in zip(x.accepted, x.depths, strict=True)) for d in range(8)]
+    surprise = [value for a in first for value in a.surprise]
+    spread = statistics.stdev(surprise) * len(surprise) ** 0.5 if len(surprise) > 1 else 0.0
+    return {
+        "questions": len(first),
+        "tokens": tokens,
+        "surprise_per_token": round(sum(surprise) / tokens, 4) if surprise else None,
+        "surprise_standard_error": round(spread / tokens, 4) if surprise else None,
+        "tau": round(tokens / rounds, 3),
+        "acceptance_rate": round(sum(sum(a.accepted) for a in first) / levels, 3) if levels else None,
+        "tokens_per_second": round(tokens / seconds, 1),
+        "speedup": round((tokens / seconds) / (plain_tokens / plain_seconds), 3),
+        "draft_ms": round(1000 * sum(a.draft_seconds for a in first) / rounds, 2),
+        "verify_ms": round(1000 * sum(a.verify_seconds for a in first) / rounds, 2),
+        "nodes": round(sum(a.nodes for a in first) / rounds, 1),
+        "steps": round(sum(a.steps for a in first) / rounds, 2),
+        "accepted_by_depth": [round(r / t, 3) if t else None for r, t in zip(reached, tried, strict=True)],
+    }
+
+
+def as_markdown(figures: Figures) -> str:
+    """tau (speed over plain decoding), by group and drafter."""
+    drafters = figures["drafters"]
+    names = [name for name in drafters if name != "plain"]
+    groups = list(drafters["plain"])
+    lines = ["| group | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for group in groups:
+        cells = [f"{drafters[name][group]['tau']:.2f} ({drafters[name][group]['speedup']:.2f}x)" for name in names]
+        lines.append(f"| {group} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def show(figures: Figures, title: str, console: Console) -> None:
+    table = Table(title=title, title_justify="left")
+    columns = ("tau", "accepted", "over plain", "tokens/s", "draft ms", "steps", "verify ms", "nodes")
+    for column in ("drafter, mean of all groups", *columns):
+        table.add_column(column, justify="right" if column in columns else "left")
+    for name, by_group in figures["drafters"].items():
+        row = by_group["mean"]
+        rate = "" if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.3f}"
+        table.add_row(
+            name, f"{row['tau']:.2f}", rate, f"{row['speedup']:.2f}", f"{row['tokens_per_second']:.1f}",
+            f"{row['draft_ms']:.1f}", f"{row['steps']:.1f}", f"{row['verify_ms']:.1f}", f"{row['nodes']:.0f}",
+        )  # fmt: skip
+    console.print(table)
+    print(as_markdown(figures))
+    for name, by_group in figures["drafters"].items():
+        mean = by_group["mean"]
+        if mean["surprise_per_token"] is not None:
+            text = f"{mean['surprise_per_token']:+.3f} +- {mean['surprise_standard_error']:.3f} nats a token"
+            console.print(f"{name}: -log p of its tokens is above the target's entropy by {text}", style="dim")
+    console.print(f"answers that differ from plain decoding: {figures['different_from_plain']}", style="dim")
+
+
+def plot(figures: Figures, path: Path) -> None:
+    """Acceptance by depth of every drafter, as a picture."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, by_group in figures["drafters"].items():
+        shares = [share for share in by_group["mean"]["accepted_by_depth"] if share is not None]
+        if shares:
+            axes.plot(range(1, len(shares) + 1), shares, marker="o", label=f"{name}: tau {by_group['mean']['tau']:.2f}")
+    axes.set(xlabel="depth in the draft tree", ylabel="accepted, of those whose parent was", ylim=(0, 1))
+    axes.legend()
+    figure.savefig(path)
+
+
+def open_contenders(named: str, tables: Tables, lookup: bool = False, bundle: Bundle | None = None) -> list[Contender]:
+    """The drafter in `[NAME=]FOLDER`, by its kind; MoA also with prompt lookup, and through the engine of its bundle.
+
+    Without a name it has the folder's.
+    """
+    name, _, place = named.rpartition("=")
+    folder = Path(place)
+    name = name or folder.name
+    if drafter_kind(folder) != "moa":
+        return [BaselineContender(name, folder, tables)]
+    moa = MoAContender(name, folder, tables)
+    contenders: list[Contender] = [moa]
+    if lookup:
+        contenders.append(MoAContender(f"{name} lookup", folder, tables, lookup=True))
+    if bundle and bundle.manifest.drafter_hash == moa.hash:
+        contenders.append(MoAContender(f"{name} bundle", folder, tables, lookup=True, bundle=bundle))
+    return contenders
+
+
+def first_moa(folders: list[Path]) -> Path:
+    """A verifier has a drafter, whoever drafts."""
+    return next((folder for folder in folders if drafter_kind(folder) == "moa"), DEFAULT_DRAFTER)
+
+
+def drafter_kind(folder: Path) -> str:
+    if not (folder / CONFIG_FILE).is_file():
+        raise DrafterError(f"{folder}: no {CONFIG_FILE} there, so this is not a drafter folder")
+    kind: str = json.loads((folder / CONFIG_FILE).read_text()).get("type", "moa")
+    return kind
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.drafters", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSONL: `turns`, `prompt` or `question`")
+    parser.add_argument("--drafters", nargs="+", default=[f"moa={DEFAULT_DRAFTER}"], metavar="[NAME=]FOLDER")
+    parser.add_argument("--offline", action="store_true",
+                        help="cut the link within each answer and judge what the drafters write alone")  # fmt: skip
+    parser.add_argument("--target", default=Settings.model_fields["model"].default)
+    parser.add_argument("--count", type=int, default=24, help="questions of each file, spread evenly; 0: all")
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--nodes", type=int, default=62)
+    parser.add_argument("--depth", type=int, default=6)
+    parser.add_argument("--breadth", type=int, default=8)
+    parser.add_argument("--gain", type=float, default=TreeShape.gain,
+                        help="accepted tokens that one more step of the drafter must promise")  # fmt: skip
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--unfed", action="store_true",
+                        help="every drafter also without features, as in an answer begun offline")  # fmt: skip
+    parser.add_argument("--mcsd", action="store_true",
+                        help="every drafter also with drawn candidates and residual rejection (MCSD)")  # fmt: skip
+    parser.add_argument("--lossy-seeds", type=int, default=0, metavar="K",
+                        help="and with the published process of K target seeds, which is not lossless")  # fmt: skip
+    parser.add_argument("--decision", type=Path, nargs="+", default=[], metavar="FILE",
+                        help="drawn trees also with early stopping, by models of lab.decision")  # fmt: skip
+    parser.add_argument("--threshold", type=float, default=THRESHOLD,
+                        help="draft on while a node's predicted acceptance is above it")  # fmt: skip
+    parser.add_argument("--profile", type=numbers, default=[4, 2, 2, 1, 1], metavar="N,N",
+                        help="children per level of drawn trees")  # fmt: skip
+    parser.add_argument(
+        "--lookup", action="store_true", help="MoA also with prompt lookup mixed in, as the product drafts"
+    )
+    parser.add_argument("--bundle", type=Path, default=None,
+                        help="MoA also through the engine of this bundle of it, with prompt lookup")  # fmt: skip
+    parser.add_argument("--repeats", type=int, default=1, help="runs of every answer, of which the median counts")
+    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads, 0: all cores")
+    parser.add_argument("--json", type=Path, default=Path("build/drafters.json"), help="where the figures go")
+    options = parser.parse_args(argv)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+
+    def show_all(figures: Figures) -> None:
+        if options.offline:
+            offline_curve.show(figures["offline"], console)
+        else:
+            show(figures, f"{options.nodes}-node trees, T = {options.temperature:g}, {figures['machine']}", console)
+            plot(figures, options.json.with_suffix(".svg"))
+
+    return conclude(lambda: run(options, console), show_all, options.json, console)
+
+
+def open_lab(options: argparse.Namespace, folders: list[Path]) -> Lab:
+    """A lab for the drafters in `folders`; of the options it reads target, dtype, device, threads and nodes."""
+    settings = Settings(
+        model=options.target, dtype=options.dtype, device=options.device, tree_budget=options.nodes, kv_tokens=8192,
+        drafter=first_moa(folders),
+        threads=options.threads or torch.get_num_threads(), max_sessions=4,
+    )  # fmt: skip
+    return Lab(load_verifier(settings))
+
+
+def early_stops(
+    files: list[Path], threshold: float, contenders: list[Contender], questions: list[Question]
+) -> dict[str, EarlyStop]:
+    """By drafter hash. DecisionError for a model of another drafter and for one that learnt from a question."""
+    stops = {}
+    for file in files:
+        model, drafter, prompts = load(file)
+        if drafter not in {contender.hash for contender in contenders}:
+            raise DecisionError(f"{file} was trained for drafter {drafter}, which is not among these")
+        if not prompts.isdisjoint(question.fingerprint for question in questions):
+            raise DecisionError(f"{file} was trained on one of these questions")
+        stops[drafter] = EarlyStop(model, threshold)
+    return stops
+
+
+def run(options: argparse.Namespace, console: Console) -> Figures:
+    if options.decision and not (options.mcsd or options.lossy_seeds):
+        raise ValueError("--decision stops drawn trees: ask for some with --mcsd or --lossy-seeds")
+    lab = open_lab(options, [Path(named.rpartition("=")[2]) for named in options.drafters])
+    tables = open_target(options.target).tables()
+    bundle = open_bundle(options.bundle) if options.bundle else None
+    contenders = [c for named in options.drafters for c in open_contenders(named, tables, options.lookup, bundle)]
+    if bundle and bundle.manifest.drafter_hash not in {contender.hash for contender in contenders}:
+        raise ValueError(f"{options.bundle} was exported from none of these drafters")
+    longest = lab.verifier.max_context - options.max_new_tokens - options.nodes
+    questions, too_long = read_questions(options.prompts, options.count, lab.encode, longest)
+    early = early_stops(options.decision, options.threshold, contenders, questions)
+    paths = ("json", "prompts", "drafters", "decision", "bundle")
+    given = {key: value for key, value in vars(options).items() if key not in paths}
+    figures = {"machine": machine(lab.device), "options": given, "too_long": too_long}
+    if options.offline:
+        asked = [(question.prompt, question.solution) for question in questions]
+        return figures | {"offline": offline_curve.measure(lab, contenders, asked, options.max_new_tokens, console)}
+    for base in list(contenders):
+        if options.unfed:
+            contenders.append(Unfed(f"{base.name} unfed", base))
+        for stop in [None, *([early[base.hash]] if base.hash in early else [])]:
+            suffix, drawn = "+decision" if stop else "", (options.seed, stop)
+            if options.mcsd:
+                contenders.append(SampledContender(f"{base.name} mcsd{suffix}", base, options.profile, 0, *drawn))
+            if options.lossy_seeds:
+                name = f"{base.name} {options.lossy_seeds} seeds{suffix}, LOSSY"
+                contenders.append(SampledContender(name, base, options.profile, options.lossy_seeds, *drawn))
+    sampling = Sampling(temperature=options.temperature, seed=options.seed)
+    shape = TreeShape(options.nodes, options.depth, options.breadth, options.gain)
+    measured = measure(
+        lab, contenders, questions, sampling, shape, options.max_new_tokens, options.repeats, console
+    )  # fmt: skip
+    return figures | measured
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""A target in this process and a drafter beside it: what every comparison of drafters runs on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cloud.acceptance import Walk
+from cloud.engine import Segment
+from cloud.features import FeatureRows
+from cloud.service import Verifier
+from cloud.sessions import Session
+from lab.baselines.sampling import draft_law
+from lab.contenders import Contender
+from lab.multi_candidate import RuleEngine
+from outrider_core.drafting.drafter import TreeShape
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
+from outrider_core.protocol.wire import Open, pack_ids
+
+PREFILL = 512
+
+
+@dataclass
+class Answer:
+    """One answer: its tokens and what it took. Seconds without the prefill."""
+
+    tokens: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)  # drafts accepted, by round
+    depths: list[int] = field(default_factory=list)  # levels drafted, by round
+    #: per round: what its tokens' -log p is above the entropy of p on average; 0 in the mean where nothing is lost
+    surprise: list[float] = field(default_factory=list)
+    nodes: int = 0
+    steps: int = 0  # of the drafter's engine
+    seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+
+
+class Lab:
+    """A target that is verified on right here, without sockets or threads of its own."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        usual = verifier.engine
+        self.verifier, self.eos = verifier, usual._eos_ids
+        self.engine = RuleEngine(usual.runner, usual.pool, usual.producer, self.eos, verifier.max_context)
+        self._hidden = torch.empty(0)
+        self._count = 0
+        model = self.engine.runner.model  # type: ignore[attr-defined]
+        self.device: torch.device = model.device
+        model.model.norm.register_forward_hook(self._keep)
+
+    def _keep(self, _module: Any, _inputs: Any, output: torch.Tensor) -> None:
+        self._hidden = output[0]
+
+    def encode(self, question: str) -> list[int]:
+        chat = [{"role": "user", "content": question}]
+        ids: list[int] = self.verifier.tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_dict=False
+        )
+        return list(ids)
+
+    def open(self, prompt: list[int], sampling: Sampling, contender: Contender | None) -> Session:
+        self._count += 1
+        session_id = self._count.to_bytes(16, "little")
+        request = Open(0, session_id, 0, pack_ids(prompt), 0, sampling)
+        session = self.verifier.sessions.open(session_id, request, list(prompt), set())
+        assert session is not None
+        if contender and contender.producer:
+            self.engine.producer = contender.producer
+            session.rows = FeatureRows(contender.producer.shape)
+        return session
+
+    @torch.inference_mode()
+    def answer(
+        self, prompt: list[int], contender: Contender | None, sampling: Sampling, new: int,
+        shape: TreeShape = TreeShape(), weigh: bool = False,  # noqa: B008 - frozen
+    ) -> Answer:  # fmt: skip
+        """Answer `prompt` (token ids) with one drafter, or without any. weigh: see `Answer.surprise`."""
+        answer, session = Answer(), self.open(prompt, sampling, contender)
+        drafter = contender.fresh() if contender else None
+        rows = bool(contender and contender.producer)
+        limit = len(prompt) + new
+        self.prefill(session, contender, drafter, new + shape.nodes + 1)
+        begun = time.perf_counter()
+        while len(session.tokens) < limit and (
+            len(session.tokens) == len(prompt) or session.tokens[-1] not in self.eos
+        ):
+            at = time.perf_counter()
+            room = limit - len(session.tokens) - 1
+            fitted = replace(shape, depth=max(1, min(shape.depth, room)))
+            tree = drafter.grow(session.tokens, sampling, fitted) if drafter and room else TokenTree()
+            self.engine.accept = getattr(drafter, "accept", None) if room else None
+            drafted = time.perf_counter()
+            base = len(session.tokens)
+            [walked] = self.engine.step([Segment(session, 1, tree, rows)])
+            verified = time.perf_counter()
+            assert walked is not None
+            self._teach(contender, drafter, session, base - 1, [0, *(1 + node for node in walked.accepted)])
+            if not sampling.greedy and weigh:
+                answer.surprise.append(self._surprise(tree, walked, sampling))
+            answer.accepted.append(len(walked.accepted))
+            answer.depths.append(max(tree.depths, default=0))
+            answer.nodes += len(tree)
+            answer.draft_seconds += drafted - at + time.perf_counter() - verified
+            answer.verify_seconds += verified - drafted
+        answer.seconds = time.perf_counter() - begun
+        answer.steps = drafter.steps if drafter else 0
+        answer.tokens = session.tokens[len(prompt) :]
+        self.close(session)
+        return answer
+
+    @torch.inference_mode()
+    def replay(self, prompt: list[int], truth: list[int], contender: Contender, shape: TreeShape) -> Answer:
+        """What `answer` would have accepted on the way to `truth`, the target's own text: one forward in all."""
+        text, answer = [*prompt, *truth], Answer(tokens=truth)
+        session, drafter = self.open(text, Sampling(), contender), contender.fresh()
+        hidden = self.prefill(session, contender, None)
+        known, at = 0, len(prompt)
+        while at < len(text):
+            rows = session.rows.block(known, at - 1) if contender.producer else b""
+            contender.learn(drafter, known, rows, hidden[known : at - 1])
+            known, room = at - 1, len(text) - at - 1
+            fitted = replace(shape, depth=max(1, min(shape.depth, room)))
+            tree = drafter.grow(text[:at], Sampling(), fitted) if room else TokenTree()
+            path: list[int] = []
+            while text[at + len(path)] not in self.eos:
+                child = tree.child(path[-1] if path else ROOT, text[at + len(path)])
+                if child is None:
+                    break
+                path.append(child)
+            answer.accepted.append(len(path))
+            answer.depths.append(max(tree.depths, default=0))
+            answer.nodes += len(tree)
+            at += len(path) + 1
+        answer.steps = drafter.steps
+        self.close(session)
+        return answer
+
+    @torch.inference_mode()
+    def prefill(
+        self, session: Session, contender: Contender | None, drafter: Any, room: int = MAX_NODES + 1
+    ) -> NDArray[np.float32]:
+        """Run the text but for its last token, keeping `room` for what comes; teach the drafter, where there is one.
+
+        Returns the last hidden states [tokens run, hidden_size].
+        """
+        self.engine.accept = None
+        text = session.tokens
+        if not self.engine.pool.reserve(session.id, len(text) + room, set()):
+            raise ValueError(f"{len(text)} tokens and {room} more do not fit into the verifier's pool")
+        hidden = []
+        for start in range(0, len(text) - 1, PREFILL):
+            chain = min(PREFILL, len(text) - 1 - start)
+            self.engine.step([Segment(session, chain, features=bool(contender and contender.producer))])
+            hidden.append(self._hidden[:chain].float().cpu().numpy())
+            if drafter is not None:
+                self._teach(contender, drafter, session, start, list(range(chain)))
+        return np.concatenate(hidden) if hidden else np.zeros((0, 0), np.float32)
+
+    def forward(self, session: Session, tree: TokenTree) -> torch.Tensor:
+        """The target's logits [1 + nodes, vocab] behind a prefilled text and behind every node of `tree`."""
+        return self.engine._forward([self.engine._part(Segment(session, 1, tree))])
+
+    def close(self, session: Session) -> None:
+        self.verifier.sessions.forget(session.id)
+
+    def _surprise(self, tree: TokenTree, walked: Walk, sampling: Sampling) -> float:
+        """Sum over a round's tokens of -log p(token) - entropy(p), p the target's law as sampled from; nats."""
+        rows = [0, *(1 + node for node in walked.accepted)]
+        tokens = [*(tree.tokens[node] for node in walked.accepted), walked.bonus]
+        laws = draft_law(self.engine.logits[rows].float().cpu().numpy(), sampling)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.log(laws)
+            entropy = -np.where(laws > 0, laws * logs, 0.0).sum(-1)
+        return float((-logs[np.arange(len(rows)), tokens] - entropy).sum())
+
+    def _teach(
+        self, contender: Contender | None, drafter: Any, session: Session, start: int, places: list[int]
+    ) -> None:
+        """Give the drafter what the last step knows of positions start..: they stood at `places` of its row."""
+        if contender is None:
+            return
+        hidden: NDArray[np.float32] = self._hidden[places].float().cpu().numpy()
+        packed = session.rows.block(start, session.rows.stop) if contender.producer else b""
+        contender.learn(drafter, start, packed, hidden)

@@ -1,0 +1,47 @@
+"""llama.cpp as a process that answers prompts: run by `lab.peers` with any Python that has llama-cpp-python.
+
+    PYTHON lab/llama_peer.py model.gguf THREADS CONTEXT < requests
+
+Needs nothing of this project. A first line of output says that the model is loaded or why not; then each line of
+input {"prompt": [ids], "new": n} is answered by one of output {"tokens": [ids], "seconds": s}.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import sys
+import time
+from typing import Any
+
+
+def main() -> int:
+    path, threads, context = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    try:
+        llama: Any = importlib.import_module("llama_cpp")
+        model = llama.Llama(path, n_ctx=context, n_threads=threads, n_threads_batch=threads, verbose=False)
+    except Exception as error:
+        print(json.dumps({"error": " ".join(str(error).split())}), flush=True)
+        return 1
+    print(json.dumps({"version": llama.__version__}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        tokens, seconds = answer(model, request["prompt"], request["new"])
+        print(json.dumps({"tokens": tokens, "seconds": seconds}), flush=True)
+    return 0
+
+
+def answer(model: Any, prompt: list[int], new: int) -> tuple[list[int], float]:
+    """Exactly `new` greedy tokens behind `prompt`, and their seconds without the prompt's."""
+    model.reset()
+    if prompt[:-1]:
+        model.eval(prompt[:-1])
+    begun = time.perf_counter()
+    # it finds the prompt in its cache and runs the last token only
+    tokens = [int(token) for token in itertools.islice(model.generate(prompt, temp=0.0, repeat_penalty=1.0), new)]
+    return tokens, time.perf_counter() - begun
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,286 @@
+"""Plain greedy decoding of one session: this verifier's engine beside llama.cpp and transformers.
+
+    python -m lab.peers --prompts specbench.jsonl --threads 1
+    python -m lab.peers --prompts specbench.jsonl --llama-python /tmp/llama/bin/python
+
+Nobody drafts here; the figures are what a speed-up of drafting is to be multiplied with. Everyone gets the same token
+ids, writes the same number of tokens whether or not the text has ended before, and has the same threads; the prompt is
+not timed. They take turns within every question, so that a disturbance meets all of them.
+
+llama.cpp computes on the GGUF file that the default target is made from: 4-bit weights and 8-bit activations, so its
+text may differ from ours, which comes from the same weights multiplied out. It is no dependency of this project: give
+--llama-python an interpreter that has it. To get one:
+
+    python -m venv /tmp/llama && /tmp/llama/bin/pip install llama-cpp-python
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from benchmarks.command import conclude
+from benchmarks.engine import machine
+from cloud.service import load_verifier
+from cloud.settings import Settings
+from lab import llama_peer
+from lab.drafters import read_questions
+from lab.lab import Lab
+from outrider_core.models.target import ALIASES, gguf_of, load_target
+from outrider_core.protocol.sampling import Sampling
+
+#: whose text the others are compared with
+REFERENCE = "engine float32"
+Figures = dict[str, Any]
+
+
+class PeerError(RuntimeError):
+    """A peer cannot run. The message is one line that says what to do."""
+
+
+class Peer(Protocol):
+    """name: its row. megabytes: weights on disk or in memory, read once a token."""
+
+    name: str
+    megabytes: float
+
+    def answer(self, prompt: list[int], new: int) -> tuple[list[int], float]:
+        """Exactly `new` greedy tokens behind `prompt` (token ids), and the seconds without the prompt's."""
+
+
+class EnginePeer:
+    """The verifier's engine, one token a step."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.name = f"engine {settings.dtype}"
+        self.lab = Lab(load_verifier(settings))
+        self.eos, self.lab.eos = self.lab.eos, frozenset()
+        config = self.lab.engine.runner.model.config  # type: ignore[attr-defined]
+        self.megabytes = weight_megabytes(config, getattr(torch, settings.dtype))
+
+    def answer(self, prompt: list[int], new: int) -> tuple[list[int], float]:
+        answer = self.lab.answer(prompt, None, Sampling(), new)
+        return answer.tokens, answer.seconds
+
+
+class TransformersPeer:
+    """`generate` of transformers, behind a prompt that is in its cache already."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.name = f"transformers {settings.dtype}"
+        self.model = load_target(settings.model, settings.dtype, settings.device).model
+        self.model.generation_config.eos_token_id = None  # it writes on behind the end
+        self.megabytes = weight_megabytes(self.model.config, self.model.dtype)
+
+    @torch.inference_mode()
+    def answer(self, prompt: list[int], new: int) -> tuple[list[int], float]:
+        cache, ids = DynamicCache(config=self.model.config), torch.tensor([prompt], device=self.model.device)
+        if len(prompt) > 1:
+            self.model(ids[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        begun = time.perf_counter()
+        output = self.model.generate(
+            ids, attention_mask=torch.ones_like(ids), past_key_values=cache, max_new_tokens=new, do_sample=False,
+            pad_token_id=0,
+        )  # fmt: skip
+        tokens: list[int] = output[0, len(prompt) :].tolist()
+        return tokens, time.perf_counter() - begun
+
+
+class LlamaPeer:
+    """llama.cpp in a process of its own. Raises PeerError where it does not start or ends early."""
+
+    def __init__(self, python: str, gguf: Path, threads: int, context: int) -> None:
+        self.name, self.megabytes = f"llama.cpp {gguf.stem.rpartition('.')[2]}", gguf.stat().st_size / 1e6
+        self._python = python
+        command = [python, llama_peer.__file__, str(gguf), str(threads), str(context)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        hello = self._read()
+        if "error" in hello:
+            self.close()
+            missing = "No module named 'llama_cpp'" in hello["error"]
+            todo = f"; run: {python} -m pip install llama-cpp-python" if missing else ""
+            raise PeerError(f"llama.cpp does not run in {python}: {hello['error']}{todo}")
+        self.version: str = hello["version"]
+
+    def answer(self, prompt: list[int], new: int) -> tuple[list[int], float]:
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(json.dumps({"prompt": prompt, "new": new}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # reading tells
+        reply = self._read()
+        return reply["tokens"], reply["seconds"]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _read(self) -> Figures:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            status = self._process.wait()
+            raise PeerError(f"llama.cpp in {self._python} ended with exit status {status}; run it alone to see why")
+        reply: Figures = json.loads(line)
+        return reply
+
+
+def weight_megabytes(config: Any, dtype: torch.dtype) -> float:
+    """What one token reads of the weights: all matrices of the layers and the LM head, in 10^6 bytes."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    matrices = sum(m.weight.numel() for m in model.modules() if type(m) is torch.nn.Linear)
+    return float(matrices * dtype.itemsize / 1e6)
+
+
+def measure(
+    peers: Sequence[Peer], prompts: list[list[int]], new: int, repeats: int, eos: frozenset[int], console: Console
+) -> Figures:
+    """Figures by peer; see `summarise`."""
+    texts: dict[str, list[list[int]]] = defaultdict(list)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for number, prompt in enumerate(track(prompts, "questions", console=console)):
+        taken: dict[str, list[float]] = defaultdict(list)
+        for repeat in range(repeats):
+            turn = (number + repeat) % len(peers)
+            for peer in [*peers[turn:], *peers[:turn]]:
+                tokens, took = peer.answer(prompt, new)
+                taken[peer.name].append(took)
+                if not repeat:
+                    texts[peer.name].append(tokens)
+        for name, times in taken.items():
+            seconds[name].append(statistics.median(times))
+    truths = [ended(text, eos) for text in texts[REFERENCE]]
+    return {peer.name: summarise(peer, texts[peer.name], seconds[peer.name], truths) for peer in peers}
+
+
+def summarise(peer: Peer, texts: list[list[int]], seconds: list[float], truths: list[list[int]]) -> Figures:
+    """seconds: of each question, the median of its repeats. truths: the reference's texts up to their ends."""
+    tokens = sum(len(text) for text in texts)
+    same = [common_prefix(text, truth) for text, truth in zip(texts, truths, strict=True)]
+    return {
+        "tokens": tokens,
+        "tokens_per_second": round(tokens / sum(seconds), 2),
+        "ms_per_token": round(1000 * sum(seconds) / tokens, 3),
+        "weights_megabytes": round(peer.megabytes, 1),
+        "weights_gigabytes_per_second": round(peer.megabytes * tokens / sum(seconds) / 1000, 2),
+        "same_until_divergence": round(sum(same) / sum(len(truth) for truth in truths), 4),
+        "same_answers": sum(shared == len(truth) for shared, truth in zip(same, truths, strict=True)),
+    }
+
+
+def ended(text: list[int], eos: frozenset[int]) -> list[int]:
+    """The text up to its first end-of-answer token, which counts."""
+    return text[: next((place + 1 for place, token in enumerate(text) if token in eos), len(text))]
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """The number of tokens until the first that differ."""
+    return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def show(figures: Figures, console: Console) -> None:
+    table = Table(title=f"plain decoding, {figures['machine']}", title_justify="left")
+    columns = ("", "tok/s", "ms", "MB read", "GB/s", f"same as {REFERENCE}", "of all")
+    for column in columns:
+        table.add_column(column, justify="right" if column else "left", no_wrap=not column)
+    for name, row in figures["peers"].items():
+        table.add_row(
+            name, f"{row['tokens_per_second']:.1f}", f"{row['ms_per_token']:.1f}", f"{row['weights_megabytes']:.0f}",
+            f"{row['weights_gigabytes_per_second']:.1f}", f"{100 * row['same_until_divergence']:.1f} %",
+            f"{row['same_answers']} of {figures['questions']}",
+        )  # fmt: skip
+    console.print(table)
+    if figures["left_out"]:
+        console.print(f"no llama.cpp: {figures['left_out']}", style="yellow", soft_wrap=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSONL: `turns`, `prompt` or `question`")
+    parser.add_argument("--llama-python", metavar="PYTHON",
+                        help="interpreter with llama-cpp-python; without: this one, or no such row")  # fmt: skip
+    parser.add_argument("--gguf", type=Path, help="llama.cpp's file (default: the one the default target is made from)")
+    parser.add_argument("--target", default=Settings.model_fields["model"].default)
+    parser.add_argument("--drafter", type=Path, default=Settings.model_fields["drafter"].default,
+                        help="the target's drafter: a verifier has one, though it is not used here")  # fmt: skip
+    parser.add_argument("--count", type=int, default=8, help="questions of each file, spread evenly; 0: all")
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="tokens of every answer")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of every answer, of which the median counts")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads of everyone, 0: all cores")
+    parser.add_argument("--json", type=Path, default=Path("build/peers.json"), help="where the figures go")
+    options = parser.parse_args(argv)
+    console = Console()
+    return conclude(lambda: run(options, console), lambda figures: show(figures, console), options.json, console)
+
+
+def run(options: argparse.Namespace, console: Console) -> Figures:
+    threads = options.threads or torch.get_num_threads()
+    llama, left_out = open_llama(options, threads)
+    try:
+        engines = [EnginePeer(_settings(options, dtype, threads)) for dtype in ("bfloat16", "float32")]
+        peers: list[Peer] = [*engines, TransformersPeer(_settings(options, "bfloat16", threads))]
+        lab = engines[0].lab
+        longest = lab.verifier.max_context - options.max_new_tokens
+        questions, too_long = read_questions(options.prompts, options.count, lab.encode, longest)
+        prompts = [question.prompt for question in questions]
+        if llama:
+            peers.insert(0, llama)
+        for peer in peers:  # kernels are made at the first call
+            peer.answer(prompts[0], 2)
+        measured = measure(peers, prompts, options.max_new_tokens, options.repeats, engines[0].eos, console)
+    finally:
+        if llama:
+            llama.close()
+    return {
+        "machine": machine(lab.device),
+        "options": {key: value for key, value in vars(options).items() if isinstance(value, int | str)},
+        "llama_cpp_python": llama.version if llama else None,
+        "left_out": left_out,
+        "questions": len(prompts),
+        "too_long": too_long,
+        "peers": measured,
+    }
+
+
+def open_llama(options: argparse.Namespace, threads: int) -> tuple[LlamaPeer | None, str | None]:
+    """llama.cpp, or None and why not: it is left out where nobody asked for it."""
+    if options.gguf is None and options.target not in ALIASES:
+        if options.llama_python:
+            raise PeerError(f"{options.target} is not made from a GGUF file; give --gguf FILE for llama.cpp")
+        return None, f"{options.target} is not made from a GGUF file; give --gguf FILE"
+    gguf = options.gguf or gguf_of(options.target)
+    try:
+        return LlamaPeer(options.llama_python or sys.executable, gguf, threads, 4096), None
+    except PeerError as error:
+        if options.llama_python:
+            raise
+        return None, f"{error}, or give --llama-python"
+
+
+def _settings(options: argparse.Namespace, dtype: Any, threads: int) -> Settings:
+    return Settings(
+        model=options.target, drafter=options.drafter, dtype=dtype, device="cpu", threads=threads, tree_budget=1,
+        max_sessions=4, max_context=4096, kv_tokens=8192,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

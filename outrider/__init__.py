@@ -1,0 +1,96 @@
+"""Outrider: a device drafts, the cloud verifies, and the answer never stops.
+
+    from outrider import EdgeRuntime
+
+    async with EdgeRuntime.from_bundle("build/bundle", server="ws://127.0.0.1:8765") as runtime:
+        async for event in runtime.generate("Why is the sky blue?"):
+            print(event.verified, event.provisional)
+
+Names are imported on first use: `import outrider` loads no engine, no torch and no network module.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge_runtime.blocking import BlockingRuntime
+    from edge_runtime.events import (
+        Adopted,
+        AnswerStats,
+        Event,
+        Finished,
+        LinkState,
+        Provisional,
+        RolledBack,
+        Verified,
+    )
+    from edge_runtime.link import LinkRefused
+    from edge_runtime.policy import Policy
+    from edge_runtime.runtime import EdgeRuntime
+    from edge_runtime.timing import Patience
+    from edge_runtime.worker import DrafterFailed
+    from outrider.local import LocalVerifier
+    from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
+    from outrider_core.drafting.drafter import TreeShape
+
+__version__ = "0.2.0"
+
+#: public name -> the module it comes from
+_HOMES = {
+    "Adopted": "edge_runtime.events",
+    "AnswerStats": "edge_runtime.events",
+    "BlockingRuntime": "edge_runtime.blocking",
+    "Bundle": "outrider_core.drafting.bundle",
+    "BundleError": "outrider_core.drafting.bundle",
+    "DrafterFailed": "edge_runtime.worker",
+    "EdgeRuntime": "edge_runtime.runtime",
+    "Event": "edge_runtime.events",
+    "Finished": "edge_runtime.events",
+    "LinkRefused": "edge_runtime.link",
+    "LinkState": "edge_runtime.events",
+    "LocalVerifier": "outrider.local",
+    "Patience": "edge_runtime.timing",
+    "Policy": "edge_runtime.policy",
+    "Provisional": "edge_runtime.events",
+    "RolledBack": "edge_runtime.events",
+    "TreeShape": "outrider_core.drafting.drafter",
+    "Verified": "edge_runtime.events",
+    "open_bundle": "outrider_core.drafting.bundle",
+}
+
+__all__ = [
+    "Adopted",
+    "AnswerStats",
+    "BlockingRuntime",
+    "Bundle",
+    "BundleError",
+    "DrafterFailed",
+    "EdgeRuntime",
+    "Event",
+    "Finished",
+    "LinkRefused",
+    "LinkState",
+    "LocalVerifier",
+    "Patience",
+    "Policy",
+    "Provisional",
+    "RolledBack",
+    "TreeShape",
+    "Verified",
+    "__version__",
+    "open_bundle",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'outrider' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,65 @@
+"""The command `outrider`: one front door to the device, the verifier and the exporter.
+
+Each subcommand reads its own options; nothing heavy is imported before it is chosen.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from outrider import __version__
+
+#: subcommand -> one line of help, in the order they are shown
+COMMANDS = {
+    "chat": "talk with the model in this terminal, turn by turn",
+    "generate": "answer one prompt",
+    "serve": "give other programs an OpenAI-style endpoint on this device",
+    "verifier": "run the full model for devices (the cloud side)",
+    "export": "train a drafter, write the bundle an app ships, check and measure it",
+    "doctor": "check bundle, engine, server, round trip, clock and versions, and say what to do",
+}
+HELP = """\
+example:
+  outrider verifier &                                              the full model, on this machine
+  outrider export bundle --output-dir build/bundle                 what the device loads
+  outrider chat --bundle build/bundle --server 127.0.0.1:8765      draft here, verify there
+
+usage: outrider COMMAND [OPTIONS]       outrider COMMAND --help tells the options of one
+       outrider --version
+
+commands:
+""" + "\n".join(f"  {name:<10}{text}" for name, text in COMMANDS.items())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if command in ("-h", "--help", "help"):
+        print(HELP)
+        return 0
+    if command in ("-V", "--version"):
+        print(f"outrider {__version__}")
+        return 0
+    if command not in COMMANDS:
+        print(f"outrider: there is no command {command!r}; `outrider --help` lists them", file=sys.stderr)
+        return 2
+    try:
+        if command == "verifier":
+            from cloud.verifier import main as run_verifier
+
+            return run_verifier(rest)
+        if command == "export":
+            from export.__main__ import main as run_export
+
+            return run_export(rest)
+        from outrider.cli.device import main as run_device
+
+        return run_device([command, *rest])
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        extra = {"verifier": "cloud", "export": "export"}.get(command, "edge")
+        text = f"outrider {command} needs the package {missing!r}; run: pip install 'outrider[{extra}]'"
+        print(text, file=sys.stderr)
+        return 1

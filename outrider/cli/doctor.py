@@ -1,0 +1,267 @@
+"""`outrider doctor`: look at bundle, engine, address, verifier and clock, and say what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from rich.console import Console
+from rich.table import Table
+
+from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp, tls_context, verifier_url
+from edge_runtime.pace import Pace
+from edge_runtime.runtime import EdgeRuntime
+from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
+from outrider_core.drafting.drafter import TreeShape
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.wire import PROTOCOL_VERSION, Hello
+
+Level = Literal["good", "warning", "bad"]
+#: seconds that each look may take
+LOOK_SECONDS = 8.0
+#: seconds by which clocks may differ before certificates and tokens are at risk
+CLOCK_SECONDS = 60.0
+#: trees drafted and pings sent, of which the median counts
+TRIES = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one look found. advice: what to do about it, "" where nothing is wrong."""
+
+    name: str
+    level: Level
+    text: str
+    advice: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+def good(name: str, text: str, **figures: Any) -> Finding:
+    return Finding(name, "good", text, "", figures)
+
+
+def look_at_bundle(folder: Path) -> tuple[Finding, Bundle | None]:
+    try:
+        bundle = open_bundle(folder)
+    except BundleError as error:
+        advice = "make one with `outrider export bundle --output-dir ...`, or copy the whole folder again"
+        return Finding("bundle", "bad", str(error), advice), None
+    manifest = bundle.manifest
+    size = sum(entry.bytes for entry in manifest.files.values())
+    text = f"{folder}: {manifest.target}, {size / 1e6:.0f} MB, all hashes right"
+    found = good(
+        "bundle", text, target=manifest.target_hash, drafter=manifest.drafter_hash, bytes=size,
+        engines={name: entry.quant for name, entry in manifest.engines.items()}, versions=manifest.versions,
+    )  # fmt: skip
+    return found, bundle
+
+
+def look_at_engine(bundle: Bundle, engine: str | None, threads: int) -> tuple[Finding, float]:
+    """Also the seconds of one drafting step."""
+    try:
+        began = time.perf_counter()
+        drafter = EdgeRuntime(bundle, None, engine=engine, threads=threads).drafter
+        loaded = time.perf_counter() - began
+    except BundleError as error:
+        return Finding("engine", "bad", str(error), "install that package, or export for another engine"), 0.0
+    prompt = bundle.render_chat([{"role": "user", "content": "Why is the sky blue?"}])
+    trees, steps = [], []
+    for token in range(TRIES):
+        began = time.perf_counter()
+        draft = drafter.draft([*prompt, token], Sampling(), TreeShape())
+        trees.append(time.perf_counter() - began)
+        steps.append(trees[-1] / max(1, draft.steps))
+    step, tree = statistics.median(steps), statistics.median(trees)
+    text = f"{type(drafter.engine).__name__}: loaded in {loaded:.1f} s, a tree in {1000 * tree:.0f} ms"
+    found = good("engine", text, load_seconds=round(loaded, 2), step_ms=round(1000 * step, 2),
+                 tree_ms=round(1000 * tree, 1))  # fmt: skip
+    if tree > 0.2:
+        advice = "trees take longer than most round trips: use --threads, an int8 bundle, or --policy cloud-only"
+        return Finding("engine", "warning", text, advice, found.figures), step
+    return found, step
+
+
+async def look_at_address(server: str, ca_file: Path | None) -> Finding:
+    """Name, port and certificate."""
+    parts = urlsplit(verifier_url(server))
+    host, secure = parts.hostname or "", parts.scheme == "wss"
+    port = parts.port or (443 if secure else 80)
+    began = time.perf_counter()
+    try:
+        context = tls_context(ca_file) if secure else None
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port, ssl=context), LOOK_SECONDS)
+    except LinkRefused as error:
+        return Finding("address", "bad", str(error), "give --ca-file a PEM file with the verifier's certificate")
+    except socket.gaierror as error:
+        return Finding("address", "bad", f"{host} has no address: {error.strerror}", "check the name and your DNS")
+    except ssl.SSLCertVerificationError as error:
+        return Finding("address", "bad", f"the certificate of {host} is not trusted: {error.verify_message}",
+                       "give --ca-file, check this machine's clock, or sign in to the network you are on")  # fmt: skip
+    except ssl.SSLError as error:
+        return Finding("address", "bad", f"{host}:{port} speaks no TLS: {error.reason}", "try ws:// instead of wss://")
+    except TimeoutError:
+        return Finding("address", "bad", f"{host}:{port} does not answer within {LOOK_SECONDS:.0f} s",
+                       "a firewall may drop it: check the port, and whether you are on the right network")  # fmt: skip
+    except OSError as error:
+        return Finding("address", "bad", f"{host}:{port}: {error.strerror or error}",
+                       "start it: python -m cloud.verifier; or check host and port")  # fmt: skip
+    took = time.perf_counter() - began
+    writer.close()
+    kind = "TLS" if secure else "plain text"
+    return good("address", f"{host}:{port} connects in {1000 * took:.0f} ms, {kind}", connect_ms=round(1000 * took, 1))
+
+
+async def look_at_verifier(
+    bundle: Bundle, server: str, token: str | None, ca_file: Path | None, step: float
+) -> list[Finding]:
+    """The handshake, round trips, and which mode they speak for."""
+    manifest = bundle.manifest
+    events: asyncio.Queue[LinkEvent] = asyncio.Queue()
+    hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-doctor")
+    try:
+        link = Link(server, hello, events.put_nowait, token, ca_file)
+    except LinkRefused as error:
+        return [Finding("verifier", "bad", str(error), "use the address the verifier's operator gave you")]
+    task = asyncio.create_task(link.run())
+    try:
+        event = await asyncio.wait_for(events.get(), LOOK_SECONDS)
+        if not isinstance(event, LinkUp):
+            return [_refusal(event)]
+        trips = [await link.ping() for _ in range(TRIES)]
+    except (TimeoutError, OSError):
+        return [Finding("verifier", "bad", "it takes the connection and says nothing",
+                        "something else listens there, or a proxy does not pass WebSockets on")]  # fmt: skip
+    finally:
+        task.cancel()
+    welcome, trip = event.welcome, statistics.median(trips)
+    pace = Pace(drafter_step=step)
+    pace.linked(welcome, trip)
+    text = f"{welcome.server or 'a verifier'}: same target and drafter, context {welcome.max_context}"
+    found = [
+        good("verifier", text, server=welcome.server, max_context=welcome.max_context, budget=welcome.tree_budget),
+        _round_trips(trips, pace),
+    ]
+    if welcome.max_context < manifest.max_context:
+        text = f"the verifier holds {welcome.max_context} tokens, the bundle {manifest.max_context}"
+        found.append(Finding("context", "warning", text, "longer conversations end at the smaller one"))
+    return found
+
+
+def _refusal(event: LinkEvent) -> Finding:
+    text = event.reason if isinstance(event, LinkDown) else str(event)
+    if isinstance(event, LinkRefused) and "token" in text:
+        advice = "give --token or set OUTRIDER_TOKEN; the operator makes one with python -m cloud.auth"
+    elif isinstance(event, LinkRefused):
+        advice = "use a bundle made for this verifier's target and drafter (outrider export bundle)"
+    else:
+        advice = "no verifier answers there: check the path and the port, and sign in to the network you are on"
+    return Finding("verifier", "bad", text, advice)
+
+
+def _round_trips(trips: list[float], pace: Pace) -> Finding:
+    trip, worst = statistics.median(trips), max(trips)
+    figures: dict[str, Any] = {"rtt_ms": round(1000 * trip, 1), "rtt_ms_worst": round(1000 * worst, 1)}
+    text = f"{1000 * trip:.0f} ms, {1000 * worst:.0f} at worst"
+    stream = pace.stream_rate()
+    if stream is not None:
+        trees = pace.tree_rate()
+        figures |= {"tree_tokens_per_second": round(trees, 1), "stream_tokens_per_second": round(stream, 1)}
+        text += (
+            f"; at {pace.tau:g} tokens a tree that is about {trees:.0f} tokens/s by trees, {stream:.0f} by streaming"
+        )
+    return good("round trip", text, **figures)
+
+
+async def look_at_clock(server: str, ca_file: Path | None) -> Finding:
+    """This machine's clock against the Date header of the verifier's."""
+    parts = urlsplit(verifier_url(server))
+    scheme = "https" if parts.scheme == "wss" else "http"
+
+    def ask() -> tuple[str | None, float]:
+        request = Request(f"{scheme}://{parts.netloc}/healthz", headers={"user-agent": "outrider-doctor"})
+        context = tls_context(ca_file) if scheme == "https" else None
+        with urlopen(request, timeout=LOOK_SECONDS, context=context) as answer:
+            return answer.headers.get("date"), time.time()
+
+    try:
+        date, now = await asyncio.to_thread(ask)
+        skew = now - parsedate_to_datetime(date or "").timestamp()
+    except (OSError, ValueError, TypeError, LinkRefused):
+        return Finding("clock", "warning", "the verifier's clock cannot be read", "nothing, if the rest is well")
+    if abs(skew) > CLOCK_SECONDS:
+        text = f"this machine's clock is {skew:+.0f} s from the verifier's"
+        advice = "set the clock: certificates are refused by a wrong one"
+        return Finding("clock", "warning", text, advice, {"skew_seconds": round(skew, 1)})
+    return good("clock", f"within {max(1.0, abs(skew)):.0f} s of the verifier's", skew_seconds=round(skew, 1))
+
+
+def look_at_versions() -> Finding:
+    from importlib.metadata import PackageNotFoundError, version
+
+    def of(name: str) -> str:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return "not installed"
+
+    names = ("outrider", "onnxruntime", "executorch", "tokenizers", "websockets", "numpy")
+    versions = {name: of(name) for name in names}
+    text = f"Python {sys.version.split()[0]}, protocol {PROTOCOL_VERSION}, " + ", ".join(
+        f"{name} {number}" for name, number in versions.items() if number != "not installed"
+    )
+    return good("versions", text, **versions, protocol=PROTOCOL_VERSION)
+
+
+async def examine(
+    folder: Path, server: str | None, *, token: str | None = None, ca_file: Path | None = None,
+    engine: str | None = None, threads: int = 0, tell: Callable[[Finding], None] = lambda finding: None,
+) -> list[Finding]:  # fmt: skip
+    """Every look that still makes sense after those before it; `tell` hears of each as it is done."""
+    findings: list[Finding] = []
+
+    def found(*news: Finding) -> bool:
+        for finding in news:
+            findings.append(finding)
+            tell(finding)
+        return all(finding.level != "bad" for finding in news)
+
+    found(look_at_versions())
+    finding, bundle = look_at_bundle(folder)
+    found(finding)
+    step = 0.0
+    if bundle:
+        finding, step = await asyncio.to_thread(look_at_engine, bundle, engine, threads)
+        found(finding)
+    if server is None:
+        found(Finding("server", "warning", "no --server given", "without one everything is written alone, unverified"))
+        return findings
+    looks: list[Callable[[], Awaitable[Finding]]] = [
+        lambda: look_at_address(server, ca_file), lambda: look_at_clock(server, ca_file)
+    ]  # fmt: skip
+    for look in looks:
+        if not found(await look()):
+            return findings
+    if bundle:
+        found(*await look_at_verifier(bundle, server, token, ca_file, step))
+    return findings
+
+
+def show(findings: list[Finding], console: Console) -> None:
+    marks = {"good": "[green]ok[/]", "warning": "[yellow]look[/]", "bad": "[red]fails[/]"}
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for finding in findings:
+        table.add_row(marks[finding.level], finding.name, finding.text)
+        if finding.advice:
+            table.add_row("", "", f"-> {finding.advice}", style="bold" if finding.level == "bad" else "dim")
+    console.print(table, highlight=False)

@@ -1,0 +1,196 @@
+"""Open a bundle: the folder that `python -m export bundle` writes and an app ships."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import jinja2.sandbox
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from outrider_core.protocol.rows import RowShape
+
+FORMAT_VERSION = 2
+MANIFEST = "manifest.json"
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class BundleError(RuntimeError):
+    """The folder is no usable bundle. The message is one line that says what to do."""
+
+
+class FileEntry(Struct):
+    sha256: str
+    bytes: int
+
+
+class Bounds(Struct, kw_only=True):
+    """What an engine file must keep of the eager model, or `export check` fails (shares of 1)."""
+
+    top1_agreement: float
+    top4_agreement: float
+    acceptance_ratio: float
+
+
+class EngineEntry(Struct, kw_only=True):
+    """One exported device half.
+
+    quant: "fp32", "fp16", "int8" or "int4" (linears); embedding_bits: 32, 16, 8 or 4. step_bytes: weights one
+    draft step reads (linears and LM head). max_width: tokens of one step at most. data: the file beside `file` with
+    its weights, if they stand apart.
+    """
+
+    file: str
+    data: str | None = None
+    quant: str
+    embedding_bits: int
+    step_bytes: int
+    max_width: int
+    bounds: Bounds
+
+
+class Manifest(Struct, kw_only=True):
+    """manifest.json. Widths in values; hashes as outrider_core.models.target and outrider_core.models.moa define them.
+
+    tokenizer_hash: sha256 of tokenizer.json. null_row_file: float32 [2 (K, V), ca_kv_heads, head_dim], the row
+    that cross-attention always sees, or null for a drafter without one. versions: what wrote the bundle.
+    """
+
+    format_version: int
+    target: str
+    target_hash: str
+    drafter_hash: str
+    vocab_size: Positive
+    eos_ids: Annotated[list[int], Meta(min_length=1)]
+    max_context: Positive
+    hidden_size: Positive
+    sa_kv_heads: Positive
+    ca_kv_heads: Positive
+    head_dim: Positive
+    draft_vocab_size: Positive
+    draft_ids_file: str
+    null_row_file: str | None
+    tokenizer_hash: str
+    versions: dict[str, str]
+    engines: Annotated[dict[str, EngineEntry], Meta(min_length=1)]
+    files: dict[str, FileEntry]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A checked bundle.
+
+    draft_ids [draft_vocab] int64 maps the LM head's rows to target token ids; null_row [2, kv_heads, head_dim].
+    """
+
+    folder: Path
+    manifest: Manifest
+    tokenizer: Tokenizer
+    draft_ids: NDArray[np.int64]
+    null_row: NDArray[np.float32] | None
+    chat_template: str
+    special_tokens: dict[str, str]
+
+    @property
+    def row_shape(self) -> RowShape:
+        return RowShape(self.manifest.ca_kv_heads, self.manifest.head_dim)
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation (`role`, `content`) up to where the assistant's next turn begins."""
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        try:
+            text = environment.from_string(self.chat_template).render(
+                messages=messages, add_generation_prompt=True, **self.special_tokens
+            )
+        except jinja2.TemplateError as error:
+            raise BundleError(f"{self.folder}: chat template failed: {error}") from None
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def open_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
+    """Open `folder`, checking format, completeness and (unless `verify` is False) every sha256.
+
+    Raises BundleError with one clear line.
+    """
+    folder = Path(folder)
+    manifest = _read_manifest(folder)
+    named = {manifest.draft_ids_file}
+    for engine in manifest.engines.values():
+        named |= {engine.file, engine.data or engine.file}
+    needed = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} | named
+    if manifest.null_row_file:
+        needed.add(manifest.null_row_file)
+    if missing := sorted(needed - manifest.files.keys()):
+        raise BundleError(f"{folder}/{MANIFEST} lists no {missing[0]}; export the bundle again")
+    for name, entry in manifest.files.items():
+        _check_file(folder, name, entry, verify)
+    draft_ids = np.fromfile(folder / manifest.draft_ids_file, "<u4").astype(np.int64)
+    if len(draft_ids) != manifest.draft_vocab_size or draft_ids.max() >= manifest.vocab_size:
+        raise BundleError(f"{folder}/{manifest.draft_ids_file} does not fit the manifest; export the bundle again")
+    null_row = _read_null_row(folder, manifest)
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        settings: Any = msgspec.json.decode((folder / "tokenizer_config.json").read_bytes())
+    except Exception as error:  # tokenizers raises bare Exception
+        raise BundleError(f"{folder}: tokenizer files do not load: {error}") from None
+    if not isinstance(settings, dict):
+        raise BundleError(f"{folder}/tokenizer_config.json is no JSON object; export the bundle again")
+    special = {name: _text(settings.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    return Bundle(folder, manifest, tokenizer, draft_ids, null_row, template, special)
+
+
+def _read_null_row(folder: Path, manifest: Manifest) -> NDArray[np.float32] | None:
+    if manifest.null_row_file is None:
+        return None
+    values = np.fromfile(folder / manifest.null_row_file, "<f4")
+    shape = (2, manifest.ca_kv_heads, manifest.head_dim)
+    if values.size != np.prod(shape):
+        raise BundleError(f"{folder}/{manifest.null_row_file} does not fit the manifest; export the bundle again")
+    return values.reshape(shape)
+
+
+def _text(token: Any) -> str:
+    """A special token stands in tokenizer_config.json as a string or as {"content": ...}."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise BundleError(f"{folder}: no {MANIFEST} there; write a bundle with: python -m export bundle")
+    try:
+        raw: Any = msgspec.json.decode(path.read_bytes())
+        version = raw.get("format_version") if isinstance(raw, dict) else None
+        if version != FORMAT_VERSION:
+            raise BundleError(f"{path}: format {version}, this runtime reads {FORMAT_VERSION}; export again or update")
+        return msgspec.convert(raw, Manifest)
+    except msgspec.DecodeError as error:
+        raise BundleError(f"{path} is broken: {error}; export the bundle again") from None
+
+
+def _check_file(folder: Path, name: str, entry: FileEntry, verify: bool) -> None:
+    path = folder / name
+    if Path(name).name != name:
+        raise BundleError(f"{folder}/{MANIFEST} names {name!r}, which is not a plain file name")
+    if not path.is_file():
+        raise BundleError(f"{path} is missing; copy the whole folder or export again")
+    if path.stat().st_size != entry.bytes:
+        raise BundleError(f"{path} has {path.stat().st_size} bytes instead of {entry.bytes}; copy it again")
+    if verify:
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
+                raise BundleError(f"{path} differs from its sha256 in the manifest; copy it again")

@@ -1,0 +1,331 @@
+"""Grow draft trees, and write single tokens when the link is down.
+
+A tree grows in batches: the likeliest nodes that are not expanded yet are run together, until no node can join the
+best ones any more (docs/design.md). With sampling, candidates are ranked by log q + g with the verifier's own noise g,
+so the target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
+Prompt lookup (outrider_core.drafting.lookup) is mixed into q.
+
+A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
+text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_core.drafting.engines import Engine, Floats, Ints
+from outrider_core.drafting.growth import Growth
+from outrider_core.drafting.lookup import Lookup
+from outrider_core.protocol.noise import gumbel_noise_at
+from outrider_core.protocol.rows import RowShape
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
+
+#: additive mask value of what a query must not see
+MASKED = np.float32(-1e9)
+#: cache rows kept free for the expanded nodes of one tree
+TREE_ROWS = 512
+#: children known of an expanded node: so many, and up to so many if they are likely enough for a verdict to end there
+LEAST_CHILDREN, CHILDREN = 16, 64
+LIKELY_CHILD = float(np.log(0.002))
+#: nodes less likely than this are not expanded ahead of a verdict
+AHEAD_FLOOR = float(np.log(0.0005))
+#: tokens the engine takes in one step at most: breadth of a tree, chunk of a prompt (export writes for this many)
+MAX_WIDTH = 64
+#: likeliest tokens behind a node that noise may bring forward; less likely ones are left out
+CANDIDATES = 512
+#: tokens of a prompt fed in one step: as fast as more, and attention's temporaries stay small
+PROMPT_CHUNK = 32
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded in one step.
+
+    gain: accepted tokens that one more step must promise (`Growth.promise`); 0 drafts on to the likeliest nodes of all.
+    """
+
+    nodes: int = 32
+    depth: int = 10
+    breadth: int = 8
+    gain: float = 0.05
+
+    def __post_init__(self) -> None:
+        if min(self.nodes, self.depth, self.breadth) < 1 or self.nodes > MAX_NODES:
+            raise ValueError(f"a tree needs 1..{MAX_NODES} nodes and at least one level and one branch, not {self}")
+        if self.breadth > MAX_WIDTH or self.depth * self.breadth > TREE_ROWS:
+            raise ValueError(
+                f"breadth must be at most {MAX_WIDTH} and depth x breadth at most {TREE_ROWS} tokens, not {self}"
+            )
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tree, its nodes' log path probabilities, and what it took.
+
+    steps: engine steps since it was asked for. ahead: its root had been expanded ahead, with `kept` nodes below it.
+    """
+
+    tree: TokenTree = TokenTree()  # noqa: RUF009 - frozen
+    scores: tuple[float, ...] = ()
+    steps: int = 0
+    ahead: bool = False
+    kept: int = 0
+
+
+class Drafter:
+    """Drafting state of one conversation: self-attention cache and feature rows.
+
+    Not thread-safe: one thread calls it, in order.
+    """
+
+    def __init__(
+        self, engine: Engine, draft_ids: NDArray[np.int64], row_shape: RowShape, sa_kv_heads: int, max_context: int,
+        lookup: bool = True, null_row: Floats | None = None,
+    ) -> None:  # fmt: skip
+        self.engine, self.draft_ids, self.max_context = engine, draft_ids, max_context
+        capacity = max_context + TREE_ROWS
+        self.keys = np.zeros((capacity, sa_kv_heads, row_shape.head_dim), np.float32)
+        self.values = np.zeros_like(self.keys)
+        self.cached: list[int] = []  # token ids whose keys and values stand in rows 0..len-1
+        self._growth: Growth | None = None  # hangs below `cached`
+        self._sampling = Sampling()  # its candidates were ranked for this
+        self.steps = 0  # engine steps so far
+        # The row of position p stands at p + 1; the slot before the first visible row takes the null row, so that
+        # what cross-attention reads is one slice and nothing is copied.
+        self.row_keys = np.zeros((1 + max_context, *row_shape), np.float32)
+        self.row_values = np.zeros_like(self.row_keys)
+        self.row_filled = np.zeros(max_context, bool)
+        self.null_row = null_row  # [2 (K, V), kv_heads, head_dim], or None: the drafter has none
+        self.lookup = Lookup() if lookup else None
+        self._columns = np.full(int(draft_ids.max()) + 1, -1, np.int32)  # token id -> row of the LM head
+        self._columns[draft_ids] = np.arange(len(draft_ids))
+
+    def keep_rows(self, length: int) -> None:
+        """Forget the rows of positions `length` and above: another text stands there now."""
+        self.row_filled[length:] = False
+
+    def add_rows(self, positions: Ints, rows: Floats) -> None:
+        """Feature rows [n, 2, heads, head_dim] of the tokens at `positions` [n].
+
+        What was drafted without any is drafted again: the verifier sends the first ones with an answer's first token.
+        """
+        if not self.row_filled.any():
+            self._growth = None
+        self.row_keys[positions + 1], self.row_values[positions + 1] = rows[:, 0], rows[:, 1]
+        self.row_filled[positions] = True
+
+    def visible_rows(self) -> slice:
+        """What cross-attention reads of row_keys and row_values: the null row and the newest rows.
+
+        Rows count back to the first gap (the verifier sends newest first). A drafter without a null row reads
+        one row of zeros until the first row is there.
+        """
+        filled = np.flatnonzero(self.row_filled)
+        start = end = 0
+        if len(filled):
+            end = int(filled[-1]) + 1
+            gaps = np.flatnonzero(~self.row_filled[:end])
+            start = int(gaps[-1]) + 1 if len(gaps) else 0
+            if self.null_row is None:
+                return slice(start + 1, end + 1)
+        self.row_keys[start], self.row_values[start] = (0.0, 0.0) if self.null_row is None else self.null_row
+        return slice(start, end + 1)
+
+    def _step(self, tokens: Ints, positions: Ints, wanted: Ints, mask: Floats, past: int) -> Floats:
+        """Run the engine behind `past` cache rows; its keys and values land right behind them."""
+        self.steps += 1
+        seen = self.visible_rows()
+        logits, keys, values = self.engine.step(
+            tokens, positions, wanted, mask, self.keys[:past], self.values[:past], self.row_keys[seen],
+            self.row_values[seen],
+        )  # fmt: skip
+        self.keys[past : past + len(tokens)] = keys
+        self.values[past : past + len(tokens)] = values
+        return logits
+
+    def _advance(self, prefix: list[int]) -> Floats:
+        """Bring the cache to `prefix`; return the logits [draft_vocab] behind its last token. No tree outlives it."""
+        self._growth = None
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.cached, prefix, strict=False)))
+        kept = min(same, len(prefix) - 1)  # the last token's logits are needed in any case
+        del self.cached[kept:]
+        logits = np.zeros((1, 0), np.float32)
+        for start in range(kept, len(prefix), PROMPT_CHUNK):
+            chunk = np.array(prefix[start : start + PROMPT_CHUNK], np.int64)
+            size = len(chunk)
+            mask = np.zeros((size, start + size), np.float32)
+            mask[:, start:] = np.triu(np.full((size, size), MASKED, np.float32), 1)
+            positions = np.arange(start, start + size)
+            logits = self._step(chunk, positions, np.array([size - 1]), mask, start)
+            self.cached.extend(chunk.tolist())
+        last: Floats = logits[0]
+        return last
+
+    def _log_q(self, logits: Floats, sampling: Sampling) -> NDArray[np.float64]:
+        x = logits.astype(np.float64)
+        if not sampling.greedy:
+            x /= sampling.temperature
+        x -= x.max(-1, keepdims=True)
+        x -= np.log(np.exp(x).sum(-1, keepdims=True))
+        return x
+
+    def write(self, prefix: list[int], sampling: Sampling) -> int:
+        """The token of `next_token`."""
+        return self.next_token(prefix, sampling)[0]
+
+    def next_token(self, prefix: list[int], sampling: Sampling) -> tuple[int, float]:
+        """The drafter's own next token behind `prefix`, drawn with the noise the target would use; its probability."""
+        log_q = self._log_q(self._advance(prefix), sampling)
+        noise = 0.0 if sampling.greedy else gumbel_noise_at(sampling.seed, len(prefix), self.draft_ids)
+        best = int(np.argmax(log_q + noise))
+        return int(self.draft_ids[best]), float(np.exp(log_q[best]))
+
+    def grow(
+        self, prefix: list[int], sampling: Sampling, shape: TreeShape, stop: Callable[[], bool] = lambda: False
+    ) -> TokenTree:
+        """The tree of `draft`."""
+        return self.draft(prefix, sampling, shape, stop).tree
+
+    def draft(
+        self, prefix: list[int], sampling: Sampling, shape: TreeShape, stop: Callable[[], bool] = lambda: False
+    ) -> Draft:
+        """Draft at most shape.nodes nodes below the last token of `prefix`.
+
+        `stop()` is asked between steps; when true, what is there is returned.
+        """
+        depth = min(shape.depth, self.max_context - len(prefix))
+        if depth < 1:
+            return Draft()
+        steps = self.steps
+        growth = self._reroot(prefix, sampling)
+        ahead = growth is not None
+        if growth is None:
+            growth = self._begin(prefix, sampling)
+        kept = growth.used - growth.base
+        while not stop():
+            worst = growth.worst_of_best(shape.nodes, depth)
+            if not self._widen(growth, shape.breadth, depth, worst, shape.gain):
+                break
+        tree, scores = growth.best(shape.nodes, depth)
+        return Draft(tree, tuple(scores), self.steps - steps, ahead, kept)
+
+    def draft_ahead(self, shape: TreeShape, stop: Callable[[], bool]) -> int:
+        """Grow the last tree on below and beside what was sent, likeliest nodes first; returns the nodes expanded.
+
+        Path probabilities are those of what the verdict may say, so most work goes where it is likeliest to end.
+        """
+        growth, done = self._growth, 0
+        if growth is None:
+            return 0
+        depth = min(2 * shape.depth, self.max_context - growth.base)
+        while not stop() and (expanded := self._widen(growth, shape.breadth, depth, AHEAD_FLOOR)):
+            done += expanded
+        return done
+
+    def _reroot(self, prefix: list[int], sampling: Sampling) -> Growth | None:
+        """The tree that is there below `prefix` already, or None; what the cache can keep, it keeps."""
+        growth, base = self._growth, len(self.cached)
+        if growth is None or sampling != self._sampling or prefix[:base] != self.cached:
+            return None
+        path = growth.find(prefix[base:])
+        path = path[: next((i for i, node in enumerate(path) if growth.slots[node] < 0), len(path))]
+        if path:
+            growth, rows = growth.below(path)
+            self._move_rows(np.array(rows), base)
+            self.cached += prefix[base : base + len(path)]
+        self._growth = growth if len(self.cached) == len(prefix) else None
+        return self._growth
+
+    def _move_rows(self, rows: Ints, start: int) -> None:
+        """Cache rows `rows` move to `start` and on."""
+        for cache in (self.keys, self.values):
+            cache[start : start + len(rows)] = cache[rows]
+
+    def _begin(self, prefix: list[int], sampling: Sampling) -> Growth:
+        """A tree of the root's children alone."""
+        if self.lookup:
+            self.lookup.follow(prefix)
+        logits = self._advance(prefix)[None]
+        self._growth, self._sampling = Growth(len(prefix)), sampling
+        self._propose(self._growth, [ROOT], logits)
+        return self._growth
+
+    def _widen(self, growth: Growth, breadth: int, depth: int, floor: float, gain: float = 0.0) -> int:
+        """Expand the next nodes; returns how many, 0 where there is no room or they do not promise `gain`."""
+        frontier = growth.frontier(min(breadth, len(self.keys) - growth.used), depth, floor)
+        if not frontier or growth.promise(frontier, floor) < gain:
+            growth.put_back(frontier)
+            return 0
+        self._propose(growth, frontier, self._expand(growth, frontier))
+        return len(frontier)
+
+    def _propose(self, growth: Growth, frontier: list[int], logits: Floats) -> None:
+        """Add each frontier node's best children; logits [frontier, draft_vocab]."""
+        sampling, paths = self._sampling, [growth.path(node) for node in frontier]
+        ids, ranked = self._candidates([[growth.tokens[n] for n in path] for path in paths], logits, sampling)
+        if not sampling.greedy:
+            for row, path in enumerate(paths):
+                ranked[row] += gumbel_noise_at(sampling.seed, growth.base + len(path), ids[row])
+            ranked -= ranked.max(-1, keepdims=True)
+            ranked -= np.log(np.exp(ranked).sum(-1, keepdims=True))
+        best = np.argsort(-ranked, axis=1, kind="stable")[:, : min(CHILDREN, len(self.draft_ids))]
+        scores = np.take_along_axis(ranked, best, 1)
+        counts = np.maximum(LEAST_CHILDREN, np.count_nonzero(scores > LIKELY_CHILD, axis=1))
+        for row, (parent, count) in enumerate(zip(frontier, counts.tolist(), strict=True)):
+            growth.add(parent, ids[row, best[row, :count]].tolist(), scores[row, :count].tolist())
+
+    def _candidates(
+        self, paths: list[list[int]], logits: Floats, sampling: Sampling
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Token ids and log-probabilities [paths, candidates] of the likeliest tokens, lookup's guesses mixed in.
+
+        paths: tokens below the root. A guess of hit rate w gets w, the drafter's law the rest. The last column is for
+        guesses that are no candidates of the drafter, at probability 0 where there is none. Only candidates go through
+        float64.
+        """
+        x = logits if sampling.greedy else logits / np.float32(sampling.temperature)
+        high = x.max(-1, keepdims=True)
+        total = high + np.log(np.exp(x - high).sum(-1, keepdims=True, dtype=np.float64))
+        vocab = x.shape[1]
+        count = min(CHILDREN if sampling.greedy else CANDIDATES, vocab)
+        columns = np.argpartition(x, vocab - count, axis=1)[:, vocab - count :]
+        columns.sort(axis=1)  # so that equals keep the order of the vocabulary
+        log_q = np.take_along_axis(x, columns, 1) - total
+        ids = self.draft_ids[columns]
+        if self.lookup is None:
+            return ids, log_q
+        ids = np.concatenate([ids, np.broadcast_to(self.draft_ids[:1], (len(paths), 1))], 1)
+        log_q = np.concatenate([log_q, np.full((len(paths), 1), -np.inf)], 1)
+        for row, path in enumerate(paths):
+            guess = self.lookup.guess(path)
+            if guess is None:
+                continue
+            token, weight = guess
+            log_q[row] += np.log1p(-weight)
+            known = np.flatnonzero(ids[row, :-1] == token)
+            if len(known):
+                log_q[row, known[0]] = np.logaddexp(log_q[row, known[0]], np.log(weight))
+                continue
+            column = int(self._columns[token]) if token < len(self._columns) else -1
+            own = np.log1p(-weight) + float(x[row, column] - total[row, 0]) if column >= 0 else -np.inf
+            ids[row, -1], log_q[row, -1] = token, np.logaddexp(own, np.log(weight))
+        return ids, log_q
+
+    def _expand(self, growth: Growth, frontier: list[int]) -> Floats:
+        """Run the engine on the frontier nodes; each sees the text, its ancestors and itself."""
+        size, base, past = len(frontier), growth.base, growth.used
+        growth.used += size
+        mask = np.full((size, past + size), MASKED, np.float32)
+        mask[:, :base] = 0.0
+        for row, node in enumerate(frontier):
+            growth.slots[node] = past + row
+            mask[row, [growth.slots[seen] for seen in growth.path(node)]] = 0.0
+        ids = np.array([growth.tokens[n] for n in frontier], np.int64)
+        positions = base - 1 + np.array([growth.depths[n] for n in frontier], np.int64)
+        return self._step(ids, positions, np.arange(size), mask, past)

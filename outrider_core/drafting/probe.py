@@ -1,0 +1,402 @@
+"""`python -m outrider_core.drafting.probe`: measure one engine of a bundle in one fresh process, without torch.
+
+The process loads what an app's process loads (`edge_runtime.runtime` with its link, the bundle with its tokenizer,
+one engine) and prints one JSON object on standard output; an error is one line on standard error and exit status 1.
+`python -m export bench` starts one such process per engine and number of threads, and adds the memory floor.
+
+How each figure is measured:
+
+open_ms: `open_bundle` without hashing. import_ms: importing the engine's Python runtime, which an app that links it
+    does not do. load_ms: `open_engine`. All with the files in the page cache if they were read before.
+step times: `Engine.step` on random inputs, all logits asked for, the same inputs again and again: the weights stay
+    in the processor's cache as far as they fit. WARM_UP steps first, then `repeats` that count.
+rss_mb: resident memory once the engine is loaded. peak_rss_mb: its peak up to the last step (or tree), read before
+    the bandwidth is measured. VmRSS and VmHWM of /proc/self/status; where there is none, both are getrusage's
+    ru_maxrss (the peak so far); null where there is neither. 1 MB = 10^6 bytes.
+bandwidth_gb_s: what `threads` Python threads together read per second (1 GB = 10^9 bytes). Each fills a float64
+    buffer of its own, together CACHES times the last-level cache and at least LEAST_BUFFER bytes, then reads it
+    whole PASSES times from a common start, with numpy reductions that keep no result in memory and release the GIL.
+    Two of them are tried because neither is the faster one everywhere: the int64 sum of the buffer's bits, and
+    einsum's float64 sum (numpy's own float64 sum adds pairwise and reads at half the rate). The time runs from the
+    first start to the last end; the best of ROUNDS rounds of each counts. A hand-written AVX-512 loop on a server
+    read an eighth more with one thread (so a floor made of this is as much too high) and the same with two.
+others_cores: processor cores that everything but this process used while it measured, from /proc/stat; null where
+    there is none. Together with `threads` it should stay below the machine's cores, or the times are not the engine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.runtime import EdgeRuntime
+from outrider_core.drafting.bundle import Bundle, BundleError, Manifest, open_bundle
+from outrider_core.drafting.drafter import MASKED, Drafter, TreeShape
+from outrider_core.drafting.engines import RUNTIMES, Engine, Floats, Ints, installed, open_engine
+from outrider_core.protocol.sampling import Sampling
+
+#: steps before those that are timed
+WARM_UP = 3
+#: trees drafted by --draft, each behind one more token
+TREES = 10
+#: feature rows handed over at once, about what one message of the verifier brings
+ROWS_AT_ONCE = 64
+
+CACHES, LEAST_BUFFER, MOST_BUFFER = 8, 256 << 20, 1 << 30
+PASSES, ROUNDS = 2, 5
+#: assumed where the system does not say
+DEFAULT_CACHE = 32 << 20
+#: module that brings a package's runtime into the process, where it is not the package itself
+RUNTIME_MODULES = {"executorch": "executorch.runtime"}
+
+T = TypeVar("T")
+Step = tuple[Ints, Ints, Ints, Floats, Floats, Floats, Floats, Floats]
+
+EPILOG = """\
+examples:
+  python -m outrider_core.drafting.probe build/bundle --engine onnx --threads 1
+  python -m outrider_core.drafting.probe build/bundle --engine onnx --threads 4 --draft 1024
+  python -m export bench build/bundle          all engines, with tables and the memory floor
+"""
+
+
+def available_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def processor_name() -> str:
+    """What this machine's processor calls itself."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return name
+    return next((x.partition(":")[2].strip() for x in lines if x.startswith(("model name", "Hardware"))), name)
+
+
+def _milliseconds(work: Callable[[], T]) -> tuple[T, float]:
+    """What `work` returns, and the ms it took."""
+    began = time.perf_counter()
+    result = work()
+    return result, (time.perf_counter() - began) * 1e3
+
+
+def memory_mb() -> tuple[float | None, float | None]:
+    """Resident memory of this process in MB: (now, highest so far); see the module's docstring."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        kib = {name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in lines) if name[:2] == "Vm"}
+        return kib["VmRSS"] * 1024 / 1e6, kib["VmHWM"] * 1024 / 1e6
+    except (OSError, KeyError, ValueError, IndexError):
+        pass
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None, None
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+    return peak, peak
+
+
+def busy_seconds() -> float | None:
+    """Processor seconds that the whole machine has spent on anything since it started, or None if it does not say."""
+    try:
+        user, nice, system, _, _, interrupts, soft, stolen, *_ = Path("/proc/stat").read_text().split()[1:]
+        return sum(map(int, (user, nice, system, interrupts, soft, stolen))) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+class Others:
+    """Watches what other processes do from its creation on."""
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._own = time.perf_counter(), busy_seconds(), time.process_time()
+
+    def cores(self) -> float | None:
+        """Processor cores they used on average so far, or None if the system does not say."""
+        busy, seconds = busy_seconds(), time.perf_counter() - self._began
+        if busy is None or self._busy is None:
+            return None
+        return max(0.0, (busy - self._busy - (time.process_time() - self._own)) / seconds)
+
+
+def last_level_cache() -> int | None:
+    """Bytes of the first core's largest cache, or None where the system does not say."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        try:
+            text = path.read_text().strip()
+            sizes.append(int(text[:-1]) * units[text[-1]] if text[-1:] in units else int(text))
+        except (OSError, ValueError):
+            continue
+    return max(sizes, default=None)
+
+
+def _read_int64(buffer: NDArray[np.float64]) -> object:
+    return np.add.reduce(buffer.view(np.int64))
+
+
+def _read_float64(buffer: NDArray[np.float64]) -> object:
+    return np.einsum("i->", buffer)
+
+
+READS: tuple[Callable[[NDArray[np.float64]], object], ...] = (_read_int64, _read_float64)
+
+
+def read_bandwidth(threads: int, total: int | None = None, rounds: int = ROUNDS) -> float:
+    """Memory read bandwidth of `threads` threads together in GB/s; the module's docstring says how.
+
+    total: bytes of all buffers together; None: CACHES times the last-level cache, within bounds.
+    """
+    if total is None:
+        total = min(max(CACHES * (last_level_cache() or DEFAULT_CACHE), LEAST_BUFFER), MOST_BUFFER)
+    values = max(1, total // 8 // threads)
+    buffers = [np.empty(values) for _ in range(threads)]
+    start = threading.Barrier(threads)
+    spans = np.zeros((rounds * len(READS), threads, 2))
+
+    def work(thread: int) -> None:
+        buffer = buffers[thread]
+        buffer.fill(1.0)  # by the thread that reads it, so that the pages lie near its core
+        for trial in range(len(spans)):
+            read = READS[trial % len(READS)]
+            start.wait()
+            spans[trial, thread, 0] = time.perf_counter()
+            for _ in range(PASSES):
+                read(buffer)
+            spans[trial, thread, 1] = time.perf_counter()
+
+    workers = [threading.Thread(target=work, args=(thread,), daemon=True) for thread in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    seconds = spans[:, :, 1].max(1) - spans[:, :, 0].min(1)
+    return float(PASSES * values * threads * 8 / seconds.min() / 1e9)
+
+
+def random_step(manifest: Manifest, width: int, context: int, seed: int = 0) -> Step:
+    """Random inputs of `Engine.step`: `width` tokens behind `context` cache rows and as many feature rows.
+
+    All `width` logits are wanted, and a token sees the past and the new tokens up to itself.
+    """
+    rng = np.random.default_rng(seed)
+
+    def normal(heads: int) -> Floats:
+        return rng.standard_normal((context, heads, manifest.head_dim), np.float32)
+
+    mask = np.zeros((width, context + width), np.float32)
+    mask[:, context:] = np.triu(np.full((width, width), MASKED, np.float32), 1)
+    return (
+        rng.integers(manifest.vocab_size, size=width), np.arange(context, context + width), np.arange(width), mask,
+        normal(manifest.sa_kv_heads), normal(manifest.sa_kv_heads), normal(manifest.ca_kv_heads),
+        normal(manifest.ca_kv_heads),
+    )  # fmt: skip
+
+
+def time_step(engine: Engine, inputs: Step, repeats: int) -> dict[str, float]:
+    """{"p50", "p95", "min"} of `repeats` steps in ms."""
+    times = [_milliseconds(lambda: engine.step(*inputs))[1] for _ in range(WARM_UP + repeats)]
+    p50, p95 = np.percentile(times[WARM_UP:], [50, 95])
+    return {"p50": float(p50), "p95": float(p95), "min": min(times[WARM_UP:])}
+
+
+def _rows(manifest: Manifest, end: int, rng: np.random.Generator) -> Iterator[tuple[Ints, Floats]]:
+    """Random feature rows of positions 0..end-1, (positions [n], rows [n, 2, heads, head_dim]) at a time."""
+    for start in range(0, end, ROWS_AT_ONCE):
+        positions = np.arange(start, min(start + ROWS_AT_ONCE, end))
+        shape = (len(positions), 2, manifest.ca_kv_heads, manifest.head_dim)
+        yield positions, rng.standard_normal(shape, np.float32)
+
+
+class _Counting:
+    """An engine that counts its steps."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.steps = engine, 0
+
+    def step(
+        self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
+        row_keys: Floats, row_values: Floats,
+    ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
+        self.steps += 1
+        return self.engine.step(tokens, positions, wanted, sa_mask, sa_keys, sa_values, row_keys, row_values)
+
+
+def measure_drafting(
+    drafter: Drafter, bundle: Bundle, context: int, tick: Callable[[str], None] = lambda note: None
+) -> dict[str, Any]:
+    """Draft greedily as an app does: a prompt pass over `context` tokens, then TREES trees of default shape.
+
+    The text is numpy's documentation (English and code). Random feature rows stand at every position but the last. A
+    tree is followed by one more token and one more row, as when the verifier sends a bonus token. tree_ms has the
+    times in ms; steps_per_tree counts engine steps: behind random rows the drafter is unsure and may stop before the
+    last level.
+    """
+    manifest = bundle.manifest
+    text = bundle.tokenizer.encode(str(np.einsum.__doc__)).ids or [0]
+    text *= 1 + (context + TREES) // len(text)
+    rng, shape, greedy = np.random.default_rng(0), TreeShape(), Sampling()
+    counter = drafter.engine = _Counting(drafter.engine)
+    for positions, rows in _rows(manifest, context - 1, rng):
+        drafter.add_rows(positions, rows)
+    prefix: list[int] = text[:context]
+    _, prompt_ms = _milliseconds(lambda: drafter.grow(prefix, greedy, TreeShape(nodes=1, depth=1, breadth=1)))
+    tick("prompt")
+    counter.steps, nodes, times = 0, 0, list[float]()
+    for tree in range(TREES):
+        grown, ms = _milliseconds(lambda: drafter.grow(prefix, greedy, shape))
+        nodes, times = nodes + len(grown.tokens), [*times, ms]
+        row = rng.standard_normal((1, 2, manifest.ca_kv_heads, manifest.head_dim), np.float32)
+        drafter.add_rows(np.array([len(prefix) - 1]), row)
+        prefix.append(text[len(prefix)])
+        tick(f"tree {tree + 1}")
+    p50, p95 = np.percentile(times, [50, 95])
+    return {
+        "context": context, "prompt_ms": prompt_ms, "trees": TREES, "ms_per_tree": float(np.mean(times)),
+        "tree_ms": {"p50": float(p50), "p95": float(p95), "min": min(times)}, "nodes_per_tree": nodes / TREES,
+        "steps_per_tree": counter.steps / TREES,
+    }  # fmt: skip
+
+
+def longest_drafting_context(max_context: int) -> int:
+    """The longest prefix behind which all TREES trees have their full depth."""
+    return max_context - TREES - TreeShape().depth
+
+
+def _check(bundle: Bundle, options: argparse.Namespace) -> None:
+    """Raise BundleError if the bundle cannot be measured as asked; open_engine knows the rest."""
+    manifest = bundle.manifest
+    if options.draft:
+        limit = longest_drafting_context(manifest.max_context)
+        if options.draft > limit:
+            raise BundleError(f"--draft {options.draft} is more than this bundle has room for; at most {limit}")
+        return
+    entry = manifest.engines.get(options.engine)
+    if max(options.contexts) > manifest.max_context:
+        raise BundleError(f"--contexts: {max(options.contexts)} is above this bundle's {manifest.max_context} tokens")
+    if entry and max(options.widths) > entry.max_width:
+        raise BundleError(f"--widths: {max(options.widths)} is above the {entry.max_width} tokens {entry.file} takes")
+
+
+def _import_runtime(bundle: Bundle, engine: str) -> None:
+    """Import what `open_engine` would, so that loading can be timed without it; what is missing, it will say."""
+    package = installed(engine) if engine in bundle.manifest.engines else None
+    try:
+        if package:
+            importlib.import_module(RUNTIME_MODULES.get(package, package))
+    except ImportError as error:
+        raise BundleError(f"{package} does not import: {error}; install it again") from None
+
+
+def probe(options: argparse.Namespace) -> dict[str, Any]:
+    """Do what the command line asks for and return the figures."""
+
+    def tick(note: str) -> None:
+        if options.progress:  # the line also ends a probe whose parent is gone: nobody reads it any more
+            print(f"progress {note}", file=sys.stderr, flush=True)
+
+    threads = options.threads or available_cores()
+    bundle, open_ms = _milliseconds(lambda: open_bundle(options.bundle, verify=False))
+    _check(bundle, options)
+    _, import_ms = _milliseconds(lambda: _import_runtime(bundle, options.engine))
+    engine, load_ms = _milliseconds(lambda: open_engine(bundle, options.engine, threads))
+    figures: dict[str, Any] = {
+        "engine": options.engine, "threads": threads, "open_ms": open_ms, "import_ms": import_ms, "load_ms": load_ms,
+        "rss_mb": memory_mb()[0],
+    }  # fmt: skip
+    tick("loaded")
+    others = Others()
+    if options.draft:
+        drafter = EdgeRuntime(bundle, None, engine=engine).drafter
+        figures["draft"] = measure_drafting(drafter, bundle, options.draft, tick)
+        figures["peak_rss_mb"] = memory_mb()[1]
+    else:
+        figures["steps"] = []
+        for context in options.contexts:
+            for width in options.widths:
+                times = time_step(engine, random_step(bundle.manifest, width, context), options.repeats)
+                figures["steps"].append({"width": width, "context": context, **times})
+                tick(f"{width} tokens behind {context}")
+        figures["peak_rss_mb"] = memory_mb()[1]
+        figures["bandwidth_gb_s"] = read_bandwidth(threads)
+    figures["others_cores"] = others.cores()
+    figures["torch_imported"] = "torch" in sys.modules
+    return figures
+
+
+def whole(text: str) -> int:
+    """A positive whole number of a command line."""
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
+    return int(text)
+
+
+def numbers(text: str) -> list[int]:
+    """Positive whole numbers of a command line, between commas; sorted, each once."""
+    return sorted({whole(part) for part in text.split(",")})
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m outrider_core.drafting.probe", formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=EPILOG,
+        description="Measure one engine of a bundle in this fresh process and print one JSON object: times of opening, "
+        "loading and draft steps (ms), memory (MB) and read bandwidth (GB/s). Never loads torch for ONNX.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("bundle", type=Path, help="folder that `python -m export bundle` wrote")
+    add("--engine", choices=list(RUNTIMES), default="onnx", help="engine to load (default: onnx)")
+    add("--threads", type=int, default=1, help="of the engine and of the bandwidth, 0 = all cores (default: 1)")
+    add(
+        "--widths", type=numbers, default=[1, 8, 32], metavar="N,N",
+        help="tokens of a step: 1 writes alone, 8 is a level of a default tree (default: 1,8,32)",
+    )  # fmt: skip
+    add(
+        "--contexts", type=numbers, default=[128, 512], metavar="N,N",
+        help="cache rows and feature rows a step reads (default: 128,512)",
+    )  # fmt: skip
+    add("--repeats", type=whole, default=30, help="timed steps per width and context (default: 30)")
+    add(
+        "--draft", type=whole, default=0, metavar="CONTEXT",
+        help=f"instead of single steps, draft {TREES} trees as an app does, behind a prompt of CONTEXT tokens",
+    )  # fmt: skip
+    add("--progress", action="store_true", help="a line on standard error after every measurement")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = build_parser()
+    options = parser.parse_args(argv)
+    if options.threads < 0:
+        parser.error("--threads must be 0 (all cores) or more")
+    try:
+        figures = probe(options)
+    except BundleError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(json.dumps(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Drafter folders: `config.json` and `drafter.safetensors`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outrider_core.models.moa import DrafterError, MoAConfig
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "drafter.safetensors"
+#: where a drafter is looked for when nobody says
+DRAFTERS = Path("drafters")
+
+
+def save_drafter(folder: Path, config: MoAConfig, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
+    """Write a drafter folder: fp16 weights and a config that also carries free-form `notes`."""
+    write_drafter(folder, "moa", asdict(config), tensors, notes)
+
+
+def write_drafter(
+    folder: Path, kind: str, config: dict[str, Any], tensors: dict[str, Tensor], notes: dict[str, Any]
+) -> None:
+    """A drafter folder of any kind; `config` is what its reader wants to know."""
+    folder.mkdir(parents=True, exist_ok=True)
+    half = {k: (v.half() if v.is_floating_point() else v).contiguous().cpu() for k, v in tensors.items()}
+    save_file(half, folder / WEIGHTS_FILE)
+    (folder / WEIGHTS_FILE).chmod(0o644)  # safetensors leaves it readable to its owner only
+    text = json.dumps({"type": kind, **config, "notes": notes}, indent=2)
+    (folder / CONFIG_FILE).write_text(text + "\n")
+
+
+def load_drafter(folder: Path) -> tuple[MoAConfig, dict[str, Tensor], str]:
+    """Read a drafter folder: (config, float32 tensors, drafter_hash).
+
+    Both halves of one drafter carry the same `hash_drafter`.
+    Raises DrafterError with one clear line.
+    """
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise DrafterError(f"{folder}: no {name} there, so this is not a drafter folder")
+    try:
+        values = json.loads((folder / CONFIG_FILE).read_text())
+        if values.get("type", "moa") != "moa":
+            raise DrafterError(f"{folder}: a {values['type']} drafter, for benchmarks only; MoA is what devices run")
+        config = MoAConfig.from_dict(values)
+        tensors = load_file(folder / WEIGHTS_FILE)
+    except DrafterError:
+        raise
+    except Exception as error:
+        raise DrafterError(f"{folder}: broken drafter files: {error}") from error
+    floats = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
+    return config, floats, hash_drafter(values, config, tensors)
+
+
+def hash_drafter(stored: dict[str, Any], config: Any, tensors: dict[str, Tensor]) -> str:
+    """16 hex digits over the shapes that are `stored` in a config file and the weights as they are stored.
+
+    A shape that a config has by default and the file does not name is left out, so that the hash of an older drafter
+    stays what it is.
+    """
+    shapes = {name: value for name, value in asdict(config).items() if name in stored}
+    digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(name.encode() + tensors[name].numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def find_drafter(drafter_hash: str) -> Path:
+    """The folder under DRAFTERS that holds the drafter with this hash. Raises DrafterError where there is none."""
+    for folder in sorted(DRAFTERS.glob("*")) if DRAFTERS.is_dir() else []:
+        try:
+            if load_drafter(folder)[2] == drafter_hash:
+                return folder
+        except DrafterError:
+            continue
+    raise DrafterError(f"no drafter {drafter_hash} under {DRAFTERS}/; give the bundle's with --drafter")

@@ -1,0 +1,407 @@
+"""The drafter's tree and cache, against an engine whose logits show exactly what each query could see."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider_core.drafting.drafter import (
+    CHILDREN,
+    LEAST_CHILDREN,
+    LIKELY_CHILD,
+    MAX_WIDTH,
+    PROMPT_CHUNK,
+    Drafter,
+    TreeShape,
+)
+from outrider_core.drafting.engines import Floats, Ints
+from outrider_core.drafting.lookup import HIT_RATES, LONGEST, Lookup
+from outrider_core.protocol.noise import gumbel_noise
+from outrider_core.protocol.rows import RowShape
+from outrider_core.protocol.sampling import Sampling, draw
+from outrider_core.protocol.tree import MAX_NODES, ROOT
+
+VOCAB = 40
+DRAFT_IDS = np.array(sorted(random.Random(0).sample(range(VOCAB), 24)), np.int64)
+GREEDY = Sampling()
+MAX_CONTEXT = 200
+NULL_ROW = np.array([[[0.25, -0.5]], [[3.0, 4.0]]], np.float32)
+
+
+def logits_of(sequence: tuple[int, ...], row_count: int) -> Floats:
+    """A fixed random law for every visible sequence and number of rows that cross-attention reads."""
+    rng = np.random.default_rng([len(sequence), row_count, *sequence])
+    return (2.5 * rng.standard_normal(len(DRAFT_IDS))).astype(np.float32)
+
+
+class TransparentEngine:
+    """Keys carry token id and position; logits are `logits_of` what mask and cache let a query see."""
+
+    def __init__(self) -> None:
+        self.fed: list[int] = []
+        self.widths: list[int] = []
+        self.read: tuple[Floats, ...] = ()  # the caches and rows of the last step, as they came
+
+    def step(
+        self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
+        row_keys: Floats, row_values: Floats,
+    ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
+        self.fed += tokens.tolist()
+        self.widths.append(len(tokens))
+        self.read = sa_keys, sa_values, row_keys, row_values
+        assert row_keys.shape == row_values.shape and len(row_keys) >= 1
+        assert all(array.dtype == np.float32 and array.flags.c_contiguous for array in self.read)
+        keys = np.zeros((len(tokens), *sa_keys.shape[1:]), np.float32)
+        keys[:, 0, 0], keys[:, 0, 1] = tokens, positions
+        every = np.concatenate([sa_keys, keys])
+        assert sa_mask.shape == (len(tokens), len(every)) and sa_mask.dtype == np.float32
+        logits = []
+        for query in wanted:
+            seen = every[sa_mask[query] == 0.0][:, 0]
+            assert seen[:, 1].tolist() == list(range(len(seen))), "positions have gaps or repeats"
+            logits.append(logits_of(tuple(int(token) for token in seen[:, 0]), len(row_keys)))
+        return np.array(logits), keys, keys
+
+
+def make_drafter(
+    lookup: bool = False, null_row: Floats | None = NULL_ROW, engine: TransparentEngine | None = None,
+    max_context: int = MAX_CONTEXT,
+) -> Drafter:  # fmt: skip
+    return Drafter(engine or TransparentEngine(), DRAFT_IDS, RowShape(1, 2), 1, max_context, lookup, null_row)
+
+
+def log_q(sequence: list[int], sampling: Sampling) -> np.ndarray:
+    x = logits_of(tuple(sequence), 1).astype(np.float64)
+    if not sampling.greedy:
+        x = x / sampling.temperature
+        x = x - np.log(np.exp(x).sum()) + gumbel_noise(sampling.seed, len(sequence), VOCAB)[DRAFT_IDS]
+    return x - np.log(np.exp(x).sum())
+
+
+def reference_tree(prefix: list[int], sampling: Sampling, shape: TreeShape) -> set[tuple[int, ...]]:
+    """The likeliest nodes of all: whoever can still bring one of them is expanded."""
+    pool: dict[tuple[int, ...], float] = {}
+    todo: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    while todo:
+        path, score = todo.pop()
+        law = log_q(prefix + list(path), sampling)
+        for rank, column in enumerate(np.argsort(-law)[:CHILDREN]):
+            if rank >= LEAST_CHILDREN and law[column] <= LIKELY_CHILD:
+                break
+            child = (*path, int(DRAFT_IDS[column]))
+            pool[child] = score + law[column]
+            better = sum(other > pool[child] for other in pool.values())
+            if len(child) < shape.depth and better < shape.nodes:
+                todo.append((child, pool[child]))
+    return {path for path, _ in sorted(pool.items(), key=lambda item: -item[1])[: shape.nodes]}
+
+
+prefixes = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=90)
+samplings = st.one_of(
+    st.just(GREEDY), st.builds(Sampling, temperature=st.sampled_from([0.5, 1.0]), seed=st.integers(0, 99))
+)
+shapes = st.builds(
+    TreeShape, nodes=st.integers(1, 40), depth=st.integers(1, 5), breadth=st.integers(1, 6), gain=st.just(0.0)
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(prefixes, samplings, shapes)
+def test_tree_holds_the_likeliest_nodes(prefix: list[int], sampling: Sampling, shape: TreeShape) -> None:
+    tree = make_drafter().grow(prefix, sampling, shape)
+    paths = {tuple(tree.tokens[n] for n in tree.path(node)) for node in range(len(tree))}
+    assert paths == reference_tree(prefix, sampling, shape)
+
+
+@settings(max_examples=40, deadline=None)
+@given(prefixes, st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, VOCAB - 1), max_size=4)), max_size=5))
+def test_cache_reuse_never_shows(prefix: list[int], edits: list[tuple[int, list[int]]]) -> None:
+    """Extending, shortening and replacing the text gives the tree a fresh drafter would grow."""
+    drafter, shape = make_drafter(), TreeShape(12, 3, 4, 0.0)
+    for drop, extra in edits:
+        drafter.grow(prefix, GREEDY, shape)
+        prefix = [*prefix[: max(1, len(prefix) - drop)], *extra]
+        assert drafter.grow(prefix, GREEDY, shape) == make_drafter().grow(prefix, GREEDY, shape)
+        assert drafter.write(prefix, GREEDY) == make_drafter().write(prefix, GREEDY)
+
+
+def test_only_new_tokens_are_fed() -> None:
+    engine = TransparentEngine()
+    drafter = make_drafter(engine=engine)
+    drafter.write(list(range(10)), GREEDY)
+    engine.fed.clear()
+    drafter.write([*range(10), 11, 12], GREEDY)
+    assert engine.fed == [11, 12]
+
+
+def test_written_tokens_are_the_laws_own_draw() -> None:
+    prefix = [1, 2, 3]
+    drafter = make_drafter()
+    assert drafter.write(prefix, GREEDY) == DRAFT_IDS[np.argmax(logits_of((1, 2, 3), 1))]
+    full = np.full(VOCAB, -np.inf)
+    full[DRAFT_IDS] = logits_of((1, 2, 3), 1)
+    for seed in range(20):
+        sampling = Sampling(temperature=0.8, seed=seed)
+        assert drafter.write(prefix, sampling) == draw(full, sampling, len(prefix))
+
+
+def test_shared_noise_puts_the_targets_draw_first() -> None:
+    """Where drafter and target agree on the law, the target's seeded draw is always the first child."""
+    prefix = [5, 6]
+    full = np.full(VOCAB, -np.inf)
+    full[DRAFT_IDS] = logits_of((5, 6), 1)
+    for seed in range(20):
+        sampling = Sampling(temperature=1.0, seed=seed)
+        tree = make_drafter().grow(prefix, sampling, TreeShape(1, 1, 1))
+        assert tree.tokens == (draw(full, sampling, len(prefix)),)
+
+
+def test_lookup_adds_what_followed_last_time_even_outside_the_draft_vocabulary() -> None:
+    outside = next(token for token in range(VOCAB) if token not in DRAFT_IDS)
+    prefix = [30, 31, 32, 33, outside, 34, 35, 30, 31, 32, 33]
+    tree = make_drafter(lookup=True).grow(prefix, GREEDY, TreeShape(6, 3, 2))
+    assert tree.child(ROOT, outside) is not None
+    assert (outside, 34, 35) in [path[:3] for path in tree.paths()]
+    assert all(outside != token for token in make_drafter().grow(prefix, GREEDY, TreeShape(6, 3, 2)).tokens)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), samplings)
+def test_mixed_law_is_a_law_and_sums_to_one(prefix: list[int], sampling: Sampling) -> None:
+    """With every candidate kept, the children of the root carry all the probability, lookup or not."""
+    drafter = make_drafter(lookup=True)
+    assert drafter.lookup is not None
+    drafter.lookup.follow(prefix)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outrider_core.drafting.drafter.LEAST_CHILDREN", 10**6)
+        patch.setattr("outrider_core.drafting.drafter.CHILDREN", 10**6)
+        growth = drafter._begin(prefix, sampling)
+    guess = drafter.lookup.guess([])
+    inside = guess is None or guess[0] in DRAFT_IDS
+    assert len(set(growth.tokens)) == len(growth) == len(DRAFT_IDS)
+    assert np.exp(growth.scores).sum() == pytest.approx(1.0, abs=1e-6) or not inside
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=4), st.lists(st.integers(0, 3), max_size=3))
+def test_lookup_equals_a_search_through_the_text(texts: list[list[int]], path: list[int]) -> None:
+    lookup = Lookup()
+    text: list[int] = []
+    for number, more in enumerate(texts):
+        text = text + more if number % 3 else list(more)  # grows, or is another text
+        lookup.follow(text)
+    tail = (text + path)[-LONGEST:] if text or path else []
+    expected = None
+    for length in range(len(tail), 0, -1):
+        run = tail[-length:]
+        ends = [end for end in range(length, len(text)) if text[end - length : end] == run]
+        if ends:
+            expected = (text[ends[-1]], HIT_RATES[length - 1])
+            break
+    assert lookup.guess(path) == expected
+
+
+# feature rows
+
+
+def feature_rows(*numbers: float) -> Floats:
+    """Rows [n, 2, 1, 2] that tell their number, and keys from values."""
+    rows = np.empty((len(numbers), 2, 1, 2), np.float32)
+    for row, number in zip(rows, numbers, strict=True):
+        row[0], row[1] = [number, number + 0.1], [-number, number + 0.2]
+    return rows
+
+
+def seen_rows(drafter: Drafter) -> Floats:
+    """What cross-attention reads [m, 2, 1, 2]."""
+    seen = drafter.visible_rows()
+    return np.stack([drafter.row_keys[seen], drafter.row_values[seen]], 1)
+
+
+def with_null(*numbers: float) -> Floats:
+    return np.concatenate([NULL_ROW[None], feature_rows(*numbers)])
+
+
+ZERO_ROW = np.zeros((1, 2, 1, 2), np.float32)
+
+
+def test_null_row_is_read_before_any_row_and_in_front_of_them() -> None:
+    drafter = make_drafter()
+    np.testing.assert_array_equal(seen_rows(drafter), with_null())
+    drafter.add_rows(np.arange(3), feature_rows(10, 11, 12))
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(10, 11, 12))
+
+
+def test_a_drafter_without_a_null_row_reads_zeros_until_the_first_row() -> None:
+    drafter = make_drafter(null_row=None)
+    np.testing.assert_array_equal(seen_rows(drafter), ZERO_ROW)
+    drafter.add_rows(np.array([4, 5]), feature_rows(14, 15))
+    np.testing.assert_array_equal(seen_rows(drafter), feature_rows(14, 15))
+    drafter.keep_rows(4)
+    np.testing.assert_array_equal(seen_rows(drafter), ZERO_ROW)
+
+
+def test_only_the_rows_behind_the_last_gap_are_read() -> None:
+    drafter = make_drafter()
+    drafter.add_rows(np.array([0, 1, 3, 6, 7]), feature_rows(10, 11, 13, 16, 17))
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(16, 17))
+    drafter.keep_rows(7)
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(16))
+    drafter.keep_rows(5)
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(13))
+    drafter.keep_rows(2)
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(10, 11))
+
+
+def test_a_row_that_fills_the_gap_takes_the_null_rows_place() -> None:
+    drafter = make_drafter()
+    drafter.add_rows(np.array([0, 1, 3]), feature_rows(10, 11, 13))
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(13))  # the null row now stands where row 2 belongs
+    drafter.add_rows(np.array([2]), feature_rows(12))
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(10, 11, 12, 13))
+
+
+def test_a_dropped_row_whose_place_the_null_row_took_comes_back_as_it_was_sent() -> None:
+    drafter = make_drafter()
+    drafter.add_rows(np.arange(4), feature_rows(10, 11, 12, 13))
+    drafter.keep_rows(2)
+    drafter.add_rows(np.array([3]), feature_rows(23))
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(23))
+    drafter.add_rows(np.array([2]), feature_rows(22))
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(10, 11, 22, 23))
+
+
+def test_rows_are_kept_up_to_a_length() -> None:
+    drafter = make_drafter()
+    without = drafter.write([1], GREEDY)
+    drafter.add_rows(np.arange(3), feature_rows(10, 11, 12))
+    assert drafter.write([1], GREEDY) == DRAFT_IDS[np.argmax(logits_of((1,), 4))]
+    drafter.keep_rows(2)
+    np.testing.assert_array_equal(seen_rows(drafter), with_null(10, 11))
+    drafter.keep_rows(0)
+    np.testing.assert_array_equal(seen_rows(drafter), with_null())
+    assert drafter.write([1], GREEDY) == without
+
+
+class NaiveRows:
+    """The rows in a dictionary, put together anew for every reader."""
+
+    def __init__(self, null_row: Floats | None) -> None:
+        self.null_row, self.there = null_row, dict[int, Floats]()
+
+    def seen(self) -> Floats:
+        newest: list[Floats] = []
+        position = max(self.there, default=-1)
+        while position in self.there:
+            newest.insert(0, self.there[position])
+            position -= 1
+        if self.null_row is not None:
+            return np.stack([self.null_row, *newest])
+        return np.stack(newest or [ZERO_ROW[0]])
+
+
+SHORT = 10
+edits = st.lists(
+    st.one_of(
+        st.lists(st.integers(0, SHORT - 1), min_size=1, max_size=5, unique=True),  # add rows there, in this order
+        st.integers(0, SHORT),  # keep rows below
+        st.none(),  # read
+    ),
+    max_size=14,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(edits, st.booleans())
+def test_visible_rows_equal_a_naive_concatenation(edits: list[list[int] | int | None], null_row: bool) -> None:
+    drafter = make_drafter(null_row=NULL_ROW if null_row else None, max_context=SHORT)
+    naive, number = NaiveRows(drafter.null_row), 100
+    for edit in [*edits, None]:
+        if isinstance(edit, list):
+            rows = feature_rows(*range(number, number + len(edit)))
+            drafter.add_rows(np.array(edit), rows)
+            naive.there |= dict(zip(edit, rows, strict=True))
+            number += len(edit)
+        elif isinstance(edit, int):
+            drafter.keep_rows(edit)
+            naive.there = {position: row for position, row in naive.there.items() if position < edit}
+        else:
+            np.testing.assert_array_equal(seen_rows(drafter), naive.seen())
+
+
+@pytest.mark.parametrize("null_row", [NULL_ROW, None], ids=["null row", "no null row"])
+def test_a_step_reads_caches_and_rows_in_place(null_row: Floats | None) -> None:
+    engine = TransparentEngine()
+    drafter = make_drafter(null_row=null_row, engine=engine)
+    drafter.add_rows(np.array([0, 2, 3]), feature_rows(10, 12, 13))
+    drafter.write([7, 8, 9], GREEDY)
+    caches = drafter.keys, drafter.values, drafter.row_keys, drafter.row_values
+    drafter.write([7, 8, 9, 5], GREEDY)
+    assert [len(array) for array in engine.read] == [3, 3, *[2 if null_row is None else 3] * 2]
+    starts = [0, 0, *[3 if null_row is None else 2] * 2]
+    for array, cache, start in zip(engine.read, caches, starts, strict=True):
+        assert np.shares_memory(array, cache)
+        assert array.ctypes.data == cache[start:].ctypes.data
+    drafter.grow([7, 8, 9, 5], GREEDY, TreeShape(8, 3, 2))
+    after = drafter.keys, drafter.values, drafter.row_keys, drafter.row_values
+    assert all(array is cache for array, cache in zip(after, caches, strict=True))
+    assert all(np.shares_memory(array, cache) for array, cache in zip(engine.read, caches, strict=True))
+
+
+def test_no_step_is_wider_than_an_engine_takes() -> None:
+    engine = TransparentEngine()
+    drafter = make_drafter(engine=engine)
+    drafter.write([token % VOCAB for token in range(2 * PROMPT_CHUNK + 5)], GREEDY)
+    assert engine.widths == [PROMPT_CHUNK, PROMPT_CHUNK, 5]
+    engine.widths.clear()
+    drafter.grow([1], GREEDY, TreeShape(MAX_NODES, 4, MAX_WIDTH))
+    assert max(engine.widths) == MAX_WIDTH
+
+
+def test_stop_returns_what_is_there() -> None:
+    tree = make_drafter().grow([1, 2], GREEDY, TreeShape(30, 5, 4), stop=lambda: True)
+    assert LEAST_CHILDREN <= len(tree) <= len(DRAFT_IDS) and set(tree.parents) == {ROOT}
+
+
+def test_a_step_that_promises_too_little_is_not_made() -> None:
+    engine = TransparentEngine()
+    drafter = make_drafter(engine=engine)
+    steps, trees = [], []
+    for gain in (0.0, 0.05, 10.0):
+        engine.widths.clear()
+        trees.append(drafter.grow([7, 8], GREEDY, TreeShape(24, 6, 4, gain)))
+        steps.append(len(engine.widths))
+        drafter.write([7, 8], GREEDY)  # so that the next tree begins anew
+    assert steps[0] > steps[1] > steps[2] == 1
+    assert set(trees[2].parents) == {ROOT}
+    again = drafter.draft([7, 8], GREEDY, TreeShape(24, 6, 4, 0.0))  # nodes that were put back are still there
+    assert again.tree == trees[0]
+
+
+def test_a_full_context_gives_no_tree_and_a_nearly_full_one_a_shallow_one() -> None:
+    drafter = make_drafter()
+    assert len(drafter.grow([1] * MAX_CONTEXT, GREEDY, TreeShape())) == 0
+    assert max(drafter.grow([1] * (MAX_CONTEXT - 2), GREEDY, TreeShape()).depths) == 2
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (MAX_NODES + 1, 1, 1)])
+def test_trees_without_nodes_levels_or_branches_or_too_large_are_refused(numbers: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match=rf"a tree needs 1\.\.{MAX_NODES} nodes"):
+        TreeShape(*numbers)
+
+
+@pytest.mark.parametrize(("depth", "breadth"), [(1, 65), (9, 64), (513, 1), (100, 100)])
+def test_shapes_wider_than_the_engine_or_larger_than_the_cache_are_refused(depth: int, breadth: int) -> None:
+    with pytest.raises(ValueError, match=f"breadth must be at most 64 .* at most 512 .*depth={depth}") as caught:
+        TreeShape(10, depth, breadth)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("numbers", [(1, 1, 1), (MAX_NODES, 8, 64), (MAX_NODES, 512, 1)])
+def test_the_largest_shapes_are_allowed(numbers: tuple[int, int, int]) -> None:
+    shape = TreeShape(*numbers)
+    assert (shape.nodes, shape.depth, shape.breadth) == numbers

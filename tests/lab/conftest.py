@@ -1,0 +1,59 @@
+"""The drafter lab on a tiny random target, with a drafter of each kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cloud.service import load_verifier
+from cloud.settings import Settings
+from export.features import Sequence
+from export.run import TrainingSet
+from lab.baselines.networks import save_baseline
+from lab.contenders import BaselineContender, Contender, MoAContender
+from lab.lab import Lab
+from outrider_core.models.layers import tables_of
+from outrider_core.models.target import Target, load_target
+from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target with a drafter of each kind."""
+    folder = tmp_path_factory.mktemp("lab")
+    model = tiny_model(dtype=torch.float32)
+    save_tiny_drafter(folder / "moa", model, save_tiny_target(folder / "target", model))
+    target = load_target(str(folder / "target"), dtype="float32")
+    data = TrainingSet(target, [Sequence(list(range(4, 60)), ((2, 56),))], layers=2, draft_vocab=64, max_context=256)
+    for kind in ("eagle2", "lm"):
+        student = data.student(kind)
+        with torch.no_grad():
+            for parameter in student.parameters():
+                if parameter.requires_grad and parameter.dim() > 1:
+                    parameter.normal_(0, 0.25)
+        save_baseline(folder / kind, student, {})  # type: ignore[arg-type]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> Target:
+    return load_target(str(folder / "target"), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def lab(folder: Path) -> Lab:
+    settings = Settings(
+        model=str(folder / "target"), drafter=folder / "moa", dtype="float32", device="cpu", threads=1, tree_budget=12,
+        max_context=256, max_nodes=64, kv_tokens=1024, max_sessions=4,
+    )  # fmt: skip
+    return Lab(load_verifier(settings))
+
+
+@pytest.fixture(scope="module")
+def contenders(folder: Path, target: Target) -> dict[str, Contender]:
+    tables = tables_of(target.model)
+    made: dict[str, Contender] = {"moa": MoAContender("moa", folder / "moa", tables)}
+    made |= {kind: BaselineContender(kind, folder / kind, tables) for kind in ("eagle2", "lm")}
+    return made

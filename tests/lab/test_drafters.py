@@ -1,0 +1,197 @@
+"""The drafter lab on a tiny target: every drafter and rule gives the target's text, and figures mean what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from export.bundle import write_bundle
+from export.plan import Options
+from lab import offline_curve
+from lab.baselines.trees import CandidateTree, How
+from lab.contenders import BaselineContender, Contender, EagleDrafter, SampledContender
+from lab.drafters import Question, main, measure, read_questions
+from lab.lab import Lab
+from lab.multi_candidate import merged
+from outrider_core.drafting.drafter import TreeShape
+from outrider_core.models.target import Target
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from tests.tiny import plain_decode, tiny_model
+
+PROMPTS = [[10, 20, 30, 40, 50], [7, 8, 9], [101, 60, 61, 62, 63, 64, 65, 66, 67]]
+SHAPE = TreeShape(nodes=12, depth=4, breadth=3)
+
+
+@pytest.mark.parametrize("kind", ["moa", "eagle2", "lm"])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=5)], ids=["greedy", "sampled"])
+def test_text_is_the_targets_own(lab: Lab, contenders: dict[str, Contender], kind: str, sampling: Sampling) -> None:
+    for prompt in PROMPTS:
+        truth = plain_decode(tiny_model(dtype=torch.float32), prompt, sampling, 24)
+        answer = lab.answer(prompt, contenders[kind], sampling, 24, SHAPE)
+        assert answer.tokens == truth == lab.answer(prompt, None, sampling, 24).tokens
+        assert sum(answer.accepted) + len(answer.accepted) >= len(truth)
+
+
+@pytest.mark.parametrize("kind", ["moa", "eagle2", "lm"])
+def test_a_replay_accepts_what_the_run_did(lab: Lab, contenders: dict[str, Contender], kind: str) -> None:
+    for prompt in PROMPTS:
+        run = lab.answer(prompt, contenders[kind], Sampling(), 30, SHAPE)
+        again = lab.replay(prompt, run.tokens, contenders[kind], SHAPE)
+        limited = len(run.tokens) == 30  # else the run did not know that the answer would end so soon
+        cut = None if limited else -2
+        assert again.accepted[:cut] == run.accepted[:cut] and again.depths[:cut] == run.depths[:cut]
+
+
+def test_drawn_candidates_decode_greedily(lab: Lab, contenders: dict[str, Contender]) -> None:
+    for prompt in PROMPTS:
+        contender = SampledContender("drawn", contenders["moa"], (3, 2, 1), 0, 0)
+        truth = plain_decode(tiny_model(dtype=torch.float32), prompt, Sampling(), 24)
+        assert lab.answer(prompt, contender, Sampling(), 24, SHAPE).tokens == truth
+
+
+def test_rejection_keeps_the_law_and_seeds_do_not(lab: Lab, contenders: dict[str, Contender]) -> None:
+    """-log p above the entropy: 0 in the mean for what is drawn from p."""
+    sampling = Sampling(temperature=1.0, seed=1)
+    off = {}
+    for seeds in (0, 3):
+        contender = SampledContender("drawn", contenders["moa"], (3, 2, 1), seeds, 7)
+        answers = [lab.answer([5 + i, 9], contender, sampling, 60, SHAPE, weigh=True) for i in range(24)]
+        surprise = np.array([value for answer in answers for value in answer.surprise])
+        off[seeds] = abs(surprise.mean()) / (surprise.std() / len(surprise) ** 0.5)
+    assert off[0] < 4 < off[3], off
+
+
+@torch.inference_mode()
+def test_eagle_steps_equal_a_whole_forward(lab: Lab, contenders: dict[str, Contender], target: Target) -> None:
+    """Behind a verified text: the target's features where they are known, the head's own states behind them."""
+    eagle = contenders["eagle2"]
+    assert isinstance(eagle, BaselineContender)
+    text = PROMPTS[2]
+    session, drafter = lab.open(text, Sampling(), eagle), eagle.fresh()
+    lab.prefill(session, eagle, drafter)
+    lab.close(session)
+    assert isinstance(drafter, EagleDrafter)
+    hidden = target.model.model(torch.tensor([text])).last_hidden_state[0]
+    written: list[int] = []
+    for _ in range(4):
+        written.append(drafter.write(text + written, Sampling()))
+    ids, features = text[:], [torch.zeros(hidden.shape[1]), *hidden[:-1]]
+    for token in written:
+        n = len(ids)
+        mask = torch.full((1, n, n), -1e9).triu(1)
+        empty = torch.zeros(1, 0, eagle.model.config.kv_heads, eagle.model.config.head_dim)
+        states = eagle.model.hidden(
+            torch.tensor([ids]), torch.stack(features)[None], torch.arange(n)[None], mask, empty, empty
+        )[0][0]
+        assert int(eagle.model.draft_ids[eagle.model.head(states[-1]).argmax()]) == token
+        ids.append(token)
+        features.append(states[-1])
+
+
+def test_candidates_that_say_the_same_are_verified_once() -> None:
+    tree = CandidateTree((5, 5, 6, 7, 7, 8), (-1, -1, -1, 0, 1, 1), (How.INDEPENDENT,) * 6)
+    sent, places = merged(tree)
+    assert sent == TokenTree((5, 6, 7, 8), (-1, -1, 0, 0)) and places == [0, 0, 1, 2, 2, 3]
+
+
+def test_figures_count_what_happened(lab: Lab, contenders: dict[str, Contender]) -> None:
+    questions = [Question(group, prompt, None) for group, prompt in zip("aab", PROMPTS, strict=True)]
+    figures = measure(lab, list(contenders.values()), questions, Sampling(), SHAPE, 24, 1, Console(quiet=True))
+    truths = [plain_decode(tiny_model(dtype=torch.float32), prompt, Sampling(), 24) for prompt in PROMPTS]
+    assert figures["different_from_plain"] == {"moa": 0, "eagle2": 0, "lm": 0}
+    plain = figures["drafters"]["plain"]
+    assert plain["a"]["tokens"] == len(truths[0]) + len(truths[1]) and plain["mean"]["tau"] == 1.0
+    assert plain["b"]["questions"] == 1 and plain["mean"]["nodes"] == 0
+    for by_group in figures["drafters"].values():
+        assert by_group["mean"]["tau"] == pytest.approx((by_group["a"]["tau"] + by_group["b"]["tau"]) / 2, abs=2e-3)
+
+
+def test_what_is_written_alone_is_judged_by_the_target(lab: Lab, contenders: dict[str, Contender]) -> None:
+    questions = [(prompt, "the end: 7") for prompt in PROMPTS]
+    figures = offline_curve.measure(lab, list(contenders.values()), questions, 20, Console(quiet=True))
+    assert set(figures) == {"target", "moa", "eagle2", "lm"}
+    own = figures["target"]
+    assert all(row["agreed_share"] == 1.0 for row in own.values())
+    assert own["0.00"]["tokens"] > own["0.50"]["tokens"] > own["0.75"]["tokens"] > 0
+    for name in ("moa", "eagle2", "lm"):
+        assert all(0 <= row["agreed_share"] <= 1 for row in figures[name].values())
+        # random drafters write what the target finds unlikely
+        assert figures[name]["0.00"]["perplexity"] > own["0.00"]["perplexity"]
+
+
+@torch.inference_mode()
+def test_nats_are_the_targets(lab: Lab, target: Target) -> None:
+    text, written = PROMPTS[0], [60, 61, 7]
+    logits = target.model(torch.tensor([text + written])).logits[0].double().log_softmax(-1)
+    direct = -sum(float(logits[len(text) - 1 + i, token]) for i, token in enumerate(written))
+    assert offline_curve.nats(lab, text, written) == pytest.approx(direct, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("so 3 + 4 = 7.", "7.0"),
+        ("#### 1,234", "1234.0"),
+        ("it costs $5.50", "5.5"),
+        ("none", None),
+        ("-2 or 3?", "3.0"),
+    ],
+)
+def test_last_number(text: str, number: str | None) -> None:
+    assert offline_curve.last_number(text) == number
+
+
+def test_questions_of_all_three_files(tmp_path: Path) -> None:
+    (tmp_path / "spec_dev.jsonl").write_text(json.dumps({"category": "qa", "turns": ["who?", "why?"]}))
+    (tmp_path / "humaneval_dev.jsonl").write_text(json.dumps({"prompt": "def f", "task_id": 1}))
+    (tmp_path / "gsm8k_dev.jsonl").write_text(json.dumps({"question": "2 + 2?", "answer": "#### 4"}))
+    files = sorted(tmp_path.iterdir())
+    every = [Question("gsm8k", [0] * 6, "#### 4"), Question("humaneval", [0] * 5, None), Question("qa", [0] * 4, None)]
+    assert read_questions(files, 0, lambda text: [0] * len(text), 6) == (every, 0)
+    assert read_questions(files, 0, lambda text: [0] * len(text), 5) == (every[1:], 1)
+    with pytest.raises(ValueError, match="no question fits"):
+        read_questions(files, 0, lambda text: [0] * len(text), 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--prompts", "empty.jsonl"], "empty.jsonl holds no question"),
+        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--prompts", "empty.jsonl", "--drafters", "target"], "target: no config.json|not a drafter|no baseline"),
+    ],
+)
+def test_bad_input_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    (folder / "empty.jsonl").write_text("\n")
+    monkeypatch.chdir(folder)
+    if "--drafters" not in arguments:
+        arguments = [*arguments, "--drafters", "moa", "lm"]
+    assert main(["--target", "target", "--dtype", "float32", "--threads", "1", "--nodes", "12", *arguments]) == 1
+    assert re.search(text, capsys.readouterr().err)
+
+
+def test_the_command_compares_what_it_is_told_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = [json.dumps({"question": f"w{i} w{i + 1} w{i + 2}?", "answer": "#### 4"}) for i in range(3)]
+    (folder / "gsm8k.jsonl").write_text("\n".join(questions))
+    write_bundle(Options(str(folder / "target"), folder / "moa", folder / "bundle", quant="fp32"))
+    monkeypatch.chdir(folder)
+    common = ["--target", "target", "--dtype", "float32", "--threads", "1", "--nodes", "12", "--max-new-tokens", "12"]
+    asked = ["--prompts", "gsm8k.jsonl", "--drafters", "moa", "small=lm", "--lookup", "--bundle", "bundle"]
+    assert main([*common, *asked, "--unfed", "--json", "out.json"]) == 0
+    figures = json.loads((folder / "out.json").read_text())
+    names = {f"{name}{unfed}" for name in ("moa", "moa lookup", "moa bundle", "small") for unfed in ("", " unfed")}
+    assert set(figures["drafters"]) == names | {"plain"}
+    assert figures["different_from_plain"] == dict.fromkeys(names, 0) and figures["questions"] == 3
+    assert (folder / "out.svg").is_file()
+    by_engine = [figures["drafters"][name]["mean"] for name in ("moa lookup", "moa bundle")]
+    assert by_engine[0]["tau"] == by_engine[1]["tau"] and by_engine[0]["steps"] == by_engine[1]["steps"]
+    assert main([*common, "--prompts", "gsm8k.jsonl", "--drafters", "lm", "--bundle", "bundle"]) == 1
