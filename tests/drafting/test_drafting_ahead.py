@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.edge_runtime.test_drafter import (
+
+from outrider_core.drafting.drafter import TREE_ROWS, TreeShape
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import ROOT
+from tests.drafting.test_drafter import (
     DRAFT_IDS,
     GREEDY,
     MAX_CONTEXT,
@@ -19,10 +23,6 @@ from tests.edge_runtime.test_drafter import (
     prefixes,
     samplings,
 )
-
-from outrider_core.drafting.drafter import TREE_ROWS, TreeShape
-from outrider_core.protocol.sampling import Sampling
-from outrider_core.protocol.tree import ROOT
 
 SHAPE = TreeShape(nodes=12, depth=4, breadth=4, gain=0.0)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import decision, drafters
+from lab import decision, drafters
 from lab.baselines.decision import DecisionConfig, DecisionModel, Examples, hard_features, load
 from lab.baselines.sampling import draft_law
 from lab.contenders import BaselineContender, Contender, SampledContender
