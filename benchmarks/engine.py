@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import DynamicCache
 
+from benchmarks.provenance import provenance
 from cloud.engine import Segment
 from cloud.runner import Part, Runner
 from cloud.scheduling import Budget, measure_costs
@@ -421,7 +422,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures["throughput"] = measure_throughput(bench, plain.model, options.sessions, console)
     show(figures, console)
     if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+        options.json.write_text(json.dumps({"run": provenance(), **figures}, indent=2) + "\n")
     return 0
 
 

@@ -29,6 +29,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from benchmarks.load_device import FAULTS, Answer, Device, Dial, Habits, Refusal, describe, record
 from benchmarks.load_hostile import KINDS, Orders
 from benchmarks.load_report import MEGA, Figures, Memory, Tally, compare, describe_machine, show
+from benchmarks.provenance import provenance
 from cloud.process import VerifierProcess
 from edge_runtime.link import verifier_url
 from export.quiet import quiet
@@ -371,7 +372,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     show(figures, console)
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    options.json.write_text(json.dumps({"run": provenance(), **figures}, indent=2) + "\n")
     console.print(f"figures: {options.json}", style="dim")
     if not all(phase["rounds"] for phase in figures["phases"]):
         print("error: a phase ended without one verdict; give it more --seconds or fewer --devices", file=sys.stderr)

@@ -1,0 +1,66 @@
+"""Where a figure comes from: the command, the machine, the day and the commit it was measured at."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from outrider_core.drafting.probe import processor_name
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def provenance() -> dict[str, str]:
+    """What identifies this run, for the `run` field of a results file.
+
+    command: as typed, with files by their names alone; commit: short hash, with "+" where the checkout had changes in
+    files that git tracks, "unknown" outside a checkout.
+    """
+    return {
+        "command": command(sys.argv[1:]),
+        "machine": machine(),
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(),
+    }
+
+
+def command(arguments: list[str]) -> str:
+    """`python -m MODULE ARGUMENTS` of the running program, without this machine's folders and without --json."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    words = ["python", "-m", (spec.name if spec else Path(sys.argv[0]).stem).removesuffix(".__main__")]
+    skip = False
+    for word in arguments:
+        if skip or word.startswith("--json="):
+            skip = False
+            continue
+        if word == "--json":
+            skip = True
+            continue
+        words.append(
+            Path(word).name if (os.sep in word and Path(word).is_absolute()) or word.startswith("..") else word
+        )
+    return " ".join(words)
+
+
+def machine() -> str:
+    """Processor, cores that this process may use, and system."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{processor_name()}, {cores} cores, {platform.system()}"
+
+
+def commit() -> str:
+    """The checkout's commit, for a results file."""
+    try:
+        head = _git("rev-parse", "--short=7", "HEAD")
+        dirty = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+" if dirty else "")
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

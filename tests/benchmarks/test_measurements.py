@@ -1,0 +1,71 @@
+"""Figures in README and docs come from results files, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import measurements, provenance
+from benchmarks.measurements import BEGIN, END, document, headlines, read_results, with_headlines
+
+RUN = {"command": "python -m benchmarks.demo", "machine": "a machine", "date": "2026-01-01", "commit": "abc1234"}
+FIGURES = {
+    "same_text_as_plain_decoding": [True, True],
+    "cut": {"stall_seconds": [0.008], "same_text_as_plain_decoding": True},
+    "bytes_up_per_round": 75,
+    "bytes_down_per_round": 526,
+    "groups": [{"group": "maths", "tau": 4.5}, {"group": "chat", "tau": 2.91}],
+}
+#: a number with a unit of speed, time, size or share: what only a benchmark may say
+FIGURE = re.compile(r"\d(?:[\d.,]*\d)?\s?(?:tokens/s|tokens a second|ms\b|MB\b|GB\b|x\b|%|\u00d7)")
+
+
+def write(folder: Path, name: str, content: object) -> Path:
+    (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_results_file_becomes_a_section_and_headlines(tmp_path: Path) -> None:
+    results = read_results(write(tmp_path, "demo", {"run": RUN, **FIGURES}))
+    text = document(results)
+    assert "    python -m benchmarks.demo" in text
+    assert "a machine; 2026-01-01; commit abc1234" in text
+    assert "| maths | 4.5 |" in text
+    table = headlines(results)
+    assert "| **3 of 3** |" in table and "**8 ms**" in table and "**75 / 526**" in table
+    assert "tau" not in table, "a figure without its results file is left out"
+
+
+@pytest.mark.parametrize("field", ["command", "machine", "date", "commit"])
+def test_figures_without_their_source_are_refused(tmp_path: Path, field: str) -> None:
+    run = {name: value for name, value in RUN.items() if name != field}
+    with pytest.raises(ValueError, match=f"demo.json does not say its {field}"):
+        read_results(write(tmp_path, "demo", {"run": run, **FIGURES}))
+
+
+def test_only_the_marked_part_of_the_readme_is_replaced(tmp_path: Path) -> None:
+    results = read_results(write(tmp_path, "demo", {"run": RUN, **FIGURES}))
+    readme = with_headlines(f"before\n{BEGIN}\nold\n{END}\nafter\n", results)
+    assert readme.startswith(f"before\n{BEGIN}\n| figure |") and readme.endswith(f"{END}\nafter\n")
+    with pytest.raises(ValueError, match="no place for figures"):
+        with_headlines("nothing", results)
+
+
+def test_the_documents_are_what_the_results_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert measurements.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_the_readme_states_no_other_figures() -> None:
+    readme = measurements.README.read_text(encoding="utf-8")
+    prose = readme.partition(BEGIN)[0] + readme.partition(END)[2]
+    assert FIGURE.findall("1.42x, 8 ms and 97.2 %") == ["1.42x", "8 ms", "97.2 %"]
+    assert FIGURE.findall(prose) == []
+
+
+def test_a_command_names_no_folders_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["x"])
+    words = ["--prompts", "/somewhere/specbench.jsonl", "--json", "a.json", "--bundle", "build/bundle", "../x/y.txt"]
+    assert provenance.command(words).endswith(" --prompts specbench.jsonl --bundle build/bundle y.txt")
