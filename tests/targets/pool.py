@@ -1,0 +1,78 @@
+"""A lowered tiny target with one session's blocks of KV pool, driven by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.targets.config import TargetConfig
+from outrider_core.targets.graph import POOL_BLOCK, TargetGraph
+from outrider_core.targets.weights import SafetensorsWeights
+
+Floats = NDArray[np.float32]
+
+
+class Pool:
+    """Rows of the pool are given out in any order that a caller likes."""
+
+    def __init__(self, model: Any, folder: Path, blocks: int = 2) -> None:
+        model.save_pretrained(folder)
+        self.config = TargetConfig.from_json(model.config.to_dict())
+        graph = TargetGraph(self.config, SafetensorsWeights(folder), 512).build()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = 1, 3
+        self.session = onnxruntime.InferenceSession(
+            graph.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        shape = (blocks, self.config.num_key_value_heads, POOL_BLOCK, self.config.head_dim)
+        self.memory: dict[str, NDArray[Any]] = {}
+        for layer in range(self.config.num_hidden_layers):
+            self.memory[f"keys_{layer}"] = np.full(shape, 7, np.float32)  # what nobody may read
+            self.memory[f"values_{layer}"] = np.full(shape, 7, np.float64)
+        self.blocks = blocks
+
+    def run(self, ids: Sequence[int], positions: Sequence[int], rows: Sequence[int], seen: list[list[int]]) -> Floats:
+        """Logits [T, vocab]. seen: the rows of the pool that each token attends to, its own among them."""
+        mask = np.full((len(ids), self.blocks * POOL_BLOCK), -np.inf, np.float32)
+        for token, visible in enumerate(seen):
+            mask[token, visible] = 0
+        kv, count = self.config.num_key_value_heads, len(ids)
+        slots = np.empty((1, kv, count, 3), np.int64)
+        slots[..., 0], slots[..., 2] = np.array(rows) // POOL_BLOCK, np.array(rows) % POOL_BLOCK
+        slots[..., 1] = np.arange(kv)[:, None]
+        tiled = np.tile(mask, (self.config.group, 1)).reshape(-1, self.blocks, POOL_BLOCK)
+        inputs = {
+            "ids": np.array([ids]),
+            "positions": np.array([positions]),
+            "mask": np.ascontiguousarray(tiled.transpose(1, 0, 2)[:, None]),
+            "slots": slots,
+            "wanted": np.arange(count),
+            **self.memory,
+        }
+        names = [output.name for output in self.session.get_outputs()]
+        outputs = dict(zip(names, self.session.run(None, inputs), strict=True))
+        self.memory = {name: outputs[f"new_{name}"] for name in self.memory}
+        logits: Floats = outputs["logits"][0]
+        return logits
+
+    def chain(self, ids: Sequence[int], past: Sequence[int], rows: Sequence[int]) -> Floats:
+        """Tokens in a row behind those that lie in the rows `past`."""
+        seen = [[*past, *rows[: index + 1]] for index in range(len(ids))]
+        return self.run(ids, range(len(past), len(past) + len(ids)), rows, seen)
+
+    def tree(self, tree: TokenTree, past: Sequence[int], rows: Sequence[int]) -> Floats:
+        """The nodes of a tree below the token in the last of the rows `past`."""
+        seen = []
+        for node in range(len(tree)):
+            path, at = list[int](), node
+            while at != ROOT:
+                path.append(rows[at])
+                at = tree.parents[at]
+            seen.append([*past, *path])
+        return self.run(tree.tokens, [len(past) - 1 + depth for depth in tree.depths], rows, seen)

@@ -1,0 +1,83 @@
+"""A token's logits are the same bits in any step, whatever is computed with it and wherever its rows lie."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider_core.protocol.tree import ROOT, TokenTree
+from tests.targets.pool import Pool
+from tests.tiny import FAMILIES, tiny_model
+
+SHAPES = [*((family, 4, 2) for family in FAMILIES), ("llama", 4, 4), ("llama", 6, 1)]
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, int], Pool]:
+    made = {}
+    for shape in SHAPES:
+        family, heads, kv_heads = shape
+        model = tiny_model(family, heads=heads, kv_heads=kv_heads, hidden=48 if heads == 6 else 64, dtype=torch.float32)
+        if family == "qwen2":
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if name.endswith("bias"):
+                        parameter.normal_(0, 2.0)
+        made[shape] = Pool(model, tmp_path_factory.mktemp("-".join(map(str, shape))))
+        made[shape].reference = model  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_follow_the_model(pools: dict[tuple[str, int, int], Pool], shape: tuple[str, int, int]) -> None:
+    """8 bits of weights and activations leave the logits of the float model, up to their noise."""
+    pool, ids = pools[shape], list(range(5, 45))
+    ours = pool.chain(ids, [], range(40))
+    theirs = pool.reference(torch.tensor([ids])).logits[0].numpy()  # type: ignore[attr-defined]
+    correlation = [np.corrcoef(a, b)[0, 1] for a, b in zip(ours, theirs, strict=True)]
+    assert np.median(correlation) > 0.995 and min(correlation) > 0.95
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> TokenTree:
+    count = draw(st.integers(1, 20))
+    parents = [draw(st.integers(-1, node - 1)) for node in range(count)]
+    tokens = draw(st.lists(st.integers(4, 198), min_size=count, max_size=count, unique=True))
+    return TokenTree(tuple(tokens), tuple(ROOT if parent < 0 else parent for parent in parents))
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bits_do_not_depend_on_the_step(
+    pools: dict[tuple[str, int, int], Pool], shape: tuple[str, int, int], data: st.DataObject
+) -> None:
+    """Any chunks of prefill, any rows, a tree beside single tokens: every logit is equal."""
+    pool = pools[shape]
+    prompt = data.draw(st.lists(st.integers(4, 198), min_size=1, max_size=60))
+    tree = data.draw(trees())
+    rows = data.draw(st.permutations(range(128)))
+    # the prompt token by token, then every path of the tree token by token
+    alone = np.concatenate([pool.chain([token], range(at), [at]) for at, token in enumerate(prompt)])
+    nodes = {}
+    for node in range(len(tree)):
+        path, at = list[int](), node
+        while at != ROOT:
+            path.insert(0, at)
+            at = tree.parents[at]
+        for depth, each in enumerate(path):
+            past = range(len(prompt) + depth)
+            nodes[each] = pool.chain([tree.tokens[each]], past, [len(prompt) + depth])[0]
+    # the prompt in chunks and the tree at once, in other rows
+    cuts = [0, *sorted(data.draw(st.sets(st.integers(1, len(prompt)), max_size=3))), len(prompt)]
+    chunks = [
+        pool.chain(prompt[begin:end], rows[:begin], rows[begin:end]) for begin, end in pairwise(cuts) if end > begin
+    ]
+    np.testing.assert_array_equal(np.concatenate(chunks), alone)
+    together = pool.tree(tree, rows[: len(prompt)], rows[len(prompt) : len(prompt) + len(tree)])
+    np.testing.assert_array_equal(together, np.stack([nodes[node] for node in range(len(tree))]))
