@@ -1,6 +1,6 @@
 """`python -m cloud.scale`: many replicas of the verifier behind one address, through Ray Serve.
 
-Each replica is one process with its own target, drafter and engine thread, and serves the app of `cloud.server`.
+Each replica is one process with its own target, drafter and engine thread, and serves the app of `cloud.app`.
 Sessions live in one replica's memory, but OPEN carries all token ids: any replica resumes any session, so replicas
 may come, go and die. Ray is imported late, so that --help and wrong flags are answered at once.
 """
@@ -123,7 +123,7 @@ class Replica:
         """Serve asks for the app after the constructor and runs its lifespan, which starts the engine thread."""
         from ray import serve
 
-        from cloud.server import create_app
+        from cloud.app import create_app
 
         return _Ingress(create_app(self._verifier, self._settings), serve.get_replica_context().replica_id.unique_id)
 

@@ -55,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | None) -> int:
     """Load, say so, serve."""
     from cloud.auth import AuthError
+    from cloud.http_server import HttpServer
     from cloud.service import load_verifier
-    from cloud.serving import Server
     from outrider_core.models.moa import DrafterError
     from outrider_core.models.target import TargetError
 
@@ -64,7 +64,7 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
         verifier = load_verifier(settings)
     except (TargetError, DrafterError, AuthError) as error:
         return _fail(str(error))
-    server = Server(verifier, settings, context)
+    server = HttpServer(verifier, settings, context)
     listener.listen(server.config.backlog)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -119,7 +119,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """Exit 0 while loading; while serving `cloud.serving.Server` has its own handlers."""
+    """Exit 0 while loading; while serving `cloud.http_server.HttpServer` has its own handlers."""
     raise SystemExit(0)
 
 

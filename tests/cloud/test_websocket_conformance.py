@@ -446,7 +446,7 @@ def test_endless_empty_fragments_are_bounded(address: str) -> None:
 @pytest.mark.parametrize("sent", [b"", b"GET /v1/verify HTTP/1.1\r\nHost:", b"\r\n"])
 def test_sockets_that_ask_nothing_are_dropped(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     """Within the time for a first request; a device that has shaken hands stays."""
-    monkeypatch.setattr("cloud.transport.FIRST_REQUEST", 0.3)
+    monkeypatch.setattr("cloud.uvicorn_protocols.FIRST_REQUEST", 0.3)
     with serve(make_verifier(MODEL, ())) as address, Client(address) as device:
         host, port = address.split(":")
         with socket.create_connection((host, int(port)), timeout=10) as silent:

@@ -11,16 +11,19 @@ from types import FrameType
 
 import structlog
 import uvicorn
+from starlette.applications import Starlette
 
+from cloud.app import App
 from cloud.auth import AuthError
-from cloud.server import App, uvicorn_config
 from cloud.service import Verifier
 from cloud.settings import Settings
+from cloud.uvicorn_protocols import HttpProtocol, WebSocketProtocol
+from outrider_core.protocol.wire import MAX_CLIENT_FRAME
 
 log = structlog.get_logger()
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """One process that serves one verifier.
 
     SIGTERM or SIGINT: not ready, answers under way end, devices are told and closed with 1012, exit 0. A second
@@ -63,3 +66,22 @@ class Server(uvicorn.Server):
             log.info("tokens read again", tokens=len(self._accounts))
         except AuthError as error:
             log.error("tokens not read, the old ones stay", why=str(error))
+
+
+def uvicorn_config(app: Starlette, **options: object) -> uvicorn.Config:
+    """How uvicorn serves the app. Feature rows do not compress, so deflate is off."""
+    defaults: dict[str, object] = {
+        "http": HttpProtocol,
+        "ws": WebSocketProtocol,
+        "ws_max_size": MAX_CLIENT_FRAME,
+        "ws_per_message_deflate": False,
+        "ws_ping_interval": 20.0,
+        "ws_ping_timeout": 20.0,
+        "lifespan": "on",
+        "server_header": False,
+        "access_log": False,
+        "log_config": None,
+        "proxy_headers": False,
+        "timeout_graceful_shutdown": 5,
+    }
+    return uvicorn.Config(app, **{**defaults, **options})  # type: ignore[arg-type]
