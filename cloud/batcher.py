@@ -11,14 +11,14 @@ from queue import Empty, SimpleQueue
 import structlog
 from msgspec.structs import replace
 
-from cloud.acceptance import Walk
+from cloud.acceptance import AcceptedPath
 from cloud.colocated import Colocated
 from cloud.engine import Engine, Segment
-from cloud.jobs import Job, Line
+from cloud.jobs import Job, PendingSession
 from cloud.metrics import Metrics
-from cloud.planner import Planner, Work
-from cloud.scheduling import Budget
+from cloud.scheduler import ScheduledSession, Scheduler
 from cloud.sessions import SessionStore, Settled
+from cloud.tree_budget import TreeBudget
 from outrider_core.protocol.wire import (
     ERR_BUSY,
     ERR_INTERNAL,
@@ -65,9 +65,9 @@ class Batcher:
     ) -> None:
         self._engine, self._pool, self._store, self._metrics = engine, engine.pool, store, metrics
         self._max_context = max_context
-        self.planner = Planner(engine.pool, Budget(max_nodes), prefill_chunk, fixed_budget, colocated)
+        self.scheduler = Scheduler(engine.pool, TreeBudget(max_nodes), prefill_chunk, fixed_budget, colocated)
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
-        self._lines: dict[bytes, Line] = {}  # oldest claim on the pool first
+        self._lines: dict[bytes, PendingSession] = {}  # oldest claim on the pool first
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._beat = time.monotonic()
         self._busy = False
@@ -161,7 +161,7 @@ class Batcher:
         self._metrics.opened.labels(found).inc()
         log.info("session opened", session=short(session.id), committed=len(session.tokens), cached=cached)
         job.reply(Opened(request.stream, len(session.tokens), cached), False)
-        self._lines[session.id] = Line(session, job.owner, opening=job)
+        self._lines[session.id] = PendingSession(session, job.owner, opening=job)
 
     def _begin(self, job: Job, request: Verify | Generate) -> None:
         """Answer at once what needs no step; else put the job in its session's line."""
@@ -189,38 +189,38 @@ class Batcher:
         elif committed >= self._max_context:
             job.fail(ERR_TOO_LONG, f"the context of {self._max_context} tokens is full")
         else:
-            line = self._lines.setdefault(session.id, Line(session, job.owner))
+            line = self._lines.setdefault(session.id, PendingSession(session, job.owner))
             line.round, line.generated = job, 0
             if isinstance(request, Generate):
                 session.seq, session.settled = request.seq, None
             elif session.answered:
-                self.planner.budget.observe_pause(job.waiting_since - session.answered)
+                self.scheduler.budget.observe_pause(job.waiting_since - session.answered)
 
-    def _drop(self, line: Line) -> None:
+    def _drop(self, line: PendingSession) -> None:
         """Forget a cancelled round. Its seq counts as used, whether or not a step came first."""
         request = line.round.request if line.round else None
         assert isinstance(request, Verify | Generate)
         line.session.seq, line.session.settled, line.round = request.seq, None, None
 
     def _step(self) -> None:
-        planned: list[Work] = []
+        planned: list[ScheduledSession] = []
         try:
-            planned = self.planner.plan(self._waiting())
+            planned = self.scheduler.schedule(self._waiting())
             if not planned:
                 return
             begun = time.perf_counter()
-            walks = self._engine.step([self._segment(work) for work in planned])
+            paths = self._engine.step([self._segment(work) for work in planned])
             took = time.perf_counter() - begun
         except Exception:
             log.exception("step failed", sessions=len(planned))
             for line in [work.line for work in planned] or list(self._lines.values()):
                 self._fail(line)
             return
-        self._count(planned, walks, begun, took)
-        for work, walked in zip(planned, walks, strict=True):
-            self._finish(work, walked, begun, took)
+        self._count(planned, paths, begun, took)
+        for work, path in zip(planned, paths, strict=True):
+            self._finish(work, path, begun, took)
 
-    def _waiting(self) -> list[Line]:
+    def _waiting(self) -> list[PendingSession]:
         """Lines that need a step. Cancelled requests go, and OPENs that lack nothing are answered."""
         for line in list(self._lines.values()):
             if line.round is not None and line.round.cancelled:
@@ -232,7 +232,7 @@ class Batcher:
                 del self._lines[line.session.id]
         return list(self._lines.values())
 
-    def _segment(self, work: Work) -> Segment:
+    def _segment(self, work: ScheduledSession) -> Segment:
         line = work.line
         wanted = line.opening is not None or line.round is None or self._rows_wanted(line.round)
         return Segment(line.session, work.chain, work.tree, wanted)
@@ -243,23 +243,25 @@ class Batcher:
 
     def _drafted(self, job: Job) -> bool:
         """Whether somebody drafts for the round, so that its nodes count."""
-        return isinstance(job.request, Verify) or self.planner.colocated is not None
+        return isinstance(job.request, Verify) or self.scheduler.colocated is not None
 
-    def _count(self, planned: list[Work], walks: Sequence[Walk | None], begun: float, took: float) -> None:
+    def _count(
+        self, planned: list[ScheduledSession], paths: Sequence[AcceptedPath | None], begun: float, took: float
+    ) -> None:
         """Learn from the step and tell the metrics."""
         metrics = self._metrics
         sizes, accepted = list[int](), 0
-        for work, walked in zip(planned, walks, strict=True):
+        for work, path in zip(planned, paths, strict=True):
             job = work.line.round
-            if walked is None or job is None or work.tree is None:
+            if path is None or job is None or work.tree is None:
                 continue
             metrics.queue_seconds.observe(max(0.0, begun - job.waiting_since))
-            metrics.generation_tokens.inc(len(walked.accepted) + 1)
+            metrics.generation_tokens.inc(len(path.accepted) + 1)
             if self._drafted(job):
                 sizes.append(len(work.tree))
-                accepted += len(walked.accepted)
+                accepted += len(path.accepted)
                 metrics.draft_tokens.inc(len(job.tree) or len(work.tree))
-        self.planner.observe(sizes, accepted)
+        self.scheduler.observe(sizes, accepted)
         metrics.drafts.inc(len(sizes))
         metrics.verified_nodes.inc(sum(sizes))
         metrics.accepted_tokens.inc(accepted)
@@ -275,40 +277,44 @@ class Batcher:
         metrics.waiting.set(len(self._lines))
         metrics.kv_usage.set(self._pool.rows_used / self._pool.rows)
         metrics.sessions.set(len(self._store))
-        metrics.tree_budget.set(self.planner.tree_budget)
+        metrics.tree_budget.set(self.scheduler.tree_budget)
         metrics.evictions.inc(self._pool.evictions - self._evictions)
         self._evictions = self._pool.evictions
         if not self._lines:
             metrics.running.set(0)
 
-    def _finish(self, work: Work, walked: Walk | None, begun: float, took: float) -> None:
+    def _finish(self, work: ScheduledSession, path: AcceptedPath | None, begun: float, took: float) -> None:
         line = work.line
-        if walked is not None and line.round is not None:
+        if path is not None and line.round is not None:
             if isinstance(line.round.request, Verify):
-                self._settle(line, line.round, line.round.request, walked, begun, took)
+                self._settle(line, line.round, line.round.request, path, begun, took)
             elif isinstance(line.round.request, Generate):
-                self._written(work, line.round, line.round.request, walked, begun, took)
+                self._written(work, line.round, line.round.request, path, begun, took)
         self._answer_opening(line)
 
-    def _settle(self, line: Line, job: Job, request: Verify, walked: Walk, begun: float, took: float) -> None:
+    def _settle(
+        self, line: PendingSession, job: Job, request: Verify, path: AcceptedPath, begun: float, took: float
+    ) -> None:
         """Answer a VERIFY and remember the answer."""
         session = line.session
-        base_len = len(session.tokens) - len(walked.accepted) - 1
-        rows = session.rows.block(base_len - 1, base_len + len(walked.accepted))
-        verdict = self._verdict(job, request, base_len, walked, rows, begun, took)
+        base_len = len(session.tokens) - len(path.accepted) - 1
+        rows = session.rows.block(base_len - 1, base_len + len(path.accepted))
+        verdict = self._verdict(job, request, base_len, path, rows, begun, took)
         session.seq = request.seq
         session.settled = Settled(request, verdict, tuple(session.tokens[base_len:]))
         session.answered = time.perf_counter()
         line.round = None
         job.reply(verdict, True)
 
-    def _written(self, work: Work, job: Job, request: Generate, walked: Walk, begun: float, took: float) -> None:
+    def _written(
+        self, work: ScheduledSession, job: Job, request: Generate, path: AcceptedPath, begun: float, took: float
+    ) -> None:
         """Send what a GENERATE wrote in this step, a VERDICT for each token."""
         line, session = work.line, work.line.session
-        base_len = len(session.tokens) - len(walked.accepted) - 1
+        base_len = len(session.tokens) - len(path.accepted) - 1
         last = len(session.tokens) - 1
         for at in range(base_len, last + 1):
-            single = Walk([], session.tokens[at], walked.finish if at == last else FINISH_NONE)
+            single = AcceptedPath([], session.tokens[at], path.finish if at == last else FINISH_NONE)
             line.generated += 1
             done = single.finish != FINISH_NONE or line.generated >= request.max_new
             if done:
@@ -320,22 +326,29 @@ class Batcher:
             self._lines[session.id] = self._lines.pop(session.id)  # others' turn to claim room in the pool
 
     def _verdict(
-        self, job: Job, request: Verify | Generate, base_len: int, walked: Walk, rows: bytes, begun: float, took: float
+        self,
+        job: Job,
+        request: Verify | Generate,
+        base_len: int,
+        path: AcceptedPath,
+        rows: bytes,
+        begun: float,
+        took: float,
     ) -> Verdict:
         return Verdict(
             stream=request.stream,
             seq=request.seq,
             base_len=base_len,
-            accepted=bytes(walked.accepted),
-            bonus=walked.bonus,
-            finish=walked.finish,
+            accepted=bytes(path.accepted),
+            bonus=path.bonus,
+            finish=path.finish,
             rows=rows,
-            tree_budget=self.planner.tree_budget,
+            tree_budget=self.scheduler.tree_budget,
             queue_us=min(int(max(0.0, begun - job.waiting_since) * 1e6), 2**31 - 1),
             engine_us=min(int(took * 1e6), 2**31 - 1),
         )
 
-    def _answer_opening(self, line: Line) -> None:
+    def _answer_opening(self, line: PendingSession) -> None:
         """Once the OPEN's rows are all there, hand over those the device lacks."""
         job, session = line.opening, line.session
         if job is None or not isinstance(job.request, Open):
@@ -347,7 +360,7 @@ class Batcher:
         start = min(job.request.features_have, stop)
         job.reply(session.rows.copy(start, stop), True)
 
-    def _fail(self, line: Line) -> None:
+    def _fail(self, line: PendingSession) -> None:
         """A step failed: its sessions keep their text and lose their keys and values."""
         self._lines.pop(line.session.id, None)
         self._pool.release(line.session.id)

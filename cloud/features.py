@@ -24,7 +24,7 @@ class FeatureProducer:
 
     @torch.inference_mode()
     def rows(self, kv: Tensor, positions: Sequence[int]) -> NDArray[np.float32]:
-        """Rows [T, 2, heads, head_dim] of tokens at absolute `positions`; kv: what `Runs.gather` gives, T > 0."""
+        """Rows [T, 2, heads, head_dim] of tokens at absolute `positions`; kv: from `ModelRunner.gather`, T > 0."""
         rows: NDArray[np.float32] = self._half(kv.float(), torch.tensor(positions, device=self._device)).cpu().numpy()
         return rows
 

@@ -40,7 +40,7 @@ class Job:
 
 
 @dataclass(eq=False)
-class Line:
+class PendingSession:
     """What waits for one session: rows an OPEN asked for, and one VERIFY or GENERATE."""
 
     session: Session

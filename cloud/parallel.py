@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cloud.process import free_port
-from cloud.runner import Part, Runner
+from cloud.runner import LocalRunner, Part
 from cloud.settings import Settings
 from outrider_core.protocol.tree import TokenTree
 
@@ -91,13 +91,13 @@ class Ranks:
 
 
 class Leader:
-    """Rank 0's `cloud.runner.Runs`: does everything on all ranks."""
+    """Rank 0's `cloud.runner.ModelRunner`: does everything on all ranks."""
 
-    def __init__(self, runner: Runner, ranks: Ranks) -> None:
+    def __init__(self, runner: LocalRunner, ranks: Ranks) -> None:
         self._runner, self._ranks = runner, ranks
 
     def forward(self, parts: Sequence[Part]) -> Tensor:
-        """See Runs.forward. transformers joins the logits, so rank 0 has them whole."""
+        """See ModelRunner.forward. transformers joins the logits, so rank 0 has them whole."""
         self._ranks.send(
             Forward(
                 [(p.base, p.past, list(p.chain), list(p.tree.tokens), list(p.tree.parents), p.wanted) for p in parts]
@@ -106,12 +106,12 @@ class Leader:
         return self._runner.forward(parts)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See Runs.move."""
+        """See ModelRunner.move."""
         self._ranks.send(Move(list(sources), list(targets)))
         self._runner.move(sources, targets)
 
     def gather(self, layers: Sequence[int], rows: Sequence[int]) -> Tensor:
-        """See Runs.gather."""
+        """See ModelRunner.gather."""
         self._ranks.send(Gather(list(layers), list(rows)))
         return self._ranks.all_heads(self._runner.gather(layers, rows))
 
@@ -120,7 +120,7 @@ class Leader:
         self._ranks.send(Stop())
 
 
-def follow(runner: Runner, ranks: Ranks) -> None:
+def follow(runner: LocalRunner, ranks: Ranks) -> None:
     """What ranks 1.. do until rank 0 stops: the same calls in the same order."""
     while True:
         command: Any = ranks.receive()

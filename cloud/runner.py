@@ -1,6 +1,6 @@
 """What touches tensors: one ragged forward of the target over the KV store.
 
-Each rank of a tensor-parallel verifier has one Runner; a verifier on one device has just this one. It decides
+Each rank of a tensor-parallel verifier has one LocalRunner; a verifier on one device has just this one. It decides
 nothing: `cloud.engine` says what to run and reads the logits.
 """
 
@@ -49,7 +49,7 @@ class Part:
         return len(self.chain) + len(self.tree)
 
 
-class Runs(Protocol):
+class ModelRunner(Protocol):
     """What an engine needs of its ranks; all of them together do it, or the only one."""
 
     def forward(self, parts: Sequence[Part]) -> Tensor:
@@ -65,7 +65,7 @@ class Runs(Protocol):
         """Keys and values of pool rows, [rows, layers, 2 * kv_heads * head_dim]: per head the key, then the value."""
 
 
-class Runner:
+class LocalRunner:
     """The target on this rank's device with this rank's share of the KV heads.
 
     All tokens of a step travel in one row [1, T] through the unmodified `transformers` model, none padded to another's
@@ -80,7 +80,7 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, parts: Sequence[Part]) -> Tensor:
-        """See Runs.forward."""
+        """See ModelRunner.forward."""
         ids, positions, rows, kept = list[int](), list[int](), list[int](), list[int]()
         spans: list[Span] = []
         for part in parts:
@@ -110,12 +110,12 @@ class Runner:
 
     @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See Runs.move."""
+        """See ModelRunner.move."""
         self.store.move(sources, targets)
 
     @torch.inference_mode()
     def gather(self, layers: Sequence[int], rows: Sequence[int]) -> Tensor:
-        """See Runs.gather; of this rank's heads."""
+        """See ModelRunner.gather; of this rank's heads."""
         index = torch.tensor(rows, device=self.device)
         taken = (torch.tensor(layers, device=self.device)[:, None], index[None])
         both = torch.stack([self.store.keys[taken], self.store.values[taken]], 3)  # [layers, rows, heads, 2, head_dim]

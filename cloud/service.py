@@ -19,10 +19,10 @@ from cloud.jobs import Job
 from cloud.kvpool import KVPool
 from cloud.metrics import Metrics
 from cloud.parallel import Leader, Ranks, follow
-from cloud.runner import Runner, Runs
-from cloud.scheduling import measure_costs
+from cloud.runner import LocalRunner, ModelRunner
 from cloud.sessions import SessionStore
 from cloud.settings import Settings
+from cloud.tree_budget import measure_costs
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.moa import DeviceHalf, DrafterError, MoAConfig, device_half_on, server_half
 from outrider_core.models.packing import pack_linears
@@ -49,7 +49,7 @@ class Verifier:
         drafter: Drafter,
         settings: Settings,
         accounts: Accounts | None = None,
-        runner: Runs | None = None,
+        runner: ModelRunner | None = None,
         device: DeviceHalf | None = None,
     ) -> None:
         config, tensors, self.drafter_hash = drafter
@@ -83,11 +83,11 @@ class Verifier:
 
     def calibrate(self) -> None:
         """Time steps of several sizes, so that `tree_budget` follows what trees cost here. Before `start`."""
-        budget = self._batcher.planner.budget
+        budget = self._batcher.scheduler.budget
         budget.curve = curve = measure_costs(self._runner, self._kv_tokens)
         budget.choose()
         times = {str(tokens): round(1000 * took, 2) for tokens, took in zip(curve.tokens, curve.seconds, strict=True)}
-        log.info("steps timed", milliseconds=times, tree_budget=self._batcher.planner.tree_budget)
+        log.info("steps timed", milliseconds=times, tree_budget=self._batcher.scheduler.tree_budget)
 
     def start(self) -> None:
         """Start the engine thread."""
@@ -133,17 +133,17 @@ class Verifier:
             self.vocab_size,
             self.max_context,
             self.max_nodes,
-            self._batcher.planner.tree_budget,
+            self._batcher.scheduler.tree_budget,
             f"outrider {VERSION}",
-            curve.pack() if (curve := self._batcher.planner.budget.curve) else b"",
+            curve.pack() if (curve := self._batcher.scheduler.budget.curve) else b"",
         )
 
 
-def make_runner(target: Target, settings: Settings) -> Runner:
+def make_runner(target: Target, settings: Settings) -> LocalRunner:
     """This rank's runner: its share of the KV heads."""
     shape = target.config
     head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    return Runner(target.model, settings.kv_tokens, shape.num_key_value_heads // settings.tp, head_dim)
+    return LocalRunner(target.model, settings.kv_tokens, shape.num_key_value_heads // settings.tp, head_dim)
 
 
 def load_verifier(settings: Settings) -> Verifier:

@@ -1,14 +1,14 @@
-"""How large trees should be, and who gets what of a step: pure arithmetic on measured times."""
+"""How many nodes trees should have: arithmetic on measured step times."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf, log2
 
 from cloud.kvpool import GRANULE
-from cloud.runner import Part, Runs
+from cloud.runner import ModelRunner, Part
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import MAX_NODES, TokenTree
 
@@ -28,7 +28,7 @@ LONGEST_PAUSE = 2.0
 
 
 def measure_costs(
-    runner: Runs, rows: int, timed: Sequence[int] = TIMED_TOKENS, clock: Callable[[], float] = time.perf_counter
+    runner: ModelRunner, rows: int, timed: Sequence[int] = TIMED_TOKENS, clock: Callable[[], float] = time.perf_counter
 ) -> CostCurve:
     """Time steps of a verifier that serves nobody yet; it writes to the first pool rows.
 
@@ -51,7 +51,7 @@ def measure_costs(
 
 
 @dataclass
-class Budget:
+class TreeBudget:
     """The tree size at which sessions like the present ones commit most tokens per second.
 
     A session's cycle is its pause (round trip, drafting, queue) and a step that `sessions` trees share. It commits
@@ -111,31 +111,3 @@ class Budget:
             return self.tau(size) / (self.pause + curve.at(self.sessions * (1 + size)))
 
         self.nodes = max(sizes, key=rate)
-
-
-def fair_shares(owners: Sequence[Hashable], demands: Sequence[int], capacity: int) -> list[int]:
-    """Divide `capacity` among demands, first evenly among owners, then evenly among each owner's demands.
-
-    Nobody gets more than asked for; what one leaves goes to the others. Whole numbers; the sum is
-    min(capacity, sum(demands)).
-    """
-    members: dict[Hashable, list[int]] = {}
-    for index, owner in enumerate(owners):
-        members.setdefault(owner, []).append(index)
-    wants = [sum(demands[i] for i in group) for group in members.values()]
-    shares = [0] * len(demands)
-    for group, granted in zip(members.values(), _even(wants, capacity), strict=True):
-        for index, share in zip(group, _even([demands[i] for i in group], granted), strict=True):
-            shares[index] = share
-    return shares
-
-
-def _even(demands: Sequence[int], capacity: int) -> list[int]:
-    """Raise all shares together until each demand is met or nothing is left; the first get the remainder."""
-    shares, left = [0] * len(demands), capacity
-    order = sorted(range(len(demands)), key=lambda i: demands[i])
-    for place, index in enumerate(order):
-        even, extra = divmod(left, len(order) - place)
-        shares[index] = min(demands[index], even + (1 if extra and demands[index] > even else 0))
-        left -= shares[index]
-    return shares
