@@ -1,4 +1,4 @@
-"""What the engine thread is asked: a job per request, a line per session that waits."""
+"""What the engine thread is asked: a job per request, and the jobs that wait for one session."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Job:
     """One request to the engine thread.
 
     tokens: OPEN's ids. tree: VERIFY's. owner: who asks; owners share the engine evenly. reply(message, done) is
-    called in the engine thread, `done` with the last message. `cancelled` may be set by any thread; a step under
-    way still ends and is answered. `admitted`: the engine thread has it.
+    called in the engine thread, with `done` set for the last message. `cancelled` may be set by any thread; a step
+    that is already running still ends and is answered. `admitted`: the engine thread has taken it from its queue.
     """
 
     session: bytes
@@ -41,7 +41,7 @@ class Job:
 
 @dataclass(eq=False)
 class PendingSession:
-    """What waits for one session: rows an OPEN asked for, and one VERIFY or GENERATE."""
+    """A session with work for the engine: an OPEN whose feature rows are due, a VERIFY or GENERATE, or both."""
 
     session: Session
     owner: str
