@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
-import structlog
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
@@ -31,8 +30,6 @@ FOREIGN = "pages of this origin may not ask; the operator can add it with --allo
 TOKEN_NEEDED = "a valid token is needed: Authorization: Bearer TOKEN"
 #: devices told to go are spread over this many seconds, so that they do not all come back at once
 RETRY_SPREAD = 1.0
-
-log = structlog.get_logger()
 
 
 class App:

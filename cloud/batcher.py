@@ -6,8 +6,7 @@ import threading
 import time
 from queue import Empty, SimpleQueue
 
-import structlog
-
+from cloud import log
 from cloud.colocated import Colocated
 from cloud.engine import Engine, Segment
 from cloud.engine_metrics import EngineMetrics
@@ -27,8 +26,6 @@ IDLE_WINDOW = 0.0015
 QUANTUM = 32
 #: how long the idle thread sleeps before it looks for expired sessions
 IDLE_SECONDS = 10.0
-
-log = structlog.get_logger()
 
 
 class Batcher:

@@ -9,18 +9,16 @@ import socket
 import ssl
 from types import FrameType
 
-import structlog
 import uvicorn
 from starlette.applications import Starlette
 
+from cloud import log
 from cloud.app import App
 from cloud.auth import AuthError
 from cloud.service import Verifier
 from cloud.settings import Settings
 from cloud.uvicorn_protocols import HttpProtocol, WebSocketProtocol
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME
-
-log = structlog.get_logger()
 
 
 class HttpServer(uvicorn.Server):

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import structlog
 from jinja2 import TemplateError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from cloud import log
 from cloud.auth import Account
 from cloud.jobs import Job, Reply
 from cloud.service import Verifier
@@ -50,8 +50,6 @@ from outrider_core.protocol.wire import (
 RETRY_SECONDS = 1
 #: how often a request that waits looks whether the engine thread still lives
 PATIENCE_SECONDS = 1.0
-
-log = structlog.get_logger()
 
 
 def openai_routes(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import KeysView
 from enum import StrEnum
 
-import structlog
 from msgspec.structs import replace
 
+from cloud import log
 from cloud.jobs import Job, PendingSession
 from cloud.kvpool import KVPool
 from cloud.metrics import Metrics
@@ -29,8 +29,6 @@ from outrider_core.protocol.wire import (
 )
 
 RETRY_AFTER_MS = 1000
-
-log = structlog.get_logger()
 
 
 class OpenedAs(StrEnum):

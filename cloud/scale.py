@@ -108,9 +108,11 @@ class Replica:
     """
 
     def __init__(self, settings: Settings) -> None:
+        from cloud import log
         from cloud.parallel import Followers
         from cloud.service import load_verifier
 
+        log.write_to_stderr(settings)
         followers = Followers(settings) if settings.tp > 1 else None
         try:
             self._settings, self._verifier = settings, load_verifier(settings)

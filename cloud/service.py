@@ -7,9 +7,9 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-import structlog
 import torch
 
+from cloud import log
 from cloud.auth import Accounts
 from cloud.batcher import Batcher
 from cloud.colocated import Colocated
@@ -31,8 +31,6 @@ from outrider_core.protocol.wire import MAX_TOKENS, PROTOCOL_VERSION, Welcome
 
 Drafter = tuple[MoAConfig, dict[str, torch.Tensor], str]
 VERSION = version("outrider")
-
-log = structlog.get_logger()
 
 
 class Verifier:

@@ -5,7 +5,6 @@ Torch and all that needs it are imported late, so that wrong flags and --help ar
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -14,11 +13,10 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-import structlog
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
-from structlog.typing import Processor
 
+from cloud import log
 from cloud.settings import Settings, read_settings
 
 
@@ -37,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if settings.print_config:
         print(settings.as_toml(), end="")
         return 0
-    _log_to_stderr(settings)
+    log.write_to_stderr(settings)
     if int(os.environ.get("RANK", "0")) > 0:
         return _follow(settings)
     try:
@@ -133,31 +131,6 @@ def _describe(fault: object) -> str:
 def _fail(text: str) -> int:
     print(f"verifier: {' '.join(text.split())}", file=sys.stderr)
     return 2
-
-
-def _log_to_stderr(settings: Settings) -> None:
-    console = settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
-    level = getattr(logging, settings.log_level.upper())
-    shared: list[Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper("iso"),
-        structlog.processors.format_exc_info,
-    ]
-    renderer: Processor = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
-    structlog.configure(
-        processors=[*shared, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    # libraries' own warnings come out in the same shape
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-        )
-    )
-    logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler])
 
 
 if __name__ == "__main__":
