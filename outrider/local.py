@@ -58,7 +58,7 @@ class LocalVerifier:
     """
 
     #: it answers or fails, so the device never writes alone while it waits (see `edge_runtime.transport.Server`)
-    steady = True
+    reliable = True
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier = verifier
