@@ -21,7 +21,7 @@ from cloud.metrics import CONTENT_TYPE
 from cloud.openai import openai_routes
 from cloud.service import Verifier
 from cloud.settings import Settings, is_loopback
-from outrider_core.chat_api.completions import ApiError
+from outrider_core.chat_api.errors import ApiError
 from outrider_core.protocol.wire import SUBPROTOCOL
 
 HELLO_SECONDS = 10.0
