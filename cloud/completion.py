@@ -64,8 +64,8 @@ class EngineSession:
         self._session = session = secrets.token_bytes(16)
         self._closed = False
         opening = Open(0, session, 0, pack_ids(ids), len(ids), sampling)
-        self._opening = Job(session, opening, self._opened, tokens=ids, owner=account.name)
-        self._round = Job(session, Generate(0, 1, len(ids), max_new), self._post, owner=account.name)
+        self._opening = Job(session, opening, self._opened, tokens=ids, account=account.name)
+        self._round = Job(session, Generate(0, 1, len(ids), max_new), self._post, account=account.name)
         verifier.submit(self._opening)
         verifier.submit(self._round)
 

@@ -1,19 +1,19 @@
-"""Divide what a step can hold among owners and their sessions."""
+"""Divide what a step can hold among accounts and their sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
 
-def fair_shares(owners: Sequence[Hashable], demands: Sequence[int], capacity: int) -> list[int]:
-    """Divide `capacity` among demands, first evenly among owners, then evenly among each owner's demands.
+def fair_shares(accounts: Sequence[Hashable], demands: Sequence[int], capacity: int) -> list[int]:
+    """Divide `capacity` among demands, first evenly among accounts, then evenly among each account's demands.
 
     Nobody gets more than asked for; what one leaves goes to the others. Whole numbers; the sum is
     min(capacity, sum(demands)).
     """
     members: dict[Hashable, list[int]] = {}
-    for index, owner in enumerate(owners):
-        members.setdefault(owner, []).append(index)
+    for index, account in enumerate(accounts):
+        members.setdefault(account, []).append(index)
     wants = [sum(demands[i] for i in group) for group in members.values()]
     shares = [0] * len(demands)
     for group, granted in zip(members.values(), _even(wants, capacity), strict=True):

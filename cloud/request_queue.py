@@ -114,7 +114,7 @@ class RequestQueue:
         if job.cancelled:
             return
         self._pending.pop(job.session, None)  # the connection has cancelled its jobs
-        session = self._store.open(job.session, request, job.tokens, self._pending.keys(), job.owner)
+        session = self._store.open(job.session, request, job.tokens, self._pending.keys(), job.account)
         if session is None:
             job.fail(ERR_BUSY, "all sessions of this verifier are busy", RETRY_AFTER_MS)
             return
@@ -123,7 +123,7 @@ class RequestQueue:
         self._metrics.opened.labels(found).inc()
         log.info("session opened", session=short_id(session.id), committed=len(session.tokens), cached=cached)
         job.reply(Opened(request.stream, len(session.tokens), cached), False)
-        self._pending[session.id] = PendingSession(session, job.owner, opening=job)
+        self._pending[session.id] = PendingSession(session, job.account, opening=job)
 
     def _begin(self, job: Job, request: Verify | Generate) -> None:
         """Answer at once what needs no step; else let the job wait for one."""
@@ -151,7 +151,7 @@ class RequestQueue:
         elif committed >= self._max_context:
             job.fail(ERR_TOO_LONG, f"the context of {self._max_context} tokens is full")
         else:
-            pending = self._pending.setdefault(session.id, PendingSession(session, job.owner))
+            pending = self._pending.setdefault(session.id, PendingSession(session, job.account))
             pending.round, pending.generated = job, 0
             if isinstance(request, Generate):
                 session.seq, session.settled = request.seq, None

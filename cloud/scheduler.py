@@ -114,7 +114,7 @@ class Scheduler:
         """Rounds whose rows are all there, their trees pruned to fair shares of the budget. Pruning is lossless."""
         trees = [self._tree(pending) for pending in ready]
         capacity = min(self.tree_budget * len(ready), room - len(ready))
-        shares = fair_shares([pending.owner for pending in ready], [len(tree) for tree in trees], capacity)
+        shares = fair_shares([pending.account for pending in ready], [len(tree) for tree in trees], capacity)
         return [
             self._part(pending, 1, 0, tree.pruned(share, MAX_NODES))
             for pending, tree, share in zip(ready, trees, shares, strict=True)
@@ -130,7 +130,7 @@ class Scheduler:
         room = STEP_TOKENS - sum(map(len, verifies))
         chunk = min(self._prefill_chunk, room, self.budget.prefill_room(self._delayed(verifies), room))
         demands = [missing[pending] for pending in behind]
-        shares = fair_shares([pending.owner for pending in behind], demands, chunk)
+        shares = fair_shares([pending.account for pending in behind], demands, chunk)
         room -= sum(shares)
         parts = []
         for pending, share in zip(behind, shares, strict=True):
@@ -164,4 +164,4 @@ class Scheduler:
         if part.tree is not None and part.chain != self._missing(pending) + 1:
             return False  # a session with an older claim has just taken its rows
         session = pending.session.id
-        return self._pool.reserve(session, self._pool.used(session) + len(part), held, pending.owner)
+        return self._pool.reserve(session, self._pool.used(session) + len(part), held, pending.account)

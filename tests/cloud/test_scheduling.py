@@ -192,14 +192,14 @@ def test_verifies_do_not_wait_for_long_prompts() -> None:
         assert order_of(direct, jobs)[0] == quick
 
 
-def test_a_small_owner_is_not_behind_a_large_one() -> None:
-    """Five long prompts of one owner, a shorter one of another that came last: it has half of each step to itself."""
+def test_a_small_account_is_not_behind_a_large_one() -> None:
+    """Five long prompts of one account, a shorter one of another that came last: it has half of each step to itself."""
     model = tiny_model(seed=2)
     with started(make_verifier(model, (), kv_tokens=4096, prefill_chunk=16)) as direct:
         jobs: list[tuple[bytes, Any, dict[str, Any]]] = []
         for index in range(6):
             session, text = bytes([index]) * 16, [index + 4] * (60 if index == 5 else 120)
-            content = {"tokens": text, "owner": "small" if index == 5 else "large"}
+            content = {"tokens": text, "account": "small" if index == 5 else "large"}
             jobs.append((session, Open(0, session, 0, pack_ids(text), 0, Sampling()), content))
         assert order_of(direct, jobs)[0] == bytes([5]) * 16
 
