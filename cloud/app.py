@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from enum import StrEnum
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -26,14 +27,28 @@ from outrider_core.protocol.wire import SUBPROTOCOL
 
 HELLO_SECONDS = 10.0
 CLOSE_RESTART = 1012
-FOREIGN = "pages of this origin may not ask; the operator can add it with --allow-origin"
+FOREIGN = "pages of this origin are refused; the operator can allow it with --allow-origin"
 TOKEN_NEEDED = "a valid token is needed: Authorization: Bearer TOKEN"
-#: devices told to go are spread over this many seconds, so that they do not all come back at once
+#: at a shutdown, devices are asked to retry at times spread over this many seconds
 RETRY_SPREAD = 1.0
 
 
+class Refusal(StrEnum):
+    """Why a handshake or HTTP request was refused; the label of `outrider:refused_total`."""
+
+    NOT_READY = "not_ready"
+    ORIGIN = "origin"
+    TOKEN = "token"
+    CONNECTIONS = "connections"
+    SUBPROTOCOL = "subprotocol"
+
+
 class App:
-    """State that the sockets of one verifier share. `asgi` is the app to serve."""
+    """The app of one verifier, and the state that its sockets share. `asgi` is what to serve.
+
+    hello_seconds: how long a device may take to say HELLO. allow_origin: web pages that may connect. max_connections:
+    sockets at a time; further ones get 503. extra_routes: served beside the verifier's own.
+    """
 
     def __init__(
         self,
@@ -59,7 +74,7 @@ class App:
         self.asgi = Starlette(routes=routes, lifespan=self._lifespan)
 
     async def drain(self, seconds: float) -> None:
-        """Take nothing new, let rounds under way end for at most `seconds`, tell the devices, close their sockets."""
+        """Accept nothing new, tell the devices, let rounds under way end for at most `seconds`, close the sockets."""
         self.verifier.drain()
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
@@ -67,7 +82,7 @@ class App:
             socket.connection.going_away()
         while not self.verifier.idle and loop.time() < until:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.01)  # the last replies are on their way to this thread
+        await asyncio.sleep(0.01)  # the engine thread has posted the last replies, this loop has yet to send them
         for index, socket in enumerate(list(self.sockets)):
             spread = RETRY_SPREAD * index / len(self.sockets)
             socket.connection.close(CLOSE_RESTART, f"the verifier restarts; retry after {spread:.1f} s")
@@ -81,7 +96,7 @@ class App:
         await asyncio.to_thread(self.verifier.stop)
 
     async def _healthz(self, _: Request) -> Response:
-        return _status(self.verifier.alive, "alive", "the engine thread is dead or hangs")
+        return _status(self.verifier.alive, "alive", "the engine thread has ended or hangs")
 
     async def _readyz(self, _: Request) -> Response:
         return _status(self.verifier.ready, "ready", "not ready")
@@ -93,47 +108,47 @@ class App:
         return Response(self.verifier.metrics.text(), media_type=CONTENT_TYPE)
 
     def account(self, connection: HTTPConnection) -> Account | None:
-        """Who asks, or None."""
+        """The account that asks, or None if its token is not valid."""
         protocols = connection.scope.get("subprotocols", ())
         return self.verifier.accounts.authenticate(bearer(connection.headers.get("authorization"), protocols))
 
     def admit(self, request: Request) -> Account:
-        """Whose HTTP request it is. Raises ApiError."""
+        """The account of an HTTP request. Raises ApiError 401 or 403."""
         if self.foreign(request):
-            self.verifier.metrics.refused.labels("origin").inc()
+            self.verifier.metrics.refused.labels(Refusal.ORIGIN).inc()
             raise ApiError(403, FOREIGN, code="origin_not_allowed")
         account = self.account(request)
         if account is None:
-            self.verifier.metrics.refused.labels("token").inc()
+            self.verifier.metrics.refused.labels(Refusal.TOKEN).inc()
             raise ApiError(401, TOKEN_NEEDED, code="invalid_api_key")
         return account
 
     def foreign(self, connection: HTTPConnection) -> bool:
-        """Whether a web page asks that is neither this server's own nor allowed: browsers let any page connect."""
+        """Whether a web page of another origin, which is not allowed, asks. Browsers let any page connect."""
         origin = connection.headers.get("origin")
         if origin is None or origin in self._allow_origin:
             return False
         return urlsplit(origin).netloc != connection.headers.get("host")
 
-    def _refusal(self, websocket: WebSocket, account: Account | None) -> tuple[str, int, str] | None:
-        """(reason for the metrics, HTTP status, text) if the handshake is refused."""
+    def _refusal(self, websocket: WebSocket, account: Account | None) -> tuple[Refusal, int, str] | None:
+        """Why a handshake is refused, with HTTP status and text; None if it is not."""
         if not self.verifier.ready:
-            return "not_ready", 503, "not ready"
+            return Refusal.NOT_READY, 503, "not ready"
         if self.foreign(websocket):
-            return "origin", 403, FOREIGN
+            return Refusal.ORIGIN, 403, FOREIGN
         if account is None:
-            return "token", 401, TOKEN_NEEDED
+            return Refusal.TOKEN, 401, TOKEN_NEEDED
         if len(self.sockets) >= self._max_connections:
-            return "connections", 503, "all connections of this verifier are taken; try again later"
+            return Refusal.CONNECTIONS, 503, "all connections of this verifier are taken; try again later"
         if SUBPROTOCOL not in websocket.scope["subprotocols"]:
-            return "subprotocol", 400, f"WebSocket subprotocol {SUBPROTOCOL} is required"
+            return Refusal.SUBPROTOCOL, 400, f"WebSocket subprotocol {SUBPROTOCOL} is required"
         return None
 
     async def _verify(self, websocket: WebSocket) -> None:
         account = self.account(websocket)
         refusal = self._refusal(websocket, account)
         if refusal is not None or account is None:
-            reason, status, text = refusal or ("token", 401, TOKEN_NEEDED)
+            reason, status, text = refusal or (Refusal.TOKEN, 401, TOKEN_NEEDED)
             self.verifier.metrics.refused.labels(reason).inc()
             await websocket.send_denial_response(PlainTextResponse(text + "\n", status))
             return

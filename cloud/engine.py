@@ -1,4 +1,4 @@
-"""The engine: one ragged forward of the target for everything that waits, then acceptance and features."""
+"""The engine: one ragged forward of the target for all scheduled sessions, then acceptance and feature rows."""
 
 from __future__ import annotations
 
@@ -39,16 +39,21 @@ class Engine:
     """Runs steps on a target; one thread at a time. A session's result does not depend on its neighbours."""
 
     def __init__(
-        self, runner: ModelRunner, pool: KVPool, producer: FeatureProducer, eos_ids: Iterable[int], max_context: int
+        self,
+        runner: ModelRunner,
+        pool: KVPool,
+        producer: FeatureProducer,
+        eos_ids: Iterable[int],
+        max_context: int,
     ) -> None:
         self.runner, self.pool, self.producer = runner, pool, producer
         self._eos_ids, self._max_context = frozenset(eos_ids), max_context
 
     @torch.inference_mode()
     def step(self, segments: Sequence[Segment]) -> list[AcceptedPath | None]:
-        """Run all segments; the pool must hold room for them. One AcceptedPath per segment with a tree, else None.
+        """Run all segments, for which the pool must hold rows. Returns a path per segment, None where it has no tree.
 
-        Sessions change only when all of it succeeded: tokens, feature rows and the extent's used rows grow.
+        Sessions change only if everything succeeded: their tokens, feature rows and used pool rows grow.
         """
         parts = [self._part(segment) for segment in segments]
         paths = self._accept(segments, self._forward(parts))
@@ -73,7 +78,7 @@ class Engine:
         return Part(extent.base, extent.used, chain, segment.tree or _NO_TREE, segment.tree is not None)
 
     def _forward(self, parts: Sequence[Part]) -> Tensor:
-        """Logits of all wanted tokens, [n, vocab]; parts without tokens only lack feature rows."""
+        """Logits of all wanted tokens, [n, vocab]. Parts without tokens only lack feature rows."""
         busy = [part for part in parts if len(part)]
         return self.runner.forward(busy) if busy else torch.empty(0, 0)
 
@@ -91,7 +96,7 @@ class Engine:
         return [None if segment.tree is None else next(paths) for segment in segments]
 
     def _compact(self, segments: Sequence[Segment], paths: Sequence[AcceptedPath | None]) -> None:
-        """Move accepted nodes' rows right behind the prefix, for all sessions in one gather."""
+        """Move accepted nodes' rows right behind the prefix, for all sessions at once."""
         sources, targets = list[int](), list[int]()
         for segment, path in zip(segments, paths, strict=True):
             if path is None:
@@ -105,7 +110,7 @@ class Engine:
         self.pool.move(sources, targets)
 
     def _features(self, segments: Sequence[Segment], used: Sequence[int]) -> list[bytes]:
-        """Packed feature rows per segment that its session lacks, for all sessions in one pass."""
+        """For each segment the packed feature rows that its session lacks, computed for all sessions in one pass."""
         lacking = [
             range(segment.session.rows.stop, rows_used if segment.features else 0)
             for segment, rows_used in zip(segments, used, strict=True)

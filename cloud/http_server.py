@@ -1,4 +1,4 @@
-"""Serve a verifier's app under uvicorn: signals, graceful end, TLS."""
+"""Serve a verifier's app under uvicorn: signals, graceful shutdown, TLS."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from outrider_core.protocol.wire import MAX_CLIENT_FRAME
 class HttpServer(uvicorn.Server):
     """One process that serves one verifier.
 
-    SIGTERM or SIGINT: not ready, answers under way end, devices are told and closed with 1012, exit 0. A second
-    signal ends the process at once. SIGHUP: the token file is read again.
+    SIGTERM or SIGINT drains it: /readyz turns 503, devices get ERROR 9, answers under way end, sockets close with 1012,
+    the process exits with 0. A second signal ends the process at once. SIGHUP reloads the token file.
     """
 
     def __init__(self, verifier: Verifier, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
@@ -57,7 +57,7 @@ class HttpServer(uvicorn.Server):
 
     def _reload(self) -> None:
         if not self._accounts.required:
-            log.info("nothing to read again: there is no --auth-file")
+            log.info("nothing to reload: started without --auth-file")
             return
         try:
             self._accounts.reload()

@@ -21,7 +21,7 @@ from cloud.settings import Settings, read_settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verifier. Returns the exit status; every failure at start is one line on stderr."""
+    """Run the verifier. Returns the exit status; a failure at start is one line on stderr."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     try:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | None) -> int:
-    """Load, say so, serve."""
+    """Load, print the ready line, serve."""
     from cloud.auth import AuthError
     from cloud.http_server import HttpServer
     from cloud.service import load_verifier
@@ -77,7 +77,7 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
 
 
 def _follow(settings: Settings) -> int:
-    """Any rank but the first: load a share and do as rank 0 says. Signals are for rank 0, which ends the others."""
+    """Any rank but the first: load its share and follow rank 0, which handles the signals and ends the others."""
     from cloud.service import load_verifier
     from outrider_core.models.moa import DrafterError
     from outrider_core.models.target import TargetError
