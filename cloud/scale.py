@@ -18,9 +18,9 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from cloud.scaling.driver import leave, run, say
-from cloud.scaling.options import Proxy, Scale, ScaleError, describe
+from cloud.scaling.options import Proxy, Scale, ScaleError
 from cloud.scaling.replica import build
-from cloud.settings import Settings
+from cloud.settings import Settings, describe_errors
 
 __all__ = ["build", "main"]
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ScaleError("--proxy haproxy excludes --sticky and --ray-address; see docs/operating.md")
         run(scale, settings, parsed.http_host, proxy, parsed.ray_address)
     except ValidationError as error:
-        return _fail(describe(error))
+        return _fail(describe_errors(error))
     except SettingsError as error:
         return _fail(str(error.__cause__ or error))
     except ScaleError as error:

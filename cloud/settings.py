@@ -5,11 +5,11 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from outrider_core.models.target import DEFAULT_TARGET
@@ -165,6 +165,15 @@ def _config_path(flags: Sequence[str]) -> Path | None:
             return Path(flag.removeprefix("--config="))
     named = os.environ.get("VERIFIER_CONFIG")
     return Path(named) if named else None
+
+
+def describe_errors(error: ValidationError) -> str:
+    """All faults as `--flag: what is wrong`, in one line."""
+    faults: Sequence[Mapping[str, Any]] = error.errors()
+    flags = ["--" + str(fault["loc"][0]).replace("_", "-") + ": " if fault["loc"] else "" for fault in faults]
+    return "; ".join(
+        flag + fault["msg"].removeprefix("Value error, ") for flag, fault in zip(flags, faults, strict=True)
+    )
 
 
 def is_loopback(host: str) -> bool:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from cloud import log
-from cloud.settings import Settings, read_settings
+from cloud.settings import Settings, describe_errors, read_settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = read_settings(sys.argv[1:] if argv is None else argv)
     except ValidationError as error:
-        return _fail("; ".join(_describe(fault) for fault in error.errors()))
+        return _fail(describe_errors(error))
     except SettingsError as error:
         return _fail(str(error.__cause__ or error))
     except (OSError, ValueError) as error:
@@ -119,13 +119,6 @@ def _listen(host: str, port: int) -> socket.socket:
 def _leave(_number: int, _frame: FrameType | None) -> None:
     """Exit 0 while loading; while serving `cloud.http_server.HttpServer` has its own handlers."""
     raise SystemExit(0)
-
-
-def _describe(fault: object) -> str:
-    """A pydantic fault as `--flag: what is wrong`."""
-    assert isinstance(fault, dict)
-    flag = "--" + str(fault["loc"][0]).replace("_", "-") + ": " if fault["loc"] else ""
-    return flag + str(fault["msg"]).removeprefix("Value error, ")
 
 
 def _fail(text: str) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DEPLOYMENT = "Replica"
 STICKY_ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
@@ -75,12 +74,3 @@ class Scale(BaseModel):
         if self.sticky:
             options["request_router_config"] = {"request_router_class": STICKY_ROUTER}
         return options
-
-
-def describe(error: ValidationError) -> str:
-    """All faults as `--flag: what is wrong`, in one line."""
-    faults: Sequence[Mapping[str, Any]] = error.errors()
-    flags = ["--" + str(fault["loc"][0]).replace("_", "-") + ": " if fault["loc"] else "" for fault in faults]
-    return "; ".join(
-        flag + fault["msg"].removeprefix("Value error, ") for flag, fault in zip(flags, faults, strict=True)
-    )

@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cloud.scaling.options import Scale, ScaleError, describe
-from cloud.settings import Settings
+from cloud.scaling.options import Scale, ScaleError
+from cloud.settings import Settings, describe_errors
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME
 
 REPLICA_HEADER = b"x-replica"
@@ -82,7 +82,7 @@ def build(args: dict[str, Any]) -> Any:
     try:
         return application(Scale(**scale), Settings(**values))
     except ValidationError as error:
-        raise ScaleError(describe(error)) from None
+        raise ScaleError(describe_errors(error)) from None
 
 
 def application(scale: Scale, settings: Settings, attempts: int = 5) -> Any:
