@@ -124,7 +124,7 @@ class App:
         return account
 
     def foreign(self, connection: HTTPConnection) -> bool:
-        """Whether a web page of another origin, which is not allowed, asks. Browsers let any page connect."""
+        """Whether the request is from a web page of an origin that is not allowed. Browsers let any page connect."""
         origin = connection.headers.get("origin")
         if origin is None or origin in self._allow_origin:
             return False

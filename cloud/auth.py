@@ -112,7 +112,7 @@ class Accounts:
         return self.path is not None
 
     def authenticate(self, token: str | None) -> Account | None:
-        """The token's account, or None. Takes the same time whichever account it is, if any."""
+        """The token's account, or None. Takes the same time whichever account it is, or if there is none."""
         if not self.required:
             return self._everybody
         digest = hashlib.sha256((token or "").encode("utf-8", "surrogateescape")).digest()
@@ -123,9 +123,9 @@ class Accounts:
         return found
 
     def reload(self) -> None:
-        """Read the file again. Accounts that stay as they were keep their debts; those gone or changed are revoked.
+        """Read the file again. Unchanged accounts keep their debts; removed and changed ones are revoked.
 
-        Raises AuthError, with everything as it was.
+        Raises AuthError and changes nothing if the file cannot be used.
         """
         assert self.path is not None
         fresh = dict[bytes, Account]()

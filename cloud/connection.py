@@ -45,7 +45,7 @@ MAX_STREAMS = 16
 MAX_MALFORMED = 100
 #: while more frames than this wait for a slow reader, nothing is read from it
 MAX_WAITING = 8
-#: while more requests than this wait to be admitted by the engine thread, nothing is read
+#: while more requests than this wait for the engine thread to admit them, nothing is read
 MAX_BACKLOG = 2 * MAX_STREAMS
 
 #: seconds after which a device may try the same verifier again

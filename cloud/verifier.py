@@ -117,7 +117,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """Exit 0 while loading; while serving `cloud.http_server.HttpServer` has its own handlers."""
+    """Exit 0 while loading. Once it serves, `cloud.http_server.HttpServer` has its own handlers."""
     raise SystemExit(0)
 
 

@@ -123,9 +123,11 @@ class Client:
     ) -> None:
         protocols: Any = [SUBPROTOCOL]
         self.socket: ClientConnection = connect(
-            f"ws://{address}/v1/verify", subprotocols=protocols, compression=None,
+            f"ws://{address}/v1/verify",
+            subprotocols=protocols,
+            compression=None,
             additional_headers=headers or ({"Authorization": f"Bearer {token}"} if token else {}),
-        )  # fmt: skip
+        )
         if hello is not None:
             self.send(hello)
             self.welcome = self.receive(Welcome)
@@ -156,9 +158,14 @@ class Client:
             assert isinstance(message, Features), message
 
     def open(
-        self, tokens: Sequence[int], stream: int = 0, session: bytes | None = None, seq: int = 0, have: int = 1 << 20,
+        self,
+        tokens: Sequence[int],
+        stream: int = 0,
+        session: bytes | None = None,
+        seq: int = 0,
+        have: int = 1 << 20,
         sampling: Sampling = GREEDY,
-    ) -> Opened:  # fmt: skip
+    ) -> Opened:
         self.send(Open(stream, session or os.urandom(16), seq, pack_ids(list(tokens)), have, sampling))
         opened: Opened = self.receive(Opened)
         return opened

@@ -301,9 +301,13 @@ def command(folder: Path, *arguments: str, before: str = "") -> subprocess.Compl
     """`python -m edge_runtime` in `folder`; `before` is run in its interpreter first."""
     program = f"import sys; {before}\nfrom outrider.cli.device import main\nsys.exit(main())"
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=folder, timeout=240,
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=240,
         env={**os.environ, "COLUMNS": "100", "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
 
 
 def test_command_finds_target_and_drafter_by_the_bundle(folders: Folders) -> None:
@@ -353,8 +357,12 @@ def test_default_model_on_the_command_line() -> None:
 @pytest.mark.skipif(not (BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run the tests with: make test")
 def test_default_model_talks_turn_by_turn() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "edge_runtime", "chat", "--local", "--max-new-tokens", "8"], text=True,
-        input="What is the capital of France?\nAnd of Italy?\n\n", capture_output=True, cwd=ROOT, timeout=240,
-    )  # fmt: skip
+        [sys.executable, "-m", "edge_runtime", "chat", "--local", "--max-new-tokens", "8"],
+        text=True,
+        input="What is the capital of France?\nAnd of Italy?\n\n",
+        capture_output=True,
+        cwd=ROOT,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout and done.stdout.count("verified tokens") == 2
