@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.baseline import plain_decode
 from benchmarks.command import conclude
-from cloud.process import WHOLE_TREES, VerifierProcess
+from cloud.process import UNPRUNED_TREES, VerifierProcess
 from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.runtime import FIXED, EdgeRuntime
 from outrider_core.drafting.drafter import TreeShape
@@ -40,7 +40,7 @@ def read_questions(path: Path, count: int) -> list[tuple[str, str]]:
 
 async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     questions = read_questions(options.prompts, options.count)
-    flags = ["--dtype", options.dtype, *WHOLE_TREES]
+    flags = ["--dtype", options.dtype, *UNPRUNED_TREES]
     verifier = VerifierProcess(options.drafter, Path("build/verifier.log"), *flags)
     shape = TreeShape(options.nodes, options.depth, options.breadth)
     by_category: dict[str, list[AnswerStats]] = defaultdict(list)

@@ -29,11 +29,11 @@ from transformers import DynamicCache
 
 from benchmarks.provenance import provenance
 from cloud.engine import Segment
-from cloud.runner import Part, Runner
-from cloud.scheduling import Budget, measure_costs
+from cloud.runner import LocalRunner, Part
 from cloud.service import Verifier, load_verifier
 from cloud.sessions import Session
 from cloud.settings import Settings
+from cloud.tree_budget import TreeBudget, measure_costs
 from outrider_core.drafting.probe import processor_name
 from outrider_core.models.target import TargetError, load_target
 from outrider_core.protocol.sampling import Sampling
@@ -56,9 +56,9 @@ class Bench:
     rng: random.Random
 
     @property
-    def runner(self) -> Runner:
+    def runner(self) -> LocalRunner:
         runner = self.verifier.engine.runner
-        assert isinstance(runner, Runner)
+        assert isinstance(runner, LocalRunner)
         return runner
 
     def median(self, *runs: Callable[[], object]) -> list[float]:
@@ -256,7 +256,7 @@ def measure_throughput(bench: Bench, plain: Any, counts: Sequence[int], console:
         generate(ANSWER)
         baseline = count * (ANSWER - 1) / (time.perf_counter() - begun - first)
         stream, truths = _decode(bench, prompts, None)
-        budget = Budget(bench.verifier.max_nodes, curve, sessions=count, pause=0.0)
+        budget = TreeBudget(bench.verifier.max_nodes, curve, sessions=count, pause=0.0)
         trees, _ = _decode(bench, prompts, truths, TREE)
         fitted, _ = _decode(bench, prompts, truths, budget.nodes)
         rows.append(

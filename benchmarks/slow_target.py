@@ -21,15 +21,15 @@ from cloud.runner import Part
 
 def slow_down(seconds: float) -> None:
     """Let every step of this process take at least so long."""
-    forward = runner.Runner.forward
+    forward = runner.LocalRunner.forward
 
-    def slowed(self: runner.Runner, parts: Sequence[Part]) -> torch.Tensor:
+    def slowed(self: runner.LocalRunner, parts: Sequence[Part]) -> torch.Tensor:
         end = time.perf_counter() + seconds
         logits = forward(self, parts)
         time.sleep(max(0.0, end - time.perf_counter()))
         return logits
 
-    runner.Runner.forward = slowed  # type: ignore[method-assign]
+    runner.LocalRunner.forward = slowed  # type: ignore[method-assign]
 
 
 def main(argv: list[str] | None = None) -> int:

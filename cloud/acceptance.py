@@ -14,8 +14,11 @@ from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE
 Draw = Callable[[list[int], list[Sampling], list[int]], list[int]]
 
 
-class Walk(NamedTuple):
-    """accepted: nodes from the root down; bonus: the target's token behind them; finish: FINISH_*."""
+class AcceptedPath(NamedTuple):
+    """What the target accepts of a tree.
+
+    accepted: nodes from the root down; bonus: the target's own token after them; finish: FINISH_*.
+    """
 
     accepted: list[int]
     bonus: int
@@ -23,8 +26,11 @@ class Walk(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Walker:
-    """committed: tokens up to and including the root; row: the root's logits, node i's are row + 1 + i."""
+class Draft:
+    """A tree under verification.
+
+    committed: number of tokens up to and including the root. row: index of the root's logits; node i's are row + 1 + i.
+    """
 
     tree: TokenTree
     sampling: Sampling
@@ -32,24 +38,23 @@ class Walker:
     row: int
 
 
-def walk_all(draw: Draw, walkers: Sequence[Walker], eos_ids: Container[int], max_context: int) -> list[Walk]:
-    """Walk every tree from its root for as long as the drawn token is a child; the first that is none is the bonus.
+def accept_paths(draw: Draw, drafts: Sequence[Draft], eos_ids: Container[int], max_context: int) -> list[AcceptedPath]:
+    """Descend each tree from its root while the drawn token is a child; the first draw that is not is the bonus token.
 
-    Level by level, all trees together, so that a level is one call of `draw`; only visited rows are asked for.
-    A drawn end-of-answer token is always the bonus, and so is the one that makes the committed sequence
-    `max_context` long.
+    All trees descend together, one call of `draw` per level, and only visited rows are drawn from. An end-of-answer
+    token is always the bonus token, and so is the one that makes the committed sequence `max_context` long.
     """
-    paths: list[list[int]] = [[] for _ in walkers]
+    paths: list[list[int]] = [[] for _ in drafts]
     ends: dict[int, tuple[int, int]] = {}
-    going = list(range(len(walkers)))
-    while going:
-        nodes = [paths[index][-1] if paths[index] else ROOT for index in going]
-        positions = [walkers[index].committed + len(paths[index]) for index in going]
-        rows = [walkers[index].row + 1 + node for index, node in zip(going, nodes, strict=True)]
-        tokens = draw(rows, [walkers[index].sampling for index in going], positions)
-        on = list[int]()
-        for index, node, position, token in zip(going, nodes, positions, tokens, strict=True):
-            child = walkers[index].tree.child(node, token)
+    active = list(range(len(drafts)))
+    while active:
+        nodes = [paths[index][-1] if paths[index] else ROOT for index in active]
+        positions = [drafts[index].committed + len(paths[index]) for index in active]
+        rows = [drafts[index].row + 1 + node for index, node in zip(active, nodes, strict=True)]
+        tokens = draw(rows, [drafts[index].sampling for index in active], positions)
+        descending = list[int]()
+        for index, node, position, token in zip(active, nodes, positions, tokens, strict=True):
+            child = drafts[index].tree.child(node, token)
             if token in eos_ids:
                 ends[index] = token, FINISH_EOS
             elif position + 1 >= max_context:
@@ -58,6 +63,6 @@ def walk_all(draw: Draw, walkers: Sequence[Walker], eos_ids: Container[int], max
                 ends[index] = token, FINISH_NONE
             else:
                 paths[index].append(child)
-                on.append(index)
-        going = on
-    return [Walk(path, *ends[index]) for index, path in enumerate(paths)]
+                descending.append(index)
+        active = descending
+    return [AcceptedPath(path, *ends[index]) for index, path in enumerate(paths)]

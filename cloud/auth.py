@@ -1,9 +1,9 @@
-"""Who may use the verifier, and how much of it: a file of hashed tokens with limits, read again on SIGHUP.
+"""Who may use the verifier, and how much of it: a file of hashed tokens with limits, reloaded on SIGHUP.
 
     # name     sha256 of the token, hex      limits (all optional)
     app-1      9f86d081884c7d65...           sessions=32 verifies=100 prefill=20000 nodes=5000
 
-`python -m cloud.auth FILE NAME` makes a token, prints it once and adds its line.
+`python -m cloud.auth FILE NAME` creates a token, prints it once and adds its line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class AuthError(RuntimeError):
-    """The token file cannot be used. One line that says where and why."""
+    """The token file cannot be used; one line that says where and why."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ UNLIMITED = Limits(1 << 31, float("inf"), float("inf"), float("inf"))
 
 
 class Bucket:
-    """A token bucket that may go into debt once: any single request passes, the next waits until it is paid for."""
+    """A token bucket that may go into debt: any single request passes, the next one waits until the debt is paid."""
 
     def __init__(self, rate: float, clock: Callable[[], float]) -> None:
         self._rate, self._clock = rate, clock
@@ -81,7 +81,7 @@ class Account:
         return 0.0
 
     def spend(self, **amounts: float) -> None:
-        """Take amounts that were already given, even into debt."""
+        """Take amounts that were already used, even into debt."""
         for kind, amount in amounts.items():
             self._buckets[kind].take(amount)
 
@@ -92,7 +92,7 @@ class Account:
 
 @dataclass
 class Accounts:
-    """All accounts by token digest; without a file there is one for everybody, without limits."""
+    """All accounts by token digest. Without a file there is a single account for everybody, without limits."""
 
     path: Path | None = None
     clock: Callable[[], float] = time.monotonic
@@ -108,11 +108,11 @@ class Accounts:
 
     @property
     def required(self) -> bool:
-        """Whether a token is asked for."""
+        """Whether a token is required."""
         return self.path is not None
 
     def authenticate(self, token: str | None) -> Account | None:
-        """The token's account, or None. Takes the same time whichever account it is, if any."""
+        """The token's account, or None. Takes the same time whichever account it is, or if there is none."""
         if not self.required:
             return self._everybody
         digest = hashlib.sha256((token or "").encode("utf-8", "surrogateescape")).digest()
@@ -123,9 +123,9 @@ class Accounts:
         return found
 
     def reload(self) -> None:
-        """Read the file again. Accounts that stay as they were keep their debts; those gone or changed are revoked.
+        """Read the file again. Unchanged accounts keep their debts; removed and changed ones are revoked.
 
-        Raises AuthError, with everything as it was.
+        Raises AuthError and changes nothing if the file cannot be used.
         """
         assert self.path is not None
         fresh = dict[bytes, Account]()
@@ -151,22 +151,22 @@ def _read(path: Path) -> list[tuple[bytes, str, Limits]]:
             continue
         where = f"{path} line {number}"
         if len(words) < 2 or not _NAME.fullmatch(words[0]) or not _DIGEST.fullmatch(words[1].lower()):
-            raise AuthError(f"{where}: wants a name and the token's sha256 in hex, as python -m cloud.auth writes it")
+            raise AuthError(f"{where}: needs a name and the token's sha256 in hex, as python -m cloud.auth writes them")
         given = dict[str, float]()
         for word in words[2:]:
             key, _, value = word.partition("=")
             try:
                 given[key] = kinds[key](value)
             except (KeyError, ValueError):
-                raise AuthError(f"{where}: {word!r} is no limit; known are {', '.join(kinds)}, as key=number") from None
+                raise AuthError(f"{where}: {word!r} is not a limit; give {', '.join(kinds)} as key=number") from None
             if not given[key] > 0:
                 raise AuthError(f"{where}: {key} must be above 0")
         digest = bytes.fromhex(words[1])
         if any(digest == known or words[0] == name for known, name, _ in accounts):
-            raise AuthError(f"{where}: name or token stands there twice")
+            raise AuthError(f"{where}: the name or the token is in the file twice")
         accounts.append((digest, words[0], Limits(**given)))  # type: ignore[arg-type]
     if not accounts:
-        raise AuthError(f"{path}: no tokens in it; python -m cloud.auth {path} NAME adds one")
+        raise AuthError(f"{path}: contains no tokens; python -m cloud.auth {path} NAME adds one")
     return accounts
 
 
@@ -179,13 +179,13 @@ def bearer(authorization: str | None, subprotocols: Sequence[str] = ()) -> str |
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make a token and add its hash to a file."""
+    """Create a token and add its hash to a file. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m cloud.auth",
-        description="Make a token for the verifier: it is printed once, its hash goes into FILE.",
-        epilog="A running verifier reads the file again on SIGHUP. To revoke a token, delete its line.",
+        description="Create a token for the verifier: it is printed once, its hash goes into FILE.",
+        epilog="A running verifier reloads the file on SIGHUP. To revoke a token, delete its line.",
     )
-    parser.add_argument("file", type=Path, help="token file, made if need be (the verifier's --auth-file)")
+    parser.add_argument("file", type=Path, help="token file (the verifier's --auth-file), created if missing")
     parser.add_argument("name", help="who the token is for: letters, digits, dot, dash, underscore")
     for limit in fields(Limits):
         kind = int if limit.name == "sessions" else float

@@ -1,7 +1,7 @@
 """The drafter on the server: trees for GENERATE, drafted where they are verified.
 
-This is the strongest competitor of drafting on the device: no round trip between drafting and verifying. It is the
-device's own drafter code on the same feature rows, so that a comparison compares places and nothing else.
+This is the strongest competitor of drafting on the device: nothing travels between drafting and verifying. It runs the
+device's own drafter code on the same feature rows, so that a comparison is about the place alone.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from outrider_core.models.moa import DeviceHalf
 from outrider_core.protocol.rows import unpack_rows
 from outrider_core.protocol.tree import TokenTree
 
-#: a tree here costs the verifier's own time, so it is never larger than a device's usual one
+#: drafting here costs the verifier's own time, so trees are never larger than a device's usual ones
 NODES = 32
 
 
 @dataclass
 class _State:
     drafter: Drafter
-    tokens: list[int] = field(default_factory=list)  # drafted behind last time
-    rows: int = 0  # feature rows the drafter has
+    tokens: list[int] = field(default_factory=list)  # the text below which the last tree was drafted
+    rows: int = 0  # feature rows that the drafter has
 
 
 class Colocated:
-    """Drafting state of every session that GENERATEs; it goes when the session is forgotten."""
+    """Drafting state of every session that GENERATEs, dropped with the session."""
 
     def __init__(self, half: DeviceHalf, max_context: int) -> None:
         self._config, self._max_context = half.config, max_context
@@ -58,6 +58,10 @@ class Colocated:
     def _drafter(self, session: Session) -> Drafter:
         config = self._config
         return Drafter(
-            self._engine, self._draft_ids, session.rows.shape, config.sa_kv_heads, self._max_context,
+            self._engine,
+            self._draft_ids,
+            session.rows.shape,
+            config.sa_kv_heads,
+            self._max_context,
             null_row=self._null_row,
-        )  # fmt: skip
+        )

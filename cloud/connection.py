@@ -43,12 +43,12 @@ from outrider_core.protocol.wire import (
 MAX_STREAMS = 16
 #: malformed frames that one connection may send
 MAX_MALFORMED = 100
-#: frames waiting for a slow reader above which nothing more is read from it
+#: while more frames than this wait for a slow reader, nothing is read from it
 MAX_WAITING = 8
-#: requests the engine thread has not looked at yet, above which nothing more is read
+#: while more requests than this wait for the engine thread to admit them, nothing is read
 MAX_BACKLOG = 2 * MAX_STREAMS
 
-#: when a device may try the same verifier again
+#: seconds after which a device may try the same verifier again
 RESTART_SECONDS = 1.0
 BUSY_SECONDS = 1.0
 
@@ -57,7 +57,7 @@ CLOSE_MISMATCH = 4001
 
 
 class Outbox:
-    """Frames to send: messages first; feature rows, newest first, one chunk at a time in between."""
+    """Frames to send: messages first; feature rows, newest first, one chunk at a time when no message waits."""
 
     def __init__(self) -> None:
         self._messages: deque[bytes] = deque()
@@ -75,7 +75,7 @@ class Outbox:
 
     @property
     def crowded(self) -> bool:
-        """The other side reads too slowly."""
+        """Whether the device reads too slowly."""
         return len(self._messages) > MAX_WAITING
 
     def next(self) -> bytes | None:
@@ -94,8 +94,10 @@ class Outbox:
 
 
 class Stream:
-    """A session on this connection, under the verifier's own id of it. What the engine has of it: `opening` and `round`
-    (its VERIFY or GENERATE)."""
+    """A session on this connection. session: the verifier's own id of it.
+
+    opening and round: its jobs in the engine, an OPEN and a VERIFY or GENERATE.
+    """
 
     def __init__(self, connection: Connection, number: int, session: bytes) -> None:
         self.connection, self.number, self.session = connection, number, session
@@ -103,6 +105,7 @@ class Stream:
         self.round: Job | None = None
 
     def cancel(self) -> None:
+        """Give up its jobs."""
         for job in (self.opening, self.round):
             if job is not None:
                 job.cancelled = True
@@ -138,13 +141,13 @@ class Connection:
 
     @property
     def backlogged(self) -> bool:
-        """The engine is slower than this device sends; this bounds what one connection can pile up."""
+        """Whether the device sends faster than the engine admits; bounds what one connection can queue."""
         while self._backlog and self._backlog[0].admitted:
             self._backlog.popleft()
         return len(self._backlog) > MAX_BACKLOG
 
     def receive(self, frame: bytes) -> None:
-        """Handle one frame, whatever its bytes."""
+        """Handle one frame of any bytes."""
         try:
             self._handle(decode_client(frame))
         except WireError as error:
@@ -154,17 +157,17 @@ class Connection:
                 self.close(CLOSE_POLICY, "too many malformed frames")
 
     def close(self, code: int, reason: str) -> None:
-        """Close the socket behind what the outbox holds."""
+        """Close the socket once the outbox is empty."""
         self.closing = (code, reason)
         self._wake()
 
     def going_away(self) -> None:
-        """Tell the device that the verifier ends. What is under way is still answered."""
+        """Tell the device that the verifier is shutting down. What is under way is still answered."""
         if self.greeted:
-            self._error(ERR_GOING_AWAY, "the verifier ends; OPEN elsewhere", retry_after=RESTART_SECONDS)
+            self._error(ERR_GOING_AWAY, "the verifier is shutting down; OPEN elsewhere", retry_after=RESTART_SECONDS)
 
     def lost(self) -> None:
-        """The socket is gone: drop what waits. Session records stay, to be resumed."""
+        """The socket is gone: cancel its jobs. Session records stay, to be resumed."""
         for stream in list(self._streams.values()):
             self._unbind(stream)
 
@@ -199,7 +202,7 @@ class Connection:
         if mine != yours:
             names = ("protocol", "target", "drafter")
             differ = [
-                f"{name} {your!r} here is {my!r}"
+                f"{name} is {your!r}, here {my!r}"
                 for name, my, your in zip(names, mine, yours, strict=True)
                 if my != your
             ]
@@ -215,9 +218,9 @@ class Connection:
         if not tokens:
             self._error(ERR_BOUNDS, "OPEN needs at least one token", number)
         elif max(tokens) >= verifier.vocab_size:
-            self._error(ERR_BOUNDS, f"token {max(tokens)}, the vocabulary has {verifier.vocab_size}", number)
+            self._error(ERR_BOUNDS, f"token {max(tokens)} is outside the vocabulary of {verifier.vocab_size}", number)
         elif len(tokens) > verifier.max_context:
-            self._error(ERR_TOO_LONG, f"{len(tokens)} tokens, the context holds {verifier.max_context}", number)
+            self._error(ERR_TOO_LONG, f"{len(tokens)} tokens; the context holds {verifier.max_context}", number)
         elif number not in self._streams and len(self._streams) >= MAX_STREAMS:
             self._error(ERR_BUSY, f"{MAX_STREAMS} streams are open on this connection: CLOSE one", number, BUSY_SECONDS)
         elif not self._draining(number):
@@ -242,7 +245,7 @@ class Connection:
         if stream.round is not None:
             under_way = stream.round.request
             if type(under_way) is type(message) and under_way.seq == message.seq:  # type: ignore[union-attr]
-                return  # sent again out of impatience; its reply comes
+                return  # sent again by an impatient device; the reply to the first one will come
             self._error(ERR_ORDER, f"seq {message.seq} came while another is under way; CANCEL that first", number)
             return
         if self._draining(number):
@@ -255,13 +258,15 @@ class Connection:
         tree = unpack_tree(message.tokens, message.parents)
         depth = max(tree.depths, default=0)
         if len(tree) > verifier.max_nodes:
-            self._error(ERR_BOUNDS, f"{len(tree)} nodes, at most {verifier.max_nodes}", number)
+            self._error(ERR_BOUNDS, f"the tree has {len(tree)} nodes; at most {verifier.max_nodes} are allowed", number)
         elif max(tree.tokens, default=0) >= verifier.vocab_size:
-            self._error(ERR_BOUNDS, f"token {max(tree.tokens)}, the vocabulary has {verifier.vocab_size}", number)
+            self._error(
+                ERR_BOUNDS, f"token {max(tree.tokens)} is outside the vocabulary of {verifier.vocab_size}", number
+            )
         elif message.base_len + depth > verifier.max_context:
             self._error(
                 ERR_TOO_LONG,
-                f"{message.base_len} tokens and {depth} levels, the context holds {verifier.max_context}",
+                f"{message.base_len} tokens and {depth} levels; the context holds {verifier.max_context}",
                 number,
             )
         elif not self._limited(number, verifies=1, nodes=len(tree)):
@@ -269,13 +274,13 @@ class Connection:
             self._submit(stream.round)
 
     def _draining(self, number: int) -> bool:
-        """Refuse what is new while the verifier ends."""
+        """Refuse new work while the verifier shuts down."""
         if self._verifier.draining:
-            self._error(ERR_GOING_AWAY, "the verifier ends; OPEN elsewhere", number, RESTART_SECONDS)
+            self._error(ERR_GOING_AWAY, "the verifier is shutting down; OPEN elsewhere", number, RESTART_SECONDS)
         return self._verifier.draining
 
     def _limited(self, number: int, **amounts: float) -> bool:
-        """Charge the account; refuse where its limits do not allow it yet."""
+        """Charge the account, or refuse if it is over its limits."""
         wait = self.account.charge(**amounts)
         if wait:
             self._error(ERR_BUSY, f"over this token's limit of {' or '.join(amounts)} per second", number, wait)
@@ -287,7 +292,7 @@ class Connection:
         def reply(answer: Reply, done: bool) -> None:
             self._post(partial(self._deliver, stream, job, answer, done))
 
-        job = Job(stream.session, request, reply, owner=self.account.name, **content)
+        job = Job(stream.session, request, reply, account=self.account.name, **content)
         return job
 
     def _submit(self, job: Job) -> None:

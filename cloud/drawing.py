@@ -1,4 +1,4 @@
-"""Draw the target's tokens from rows of logits, where they lie.
+"""Draw the target's tokens from rows of logits, on the device that holds them.
 
 On the CPU `outrider_core.protocol.sampling.draw` itself is used, row by row: in a trial numpy was several times as fast
 as torch. On a GPU the same rule runs there for all rows together, so that only token ids travel. Both give the same

@@ -1,4 +1,4 @@
-"""The engine: one ragged forward of the target for everything that waits, then acceptance and features."""
+"""The engine: one ragged forward of the target for all scheduled sessions, then acceptance and feature rows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cloud.acceptance import Walk, Walker, walk_all
+from cloud.acceptance import AcceptedPath, Draft, accept_paths
 from cloud.drawing import draw_tokens
 from cloud.features import FeatureProducer
 from cloud.kvpool import KVPool
-from cloud.runner import Part, Runs
+from cloud.runner import ModelRunner, Part
 from cloud.sessions import Session
 from outrider_core.protocol.rows import pack_rows
 from outrider_core.protocol.sampling import Sampling
@@ -39,33 +39,38 @@ class Engine:
     """Runs steps on a target; one thread at a time. A session's result does not depend on its neighbours."""
 
     def __init__(
-        self, runner: Runs, pool: KVPool, producer: FeatureProducer, eos_ids: Iterable[int], max_context: int
+        self,
+        runner: ModelRunner,
+        pool: KVPool,
+        producer: FeatureProducer,
+        eos_ids: Iterable[int],
+        max_context: int,
     ) -> None:
         self.runner, self.pool, self.producer = runner, pool, producer
         self._eos_ids, self._max_context = frozenset(eos_ids), max_context
 
     @torch.inference_mode()
-    def step(self, segments: Sequence[Segment]) -> list[Walk | None]:
-        """Run all segments; the pool must hold room for them. One Walk per segment with a tree, else None.
+    def step(self, segments: Sequence[Segment]) -> list[AcceptedPath | None]:
+        """Run all segments, for which the pool must hold rows. Returns a path per segment, None where it has no tree.
 
-        Sessions change only when all of it succeeded: tokens, feature rows and the extent's used rows grow.
+        Sessions change only if everything succeeded: their tokens, feature rows and used pool rows grow.
         """
         parts = [self._part(segment) for segment in segments]
-        walks = self._walk(segments, self._forward(parts))
-        self._compact(segments, walks)
+        paths = self._accept(segments, self._forward(parts))
+        self._compact(segments, paths)
         used = [
-            part.past + len(part.chain) + (len(walked.accepted) if walked else 0)
-            for part, walked in zip(parts, walks, strict=True)
+            part.past + len(part.chain) + (len(path.accepted) if path else 0)
+            for part, path in zip(parts, paths, strict=True)
         ]
         features = self._features(segments, used)
-        for segment, walked, rows_used, packed in zip(segments, walks, used, features, strict=True):
+        for segment, path, rows_used, packed in zip(segments, paths, used, features, strict=True):
             session = segment.session
             self.pool.extent(session.id).used = rows_used
             session.rows.append(packed)
-            if walked is not None and segment.tree is not None:
-                session.tokens += [segment.tree.tokens[node] for node in walked.accepted]
-                session.tokens.append(walked.bonus)
-        return walks
+            if path is not None and segment.tree is not None:
+                session.tokens += [segment.tree.tokens[node] for node in path.accepted]
+                session.tokens.append(path.bonus)
+        return paths
 
     def _part(self, segment: Segment) -> Part:
         session, extent = segment.session, self.pool.extent(segment.session.id)
@@ -73,39 +78,39 @@ class Engine:
         return Part(extent.base, extent.used, chain, segment.tree or _NO_TREE, segment.tree is not None)
 
     def _forward(self, parts: Sequence[Part]) -> Tensor:
-        """Logits of all wanted tokens, [n, vocab]; parts without tokens only lack feature rows."""
+        """Logits of all wanted tokens, [n, vocab]. Parts without tokens only lack feature rows."""
         busy = [part for part in parts if len(part)]
         return self.runner.forward(busy) if busy else torch.empty(0, 0)
 
-    def _walk(self, segments: Sequence[Segment], logits: Tensor) -> list[Walk | None]:
+    def _accept(self, segments: Sequence[Segment], logits: Tensor) -> list[AcceptedPath | None]:
         def draw(rows: list[int], samplings: list[Sampling], positions: list[int]) -> list[int]:
             return draw_tokens(logits[rows], samplings, positions)
 
-        walkers, row = list[Walker](), 0
+        drafts, row = list[Draft](), 0
         for segment in segments:
             if segment.tree is not None:
                 session = segment.session
-                walkers.append(Walker(segment.tree, session.sampling, len(session.tokens), row))
+                drafts.append(Draft(segment.tree, session.sampling, len(session.tokens), row))
                 row += 1 + len(segment.tree)
-        walks = iter(walk_all(draw, walkers, self._eos_ids, self._max_context))
-        return [None if segment.tree is None else next(walks) for segment in segments]
+        paths = iter(accept_paths(draw, drafts, self._eos_ids, self._max_context))
+        return [None if segment.tree is None else next(paths) for segment in segments]
 
-    def _compact(self, segments: Sequence[Segment], walks: Sequence[Walk | None]) -> None:
-        """Move accepted nodes' rows right behind the prefix, for all sessions in one gather."""
+    def _compact(self, segments: Sequence[Segment], paths: Sequence[AcceptedPath | None]) -> None:
+        """Move accepted nodes' rows right behind the prefix, for all sessions at once."""
         sources, targets = list[int](), list[int]()
-        for segment, walked in zip(segments, walks, strict=True):
-            if walked is None:
+        for segment, path in zip(segments, paths, strict=True):
+            if path is None:
                 continue
             extent = self.pool.extent(segment.session.id)
             first = extent.base + extent.used + segment.chain
-            for index, node in enumerate(walked.accepted):
+            for index, node in enumerate(path.accepted):
                 if node != index:
                     sources.append(first + node)
                     targets.append(first + index)
         self.pool.move(sources, targets)
 
     def _features(self, segments: Sequence[Segment], used: Sequence[int]) -> list[bytes]:
-        """Packed feature rows per segment that its session lacks, for all sessions in one pass."""
+        """For each segment the packed feature rows that its session lacks, computed for all sessions in one pass."""
         lacking = [
             range(segment.session.rows.stop, rows_used if segment.features else 0)
             for segment, rows_used in zip(segments, used, strict=True)

@@ -1,4 +1,4 @@
-"""Feature rows: what the drafter's cross-attention reads of a verified token."""
+"""Feature rows: what the drafter's cross-attention reads for a verified token."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ class FeatureProducer:
 
     @torch.inference_mode()
     def rows(self, kv: Tensor, positions: Sequence[int]) -> NDArray[np.float32]:
-        """Rows [T, 2, heads, head_dim] of tokens at absolute `positions`; kv: what `Runs.gather` gives, T > 0."""
+        """Rows [T, 2, heads, head_dim] of tokens at absolute `positions`; kv: from `ModelRunner.gather`, T > 0."""
         rows: NDArray[np.float32] = self._half(kv.float(), torch.tensor(positions, device=self._device)).cpu().numpy()
         return rows
 
 
 class FeatureRows:
-    """Packed rows (outrider_core.protocol.rows) of positions start..start+len-1; a row once packed is kept as it was
-    sent."""
+    """Packed rows (`outrider_core.protocol.rows`) of positions start..start+len-1.
+
+    A row is packed once and kept in that form, so that it is sent the same every time.
+    """
 
     def __init__(self, shape: RowShape, start: int = 0) -> None:
         self.shape, self.start = shape, start
@@ -42,17 +44,17 @@ class FeatureRows:
 
     @property
     def stop(self) -> int:
-        """The position behind the last row."""
+        """The position after the last row."""
         return self.start + len(self)
 
     def append(self, packed: bytes) -> None:
-        """Add a packed block of rows behind the last."""
+        """Add a packed block of rows after the last."""
         split = len(packed) // self.shape.nbytes * self.shape.scale_bytes
         self._scales += packed[:split]
         self._values += packed[split:]
 
     def truncate(self, stop: int) -> None:
-        """Forget the rows of positions `stop` and above."""
+        """Drop the rows of positions `stop` and above."""
         count = max(0, stop - self.start)
         del self._scales[count * self.shape.scale_bytes :]
         del self._values[count * self.shape.value_bytes :]

@@ -1,4 +1,4 @@
-"""What the engine thread is asked: a job per request, a line per session that waits."""
+"""What the engine thread is asked: a job per request, and the jobs that wait for one session."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Reply = ServerMessage | FeatureRows
 class Job:
     """One request to the engine thread.
 
-    tokens: OPEN's ids. tree: VERIFY's. owner: who asks; owners share the engine evenly. reply(message, done) is
-    called in the engine thread, `done` with the last message. `cancelled` may be set by any thread; a step under
-    way still ends and is answered. `admitted`: the engine thread has it.
+    tokens: OPEN's ids. tree: VERIFY's. account: name of who asks; accounts share the engine evenly. reply(message,
+    done) is called in the engine thread, with `done` set for the last message. `cancelled` may be set by any thread; a
+    step that is already running still ends and is answered. `admitted`: the engine thread has taken it from its queue.
     """
 
     session: bytes
@@ -29,7 +29,7 @@ class Job:
     reply: Callable[[Reply, bool], None]
     tokens: list[int] = field(default_factory=list)
     tree: TokenTree = field(default_factory=TokenTree)
-    owner: str = ""
+    account: str = ""
     cancelled: bool = False
     admitted: bool = False
     waiting_since: float = field(default_factory=time.perf_counter)
@@ -40,11 +40,11 @@ class Job:
 
 
 @dataclass(eq=False)
-class Line:
-    """What waits for one session: rows an OPEN asked for, and one VERIFY or GENERATE."""
+class PendingSession:
+    """A session with work for the engine: an OPEN whose feature rows are due, a VERIFY or GENERATE, or both."""
 
     session: Session
-    owner: str
+    account: str
     opening: Job | None = None
     round: Job | None = None
     generated: int = 0  # tokens of the GENERATE so far

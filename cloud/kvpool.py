@@ -19,14 +19,20 @@ class Extent:
     base: int
     size: int
     used: int = 0
-    tenant: str = ""
+    account: str = ""
 
 
 class KVStore:
     """The tensors: keys and values [layers, rows, kv_heads, head_dim]."""
 
     def __init__(
-        self, layers: int, rows: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        rows: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         shape = (layers, rows, kv_heads, head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
@@ -48,9 +54,9 @@ class KVStore:
 class KVPool:
     """One contiguous extent of the store's rows per owner.
 
-    Contiguous extents give attention plain views of the store. When room is short, the least recently used
-    extents are forgotten; their owners keep token ids and run them through the target again. A row is read only
-    after its owner has written it, so nothing of one owner is ever seen by another.
+    An owner is a session, by its id. Contiguous extents give attention plain views of the store. When rows run short,
+    the least recently used extents are evicted; their owners keep token ids and run them through the target again. A
+    row is read only after its owner has written it, so no owner sees rows of another.
     """
 
     def __init__(self, rows: int, move: Callable[[Sequence[int], Sequence[int]], None]) -> None:
@@ -60,23 +66,23 @@ class KVPool:
         self._extents: OrderedDict[bytes, Extent] = OrderedDict()  # least recently used first
 
     def used(self, owner: bytes) -> int:
-        """Rows of the owner's prefix that are alive, 0 after an eviction."""
+        """Rows of the owner's prefix that are in the pool, 0 after an eviction."""
         extent = self._extents.get(owner)
         return extent.used if extent else 0
 
     def extent(self, owner: bytes) -> Extent:
-        """The owner's extent. Raises KeyError where `reserve` did not come first."""
+        """The owner's extent. Raises KeyError unless `reserve` came first."""
         return self._extents[owner]
 
     def owners(self) -> list[bytes]:
         """Owners of live extents, least recently used first."""
         return list(self._extents)
 
-    def reserve(self, owner: bytes, rows: int, keep: Set[bytes], tenant: str = "") -> bool:
+    def reserve(self, owner: bytes, rows: int, keep: Set[bytes], account: str = "") -> bool:
         """Make the owner's extent at least `rows` long, evicting extents of owners outside `keep`.
 
-        The tenant that holds most rows gives way first, its least recently used extent first. The owner's used rows
-        move along. Returns False, with the owner's extent as it was, where even that gives no room.
+        Extents of the account that holds most rows are evicted first, the least recently used first. The owner's used
+        rows move with its extent. Returns False and leaves its extent unchanged where even that frees too little.
         """
         extent = self._extents.get(owner)
         if extent is None or extent.size < rows:
@@ -88,7 +94,7 @@ class KVPool:
                 del self._extents[victim]
                 self.evictions += 1
             if extent is None:
-                extent = self._extents[owner] = Extent(base, need, tenant=tenant)
+                extent = self._extents[owner] = Extent(base, need, account=account)
             else:
                 if base != extent.base:
                     old, new = range(extent.base, extent.base + extent.used), range(base, base + extent.used)
@@ -100,9 +106,9 @@ class KVPool:
     def _victim(self, owner: bytes, keep: Set[bytes]) -> bytes | None:
         held = Counter[str]()
         for extent in self._extents.values():
-            held[extent.tenant] += extent.size
+            held[extent.account] += extent.size
         others = [other for other in self._extents if other != owner and other not in keep]
-        return max(others, key=lambda other: held[self._extents[other].tenant], default=None)
+        return max(others, key=lambda other: held[self._extents[other].account], default=None)
 
     def truncate(self, owner: bytes, rows: int) -> None:
         """Forget all but the first `rows` rows."""
@@ -120,11 +126,11 @@ class KVPool:
 
     @property
     def rows_used(self) -> int:
-        """Rows of all committed prefixes that are alive."""
+        """Rows of all committed prefixes in the pool."""
         return sum(extent.used for extent in self._extents.values())
 
     def _place(self, owner: bytes, size: int) -> int | None:
-        """First row of `size` free rows, the owner's own counted as free; where it lies, if that will do."""
+        """First row of `size` free rows, the owner's own counted as free; where its extent is now, if that will do."""
         gaps = list(self._gaps(owner))
         extent = self._extents.get(owner)
         if extent and any(begin <= extent.base and extent.base + size <= end for begin, end in gaps):

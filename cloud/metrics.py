@@ -1,4 +1,4 @@
-"""What `/metrics` says, in Prometheus' text format.
+"""What `/metrics` reports, in Prometheus' text format.
 
 Names are vLLM's, under our own prefix, where they mean the same, so that dashboards carry over. Nothing here has a
 label for a session, a prompt or a client's address.
@@ -14,7 +14,7 @@ _TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 class Metrics:
-    """One verifier's figures. Counters may be touched from any thread."""
+    """One verifier's metrics. Any thread may update them."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -29,36 +29,38 @@ class Metrics:
             return Histogram(f"outrider:{name}", text, buckets=buckets, registry=self.registry)
 
         # as in vLLM
-        self.running = gauge("num_requests_running", "Sessions of the step under way")
-        self.waiting = gauge("num_requests_waiting", "Sessions that wait for a step")
-        self.kv_usage = gauge("kv_cache_usage_perc", "Share of the key/value rows that hold committed text, 0 to 1")
-        self.evictions = counter("num_preemptions", "Sessions whose keys and values gave way to others")
-        self.prompt_tokens = counter("prompt_tokens", "Tokens prefilled")
+        self.running = gauge("num_requests_running", "Sessions in the running step")
+        self.waiting = gauge("num_requests_waiting", "Sessions waiting for a step")
+        self.kv_usage = gauge("kv_cache_usage_perc", "Share of KV pool rows that hold committed tokens, 0 to 1")
+        self.evictions = counter("num_preemptions", "Sessions evicted from the KV pool")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens prefilled")
         self.generation_tokens = counter("generation_tokens", "Tokens committed by the target")
-        self.drafts = counter("spec_decode_num_drafts", "Trees verified")
-        self.draft_tokens = counter("spec_decode_num_draft_tokens", "Nodes of the trees that devices sent")
-        self.accepted_tokens = counter("spec_decode_num_accepted_tokens", "Nodes accepted")
-        self.queue_seconds = histogram("request_queue_time_seconds", "Time a request waited for the engine", _SECONDS)
-        self.step_tokens = histogram("iteration_tokens_total", "Tokens of one step, all sessions", _TOKENS)
+        self.drafts = counter("spec_decode_num_drafts", "Draft trees verified")
+        self.draft_tokens = counter("spec_decode_num_draft_tokens", "Nodes of draft trees, before pruning")
+        self.accepted_tokens = counter("spec_decode_num_accepted_tokens", "Draft nodes accepted")
+        self.queue_seconds = histogram(
+            "request_queue_time_seconds", "Seconds a request waited for the engine", _SECONDS
+        )
+        self.step_tokens = histogram("iteration_tokens_total", "Tokens in one step, all sessions together", _TOKENS)
         # our own
-        self.verified_nodes = counter("verified_nodes", "Nodes verified, after pruning")
-        self.step_seconds = histogram("step_seconds", "Time of one step", _SECONDS)
+        self.verified_nodes = counter("verified_nodes", "Draft nodes verified, after pruning")
+        self.step_seconds = histogram("step_seconds", "Seconds per step", _SECONDS)
         self.step_sessions = histogram("step_sessions", "Sessions in one step", _TOKENS)
         self.tree_budget = gauge("tree_budget", "Nodes per tree that devices are asked to stay within")
         self.sessions = gauge("sessions", "Session records kept")
-        self.connections = gauge("connections", "WebSockets open")
-        self.opened = counter("opens", "OPENs served, by what was found of the session", "found")
+        self.connections = gauge("connections", "Open WebSockets")
+        self.opened = counter("opens", "OPENs answered, by what the verifier still had of the session", "found")
         self.bytes_in = counter("received_bytes", "Bytes of WebSocket messages received")
         self.bytes_out = counter("sent_bytes", "Bytes of WebSocket messages sent")
         self.errors = counter("errors", "ERROR messages sent, by code", "code")
         self.refused = counter("refused", "Handshakes and HTTP requests refused, by reason", "reason")
-        self.draining = gauge("draining", "1 while the verifier ends")
-        self._build = Info("outrider:build", "What is served", registry=self.registry)
+        self.draining = gauge("draining", "1 while the verifier shuts down, else 0")
+        self._build = Info("outrider:build", "Version, target and drafter", registry=self.registry)
 
     def serving(self, **facts: str) -> None:
-        """Name version, target and drafter."""
+        """Report version, target and drafter."""
         self._build.info(facts)
 
     def text(self) -> bytes:
-        """All figures, for a scrape."""
+        """All metrics, for a scrape."""
         return generate_latest(self.registry)

@@ -1,9 +1,9 @@
 """Tensor parallelism inside one verifier: rank 0 decides, the others repeat what it does.
 
-Start it with torchrun, one process a device; where rank 0 is somebody else's process, `Followers` starts the others.
-transformers shards the target's weights; each rank keeps the keys and values of its own KV heads. Rank 0 serves;
-before it runs anything it tells the others over a group of its own (gloo, so that no small message ever waits for the
-device). Commands are MessagePack, never pickle.
+Start it with torchrun, one process per device; where rank 0 was started by something else, `Followers` starts the
+others. transformers shards the target's weights; each rank keeps the keys and values of its own KV heads. Rank 0
+serves. It sends each command to the others before it runs it, over a gloo group of its own, so that small messages
+never wait for the device. Commands are MessagePack, never pickle.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cloud.process import free_port
-from cloud.runner import Part, Runner
+from cloud.runner import LocalRunner, Part
 from cloud.settings import Settings
 from outrider_core.protocol.tree import TokenTree
 
-#: an idle verifier says nothing for hours; a rank that died is found by torchrun
+#: no timeout: an idle verifier sends nothing for hours, and torchrun notices ranks that die
 IDLE = timedelta(days=365)
 #: [base, past, chain, tree tokens, tree parents, wanted]
 WirePart = tuple[int, int, list[int], list[int], list[int], bool]
@@ -91,13 +91,13 @@ class Ranks:
 
 
 class Leader:
-    """Rank 0's `cloud.runner.Runs`: does everything on all ranks."""
+    """Rank 0's `cloud.runner.ModelRunner`: runs every call on all ranks."""
 
-    def __init__(self, runner: Runner, ranks: Ranks) -> None:
+    def __init__(self, runner: LocalRunner, ranks: Ranks) -> None:
         self._runner, self._ranks = runner, ranks
 
     def forward(self, parts: Sequence[Part]) -> Tensor:
-        """See Runs.forward. transformers joins the logits, so rank 0 has them whole."""
+        """See ModelRunner.forward. transformers joins the logits, so rank 0 has all of them."""
         self._ranks.send(
             Forward(
                 [(p.base, p.past, list(p.chain), list(p.tree.tokens), list(p.tree.parents), p.wanted) for p in parts]
@@ -106,12 +106,12 @@ class Leader:
         return self._runner.forward(parts)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See Runs.move."""
+        """See ModelRunner.move."""
         self._ranks.send(Move(list(sources), list(targets)))
         self._runner.move(sources, targets)
 
     def gather(self, layers: Sequence[int], rows: Sequence[int]) -> Tensor:
-        """See Runs.gather."""
+        """See ModelRunner.gather."""
         self._ranks.send(Gather(list(layers), list(rows)))
         return self._ranks.all_heads(self._runner.gather(layers, rows))
 
@@ -120,8 +120,8 @@ class Leader:
         self._ranks.send(Stop())
 
 
-def follow(runner: Runner, ranks: Ranks) -> None:
-    """What ranks 1.. do until rank 0 stops: the same calls in the same order."""
+def follow(runner: LocalRunner, ranks: Ranks) -> None:
+    """Repeat rank 0's calls in their order until it stops; for ranks 1 and up."""
     while True:
         command: Any = ranks.receive()
         match command:
@@ -143,8 +143,9 @@ def follow(runner: Runner, ranks: Ranks) -> None:
 class Followers:
     """Makes this process rank 0 and starts ranks 1.. of a tensor-parallel verifier beside it, on the same machine.
 
-    For a process that torchrun has not started, such as a replica of Ray Serve. As under torchrun a rank that fails
-    ends all: this process leaves with status 1. When this process ends, the others lose their connection and end too.
+    For a process that torchrun has not started, such as a replica of Ray Serve. As under torchrun, a rank that fails
+    ends all of them: this process exits with status 1. When this process ends, the others lose their connection and
+    end too.
     """
 
     def __init__(self, settings: Settings) -> None:

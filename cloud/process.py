@@ -12,11 +12,12 @@ from pathlib import Path
 
 from outrider_core.protocol.tree import MAX_NODES
 
-#: verifier flags for measuring acceptance: no tree is pruned, however dear steps are on this machine
-WHOLE_TREES = ("--max-nodes", str(MAX_NODES), "--tree-budget", str(MAX_NODES))
+#: verifier flags for measuring acceptance: trees are never pruned, however slow steps are on this machine
+UNPRUNED_TREES = ("--max-nodes", str(MAX_NODES), "--tree-budget", str(MAX_NODES))
 
 
 def free_port() -> int:
+    """A TCP port on loopback that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -26,21 +27,25 @@ def free_port() -> int:
 class VerifierProcess:
     """A verifier on loopback. `arguments` are added to its command line; its output goes to `log`.
 
-    module: what is run; something that takes a verifier's options.
+    module: the module to run; it must take a verifier's options.
     """
 
     def __init__(
-        self, drafter: Path, log: Path, *arguments: str, port: int | None = None, module: str = "cloud.verifier"
+        self,
+        drafter: Path,
+        log: Path,
+        *arguments: str,
+        port: int | None = None,
+        module: str = "cloud.verifier",
     ) -> None:
         self.port = port or free_port()
         self.log = log
-        self.command = [
-            sys.executable, "-m", module, "--drafter", str(drafter), "--port", str(self.port), *arguments,
-        ]  # fmt: skip
+        self.command = [sys.executable, "-m", module, "--drafter", str(drafter), "--port", str(self.port), *arguments]
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
+        """host:port of the verifier."""
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
@@ -62,6 +67,7 @@ class VerifierProcess:
             return False
 
     def wait_ready(self, seconds: float = 180.0) -> None:
+        """Return once /readyz answers 200. Raises RuntimeError after `seconds`, or if the process has ended."""
         end = time.monotonic() + seconds
         while not self.is_ready():
             if time.monotonic() > end:
@@ -69,7 +75,7 @@ class VerifierProcess:
             time.sleep(0.2)
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye, as when a machine dies."""
+        """SIGKILL, as when a machine dies."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()

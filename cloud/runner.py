@@ -1,6 +1,6 @@
-"""What touches tensors: one ragged forward of the target over the KV store.
+"""The only code that touches the target's tensors: one ragged forward over the KV store.
 
-Each rank of a tensor-parallel verifier has one Runner; a verifier on one device has just this one. It decides
+Each rank of a tensor-parallel verifier has a LocalRunner; a verifier on one device has a single one. It decides
 nothing: `cloud.engine` says what to run and reads the logits.
 """
 
@@ -17,15 +17,15 @@ from cloud.attention import ATTENTION, Plan, Span, span_mask
 from cloud.kvpool import KVStore
 from outrider_core.protocol.tree import TokenTree
 
-#: (up to, multiple of): steps are filled up to a row count of this scale
+#: (up to, multiple of): steps are padded to a row count of this scale
 _ROW_SCALE = ((2, 1), (48, 4), (128, 8), (256, 16), (512, 32))
 
 
 def padded_rows(tokens: int) -> int:
-    """The number of rows a step of so many tokens runs with.
+    """The number of rows with which a step of `tokens` tokens runs.
 
-    A CPU compiles and keeps kernels for each number of rows it meets, some megabytes each, so that a server that
-    meets all of them grows for hours. Some fifty sizes are enough: above 16 tokens a step grows by less than a fifth.
+    oneDNN compiles and keeps kernels for each number of rows it meets, some megabytes each, so a server that meets all
+    of them grows for hours. About fifty sizes are enough: above 16 tokens, padding adds less than a fifth to a step.
     """
     multiple = next((each for up_to, each in _ROW_SCALE if tokens <= up_to), 64)
     return -(-tokens // multiple) * multiple
@@ -35,8 +35,8 @@ def padded_rows(tokens: int) -> int:
 class Part:
     """One session's tokens in a step: `chain` in a row behind the `past` rows of its prefix, then a tree.
 
-    base: first pool row of the session's extent. wanted: logits of the chain's last token and of the tree's nodes
-    are read; else of none.
+    base: first pool row of the session's extent. wanted: whether logits of the chain's last token and of the tree's
+    nodes are needed.
     """
 
     base: int
@@ -49,8 +49,8 @@ class Part:
         return len(self.chain) + len(self.tree)
 
 
-class Runs(Protocol):
-    """What an engine needs of its ranks; all of them together do it, or the only one."""
+class ModelRunner(Protocol):
+    """Runs the target for an engine: on this process alone (LocalRunner) or on all ranks (cloud.parallel.Leader)."""
 
     def forward(self, parts: Sequence[Part]) -> Tensor:
         """Run all parts in one forward and write their keys and values behind each prefix.
@@ -65,11 +65,11 @@ class Runs(Protocol):
         """Keys and values of pool rows, [rows, layers, 2 * kv_heads * head_dim]: per head the key, then the value."""
 
 
-class Runner:
+class LocalRunner:
     """The target on this rank's device with this rank's share of the KV heads.
 
     All tokens of a step travel in one row [1, T] through the unmodified `transformers` model, none padded to another's
-    length; a few rows of no meaning fill the whole up to `padded_rows`.
+    length; a few meaningless rows pad the total to `padded_rows`.
     """
 
     def __init__(self, model: Any, rows: int, kv_heads: int, head_dim: int) -> None:
@@ -80,7 +80,7 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, parts: Sequence[Part]) -> Tensor:
-        """See Runs.forward."""
+        """See ModelRunner.forward."""
         ids, positions, rows, kept = list[int](), list[int](), list[int](), list[int]()
         spans: list[Span] = []
         for part in parts:
@@ -100,7 +100,7 @@ class Runner:
         filling = [0] * (padded_rows(count) - count)
         packed = torch.tensor([ids + filling, positions + filling, rows + filling], device=self.device)
         plan = Plan(self.store.keys, self.store.values, packed[2, :count], tuple(spans))
-        # no logits are wanted of prefill alone, but the model must be given some row
+        # prefill alone needs no logits, but the model must be given some row
         keep = torch.tensor(kept + [0] * (padded_rows(max(1, len(kept))) - len(kept)), device=self.device)
         output = self.model(
             input_ids=packed[:1], position_ids=packed[1:2], use_cache=False, logits_to_keep=keep, plan=plan
@@ -110,12 +110,12 @@ class Runner:
 
     @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See Runs.move."""
+        """See ModelRunner.move."""
         self.store.move(sources, targets)
 
     @torch.inference_mode()
     def gather(self, layers: Sequence[int], rows: Sequence[int]) -> Tensor:
-        """See Runs.gather; of this rank's heads."""
+        """See ModelRunner.gather; only this rank's heads."""
         index = torch.tensor(rows, device=self.device)
         taken = (torch.tensor(layers, device=self.device)[:, None], index[None])
         both = torch.stack([self.store.keys[taken], self.store.values[taken]], 3)  # [layers, rows, heads, 2, head_dim]

@@ -1,4 +1,4 @@
-"""One verifier: target, drafter's server half, pool, sessions and the engine thread, put together."""
+"""The verifier as an object: target, drafter's server half, KV pool, sessions and engine thread, put together."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-import structlog
 import torch
 
+from cloud import log
 from cloud.auth import Accounts
 from cloud.batcher import Batcher
 from cloud.colocated import Colocated
@@ -19,10 +19,10 @@ from cloud.jobs import Job
 from cloud.kvpool import KVPool
 from cloud.metrics import Metrics
 from cloud.parallel import Leader, Ranks, follow
-from cloud.runner import Runner, Runs
-from cloud.scheduling import measure_costs
+from cloud.runner import LocalRunner, ModelRunner
 from cloud.sessions import SessionStore
 from cloud.settings import Settings
+from cloud.tree_budget import measure_costs
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.moa import DeviceHalf, DrafterError, MoAConfig, device_half_on, server_half
 from outrider_core.models.packing import pack_linears
@@ -32,15 +32,14 @@ from outrider_core.protocol.wire import MAX_TOKENS, PROTOCOL_VERSION, Welcome
 Drafter = tuple[MoAConfig, dict[str, torch.Tensor], str]
 VERSION = version("outrider")
 
-log = structlog.get_logger()
-
 
 class Verifier:
-    """What the sockets talk to. `start` it before use and `stop` it at the end.
+    """What sockets, HTTP endpoints and a runtime in the same process submit jobs to. `start` it first, `stop` it last.
 
-    The target's attention is replaced: do not use its model elsewhere at the same time. runner: what runs the
-    target (default: this process alone). device: the drafter's device half, to draft here too.
-    Raises DrafterError where the drafter does not belong to the target.
+    The target's attention is replaced, so its model must not be used elsewhere at the same time. runner: runs the
+    target (default: in this process alone). device: the drafter's device half, to draft here too.
+
+    Raises DrafterError if the drafter does not belong to the target.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Verifier:
         drafter: Drafter,
         settings: Settings,
         accounts: Accounts | None = None,
-        runner: Runs | None = None,
+        runner: ModelRunner | None = None,
         device: DeviceHalf | None = None,
     ) -> None:
         config, tensors, self.drafter_hash = drafter
@@ -82,19 +81,19 @@ class Verifier:
         self.draining = False
 
     def calibrate(self) -> None:
-        """Time steps of several sizes, so that `tree_budget` follows what trees cost here. Before `start`."""
-        budget = self._batcher.planner.budget
+        """Time steps of several sizes, so that `tree_budget` follows what trees cost here. Call it before `start`."""
+        budget = self._batcher.scheduler.budget
         budget.curve = curve = measure_costs(self._runner, self._kv_tokens)
         budget.choose()
         times = {str(tokens): round(1000 * took, 2) for tokens, took in zip(curve.tokens, curve.seconds, strict=True)}
-        log.info("steps timed", milliseconds=times, tree_budget=self._batcher.planner.tree_budget)
+        log.info("steps timed", milliseconds=times, tree_budget=self._batcher.scheduler.tree_budget)
 
     def start(self) -> None:
         """Start the engine thread."""
         self._batcher.start()
 
     def drain(self) -> None:
-        """Take nothing new."""
+        """Accept nothing new."""
         self.draining = True
         self.metrics.draining.set(1)
 
@@ -107,17 +106,17 @@ class Verifier:
 
     @property
     def alive(self) -> bool:
-        """The engine thread runs and does not hang."""
+        """Whether the engine thread runs and does not hang."""
         return self._batcher.alive
 
     @property
     def idle(self) -> bool:
-        """No request is under way."""
+        """Whether no request is under way."""
         return self._batcher.idle
 
     @property
     def ready(self) -> bool:
-        """New connections are welcome."""
+        """Whether new connections are accepted."""
         return self.alive and not self.draining
 
     def submit(self, job: Job) -> None:
@@ -133,26 +132,25 @@ class Verifier:
             self.vocab_size,
             self.max_context,
             self.max_nodes,
-            self._batcher.planner.tree_budget,
+            self._batcher.scheduler.tree_budget,
             f"outrider {VERSION}",
-            curve.pack() if (curve := self._batcher.planner.budget.curve) else b"",
+            curve.pack() if (curve := self._batcher.scheduler.budget.curve) else b"",
         )
 
 
-def make_runner(target: Target, settings: Settings) -> Runner:
-    """This rank's runner: its share of the KV heads."""
-    shape = target.config
-    head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    return Runner(target.model, settings.kv_tokens, shape.num_key_value_heads // settings.tp, head_dim)
+def make_runner(target: Target, settings: Settings) -> LocalRunner:
+    """This rank's runner, with its share of the KV heads."""
+    heads = target.config.num_key_value_heads // settings.tp
+    return LocalRunner(target.model, settings.kv_tokens, heads, _head_dim(target))
 
 
 def load_verifier(settings: Settings) -> Verifier:
-    """Load what the settings name. Raises TargetError, DrafterError or AuthError with one clear line.
+    """Load what the settings name. Raises TargetError, DrafterError or AuthError with a message of one line.
 
-    With settings.tp > 1 only rank 0 returns; the others follow it until it ends, and leave with SystemExit(0).
+    With settings.tp > 1 only rank 0 returns; the others follow it until it ends, then raise SystemExit(0).
     """
     accounts = Accounts(settings.auth_file)
-    if settings.tp == 1 or settings.threads:  # else torchrun has decided
+    if settings.tp == 1 or settings.threads:  # else torchrun has set them
         torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
     drafter = load_drafter(Path(settings.drafter).expanduser())
     ranks = _ranks(settings)
@@ -183,7 +181,7 @@ def _ranks(settings: Settings) -> Ranks | None:
     if ranks is None or ranks.size != settings.tp:
         found = 1 if ranks is None else ranks.size
         raise TargetError(
-            f"--tp {settings.tp} wants as many processes, here is {found}; "
+            f"--tp {settings.tp} needs as many processes, but there is {found}; "
             f"start with: torchrun --nproc-per-node {settings.tp} -m cloud.verifier --tp {settings.tp} ..."
         )
     return ranks
@@ -197,15 +195,20 @@ def _device(settings: Settings, ranks: Ranks | None) -> str:
     return "cuda" if ranks is None else f"cuda:{torch.cuda.current_device()}"
 
 
+def _head_dim(target: Target) -> int:
+    """Channels of one attention head; some configurations leave the field out."""
+    shape = target.config
+    return getattr(shape, "head_dim", None) or int(shape.hidden_size // shape.num_attention_heads)
+
+
 def _check_drafter(config: MoAConfig, target: Target) -> None:
     shape = target.config
     if config.target_hash != target.model_hash:
         raise DrafterError(
             f"this drafter was trained on target {config.target_hash}, but {target.name} is {target.model_hash}; "
-            "give --drafter a folder made for it"
+            "give --drafter a folder that was trained for it"
         )
-    head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     wanted = (config.target_kv_heads, config.target_head_dim, config.hidden_size, config.vocab_size)
-    given = (shape.num_key_value_heads, head_dim, shape.hidden_size, shape.vocab_size)
+    given = (shape.num_key_value_heads, _head_dim(target), shape.hidden_size, shape.vocab_size)
     if wanted != given or not all(0 <= layer < shape.num_hidden_layers for layer in config.target_layers):
         raise DrafterError(f"the drafter's shapes {wanted} do not fit {target.name}'s {given}")

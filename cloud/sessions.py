@@ -16,7 +16,7 @@ from outrider_core.protocol.wire import Open, Verdict, Verify
 
 @dataclass(frozen=True)
 class Settled:
-    """The last VERIFY that was answered, what it said and the tokens it committed: a retry gets the same."""
+    """The last VERIFY that was answered, its verdict and the tokens it committed: a retry gets the same verdict."""
 
     request: Verify
     verdict: Verdict
@@ -37,7 +37,8 @@ class Settled:
 class Session:
     """One conversation. tokens: committed ids, the last is the root; rows: feature rows from position 0 on.
 
-    seq: the last VERIFY or GENERATE that is over. Keys and values lie in the pool under the session's id.
+    seq: number of the last VERIFY or GENERATE that has ended. Keys and values are in the pool under the session's id.
+    account: name of the account it belongs to.
     """
 
     id: bytes
@@ -46,7 +47,7 @@ class Session:
     seq: int
     rows: FeatureRows
     settled: Settled | None = None
-    owner: str = ""
+    account: str = ""
     answered: float = 0.0  # when its last verdict went out (time.perf_counter)
     last_used: float = 0.0
 
@@ -54,7 +55,7 @@ class Session:
 class SessionStore:
     """All records of this process, at most `max_sessions`, forgotten when unused for `ttl` seconds.
 
-    An owner with more than an even share of a full store loses its own oldest record first.
+    An account with more than an even share of a full store loses its own oldest record first.
     """
 
     def __init__(
@@ -81,25 +82,30 @@ class SessionStore:
         return session
 
     def open(
-        self, session_id: bytes, request: Open, tokens: list[int], busy: Set[bytes], owner: str = ""
+        self,
+        session_id: bytes,
+        request: Open,
+        tokens: list[int],
+        busy: Set[bytes],
+        account: str = "",
     ) -> Session | None:
-        """Begin or resume a session at `tokens`, keeping what its record knows of their common prefix.
+        """Begin or resume a session at `tokens`, keeping the rows of the prefix that they share with its record.
 
-        Returns None where the store is full of `busy` sessions.
+        Returns None if the store is full of `busy` sessions.
         """
         session = self.get(session_id)
         if session is None:
             if not self._make_room(busy):
                 return None
             rows = FeatureRows(self._shape)
-            session = Session(session_id, list(tokens), request.sampling, request.seq, rows, owner=owner)
+            session = Session(session_id, list(tokens), request.sampling, request.seq, rows, account=account)
             self._sessions[session.id] = session
             session.last_used = self._clock()
             return session
         common = common_prefix(session.tokens, tokens)
-        alive = min(common, len(tokens) - 1)
-        self._pool.truncate(session.id, alive)
-        session.rows.truncate(alive)
+        kept = min(common, len(tokens) - 1)
+        self._pool.truncate(session.id, kept)
+        session.rows.truncate(kept)
         if common < len(tokens) or request.sampling != session.sampling:
             session.settled = None  # the last reply belongs to another text
         session.tokens, session.sampling, session.seq = list(tokens), request.sampling, request.seq
@@ -111,7 +117,7 @@ class SessionStore:
         self._pool.release(session_id)
 
     def expire(self, busy: Set[bytes]) -> None:
-        """Forget sessions unused for longer than the time to live."""
+        """Forget sessions that were not used for `ttl` seconds, except `busy` ones."""
         limit = self._clock() - self._ttl
         old = [s.id for s in self._sessions.values() if s.last_used < limit and s.id not in busy]
         for session_id in old:
@@ -120,11 +126,13 @@ class SessionStore:
     def _make_room(self, busy: Set[bytes]) -> bool:
         if len(self._sessions) < self._max_sessions:
             return True
-        counts = Counter(session.owner for session in self._sessions.values())
+        counts = Counter(session.account for session in self._sessions.values())
         idle = [session for session in self._sessions.values() if session.id not in busy]
         if not idle:
             return False
-        self.forget(max(idle, key=lambda session: counts[session.owner]).id)  # the first, so the oldest, of the most
+        self.forget(
+            max(idle, key=lambda session: counts[session.account]).id
+        )  # of that account the oldest, as max() returns the first
         return True
 
 

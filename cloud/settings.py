@@ -5,11 +5,11 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from outrider_core.models.target import DEFAULT_TARGET
@@ -46,7 +46,7 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535, description="TCP port; 0 picks a free one")] = 8765
     auth_file: Annotated[
         Path | None,
-        Field(description="hashed tokens and limits, made by python -m cloud.auth; SIGHUP reads it again"),
+        Field(description="hashed tokens and limits, made by python -m cloud.auth; SIGHUP reloads it"),
     ] = None
     tls_cert: Annotated[Path | None, Field(description="certificate chain, PEM")] = None
     tls_key: Annotated[Path | None, Field(description="its private key, PEM")] = None
@@ -54,42 +54,45 @@ class Settings(BaseSettings):
     allow_origin: Annotated[
         list[str], Field(description="web pages that may connect, as https://host[:port]; others are refused")
     ] = []
-    max_connections: Annotated[int, Field(ge=1, description="sockets at a time; more get 503")] = 10_000
+    max_connections: Annotated[int, Field(ge=1, description="sockets at a time; further ones get 503")] = 10_000
 
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16", "float64"], Field(description="the target's number format")
     ] = "float32"
-    device: Annotated[str, Field(description="torch device; auto takes CUDA where there is one")] = "auto"
+    device: Annotated[str, Field(description="torch device; auto uses CUDA if available")] = "auto"
     threads: Annotated[int, Field(ge=0, description="CPU threads of torch; 0: all cores but one, for sockets")] = 0
     tp: Annotated[
         int, Field(ge=1, description="tensor-parallel ranks; start with torchrun --nproc-per-node TP -m cloud.verifier")
     ] = 1
 
     max_context: Annotated[
-        int, Field(ge=2, le=1 << 17, description="longest sequence in tokens, if the target can do it")
+        int, Field(ge=2, le=1 << 17, description="longest sequence in tokens, as far as the target supports it")
     ] = 2048
     max_nodes: Annotated[int, Field(ge=0, le=MAX_NODES, description="most nodes of one draft tree")] = 128
     tree_budget: Annotated[
         int,
-        Field(ge=0, le=MAX_NODES, description="nodes per tree to ask for; 0 chooses by measured step times"),
+        Field(ge=0, le=MAX_NODES, description="nodes per tree to ask devices for; 0: choose by measured step times"),
     ] = 0
     max_sessions: Annotated[int, Field(ge=1, description="session records kept")] = 256
     session_ttl: Annotated[float, Field(gt=0, description="seconds an unused session is remembered")] = 3600.0
     kv_tokens: Annotated[int, Field(ge=1, description="key/value rows of all sessions together")] = 16384
-    prefill_chunk: Annotated[
-        int, Field(ge=1, le=4096, description="prompt tokens run per step, all sessions together")
-    ] = 512
+    prefill_chunk: Annotated[int, Field(ge=1, le=4096, description="prompt tokens per step, all sessions together")] = (
+        512
+    )
     colocated_drafter: Annotated[
-        bool, Field(description="draft on the server too when the target decodes alone (STREAM, chat completions)")
+        bool, Field(description="draft on the server where the target decodes alone (GENERATE, chat completions)")
     ] = False
 
     shutdown_timeout: Annotated[
         float, Field(ge=0, description="seconds that answers under way may take after SIGTERM")
     ] = 20.0
     log_format: Annotated[
-        Literal["auto", "json", "console"], Field(description="auto: console on a terminal, else a JSON object a line")
+        Literal["auto", "json", "console"],
+        Field(description="auto: console on a terminal, else one JSON object per line"),
     ] = "auto"
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Field(description="least level logged")] = "info"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Field(description="lowest level that is logged")
+    ] = "info"
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
@@ -100,7 +103,7 @@ class Settings(BaseSettings):
         ]
         if lacking and not self.insecure and not is_loopback(self.host):
             raise ValueError(
-                f"host {self.host} is reachable from outside, but {' and '.join(lacking)} are not given; "
+                f"host {self.host} is reachable from outside without {' or '.join(lacking)}; "
                 "use 127.0.0.1 behind a proxy that does both, or add --insecure"
             )
         least = self.max_context + self.max_nodes
@@ -129,11 +132,11 @@ class Settings(BaseSettings):
 def read_settings(flags: Sequence[str]) -> Settings:
     """Flags, then environment, then the file that either names.
 
-    Raises pydantic's ValidationError or SettingsError, or OSError or ValueError where the file cannot be read.
+    Raises pydantic's ValidationError or SettingsError, or OSError or ValueError if the file cannot be read.
     """
     path = _config_path(flags)
     if path is not None and not path.is_file():
-        raise OSError(f"--config: {path} is no file")
+        raise OSError(f"--config: {path} is not a file")
 
     class WithFile(Settings):
         __doc__ = Settings.__doc__
@@ -164,8 +167,17 @@ def _config_path(flags: Sequence[str]) -> Path | None:
     return Path(named) if named else None
 
 
+def describe_errors(error: ValidationError) -> str:
+    """All faults as `--flag: what is wrong`, in one line."""
+    faults: Sequence[Mapping[str, Any]] = error.errors()
+    flags = ["--" + str(fault["loc"][0]).replace("_", "-") + ": " if fault["loc"] else "" for fault in faults]
+    return "; ".join(
+        flag + fault["msg"].removeprefix("Value error, ") for flag, fault in zip(flags, faults, strict=True)
+    )
+
+
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """Whether the address can be reached from this machine only."""
     if host == "localhost":
         return True
     try:

@@ -5,7 +5,6 @@ Torch and all that needs it are imported late, so that wrong flags and --help ar
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -14,22 +13,21 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-import structlog
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
-from structlog.typing import Processor
 
-from cloud.settings import Settings, read_settings
+from cloud import log
+from cloud.settings import Settings, describe_errors, read_settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verifier. Returns the exit status; every failure at start is one line on stderr."""
+    """Run the verifier. Returns the exit status; a failure at start is one line on stderr."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     try:
         settings = read_settings(sys.argv[1:] if argv is None else argv)
     except ValidationError as error:
-        return _fail("; ".join(_describe(fault) for fault in error.errors()))
+        return _fail(describe_errors(error))
     except SettingsError as error:
         return _fail(str(error.__cause__ or error))
     except (OSError, ValueError) as error:
@@ -37,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if settings.print_config:
         print(settings.as_toml(), end="")
         return 0
-    _log_to_stderr(settings)
+    log.write_to_stderr(settings)
     if int(os.environ.get("RANK", "0")) > 0:
         return _follow(settings)
     try:
@@ -53,10 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | None) -> int:
-    """Load, say so, serve."""
+    """Load, print the ready line, serve."""
     from cloud.auth import AuthError
+    from cloud.http_server import HttpServer
     from cloud.service import load_verifier
-    from cloud.serving import Server
     from outrider_core.models.moa import DrafterError
     from outrider_core.models.target import TargetError
 
@@ -64,7 +62,7 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
         verifier = load_verifier(settings)
     except (TargetError, DrafterError, AuthError) as error:
         return _fail(str(error))
-    server = Server(verifier, settings, context)
+    server = HttpServer(verifier, settings, context)
     listener.listen(server.config.backlog)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -79,7 +77,7 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
 
 
 def _follow(settings: Settings) -> int:
-    """Any rank but the first: load a share and do as rank 0 says. Signals are for rank 0, which ends the others."""
+    """Any rank but the first: load its share and follow rank 0, which handles the signals and ends the others."""
     from cloud.service import load_verifier
     from outrider_core.models.moa import DrafterError
     from outrider_core.models.target import TargetError
@@ -119,45 +117,13 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """Exit 0 while loading; while serving `cloud.serving.Server` has its own handlers."""
+    """Exit 0 while loading. Once it serves, `cloud.http_server.HttpServer` has its own handlers."""
     raise SystemExit(0)
-
-
-def _describe(fault: object) -> str:
-    """A pydantic fault as `--flag: what is wrong`."""
-    assert isinstance(fault, dict)
-    flag = "--" + str(fault["loc"][0]).replace("_", "-") + ": " if fault["loc"] else ""
-    return flag + str(fault["msg"]).removeprefix("Value error, ")
 
 
 def _fail(text: str) -> int:
     print(f"verifier: {' '.join(text.split())}", file=sys.stderr)
     return 2
-
-
-def _log_to_stderr(settings: Settings) -> None:
-    console = settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
-    level = getattr(logging, settings.log_level.upper())
-    shared: list[Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper("iso"),
-        structlog.processors.format_exc_info,
-    ]
-    renderer: Processor = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
-    structlog.configure(
-        processors=[*shared, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    # libraries' own warnings come out in the same shape
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-        )
-    )
-    logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler])
 
 
 if __name__ == "__main__":

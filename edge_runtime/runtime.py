@@ -32,7 +32,7 @@ from outrider_core.protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
 #: the largest trees where none are asked for: as many nodes as a frame of 256 bytes holds. How much of one is drafted
 #: and sent, `edge_runtime.pace` decides
 LARGEST = TreeShape(nodes=48)
-#: for a steady server: no verdict is ever overdue
+#: for a reliable server: no verdict is ever overdue
 UNHURRIED = Patience(open=math.inf, connect=math.inf, silence=math.inf)
 #: options of a runtime that sends trees of one shape only, for measuring acceptance
 FIXED: dict[str, Any] = {"mode": "tree", "shaping": False, "ahead": False}
@@ -62,11 +62,11 @@ class EdgeRuntime:
         self.policy = policy or Policy()
         if not server or self.policy.writer == "device-only":
             server, self.policy = None, replace(self.policy, writer="device-only")
-        steady = server is not None and not isinstance(server, str) and server.steady
-        self.patience = patience or (UNHURRIED if steady else Patience())
+        reliable = server is not None and not isinstance(server, str) and server.reliable
+        self.patience = patience or (UNHURRIED if reliable else Patience())
         self.shaping, self.controller = shaping, Controller(Pace(), mode)
-        self.ahead = False if steady and ahead is None else ahead
-        self.timer = RoundTimer(math.inf, math.inf, math.inf) if steady else RoundTimer()
+        self.ahead = False if reliable and ahead is None else ahead
+        self.timer = RoundTimer(math.inf, math.inf, math.inf) if reliable else RoundTimer()
         manifest = bundle.manifest
         self.drafter = Drafter(
             open_engine(bundle, engine, threads) if engine is None or isinstance(engine, str) else engine,

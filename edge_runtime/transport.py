@@ -33,10 +33,10 @@ class Transport(Protocol):
 class Server(Protocol):
     """What makes links, where an address does not: `outrider.local.LocalVerifier`.
 
-    steady: it always answers or fails, so that the device never writes alone while it waits for a verdict.
+    reliable: it always answers or fails, so that the device never writes alone while it waits for a verdict.
     """
 
-    steady: bool
+    reliable: bool
 
     def link(self, hello: Hello, report: Callable[[LinkEvent], None]) -> Transport:
         """A link for one runtime; the runtime runs it."""

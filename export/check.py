@@ -15,7 +15,7 @@ import onnx
 from rich.console import Console
 from rich.table import Table
 
-from cloud.process import WHOLE_TREES, VerifierProcess
+from cloud.process import UNPRUNED_TREES, VerifierProcess
 from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.runtime import FIXED, EdgeRuntime
 from export.parity import compare
@@ -167,7 +167,7 @@ def check_acceptance(
     drafters: dict[str, Engine | str] = {"eager": EagerEngine(half)}
     drafters |= {name: open_engine(bundle, name) for name in bundle.manifest.engines}
     with tempfile.TemporaryDirectory() as folder:
-        verifier = VerifierProcess(drafter, Path(folder) / "verifier.log", "--model", target, *WHOLE_TREES)
+        verifier = VerifierProcess(drafter, Path(folder) / "verifier.log", "--model", target, *UNPRUNED_TREES)
         try:
             with console.status("starting the verifier"):
                 verifier.start()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cloud.acceptance import Walk
+from cloud.acceptance import AcceptedPath
 from cloud.engine import Segment
 from cloud.features import FeatureRows
 from cloud.service import Verifier
@@ -170,7 +170,7 @@ class Lab:
     def close(self, session: Session) -> None:
         self.verifier.sessions.forget(session.id)
 
-    def _surprise(self, tree: TokenTree, walked: Walk, sampling: Sampling) -> float:
+    def _surprise(self, tree: TokenTree, walked: AcceptedPath, sampling: Sampling) -> float:
         """Sum over a round's tokens of -log p(token) - entropy(p), p the target's law as sampled from; nats."""
         rows = [0, *(1 + node for node in walked.accepted)]
         tokens = [*(tree.tokens[node] for node in walked.accepted), walked.bonus]

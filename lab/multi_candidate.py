@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cloud.acceptance import Walk
+from cloud.acceptance import AcceptedPath
 from cloud.engine import Engine, Segment
 from lab.baselines.choice import Chooser
 from lab.baselines.decision import DecisionModel, hard_features
@@ -42,16 +42,16 @@ class RuleEngine(Engine):
     accept: Accept | None = None
     logits = torch.empty(0)  # of the last step
 
-    def _walk(self, segments: Sequence[Segment], logits: torch.Tensor) -> list[Walk | None]:
+    def _accept(self, segments: Sequence[Segment], logits: torch.Tensor) -> list[AcceptedPath | None]:
         self.logits = logits
         tree = segments[0].tree
         if self.accept is None or tree is None:
-            return super()._walk(segments, logits)
+            return super()._accept(segments, logits)
         path, bonus = self.accept(logits.float().cpu().numpy())
         ends = [index for index, node in enumerate(path) if tree.tokens[node] in self._eos_ids]
         if ends:
             path, bonus = path[: ends[0]], tree.tokens[path[ends[0]]]
-        return [Walk(path, bonus, FINISH_EOS if bonus in self._eos_ids else FINISH_NONE)]
+        return [AcceptedPath(path, bonus, FINISH_EOS if bonus in self._eos_ids else FINISH_NONE)]
 
 
 class EarlyStop(NamedTuple):

@@ -1,11 +1,12 @@
-"""The verifier inside the device's own process: the same session, frames and acceptance, no socket in between.
+"""The verifier inside the device's own process: the same sessions, frames and acceptance, without a socket.
 
     bundle = open_bundle("build/bundle")
     with LocalVerifier.load(bundle) as server:
         async with EdgeRuntime(bundle, server) as runtime:
             ...
 
-This is the single-device setting of the MoA paper (arXiv 2410.03804): target and drafter take turns.
+This is the single-device setting of the MoA paper (arXiv 2410.03804): target and drafter take turns. Nothing is printed
+and nothing is logged unless the program configures logging (see `cloud.log`).
 """
 
 from __future__ import annotations
@@ -41,36 +42,45 @@ from outrider_core.protocol.wire import (
     encode,
 )
 
-#: seconds between two looks at whether the engine thread still lives
-LOOK_SECONDS = 0.5
+#: how often a link checks that the engine thread is alive, in seconds
+POLL_SECONDS = 0.5
 
 
 class EngineFailed(LinkRefused):
-    """The target failed in this process; the log says why. What was verified before stays right."""
+    """The target failed in this process; logger "cloud" has the traceback. Text verified before remains valid."""
 
 
 class LocalVerifier:
-    """A `Verifier` of this process, to be given to `EdgeRuntime` as its server. Entering it starts the engine thread,
-    leaving it stops the thread for good; runtimes live in between.
+    """A `Verifier` in this process; pass it to `EdgeRuntime` as the server.
+
+    Use it as a context manager: entering starts the engine thread, leaving stops it for good. Create and close runtimes
+    inside the block.
     """
 
-    #: it answers or fails, so nobody writes alone while waiting for it (see `edge_runtime.runtime.Server`)
-    steady = True
+    #: it answers or fails, so the device never writes alone while it waits (see `edge_runtime.transport.Server`)
+    reliable = True
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier = verifier
 
     @classmethod
     def load(
-        cls, bundle: Bundle, target: str | None = None, drafter: Path | None = None, *, dtype: str = "float32",
-        threads: int = 0, **settings: Any,
-    ) -> LocalVerifier:  # fmt: skip
-        """Load the target that `bundle` was made for, with room for one conversation.
+        cls,
+        bundle: Bundle,
+        target: str | None = None,
+        drafter: Path | None = None,
+        *,
+        dtype: str = "float32",
+        threads: int = 0,
+        **settings: Any,
+    ) -> LocalVerifier:
+        """Load the target that `bundle` was made for, with a KV pool for one conversation.
 
         target: alias, Hugging Face id or folder; None: the manifest's. drafter: folder with the server half; None: the
-        one under drafters/ with the bundle's hash. threads: of torch, 0 = all cores but one. settings: more of
-        `cloud.settings.Settings`, whose environment variables count here too.
-        Raises TargetError or DrafterError with one clear line.
+        one under drafters/ that has the bundle's hash. threads: CPU threads of torch; 0: all cores but one. settings:
+        further fields of `cloud.settings.Settings`; its VERIFIER_* environment variables apply here too.
+
+        Raises TargetError or DrafterError with a message of one line.
         """
         manifest = bundle.manifest
         values = {
@@ -94,16 +104,16 @@ class LocalVerifier:
         self.verifier.stop()
 
     def link(self, hello: Hello, report: Callable[[LinkEvent], None]) -> LocalLink:
-        """A connection of its own. Raises EngineFailed where no engine thread runs."""
+        """A new connection to the verifier. Raises EngineFailed if the engine thread does not run."""
         if not self.verifier.alive:
-            raise EngineFailed("no engine thread runs: enter the LocalVerifier with `with` before making a runtime")
+            raise EngineFailed("the engine thread is not running; enter the LocalVerifier with `with` before use")
         return LocalLink(self.verifier, hello, report)
 
 
 class LocalLink:
-    """What `edge_runtime.link.Link` is over a socket: frames encoded, checked and counted as there.
+    """A `Transport` without a socket: frames are encoded, checked and counted as `edge_runtime.link.Link` does it.
 
-    A step that fails ends the answer with EngineFailed; an engine thread that ends or hangs ends the link with it.
+    A failed step ends the answer with EngineFailed; an engine thread that has ended or hangs ends the link with it.
     """
 
     url = "this process"
@@ -115,18 +125,18 @@ class LocalLink:
         self.refused: LinkRefused | None = None
         self._verifier, self._hello = verifier, hello
         self._connection: Connection | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Shake hands and deliver what the engine answers; ends only by cancellation or a refusal."""
+        """Shake hands, then deliver the engine's replies. Ends only by cancellation or when refused."""
         loop = asyncio.get_running_loop()
 
         def post(function: Callable[[], None]) -> None:
-            with suppress(RuntimeError):  # the loop has ended meanwhile, and with it whoever asked
+            with suppress(RuntimeError):  # the event loop has ended, so nobody waits for the reply any more
                 loop.call_soon_threadsafe(function)
 
         while self.refused is None:
-            connection = Connection(self._verifier, Account("local", UNLIMITED), {}, post, self._news.set)
+            connection = Connection(self._verifier, Account("local", UNLIMITED), {}, post, self._changed.set)
             self._connection = connection
             connection.receive(encode(self._hello))
             try:
@@ -137,7 +147,7 @@ class LocalLink:
                 self.report(LinkDown("closed"))
 
     async def send(self, message: ClientMessage) -> None:
-        """Hand `message` to the verifier if there is a connection."""
+        """Hand `message` to the verifier, or drop it if there is no connection."""
         if self._connection is not None:
             frame = encode(message)
             self.traffic.up += frame_bytes(len(frame), masked=True)
@@ -145,22 +155,22 @@ class LocalLink:
             self._connection.receive(frame)
 
     def renew(self) -> None:
-        """Forget the connection and what it still had to say, and shake hands anew."""
+        """Drop the connection with the replies it still holds, and shake hands again."""
         self._connection = None
-        self._news.set()
+        self._changed.set()
 
     async def _deliver(self, connection: Connection) -> None:
-        """Until the connection is dropped or refused."""
+        """Report replies until the connection is dropped or refused."""
         while self._connection is connection and self.refused is None:
-            self._news.clear()
+            self._changed.clear()
             while self._connection is connection and (frame := connection.outbox.next()) is not None:
                 self._arrived(decode_server(frame), frame_bytes(len(frame), masked=False))
                 await asyncio.sleep(0)  # a verdict may overtake the feature rows that are left
             if not self._verifier.alive:
-                self._refuse(EngineFailed("the engine thread of this process has ended or hangs; its log says why"))
+                self._refuse(EngineFailed('the engine thread has ended or hangs; see the messages of logger "cloud"'))
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._news.wait()
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._changed.wait()
 
     def _arrived(self, message: ServerMessage, size: int) -> None:
         match message:
@@ -170,7 +180,7 @@ class LocalLink:
             case Error(code=code, text=text) if code == ERR_MISMATCH:
                 self._refuse(LinkRefused(text))
             case Error(code=code) if code == ERR_INTERNAL:
-                self.report(EngineFailed("the engine failed on this answer; its log says why"))
+                self.report(EngineFailed('the engine failed on this answer; logger "cloud" has the traceback'))
             case _:
                 self.traffic.down += size
                 self.traffic.last[type(message).__name__] = size
@@ -178,12 +188,12 @@ class LocalLink:
 
     def _refuse(self, error: LinkRefused) -> None:
         self.refused = error
-        self._news.set()
+        self._changed.set()
         self.report(error)
 
 
 def log_errors_only() -> None:
-    """Let the verifier's log say nothing but errors, on stderr: for programs whose output is the answer."""
+    """Configure structlog to print errors only, on stderr: for commands whose output is the answer."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

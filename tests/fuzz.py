@@ -299,7 +299,7 @@ class Report:
 
 
 class Front:
-    """Connections of one started verifier, driven without sockets as cloud.server drives them."""
+    """Connections of one started verifier, driven without sockets as cloud.app drives them."""
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier = verifier

@@ -1,4 +1,4 @@
-"""HTTP for OpenAI-style answers, as ASGI messages: bodies in, JSON or a stream of events out. No framework."""
+"""OpenAI-style requests and replies as ASGI messages: bodies in, JSON or a stream of events out. No framework."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
-from outrider_core.chat_api.completions import ApiError
+from outrider_core.chat_api.errors import ApiError
+from outrider_core.chat_api.replies import Answer, CompletionWriter
+from outrider_core.chat_api.requests import ChatRequest
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -19,11 +21,14 @@ BODY_SECONDS = 30.0
 
 
 class ClientGone(Exception):
-    """Nobody reads the answer any more."""
+    """The client has hung up."""
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The body, of at most MAX_BODY bytes. The rest of a larger one is left to the server, which drops it."""
+    """The request's body, of at most MAX_BODY bytes; what a larger one has beyond that is left unread.
+
+    Raises ApiError 413 if it is larger, ApiError 408 if it is slow, ClientGone.
+    """
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -42,7 +47,24 @@ async def read_body(receive: Receive) -> bytes:
         raise ApiError(408, text, code="request_timeout") from None
 
 
+async def send_completion(send: Send, request: ChatRequest, writer: CompletionWriter, answer: Answer) -> None:
+    """Send an answer in the form that `request` asks for.
+
+    Raises ApiError where the answer fails and nothing was sent yet; in a stream the error is an event.
+    """
+    if request.stream:
+        await send_events(send, writer.chunks(answer, request.include_usage))
+    else:
+        await send_json(send, await writer.completion(answer))
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """Refuse a request."""
+    await send_json(send, error.body(), error.status, error.headers)
+
+
 async def send_json(send: Send, value: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    """Send a complete reply."""
     data = msgspec.json.encode(value)
     all_headers = {"content-length": str(len(data)), "content-type": "application/json", **(headers or {})}
     start = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in all_headers.items()]
@@ -55,7 +77,7 @@ async def send_events(send: Send, events: AsyncIterator[bytes]) -> None:
     headers = [
         (b"content-type", b"text/event-stream; charset=utf-8"),
         (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),  # proxies shall not collect the events
+        (b"x-accel-buffering", b"no"),  # else proxies may hold events back
     ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     async for event in events:
@@ -64,7 +86,7 @@ async def send_events(send: Send, events: AsyncIterator[bytes]) -> None:
 
 
 async def unless_gone(work: Awaitable[None], receive: Receive) -> None:
-    """Do `work` to its end, or until the client hangs up."""
+    """Await `work` until it is done or the client hangs up."""
     task = asyncio.ensure_future(work)
     gone = asyncio.create_task(_until_gone(receive))
     try:
@@ -72,7 +94,7 @@ async def unless_gone(work: Awaitable[None], receive: Receive) -> None:
         if task.done():
             task.result()
     except OSError:
-        pass  # how servers other than uvicorn say that the client hung up
+        pass  # servers other than uvicorn raise it when the client has hung up
     finally:
         for one in (task, gone):
             one.cancel()

@@ -16,9 +16,10 @@ import torch
 import uvicorn
 from websockets.sync.client import ClientConnection, connect
 
+from cloud.app import App
 from cloud.features import FeatureRows
+from cloud.http_server import uvicorn_config
 from cloud.jobs import Job, Reply
-from cloud.server import App, uvicorn_config
 from cloud.service import Verifier
 from cloud.settings import Settings
 from outrider_core.models.moa import server_half
@@ -95,7 +96,7 @@ class Direct:
 
 @contextmanager
 def serve(verifier: Verifier, uvicorn_options: dict[str, Any] | None = None, **options: Any) -> Iterator[str]:
-    """A real uvicorn server on loopback; yields host:port. options: of cloud.server.App."""
+    """A real uvicorn server on loopback; yields host:port. options: of cloud.app.App."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     config = uvicorn_config(App(verifier, **options).asgi, **(uvicorn_options or {}))
@@ -122,9 +123,11 @@ class Client:
     ) -> None:
         protocols: Any = [SUBPROTOCOL]
         self.socket: ClientConnection = connect(
-            f"ws://{address}/v1/verify", subprotocols=protocols, compression=None,
+            f"ws://{address}/v1/verify",
+            subprotocols=protocols,
+            compression=None,
             additional_headers=headers or ({"Authorization": f"Bearer {token}"} if token else {}),
-        )  # fmt: skip
+        )
         if hello is not None:
             self.send(hello)
             self.welcome = self.receive(Welcome)
@@ -155,9 +158,14 @@ class Client:
             assert isinstance(message, Features), message
 
     def open(
-        self, tokens: Sequence[int], stream: int = 0, session: bytes | None = None, seq: int = 0, have: int = 1 << 20,
+        self,
+        tokens: Sequence[int],
+        stream: int = 0,
+        session: bytes | None = None,
+        seq: int = 0,
+        have: int = 1 << 20,
         sampling: Sampling = GREEDY,
-    ) -> Opened:  # fmt: skip
+    ) -> Opened:
         self.send(Open(stream, session or os.urandom(16), seq, pack_ids(list(tokens)), have, sampling))
         opened: Opened = self.receive(Opened)
         return opened

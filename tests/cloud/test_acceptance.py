@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cloud.acceptance import Walk, Walker, walk_all
+from cloud.acceptance import AcceptedPath, Draft, accept_paths
 from outrider_core.protocol.sampling import Sampling, draw
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE
@@ -34,28 +34,31 @@ class Rows:
 @pytest.mark.parametrize(
     ("best", "limit", "want", "asked"),
     [
-        ((5, 0, 0, 0, 0, 0), 100, Walk([], 5, FINISH_NONE), [0]),
-        ((8, 0, 9, 1, 0, 0), 100, Walk([1, 2], 1, FINISH_NONE), [0, 2, 3]),
-        ((8, 0, 9, 3, 0, 0), 100, Walk([1, 2], 3, FINISH_EOS), [0, 2, 3]),  # node 3 holds it, yet it ends
-        ((7, 9, 0, 0, 0, 6), 100, Walk([0, 4], 6, FINISH_NONE), [0, 1, 5]),
-        ((8, 0, 9, 1, 0, 0), 12, Walk([1], 9, FINISH_LENGTH), [0, 2]),
-        ((8, 0, 9, 1, 0, 0), 11, Walk([], 8, FINISH_LENGTH), [0]),
-        ((3, 0, 9, 1, 0, 0), 11, Walk([], 3, FINISH_EOS), [0]),
+        ((5, 0, 0, 0, 0, 0), 100, AcceptedPath([], 5, FINISH_NONE), [0]),
+        ((8, 0, 9, 1, 0, 0), 100, AcceptedPath([1, 2], 1, FINISH_NONE), [0, 2, 3]),
+        ((8, 0, 9, 3, 0, 0), 100, AcceptedPath([1, 2], 3, FINISH_EOS), [0, 2, 3]),  # node 3 holds it, yet it ends
+        ((7, 9, 0, 0, 0, 6), 100, AcceptedPath([0, 4], 6, FINISH_NONE), [0, 1, 5]),
+        ((8, 0, 9, 1, 0, 0), 12, AcceptedPath([1], 9, FINISH_LENGTH), [0, 2]),
+        ((8, 0, 9, 1, 0, 0), 11, AcceptedPath([], 8, FINISH_LENGTH), [0]),
+        ((3, 0, 9, 1, 0, 0), 11, AcceptedPath([], 3, FINISH_EOS), [0]),
     ],
 )
-def test_walk(best: tuple[int, ...], limit: int, want: Walk, asked: list[int]) -> None:
+def test_accepted_path(best: tuple[int, ...], limit: int, want: AcceptedPath, asked: list[int]) -> None:
     rows = Rows(*best)
-    assert walk_all(rows, [Walker(TREE, Sampling(), 10, 0)], {3}, limit) == [want]
+    assert accept_paths(rows, [Draft(TREE, Sampling(), 10, 0)], {3}, limit) == [want]
     assert rows.asked == asked
 
 
 def test_all_trees_go_down_together() -> None:
     """Rows of the second tree lie behind the first's; each level is asked for once."""
     rows = Rows(8, 0, 9, 1, 0, 0, 7, 9, 0, 0, 0, 6)
-    walkers = [Walker(TREE, Sampling(), 10, 0), Walker(TREE, Sampling(), 20, 6)]
-    assert walk_all(rows, walkers, {3}, 100) == [Walk([1, 2], 1, FINISH_NONE), Walk([0, 4], 6, FINISH_NONE)]
+    drafts = [Draft(TREE, Sampling(), 10, 0), Draft(TREE, Sampling(), 20, 6)]
+    assert accept_paths(rows, drafts, {3}, 100) == [
+        AcceptedPath([1, 2], 1, FINISH_NONE),
+        AcceptedPath([0, 4], 6, FINISH_NONE),
+    ]
     assert rows.asked == [0, 6, 2, 7, 3, 11]
-    assert walk_all(rows, [], {3}, 100) == []
+    assert accept_paths(rows, [], {3}, 100) == []
 
 
 def test_draws_are_keyed_by_absolute_position() -> None:
@@ -67,5 +70,5 @@ def test_draws_are_keyed_by_absolute_position() -> None:
     def flat_draw(rows: list[int], samplings: list[Sampling], positions: list[int]) -> list[int]:
         return [draw(flat, *how) for how in zip(samplings, positions, strict=True)]
 
-    found = walk_all(flat_draw, [Walker(TokenTree.chain(tokens[:3]), sampling, 20, 0)], (), 100)
-    assert found == [Walk([0, 1, 2], tokens[3], FINISH_NONE)]
+    found = accept_paths(flat_draw, [Draft(TokenTree.chain(tokens[:3]), sampling, 20, 0)], (), 100)
+    assert found == [AcceptedPath([0, 1, 2], tokens[3], FINISH_NONE)]

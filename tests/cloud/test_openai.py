@@ -25,7 +25,7 @@ from cloud.auth import Account, Accounts
 from cloud.openai import openai_routes
 from cloud.service import Verifier
 from outrider_core.chat_api.asgi import MAX_BODY
-from outrider_core.chat_api.completions import NEUTRAL
+from outrider_core.chat_api.requests import NEUTRAL
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.text import REPLACEMENT, WINDOW_TOKENS, Detokeniser, StopStrings
 from tests.cloud.drive import make_verifier, serve
@@ -601,9 +601,11 @@ def byte_level() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=340, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<|end|>"],
+        vocab_size=340,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|end|>"],
         show_progress=False,
-    )  # fmt: skip
+    )
     tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer
 

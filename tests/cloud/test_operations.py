@@ -54,8 +54,12 @@ class Running:
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *module, *models, *limits, *flags],
-                cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=log, text=True,
-            )  # fmt: skip
+                cwd=ROOT,
+                env=ENVIRONMENT,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert "verifier ready" in line, self.log.read_text()

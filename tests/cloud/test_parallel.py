@@ -44,8 +44,12 @@ def test_two_ranks_decode_like_one(tmp_path: Path) -> None:
         (tmp_path / f"{family}.json").write_text(json.dumps(talks))
     result = subprocess.run(
         [*TORCHRUN, "-m", "tests.cloud.ranks", str(tmp_path), *FAMILIES],
-        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert result.returncode == 0, result.stderr[-3000:]
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     assert [line["family"] for line in lines] == list(FAMILIES)
@@ -68,10 +72,31 @@ def test_the_command_serves_with_two_ranks(tmp_path: Path) -> None:
     target_hash = save_tiny_target(tmp_path / "target", model)
     save_tiny_drafter(tmp_path / "drafter", model, target_hash)
     process = subprocess.Popen(
-        [*TORCHRUN, "-m", "cloud.verifier", "--tp", "2", "--model", str(tmp_path / "target"), "--drafter",
-         str(tmp_path / "drafter"), "--port", "0", "--max-context", "64", "--kv-tokens", "512", "--max-nodes", "16"],
-        cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            *TORCHRUN,
+            "-m",
+            "cloud.verifier",
+            "--tp",
+            "2",
+            "--model",
+            str(tmp_path / "target"),
+            "--drafter",
+            str(tmp_path / "drafter"),
+            "--port",
+            "0",
+            "--max-context",
+            "64",
+            "--kv-tokens",
+            "512",
+            "--max-nodes",
+            "16",
+        ],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -92,8 +117,12 @@ def test_the_command_serves_with_two_ranks(tmp_path: Path) -> None:
 def test_wrong_number_of_ranks(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "cloud.verifier", "--tp", "2", "--port", "0"],
-        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert result.returncode == 2 and "torchrun --nproc-per-node 2" in result.stderr.strip().splitlines()[-1]
 
 

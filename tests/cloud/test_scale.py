@@ -25,7 +25,8 @@ import torch
 from websockets.exceptions import ConnectionClosed
 
 from cloud.process import free_port
-from cloud.scale import Scale, ScaleError, build
+from cloud.scale import build
+from cloud.scaling.options import Scale, ScaleError
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.target import hash_model_folder
 from outrider_core.protocol.sampling import Sampling
@@ -328,7 +329,7 @@ def test_options_of_the_deployment() -> None:
         ({"replicas": 3, "max_replicas": 2}, "max_replicas 2 is less than replicas 3"),
         ({"device": "cuda"}, "gpus_per_replica"),
         ({"device": "cpu", "gpus_per_replica": 1}, "would idle"),
-        ({"device": "cuda", "gpus_per_replica": 1, "tp": 2}, "tp 2 wants 2 GPUs"),
+        ({"device": "cuda", "gpus_per_replica": 1, "tp": 2}, "tp 2 needs 2 GPUs"),
     ],
 )
 def test_build_refuses(arguments: dict[str, Any], text: str) -> None:
@@ -344,7 +345,7 @@ def test_build_refuses(arguments: dict[str, Any], text: str) -> None:
         (["--proxy", "haproxy"], "--insecure"),
         (["--http-port", "0"], "--http-port"),
         (["--cpus-per-replica", "999"], "need 999 CPUs"),
-        (["--ray-address", "127.0.0.1:1"], "no Ray answers at 127.0.0.1:1"),
+        (["--ray-address", "127.0.0.1:1"], "Ray does not answer at 127.0.0.1:1"),
         (["--", "--port", "1"], "--http-port"),
         (["--", "--kv-tokens", "300"], "--kv-tokens|kv_tokens 300"),
         (["--", "--drafter", "/nowhere"], "/nowhere"),

@@ -15,8 +15,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloud.fair_shares import fair_shares
 from cloud.runner import Part, padded_rows
-from cloud.scheduling import LEAST, SIZES, TIMED_TOKENS, Budget, fair_shares, measure_costs
+from cloud.tree_budget import LEAST, SIZES, TIMED_TOKENS, TreeBudget, measure_costs
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
@@ -56,7 +57,7 @@ def test_cost_curve_is_piecewise_linear() -> None:
 
 def test_budget_follows_load() -> None:
     """Cheap steps and long pauses: large trees. Many sessions on a compute-bound device: small ones."""
-    budget = Budget(128, CostCurve((1, 64, 128, 256), (0.004, 0.0042, 0.005, 0.009)))
+    budget = TreeBudget(128, CostCurve((1, 64, 128, 256), (0.004, 0.0042, 0.005, 0.009)))
     alone = budget.nodes
     for _ in range(200):
         budget.observe_step([32] * 40, 40 * 2)
@@ -66,8 +67,8 @@ def test_budget_follows_load() -> None:
         budget.observe_pause(0.4)
         budget.observe_step([32], 2)
     assert budget.nodes >= alone
-    assert Budget(24).nodes == 24
-    steep = Budget(128, CostCurve((1, 128), (0.01, 1.28)), pause=0.0)
+    assert TreeBudget(24).nodes == 24
+    steep = TreeBudget(128, CostCurve((1, 128), (0.01, 1.28)), pause=0.0)
     assert steep.nodes == LEAST
     for _ in range(50):
         steep.observe_pause(100.0)  # a user's pause teaches nothing
@@ -76,17 +77,17 @@ def test_budget_follows_load() -> None:
 
 @given(st.integers(0, 400), st.integers(1, 600))
 def test_prefill_at_most_doubles_a_step(tokens: int, most: int) -> None:
-    budget = Budget(100, CURVE)
+    budget = TreeBudget(100, CURVE)
     room = budget.prefill_room(tokens, most)
     assert min(16, most) <= room <= most
     assert not tokens or room <= 16 or CURVE.at(tokens + room) <= 2 * CURVE.at(tokens)
     assert room == most or CURVE.at(tokens + room + 1) > 2 * CURVE.at(tokens)
-    assert Budget(100).prefill_room(tokens, most) == most
+    assert TreeBudget(100).prefill_room(tokens, most) == most
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 128), max_size=20), st.floats(0, 1)), max_size=30))
 def test_budget_is_always_a_size(steps: list[tuple[list[int], float]]) -> None:
-    budget = Budget(100, CURVE)
+    budget = TreeBudget(100, CURVE)
     for sizes, share in steps:
         budget.observe_step(sizes, int(sum(sizes) * share))
         assert budget.nodes in (*SIZES, 100) and LEAST <= budget.nodes <= 100
@@ -191,14 +192,14 @@ def test_verifies_do_not_wait_for_long_prompts() -> None:
         assert order_of(direct, jobs)[0] == quick
 
 
-def test_a_small_owner_is_not_behind_a_large_one() -> None:
-    """Five long prompts of one owner, a shorter one of another that came last: it has half of each step to itself."""
+def test_a_small_account_is_not_behind_a_large_one() -> None:
+    """Five long prompts of one account, a shorter one of another that came last: it has half of each step to itself."""
     model = tiny_model(seed=2)
     with started(make_verifier(model, (), kv_tokens=4096, prefill_chunk=16)) as direct:
         jobs: list[tuple[bytes, Any, dict[str, Any]]] = []
         for index in range(6):
             session, text = bytes([index]) * 16, [index + 4] * (60 if index == 5 else 120)
-            content = {"tokens": text, "owner": "small" if index == 5 else "large"}
+            content = {"tokens": text, "account": "small" if index == 5 else "large"}
             jobs.append((session, Open(0, session, 0, pack_ids(text), 0, Sampling()), content))
         assert order_of(direct, jobs)[0] == bytes([5]) * 16
 

@@ -176,7 +176,7 @@ def test_the_accept_key_proves_the_handshake(address: str) -> None:
     {
         "no key": (request(Sec_WebSocket_Key=None), 400),
         "short key": (request(Sec_WebSocket_Key="AAAA"), 400),
-        "key that is no base64": (request(Sec_WebSocket_Key="%" * 24), 400),
+        "key that is not valid base64": (request(Sec_WebSocket_Key="%" * 24), 400),
         "no version": (request(Sec_WebSocket_Version=None), 400),
         "version 8": (request(Sec_WebSocket_Version="8"), 400),
         "version 14": (request(Sec_WebSocket_Version="14"), 400),
@@ -322,9 +322,9 @@ REFUSED: dict[str, tuple[int, bytes]] = {
     "text": (1003, frame(TEXT, b"hello")),
     "empty text": (1003, frame(TEXT)),
     "fragmented text": (1003, fragments(TEXT, [b"hel", b"lo"])),
-    "text that is no UTF-8": (1007, frame(TEXT, b"\xce\xba\xed\xa0\x80")),
+    "text that is not valid UTF-8": (1007, frame(TEXT, b"\xce\xba\xed\xa0\x80")),
     "text that ends early": (1007, frame(TEXT, b"\xce")),
-    "fragmented text that is no UTF-8": (1007, fragments(TEXT, [b"hello", b"\xff"])),
+    "fragmented text that is not valid UTF-8": (1007, fragments(TEXT, [b"hello", b"\xff"])),
     "one byte too long": (1009, frame(BINARY, bytes(MAX_CLIENT_FRAME + 1))),
     "fragments too long": (1009, fragments(BINARY, [bytes(1 << 16)] * 17)),
     "length with the top bit": (1009, b"\x82\xff" + b"\xff" * 8),
@@ -364,7 +364,7 @@ def test_close_without_a_code_is_echoed(address: str) -> None:
 
 BAD_CLOSES = {
     "one byte": (1002, b"\x03"),
-    "reason that is no UTF-8": (1007, b"\x03\xe8\xce\xba\xed\xa0\x80"),
+    "reason that is not valid UTF-8": (1007, b"\x03\xe8\xce\xba\xed\xa0\x80"),
     **{
         str(code): (1002, code.to_bytes(2, "big"))
         for code in (0, 1, 999, 1004, 1005, 1006, 1015, 1016, 1100, 2000, 2999, 5000, 65535)
@@ -446,7 +446,7 @@ def test_endless_empty_fragments_are_bounded(address: str) -> None:
 @pytest.mark.parametrize("sent", [b"", b"GET /v1/verify HTTP/1.1\r\nHost:", b"\r\n"])
 def test_sockets_that_ask_nothing_are_dropped(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     """Within the time for a first request; a device that has shaken hands stays."""
-    monkeypatch.setattr("cloud.transport.FIRST_REQUEST", 0.3)
+    monkeypatch.setattr("cloud.uvicorn_protocols.FIRST_REQUEST", 0.3)
     with serve(make_verifier(MODEL, ())) as address, Client(address) as device:
         host, port = address.split(":")
         with socket.create_connection((host, int(port)), timeout=10) as silent:

@@ -251,7 +251,7 @@ def test_retry_gets_the_same_bytes(address: str) -> None:
         assert isinstance(decode_server(first), Verdict)
         client.send(request)
         assert client.frame() == first
-        # the same number for another tree is no retry
+        # the same number for another tree is not a retry
         client.send(Verify(0, 1, 5, *pack_tree(TokenTree.chain([1]))))
         assert client.receive(Error).code == ERR_ORDER
     with Client(address) as client:  # the device never saw the verdict
@@ -573,7 +573,7 @@ def test_mutated_frames_over_the_socket_do_not_disturb_others(address: str) -> N
 
 
 def test_flood_of_opens_stays_bounded(address: str, verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the engine is busy, one connection can pile up only so many requests."""
+    """While the engine is busy, one connection can queue a bounded number of requests only."""
     step, waiting = verifier.engine.step, list[int]()
 
     def slow_step(segments: Any) -> Any:

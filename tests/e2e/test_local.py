@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import random
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import torch
 
 from edge_runtime.events import Finished, Verified
@@ -128,6 +130,28 @@ def test_text_is_plain_decodings(folders: Folders, bundle: Bundle, sampling: Sam
         assert end.stats.provisional == end.stats.stalls == 0 and end.stats.opens == 1
         assert end.stats.bytes_up and end.stats.bytes_down
     assert sum(end.stats.rounds for end in ends) < sum(end.stats.tokens for end in ends)
+
+
+def test_host_sees_no_output_unless_it_configures_logging(
+    folders: Folders, bundle: Bundle, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing on stdout, not even of a failed step; the standard logger "cloud" has the events for a host that asks."""
+
+    async def run(server: LocalVerifier) -> None:
+        async with device(bundle, server) as runtime:
+            await answer(runtime, [5, 6, 7])
+            break_engine(server, 2, raises(MemoryError("out of memory")))
+            with pytest.raises(EngineFailed):
+                await answer(runtime, [8, 9])
+
+    structlog.reset_defaults()  # other tests may have configured it
+    with caplog.at_level(logging.INFO, "cloud"), load(folders, bundle) as server:
+        asyncio.run(run(server))
+    out, err = capfd.readouterr()
+    assert out == "" and "session opened" not in err and "Traceback" not in err
+    said = [record.getMessage() for record in caplog.records if record.name == "cloud"]
+    assert any(text.startswith("session opened") for text in said)
+    assert any(record.exc_info for record in caplog.records if record.getMessage().startswith("step failed"))
 
 
 def test_second_turn_goes_on_where_the_first_ended(folders: Folders, bundle: Bundle) -> None:
@@ -268,7 +292,7 @@ def test_another_drafters_bundle_is_refused(folders: Folders, bundle: Bundle, tm
 
     with (
         LocalVerifier.load(bundle, str(folders.target), other, threads=1, tree_budget=4) as server,
-        pytest.raises(LinkRefused, match=r"drafter .* here is"),
+        pytest.raises(LinkRefused, match=r"drafter is .*, here "),
     ):
         asyncio.run(run(server))
 
@@ -277,9 +301,13 @@ def command(folder: Path, *arguments: str, before: str = "") -> subprocess.Compl
     """`python -m edge_runtime` in `folder`; `before` is run in its interpreter first."""
     program = f"import sys; {before}\nfrom outrider.cli.device import main\nsys.exit(main())"
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=folder, timeout=240,
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=240,
         env={**os.environ, "COLUMNS": "100", "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
 
 
 def test_command_finds_target_and_drafter_by_the_bundle(folders: Folders) -> None:
@@ -329,8 +357,12 @@ def test_default_model_on_the_command_line() -> None:
 @pytest.mark.skipif(not (BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run the tests with: make test")
 def test_default_model_talks_turn_by_turn() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "edge_runtime", "chat", "--local", "--max-new-tokens", "8"], text=True,
-        input="What is the capital of France?\nAnd of Italy?\n\n", capture_output=True, cwd=ROOT, timeout=240,
-    )  # fmt: skip
+        [sys.executable, "-m", "edge_runtime", "chat", "--local", "--max-new-tokens", "8"],
+        text=True,
+        input="What is the capital of France?\nAnd of Italy?\n\n",
+        capture_output=True,
+        cwd=ROOT,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout and done.stdout.count("verified tokens") == 2

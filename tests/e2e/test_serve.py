@@ -160,9 +160,11 @@ def test_what_is_served_and_what_is_not(folders: Folders, bundle: Bundle) -> Non
         assert (await client.get(f"/models/{bundle.manifest.target}")).json() == listed[0]
         assert (await client.get("http://127.0.0.1:8766/healthz")).json()["status"] == "ok"
         for bad, status in (
-            (request(bundle, model="gpt-9"), 404), (request(bundle, n=2), 400), (request(bundle, messages=[]), 400),
+            (request(bundle, model="gpt-9"), 404),
+            (request(bundle, n=2), 400),
+            (request(bundle, messages=[]), 400),
             (request(bundle, messages=[{"role": "user", "content": "w1 " * 5000}]), 400),
-        ):  # fmt: skip
+        ):
             answer = await client.post("/chat/completions", json=bad)
             assert answer.status_code == status and answer.json()["error"]["message"]
         assert (await client.post("/chat/completions", content=b"{")).status_code == 400
@@ -201,8 +203,20 @@ def test_a_client_that_hangs_up_frees_the_runtime(folders: Folders, bundle: Bund
 def test_the_command_serves_and_ends_with_a_signal(folders: Folders, bundle: Bundle) -> None:
     port = free_port()
     with serve(make_verifier(folders)) as address:
-        command = [sys.executable, "-m", "edge_runtime", "serve", "--bundle", str(folders[2]), "--server", address,
-                   "--port", str(port), "--threads", "1"]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "edge_runtime",
+            "serve",
+            "--bundle",
+            str(folders[2]),
+            "--server",
+            address,
+            "--port",
+            str(port),
+            "--threads",
+            "1",
+        ]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "OUTRIDER_KEY": ""})
         try:
             url, end = f"http://127.0.0.1:{port}", time.monotonic() + 30

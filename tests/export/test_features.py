@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from cloud.features import FeatureProducer
-from cloud.runner import Runner
+from cloud.runner import LocalRunner
 from export.features import FeatureCache, OnlineFeatures
 from outrider_core.models.moa import MoAConfig
 from outrider_core.models.target import Target
@@ -59,7 +59,7 @@ def test_training_and_serving_read_one_layout(cache: FeatureCache, target: Targe
     positions = list(range(len(cache.sequences[0].ids)))
     shape = target.config
     head_dim = shape.hidden_size // shape.num_attention_heads
-    runner = Runner(copy.deepcopy(target.model), len(positions), shape.num_key_value_heads, head_dim)
+    runner = LocalRunner(copy.deepcopy(target.model), len(positions), shape.num_key_value_heads, head_dim)
     runner.store.keys.copy_(torch.stack([layer.keys[0].transpose(0, 1) for layer in layers.layers]))
     runner.store.values.copy_(torch.stack([layer.values[0].transpose(0, 1) for layer in layers.layers]))
     kv = runner.gather(config.target_layers, positions)

@@ -1,24 +1,24 @@
-"""OpenAI-style chat completions as data: what a request may say, what is refused, and how answers are worded.
+"""Requests for chat completions: what they may contain, and what is refused.
 
-Both ends speak it: the verifier (`cloud.openai`) and the device's own endpoint (`outrider.cli.serve`). Fields that
-would change the output and are not supported are refused by name; other unknown fields are ignored.
+The verifier (`cloud.openai`) and the device's own endpoint (`outrider.cli.serve`) both take them. Fields that would
+change the output and are not supported are refused by name; other unknown fields are ignored.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-import time
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
+from outrider_core.chat_api.errors import ApiError
 from outrider_core.protocol.sampling import Sampling
 
 MAX_STOPS, MAX_STOP_LENGTH = 4, 1000
 ROLES = ("system", "developer", "user", "assistant")
-#: fields that change the output and are not supported -> the values under which they do nothing; null always does
+#: unsupported fields that change the output -> the values with which they have no effect; null always has none
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -35,26 +35,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
 }
-
-
-class ApiError(Exception):
-    """An answer other than success. code: a stable name for programs; param: the field at fault."""
-
-    def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None, retry_after: int = 0
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = {"retry-after": str(retry_after)} if retry_after else {}
-        if status == 401:
-            self.headers["www-authenticate"] = "Bearer"
-
-    def body(self) -> dict[str, Any]:
-        """The error as OpenAI words it."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        if self.status == 429:
-            kind = "rate_limit_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 class Part(Struct):
@@ -81,7 +61,7 @@ Tokens = Annotated[int, Meta(ge=1, lt=2**31)]
 
 
 class ChatRequest(Struct):
-    """The fields that are understood, within OpenAI's bounds. null is the same as absent."""
+    """The supported fields, within OpenAI's bounds. null is the same as absent."""
 
     model: str
     messages: Annotated[list[Message], Meta(min_length=1)]
@@ -98,7 +78,7 @@ class ChatRequest(Struct):
 
     @property
     def sampling(self) -> Sampling:
-        """OpenAI's defaults: temperature 1 and a seed that nobody knows."""
+        """How to sample. By OpenAI's defaults: temperature 1 and a random seed."""
         return Sampling(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_k=self.top_k or 0,
@@ -109,7 +89,17 @@ class ChatRequest(Struct):
 
     @property
     def stops(self) -> list[str]:
+        """Stop strings."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of token counts."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def token_limit(self, available: int) -> int:
+        """The most tokens to write where the context has space for `available`."""
+        return min(self.max_completion_tokens or self.max_tokens or available, available)
 
     @property
     def conversation(self) -> list[dict[str, str]]:
@@ -121,7 +111,7 @@ class ChatRequest(Struct):
 
 
 def parse(body: bytes) -> ChatRequest:
-    """Check and understand a body. Raises ApiError 400."""
+    """Decode and check a request body. Raises ApiError with status 400."""
     try:
         fields = msgspec.json.decode(body)
         if isinstance(fields, dict):
@@ -130,14 +120,14 @@ def parse(body: bytes) -> ChatRequest:
     except msgspec.ValidationError as error:
         raise ApiError(400, str(error), _param(str(error))) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is no JSON: {error}") from None
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
     for index, message in enumerate(asked.messages):
         _check_message(message, f"messages[{index}]")
     if len(asked.stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in asked.stops):
         text = f"stop takes up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters"
         raise ApiError(400, text, "stop")
     if asked.stream_options is not None and not asked.stream:
-        raise ApiError(400, "stream_options is for stream: true alone", "stream_options")
+        raise ApiError(400, "stream_options needs stream: true", "stream_options")
     return asked
 
 
@@ -170,36 +160,6 @@ def _param(message: str) -> str | None:
     path = re.search(r"at `\$\.?([^`]*)`", message)
     names = [found.group(1) for found in (path, missing) if found and found.group(1)]
     return ".".join(names) or None
-
-
-class Wording:
-    """The bodies of one completion's answer. fingerprint: what draws the text."""
-
-    def __init__(self, model: str, fingerprint: str) -> None:
-        self._head = {
-            "id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": model,
-            "system_fingerprint": fingerprint,
-        }  # fmt: skip
-
-    def whole(self, text: str, finish_reason: str | None, usage: dict[str, int], **more: Any) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
-        return {**self._head, "object": "chat.completion", "choices": [choice], "usage": usage, **more}
-
-    def chunk(self, delta: dict[str, str] | None, finish_reason: str | None = None, **more: Any) -> bytes:
-        """delta: what is new; None for the chunk of token counts, which has no choice."""
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        choices = [] if delta is None else [choice]
-        return msgspec.json.encode({**self._head, "object": "chat.completion.chunk", "choices": choices, **more})
-
-
-def usage_of(prompt: int, drawn: int) -> dict[str, int]:
-    """Token counts; the token that ends the answer is one that was drawn."""
-    return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
-
-
-def model_card(name: str, created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "outrider"}
 
 
 def check_model(name: str, served: str) -> None:

@@ -1,4 +1,4 @@
-"""uvicorn's protocols with the bounds that it leaves out: a socket that says nothing, one that reads nothing."""
+"""uvicorn's protocols with bounds that it lacks: on silent sockets, sockets that are not read, pings and fragments."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from cloud.auth import Bucket
 
 #: seconds a client may take from connecting to the end of its first request's headers
 FIRST_REQUEST = 10.0
-#: seconds a closed socket may take to read what is still for it
+#: seconds after a close in which the client may read what was already sent
 LAST_READ = 5.0
 #: pings and pongs of one connection, per second on average, above which it is dropped
 CONTROLS_PER_SECOND = 50.0
-#: fragments of one message; empty ones count towards no size
+#: fragments of one message; the size limit does not catch empty ones
 MAX_FRAGMENTS = 4096
 CLOSE_TOO_BIG = 1009
 
 
 class HttpProtocol(H11Protocol):
-    """Drops connections that do not ask for anything in time."""
+    """Drops connections that send no request in time."""
 
     _first: asyncio.TimerHandle | None = None
 
@@ -45,14 +45,14 @@ class HttpProtocol(H11Protocol):
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """Drops sockets whose other side does not read, or that flood with frames which no backpressure holds."""
+    """Drops sockets whose client does not read, or that flood with frames outside of any backpressure."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._controls = Bucket(CONTROLS_PER_SECOND, time.monotonic)
 
     def _flooded(self) -> bool:
-        """Count a ping or pong; too many cut the socket, as a close would wait for the other side to read."""
+        """Count a ping or pong. Too many cut the socket, because a close would wait for the client to read."""
         self._controls.take(1)
         if self._controls.wait() > 0:
             self.transport.abort()
@@ -84,4 +84,4 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             case {"type": "websocket.close"}:
                 self.loop.call_later(LAST_READ, self.transport.abort)
             case {"type": "websocket.http.response.body"}:
-                self.handshake_complete = self.close_sent  # a refusal is an answer: uvicorn would log an error
+                self.handshake_complete = self.close_sent  # else uvicorn would log a refused handshake as an error

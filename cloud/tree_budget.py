@@ -1,24 +1,24 @@
-"""How large trees should be, and who gets what of a step: pure arithmetic on measured times."""
+"""How many nodes trees should have: arithmetic on measured step times."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf, log2
 
 from cloud.kvpool import GRANULE
-from cloud.runner import Part, Runs
+from cloud.runner import ModelRunner, Part
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import MAX_NODES, TokenTree
 
 #: tree sizes that are considered
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_NODES)
-#: no device is asked for smaller trees
+#: devices are never asked for smaller trees
 LEAST = 4
-#: prefill goes on at least so fast
+#: prefill tokens that every step may take
 LEAST_PREFILL = 16
-#: step sizes that are timed at start
+#: step sizes, in tokens, that are timed at start
 TIMED_TOKENS = (1, 4, 8, 16, 32, 64, 128)
 REPEATS = 4
 #: weight of the newest observation
@@ -28,12 +28,16 @@ LONGEST_PAUSE = 2.0
 
 
 def measure_costs(
-    runner: Runs, rows: int, timed: Sequence[int] = TIMED_TOKENS, clock: Callable[[], float] = time.perf_counter
+    runner: ModelRunner,
+    rows: int,
+    timed: Sequence[int] = TIMED_TOKENS,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> CostCurve:
-    """Time steps of a verifier that serves nobody yet; it writes to the first pool rows.
+    """Time steps of a verifier that serves nobody yet. This overwrites the first pool rows.
 
-    The fastest of a few runs each, the sizes in turns, and never more than a larger step took: a disturbance only ever
-    adds time, and one that hit a single size would make trees or single tokens look dear as long as the verifier runs.
+    Each size counts with its fastest run of several, taken in turns, and never with more than a larger step took: a
+    disturbance only ever adds time, and one that hit a single size would make trees or single tokens look expensive for
+    as long as the verifier runs.
     """
     timed = [tokens for tokens in timed if tokens <= rows] or [1]
     past = min(GRANULE, rows - max(timed))
@@ -51,12 +55,12 @@ def measure_costs(
 
 
 @dataclass
-class Budget:
+class TreeBudget:
     """The tree size at which sessions like the present ones commit most tokens per second.
 
-    A session's cycle is its pause (round trip, drafting, queue) and a step that `sessions` trees share. It commits
+    A session's cycle is its pause (round-trip time, drafting, queue) and a step that `sessions` trees share. It commits
     tau(n) = 1 + gain * log2(1 + n) tokens with n nodes: the shape that drafters show (tau 2.7, 3.1, 3.5, 3.9 at 8, 16,
-    32, 64 nodes), with the gain taken from the verdicts seen. Without a cost curve it is always `most`.
+    32, 64 nodes), with the gain measured on verdicts. Without a cost curve the budget is always `most`.
     """
 
     most: int
@@ -70,7 +74,7 @@ class Budget:
         self.choose()
 
     def observe_step(self, sizes: Sequence[int], accepted: int) -> None:
-        """A step verified trees of these sizes and accepted so many nodes of all together."""
+        """A step verified trees of these sizes and accepted this many nodes of all of them together."""
         if not sizes:
             return
         self.sessions += SMOOTHING * (len(sizes) - self.sessions)
@@ -79,14 +83,14 @@ class Budget:
         self.choose()
 
     def observe_pause(self, seconds: float) -> None:
-        """A session's next tree came so long after its verdict."""
+        """A session's next tree came this long after its verdict."""
         if seconds < LONGEST_PAUSE:
             self.pause += SMOOTHING * (seconds - self.pause)
 
     def prefill_room(self, tokens: int, most: int) -> int:
-        """Prefill tokens that may join a step of `tokens` verified ones: what at most doubles its time.
+        """Prefill tokens that may join a step of `tokens` verified ones: as many as at most double its time.
 
-        So long prompts delay others' verdicts by no more than that, whatever the target costs here.
+        So a long prompt delays other sessions' verdicts by no more than that, however slow the target is here.
         """
         if self.curve is None or not tokens:
             return most
@@ -97,11 +101,11 @@ class Budget:
         return low
 
     def tau(self, nodes: int) -> float:
-        """Tokens expected of one verify of so many nodes."""
+        """Tokens expected from one verify of this many nodes."""
         return 1 + max(self.gain, 0.05) * log2(1 + nodes)
 
     def choose(self) -> None:
-        """Set `nodes` from what is known."""
+        """Set `nodes` from what was measured."""
         if self.curve is None:
             self.nodes = self.most
             return
@@ -111,31 +115,3 @@ class Budget:
             return self.tau(size) / (self.pause + curve.at(self.sessions * (1 + size)))
 
         self.nodes = max(sizes, key=rate)
-
-
-def fair_shares(owners: Sequence[Hashable], demands: Sequence[int], capacity: int) -> list[int]:
-    """Divide `capacity` among demands, first evenly among owners, then evenly among each owner's demands.
-
-    Nobody gets more than asked for; what one leaves goes to the others. Whole numbers; the sum is
-    min(capacity, sum(demands)).
-    """
-    members: dict[Hashable, list[int]] = {}
-    for index, owner in enumerate(owners):
-        members.setdefault(owner, []).append(index)
-    wants = [sum(demands[i] for i in group) for group in members.values()]
-    shares = [0] * len(demands)
-    for group, granted in zip(members.values(), _even(wants, capacity), strict=True):
-        for index, share in zip(group, _even([demands[i] for i in group], granted), strict=True):
-            shares[index] = share
-    return shares
-
-
-def _even(demands: Sequence[int], capacity: int) -> list[int]:
-    """Raise all shares together until each demand is met or nothing is left; the first get the remainder."""
-    shares, left = [0] * len(demands), capacity
-    order = sorted(range(len(demands)), key=lambda i: demands[i])
-    for place, index in enumerate(order):
-        even, extra = divmod(left, len(order) - place)
-        shares[index] = min(demands[index], even + (1 if extra and demands[index] > even else 0))
-        left -= shares[index]
-    return shares

@@ -1,4 +1,4 @@
-"""Serve a verifier's app under uvicorn: signals, graceful end, TLS."""
+"""Serve a verifier's app under uvicorn: signals, graceful shutdown, TLS."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import socket
 import ssl
 from types import FrameType
 
-import structlog
 import uvicorn
+from starlette.applications import Starlette
 
+from cloud import log
+from cloud.app import App
 from cloud.auth import AuthError
-from cloud.server import App, uvicorn_config
 from cloud.service import Verifier
 from cloud.settings import Settings
+from cloud.uvicorn_protocols import HttpProtocol, WebSocketProtocol
+from outrider_core.protocol.wire import MAX_CLIENT_FRAME
 
-log = structlog.get_logger()
 
-
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """One process that serves one verifier.
 
-    SIGTERM or SIGINT: not ready, answers under way end, devices are told and closed with 1012, exit 0. A second
-    signal ends the process at once. SIGHUP: the token file is read again.
+    SIGTERM or SIGINT drains it: /readyz turns 503, devices get ERROR 9, answers under way end, sockets close with 1012,
+    the process exits with 0. A second signal ends the process at once. SIGHUP reloads the token file.
     """
 
     def __init__(self, verifier: Verifier, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
@@ -56,10 +57,29 @@ class Server(uvicorn.Server):
 
     def _reload(self) -> None:
         if not self._accounts.required:
-            log.info("nothing to read again: there is no --auth-file")
+            log.info("nothing to reload: started without --auth-file")
             return
         try:
             self._accounts.reload()
             log.info("tokens read again", tokens=len(self._accounts))
         except AuthError as error:
             log.error("tokens not read, the old ones stay", why=str(error))
+
+
+def uvicorn_config(app: Starlette, **options: object) -> uvicorn.Config:
+    """How uvicorn serves the app. Feature rows do not compress, so deflate is off."""
+    defaults: dict[str, object] = {
+        "http": HttpProtocol,
+        "ws": WebSocketProtocol,
+        "ws_max_size": MAX_CLIENT_FRAME,
+        "ws_per_message_deflate": False,
+        "ws_ping_interval": 20.0,
+        "ws_ping_timeout": 20.0,
+        "lifespan": "on",
+        "server_header": False,
+        "access_log": False,
+        "log_config": None,
+        "proxy_headers": False,
+        "timeout_graceful_shutdown": 5,
+    }
+    return uvicorn.Config(app, **{**defaults, **options})  # type: ignore[arg-type]

@@ -1,0 +1,171 @@
+"""The verifier's ASGI app: the WebSocket that devices talk to, health, metrics, and the OpenAI-style endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from enum import StrEnum
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from cloud.auth import Account, bearer
+from cloud.connection import Stream
+from cloud.device_socket import DeviceSocket
+from cloud.metrics import CONTENT_TYPE
+from cloud.openai import openai_routes
+from cloud.service import Verifier
+from cloud.settings import Settings, is_loopback
+from outrider_core.chat_api.errors import ApiError
+from outrider_core.protocol.wire import SUBPROTOCOL
+
+HELLO_SECONDS = 10.0
+CLOSE_RESTART = 1012
+FOREIGN = "pages of this origin are refused; the operator can allow it with --allow-origin"
+TOKEN_NEEDED = "a valid token is needed: Authorization: Bearer TOKEN"
+#: at a shutdown, devices are asked to retry at times spread over this many seconds
+RETRY_SPREAD = 1.0
+
+
+class Refusal(StrEnum):
+    """Why a handshake or HTTP request was refused; the label of `outrider:refused_total`."""
+
+    NOT_READY = "not_ready"
+    ORIGIN = "origin"
+    TOKEN = "token"
+    CONNECTIONS = "connections"
+    SUBPROTOCOL = "subprotocol"
+
+
+class App:
+    """The app of one verifier, and the state that its sockets share. `asgi` is what to serve.
+
+    hello_seconds: how long a device may take to say HELLO. allow_origin: web pages that may connect. max_connections:
+    sockets at a time; further ones get 503. extra_routes: served beside the verifier's own.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        hello_seconds: float = HELLO_SECONDS,
+        allow_origin: Sequence[str] = (),
+        max_connections: int = 10_000,
+        extra_routes: Sequence[BaseRoute] = (),
+    ) -> None:
+        self.verifier, self._hello_seconds = verifier, hello_seconds
+        self._streams: dict[bytes, Stream] = {}
+        self.sockets: set[DeviceSocket] = set()
+        self._allow_origin, self._max_connections = set(allow_origin), max_connections
+        routes: list[BaseRoute] = [
+            Route("/healthz", self._healthz),
+            Route("/readyz", self._readyz),
+            Route("/metrics", self._metrics),
+            WebSocketRoute("/v1/verify", self._verify),
+            *extra_routes,
+        ]
+        if verifier.tokenizer is not None:
+            routes += openai_routes(verifier, verifier.model_name, verifier.tokenizer, self.admit)
+        self.asgi = Starlette(routes=routes, lifespan=self._lifespan)
+
+    async def drain(self, seconds: float) -> None:
+        """Accept nothing new, tell the devices, let rounds under way end for at most `seconds`, close the sockets."""
+        self.verifier.drain()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        for socket in self.sockets:
+            socket.connection.going_away()
+        while not self.verifier.idle and loop.time() < until:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the engine thread has posted the last replies, this loop has yet to send them
+        for index, socket in enumerate(list(self.sockets)):
+            spread = RETRY_SPREAD * index / len(self.sockets)
+            socket.connection.close(CLOSE_RESTART, f"the verifier restarts; retry after {spread:.1f} s")
+        while self.sockets and loop.time() < until + 1.0:
+            await asyncio.sleep(0.01)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        self.verifier.start()
+        yield
+        await asyncio.to_thread(self.verifier.stop)
+
+    async def _healthz(self, _: Request) -> Response:
+        return _status(self.verifier.alive, "alive", "the engine thread has ended or hangs")
+
+    async def _readyz(self, _: Request) -> Response:
+        return _status(self.verifier.ready, "ready", "not ready")
+
+    async def _metrics(self, request: Request) -> Response:
+        local = request.client is not None and is_loopback(request.client.host)
+        if not local and self.account(request) is None:
+            return PlainTextResponse("a token is needed\n", 401, {"WWW-Authenticate": "Bearer"})
+        return Response(self.verifier.metrics.text(), media_type=CONTENT_TYPE)
+
+    def account(self, connection: HTTPConnection) -> Account | None:
+        """The account that asks, or None if its token is not valid."""
+        protocols = connection.scope.get("subprotocols", ())
+        return self.verifier.accounts.authenticate(bearer(connection.headers.get("authorization"), protocols))
+
+    def admit(self, request: Request) -> Account:
+        """The account of an HTTP request. Raises ApiError 401 or 403."""
+        if self.foreign(request):
+            self.verifier.metrics.refused.labels(Refusal.ORIGIN).inc()
+            raise ApiError(403, FOREIGN, code="origin_not_allowed")
+        account = self.account(request)
+        if account is None:
+            self.verifier.metrics.refused.labels(Refusal.TOKEN).inc()
+            raise ApiError(401, TOKEN_NEEDED, code="invalid_api_key")
+        return account
+
+    def foreign(self, connection: HTTPConnection) -> bool:
+        """Whether the request is from a web page of an origin that is not allowed. Browsers let any page connect."""
+        origin = connection.headers.get("origin")
+        if origin is None or origin in self._allow_origin:
+            return False
+        return urlsplit(origin).netloc != connection.headers.get("host")
+
+    def _refusal(self, websocket: WebSocket, account: Account | None) -> tuple[Refusal, int, str] | None:
+        """Why a handshake is refused, with HTTP status and text; None if it is not."""
+        if not self.verifier.ready:
+            return Refusal.NOT_READY, 503, "not ready"
+        if self.foreign(websocket):
+            return Refusal.ORIGIN, 403, FOREIGN
+        if account is None:
+            return Refusal.TOKEN, 401, TOKEN_NEEDED
+        if len(self.sockets) >= self._max_connections:
+            return Refusal.CONNECTIONS, 503, "all connections of this verifier are taken; try again later"
+        if SUBPROTOCOL not in websocket.scope["subprotocols"]:
+            return Refusal.SUBPROTOCOL, 400, f"WebSocket subprotocol {SUBPROTOCOL} is required"
+        return None
+
+    async def _verify(self, websocket: WebSocket) -> None:
+        account = self.account(websocket)
+        refusal = self._refusal(websocket, account)
+        if refusal is not None or account is None:
+            reason, status, text = refusal or (Refusal.TOKEN, 401, TOKEN_NEEDED)
+            self.verifier.metrics.refused.labels(reason).inc()
+            await websocket.send_denial_response(PlainTextResponse(text + "\n", status))
+            return
+        with contextlib.suppress(WebSocketDisconnect, OSError):
+            await websocket.accept(SUBPROTOCOL)
+            socket = DeviceSocket(websocket, self.verifier, account, self._streams, self._hello_seconds)
+            self.sockets.add(socket)
+            try:
+                await socket.run()
+            finally:
+                self.sockets.discard(socket)
+
+
+def create_app(verifier: Verifier, settings: Settings) -> Starlette:
+    """The app of one verifier, for any ASGI server. It starts the engine thread and stops it at shutdown."""
+    return App(verifier, allow_origin=settings.allow_origin, max_connections=settings.max_connections).asgi
+
+
+def _status(good: bool, yes: str, no: str) -> Response:
+    return PlainTextResponse(f"{yes if good else no}\n", 200 if good else 503)

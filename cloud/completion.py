@@ -1,0 +1,208 @@
+"""Completions by the target alone: a session of the engine, and the ASGI response that reads from it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from cloud import log
+from cloud.auth import Account
+from cloud.jobs import Job, Reply
+from cloud.service import Verifier
+from outrider_core.chat_api.asgi import send_completion, send_error, unless_gone
+from outrider_core.chat_api.errors import ApiError
+from outrider_core.chat_api.replies import CompletionWriter, Delta, Ending, FinishReason
+from outrider_core.chat_api.requests import ChatRequest
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.text import Detokeniser, StopStrings
+from outrider_core.protocol.wire import (
+    ERR_BUSY,
+    ERR_UNKNOWN,
+    FINISH_EOS,
+    Close,
+    Error,
+    Generate,
+    Open,
+    Opened,
+    Verdict,
+    pack_ids,
+)
+
+RETRY_SECONDS = 1
+#: how often a waiting request checks that the engine thread is alive
+POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A token. finish_reason: set on the last one. is_text: False for a token that ends the answer."""
+
+    token: int
+    finish_reason: FinishReason | None
+    is_text: bool
+
+
+class EngineSession:
+    """A session of the engine in which the target decodes `ids` alone, until it is done or closed.
+
+    Replies wait here for a slow reader, at most `max_new` of them. The engine's session is freed with the last reply,
+    whether or not the client has read it.
+    """
+
+    def __init__(self, verifier: Verifier, account: Account, ids: list[int], sampling: Sampling, max_new: int) -> None:
+        self._verifier, self._loop = verifier, asyncio.get_running_loop()
+        self._account = account
+        account.streams += 1
+        self._replies: asyncio.Queue[tuple[Reply, bool]] = asyncio.Queue()
+        self._session = session = secrets.token_bytes(16)
+        self._closed = False
+        opening = Open(0, session, 0, pack_ids(ids), len(ids), sampling)
+        self._opening = Job(session, opening, self._opened, tokens=ids, account=account.name)
+        self._round = Job(session, Generate(0, 1, len(ids), max_new), self._post, account=account.name)
+        verifier.submit(self._opening)
+        verifier.submit(self._round)
+
+    async def opened(self) -> None:
+        """Wait until the engine has opened the session. Raises ApiError where it cannot."""
+        reply, _ = await self._next()
+        if not isinstance(reply, Opened):
+            raise _failed()
+
+    async def tokens(self) -> AsyncIterator[Drawn]:
+        """Tokens as the target draws them. Raises ApiError where the engine fails."""
+        done = False
+        while not done:
+            reply, done = await self._next()
+            if isinstance(reply, Verdict):
+                is_eos = reply.finish == FINISH_EOS
+                reason = FinishReason.STOP if is_eos else FinishReason.LENGTH
+                yield Drawn(reply.bonus, reason if done else None, not is_eos)
+            elif done:
+                raise _failed()
+
+    def close(self) -> None:
+        """Stop drawing and forget the session. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._account.streams -= 1
+            self._opening.cancelled = self._round.cancelled = True
+            self._verifier.submit(Job(self._session, Close(0), lambda reply, done: None))
+
+    def _opened(self, reply: Reply, done: bool) -> None:
+        """Runs in the engine thread. Cancels the rest of OPEN, which would produce feature rows that nobody reads here.
+
+        The GENERATE that follows fills the KV cache without them.
+        """
+        self._opening.cancelled = True
+        self._post(reply, done and isinstance(reply, Error))
+
+    def _post(self, reply: Reply, done: bool) -> None:
+        """Runs in the engine thread."""
+        with suppress(RuntimeError):  # the event loop has ended, so nobody waits for the reply any more
+            self._loop.call_soon_threadsafe(self._deliver, reply, done)
+
+    def _deliver(self, reply: Reply, done: bool) -> None:
+        self._replies.put_nowait((reply, done))
+        if isinstance(reply, Verdict):
+            self._account.spend(verifies=1)
+        if done:
+            self.close()
+
+    async def _next(self) -> tuple[Reply, bool]:
+        while True:
+            try:
+                async with asyncio.timeout(POLL_SECONDS):
+                    reply, done = await self._replies.get()
+                break
+            except TimeoutError:
+                if not self._verifier.alive:
+                    raise ApiError(503, "the server stopped; ask another", None, "not_ready", RETRY_SECONDS) from None
+        if isinstance(reply, Error):
+            raise _engine_error(reply)
+        return reply, done
+
+
+def _engine_error(error: Error) -> ApiError:
+    if error.code in (ERR_BUSY, ERR_UNKNOWN):  # ERR_UNKNOWN: the session was evicted at once
+        seconds = max(RETRY_SECONDS, math.ceil(error.retry_after_ms / 1000))
+        return ApiError(429, "the server is busy; try again later", None, "server_busy", seconds)
+    return _failed()
+
+
+def _failed() -> ApiError:
+    return ApiError(500, "the server failed on this request; send it again", code="internal_error")
+
+
+class Completion:
+    """An ASGI response: opens a session of the engine, sends what the target writes, closes the session."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        account: Account,
+        model_name: str,
+        request: ChatRequest,
+        ids: list[int],
+        detokeniser: Detokeniser,
+    ) -> None:
+        self._verifier, self._account, self._request, self._ids = verifier, account, request, ids
+        self._detokeniser, self._stops = detokeniser, StopStrings(request.stops)
+        self._writer = CompletionWriter(model_name, verifier.target_hash, len(ids))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        max_new = self._request.token_limit(self._verifier.max_context - len(self._ids))
+        session = EngineSession(self._verifier, self._account, self._ids, self._request.sampling, max_new)
+        try:
+            await unless_gone(self._send(session, send), receive)
+        finally:
+            session.close()
+
+    async def _send(self, session: EngineSession, send: Send) -> None:
+        try:
+            await session.opened()  # before a stream begins, so that a refusal has a status of its own
+        except Exception as error:
+            await send_error(send, as_api_error(error))
+            return
+        try:
+            await send_completion(send, self._request, self._writer, self._answer(session))
+        except ApiError as error:
+            await send_error(send, error)
+
+    async def _answer(self, session: EngineSession) -> AsyncIterator[Delta | Ending]:
+        """Raises ApiError, whatever went wrong."""
+        text, stops = self._detokeniser, self._stops
+        drawn = 0
+        reason = FinishReason.LENGTH
+        try:
+            async for token in session.tokens():
+                drawn += 1
+                piece = stops.push(text.push(token.token)) if token.is_text else ""
+                if token.finish_reason is not None:
+                    reason = token.finish_reason
+                    piece += stops.push(text.flush())
+                    piece += stops.flush()
+                if piece:
+                    yield Delta(piece)
+                if stops.hit:
+                    session.close()
+                    reason = FinishReason.STOP
+                    break
+        except Exception as error:
+            raise as_api_error(error) from None
+        yield Ending(reason, drawn)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The error itself, or a 500 for an unexpected one, which is logged without its values, as they may hold text."""
+    if isinstance(error, ApiError):
+        return error
+    where = "".join(traceback.format_tb(error.__traceback__))
+    log.error("completion failed", error=type(error).__name__, where=where)
+    return ApiError(500, "the server failed on this request; its log says where", code="internal_error")

@@ -1,0 +1,43 @@
+"""What the engine thread reports to `Metrics`."""
+
+from __future__ import annotations
+
+from cloud.kvpool import KVPool
+from cloud.metrics import Metrics
+from cloud.step import DraftCounts, Step
+
+
+class EngineMetrics:
+    """Counts steps and keeps the gauges of the engine thread."""
+
+    def __init__(self, metrics: Metrics, pool: KVPool) -> None:
+        self._metrics, self._pool = metrics, pool
+        self._evictions = 0
+
+    def observe(self, step: Step, drafts: DraftCounts) -> None:
+        """Count a step, before it is answered."""
+        metrics = self._metrics
+        for _, job, path in step.rounds():
+            metrics.queue_seconds.observe(step.queue_seconds(job))
+            metrics.generation_tokens.inc(len(path.accepted) + 1)
+        metrics.drafts.inc(len(drafts.sizes))
+        metrics.draft_tokens.inc(drafts.sent)
+        metrics.verified_nodes.inc(sum(drafts.sizes))
+        metrics.accepted_tokens.inc(drafts.accepted)
+        metrics.prompt_tokens.inc(sum(part.prefill for part in step.scheduled))
+        metrics.step_tokens.observe(sum(map(len, step.scheduled)))
+        metrics.step_sessions.observe(len(step.scheduled))
+        metrics.step_seconds.observe(step.seconds)
+        metrics.running.set(len(step.scheduled))
+
+    def report(self, pending: int, sessions: int, tree_budget: int) -> None:
+        """Set the gauges, after each step and each sleep."""
+        metrics = self._metrics
+        metrics.waiting.set(pending)
+        metrics.kv_usage.set(self._pool.rows_used / self._pool.rows)
+        metrics.sessions.set(sessions)
+        metrics.tree_budget.set(tree_budget)
+        metrics.evictions.inc(self._pool.evictions - self._evictions)
+        self._evictions = self._pool.evictions
+        if not pending:
+            metrics.running.set(0)

@@ -1,0 +1,152 @@
+"""Run the replicas from one command: start Ray and Serve, deploy, report, wait, and stop what was started."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from types import FrameType
+from typing import NoReturn
+
+from cloud.scaling.options import DEPLOYMENT, Proxy, Scale, ScaleError
+from cloud.scaling.replica import application
+from cloud.settings import Settings
+
+APPLICATION = "verifier"
+POLL_SECONDS = 0.5
+
+
+def run(scale: Scale, settings: Settings, host: str, proxy: Proxy, ray_address: str | None) -> NoReturn:
+    """Serve until SIGINT or SIGTERM, which end it with SystemExit(0). Raises ScaleError with one clear line.
+
+    host: the address to print. ray_address: the Ray cluster to join; None: a local one for this command.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if proxy is Proxy.HAPROXY:
+        os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
+        os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", f"{scale.drain_seconds:g}")
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    try:
+        import ray
+        from ray import serve
+    except ImportError:
+        raise ScaleError("Ray is not installed: pip install 'outrider[scale]'") from None
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # Serve's import has set it
+
+    app = application(scale, settings, attempts=1)
+    began, deployed = time.monotonic(), False
+    try:
+        _start(scale, settings, ray_address)
+        deployed = True
+        serve.run_many(
+            [serve.RunTarget(app, name=APPLICATION, route_prefix="/")],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        _wait(scale, began)
+        shown = f"[{host}]" if ":" in host else host
+        print(
+            f"verifiers ready: ws://{shown}:{settings.port}/v1/verify replicas={scale.replicas} "
+            f"max_replicas={scale.max_replicas or scale.replicas} ray={ray.get_runtime_context().gcs_address}",
+            flush=True,
+        )
+        while True:
+            time.sleep(60)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        if ray.is_initialized():
+            say("stopping")
+            if deployed:
+                serve.delete(APPLICATION)
+            ray.shutdown()  # ends a local Ray, leaves one that was joined
+
+
+def _start(scale: Scale, settings: Settings, address: str | None) -> None:
+    """Join or start Ray, check that the replicas fit, start Serve's proxy."""
+    import ray
+    from ray import serve
+
+    _check_addresses(settings, address)
+    say(f"joining Ray at {address}" if address else "starting Ray")
+    try:
+        ray.init(
+            address=address or "local",
+            namespace="serve",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **({} if address else {"include_dashboard": False}),
+        )
+    except ConnectionError as error:
+        raise ScaleError(f"cannot join Ray at {address}: {error}") from None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)  # Ray has set its own
+    for name, each in (("CPU", scale.cpus_per_replica), ("GPU", scale.gpus_per_replica)):
+        needed, there = each * scale.replicas, ray.cluster_resources().get(name, 0.0)
+        if needed > there:
+            text = f"{scale.replicas} replicas need {needed:g} {name}s, Ray has {there:g}"
+            if address is None:
+                raise ScaleError(f"{text}; use fewer replicas or a smaller --{name.lower()}s-per-replica")
+            say(f"{text}; waiting for more machines")
+    serve.start(
+        http_options={"host": settings.host, "port": settings.port},
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )
+
+
+def _wait(scale: Scale, began: float) -> None:
+    """Return when all replicas run, with a line whenever their number changes. Raises ScaleError if they cannot."""
+    from ray import serve
+
+    reported = -1
+    while True:
+        status = serve.status().applications.get(APPLICATION)
+        deployment = status.deployments.get(DEPLOYMENT) if status else None
+        running = deployment.replica_states.get("RUNNING", 0) if deployment else 0
+        if running != reported:
+            say(f"{running} of {scale.replicas} replicas ready after {time.monotonic() - began:.0f} s")
+            reported = running
+        if status and status.status == "DEPLOY_FAILED":
+            raise ScaleError(_cause(deployment.message if deployment else status.message))
+        if status and status.status == "RUNNING" and running >= scale.replicas:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _cause(message: str) -> str:
+    """The exception's own line, from Serve's report of a replica whose constructor failed."""
+    lines = [line for line in message.splitlines() if line and not line[0].isspace()]
+    return lines[-1].partition("Error: ")[2] or lines[-1] if lines else "the replicas failed to start"
+
+
+def _check_addresses(settings: Settings, ray_address: str | None) -> None:
+    """Fail at once where Ray would fail after seconds or wait for ever. Raises ScaleError."""
+    if ray_address is None:
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        except OSError as error:
+            text = f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}"
+            raise ScaleError(text) from None
+        return
+    host, _, port = ray_address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except OSError as error:
+            raise ScaleError(f"Ray does not answer at {ray_address}: {error.strerror or error}") from None
+
+
+def leave(_number: int, _frame: FrameType | None) -> NoReturn:
+    """A signal handler that ends the process with status 0."""
+    raise SystemExit(0)
+
+
+def say(text: str) -> None:
+    """Report progress on stderr."""
+    print(f"scale: {text}", file=sys.stderr, flush=True)

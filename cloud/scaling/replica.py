@@ -1,0 +1,106 @@
+"""One replica as Ray Serve runs it, and the Serve application made of replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cloud.scaling.options import Scale, ScaleError
+from cloud.settings import Settings, describe_errors
+from outrider_core.protocol.wire import MAX_CLIENT_FRAME
+
+REPLICA_HEADER = b"x-replica"
+CLOSE_TOO_LARGE = 1009
+
+
+class Replica:
+    """One verifier in a process of its own, as Serve drives it. Loads in the constructor, so once per process.
+
+    With settings.tp > 1 the other ranks are processes beside it, on the GPUs that Ray has given it.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        from cloud import log
+        from cloud.parallel import Followers
+        from cloud.service import load_verifier
+
+        log.write_to_stderr(settings)
+        followers = Followers(settings) if settings.tp > 1 else None
+        try:
+            self._settings, self._verifier = settings, load_verifier(settings)
+        except Exception:
+            if followers:
+                followers.kill()
+            raise
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Serve asks for the app after the constructor and runs its lifespan, which starts the engine thread."""
+        from ray import serve
+
+        from cloud.app import create_app
+
+        return _Ingress(create_app(self._verifier, self._settings), serve.get_replica_context().replica_id.unique_id)
+
+    def check_health(self) -> None:
+        """Asked by Serve every few seconds; a replica that raises is replaced."""
+        if not self._verifier.alive:
+            raise RuntimeError("the engine thread is dead")
+
+
+class _Ingress:
+    """Bounds frames as the plain server does, because Serve's proxy passes far larger ones, and names the replica."""
+
+    def __init__(self, app: ASGIApp, replica: str) -> None:
+        self._app, self._header = app, (REPLICA_HEADER, replica.encode())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def bounded() -> Message:
+            message = await receive()
+            if message["type"] == "websocket.receive" and len(message.get("bytes") or b"") > MAX_CLIENT_FRAME:
+                await send({"type": "websocket.close", "code": CLOSE_TOO_LARGE, "reason": "frame too large"})
+                return {"type": "websocket.disconnect", "code": CLOSE_TOO_LARGE}
+            return message
+
+        async def named(message: Message) -> None:
+            if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
+                message["headers"] = [*message.get("headers", ()), self._header]
+            await send(message)
+
+        await self._app(scope, bounded, named)
+
+
+def build(args: dict[str, Any]) -> Any:
+    """The Serve application, for `serve run` and `serve deploy` with `import_path: cloud.scale:build`.
+
+    `args` are Scale's fields and the verifier's settings side by side, as in `replicas: 2` and `max_context: 4096`.
+    Raises ScaleError with one clear line.
+    """
+    values = {str(name).replace("-", "_"): value for name, value in args.items()}
+    scale = {name: values.pop(name) for name in list(values) if name in Scale.model_fields}
+    try:
+        return application(Scale(**scale), Settings(**values))
+    except ValidationError as error:
+        raise ScaleError(describe_errors(error)) from None
+
+
+def application(scale: Scale, settings: Settings, attempts: int = 5) -> Any:
+    """The Serve application of validated settings, which travel to the replicas as they are.
+
+    `attempts`: how often a replica may fail to load before the deployment counts as failed. Raises ScaleError where
+    scale and settings contradict each other.
+    """
+    from ray import serve
+
+    on_gpu = settings.device.startswith("cuda")
+    if on_gpu and not scale.gpus_per_replica:
+        raise ScaleError(f"device {settings.device} needs GPUs in every replica: set gpus_per_replica to {settings.tp}")
+    if settings.tp > 1 and scale.gpus_per_replica not in (0, settings.tp):
+        raise ScaleError(
+            f"tp {settings.tp} needs {settings.tp} GPUs, but gpus_per_replica is {scale.gpus_per_replica:g}"
+        )
+    if scale.gpus_per_replica and not on_gpu and settings.device != "auto":
+        raise ScaleError(f"gpus_per_replica {scale.gpus_per_replica:g} would idle: device is {settings.device}")
+    options = scale.options() | {"max_constructor_retry_count": attempts}
+    return serve.deployment(**options)(serve.ingress()(Replica)).bind(settings)

@@ -1,0 +1,167 @@
+"""What the next step runs: which sessions take part, with how much of their trees and prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+
+from cloud.colocated import Colocated
+from cloud.fair_shares import fair_shares
+from cloud.jobs import Job, PendingSession
+from cloud.kvpool import KVPool
+from cloud.tree_budget import TreeBudget
+from outrider_core.protocol.tree import MAX_NODES, TokenTree
+from outrider_core.protocol.wire import Generate, Verify
+
+#: most tokens of one step, all sessions together, so that logits stay bounded; the rest wait for the next step
+STEP_TOKENS = 1024
+#: after a verdict, seconds for which the session is expected to send its next tree
+RECENT_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class ScheduledSession:
+    """A session's part of the next step: `chain` committed tokens, then `tree` (None: its round is not due yet).
+
+    prefill: tokens of the chain that are prefill. drafted: a drafter proposes this round's trees, so their nodes count.
+    """
+
+    pending: PendingSession
+    chain: int
+    prefill: int
+    tree: TokenTree | None
+    drafted: bool = False
+
+    def __len__(self) -> int:
+        return self.chain + (len(self.tree) if self.tree is not None else 0)
+
+    @property
+    def rows_wanted(self) -> bool:
+        """Whether the tokens' feature rows are sent, or read by the drafter beside the target."""
+        job = self.pending.round
+        if self.pending.opening is not None or job is None or self.drafted:
+            return True
+        return isinstance(job.request, Generate) and job.request.rows
+
+
+class Scheduler:
+    """Shares a step among the sessions that wait.
+
+    fixed_budget: nodes per tree whatever steps cost; 0: what `budget` says. colocated: drafts for GENERATE; None: the
+    target decodes it token by token.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        budget: TreeBudget,
+        prefill_chunk: int,
+        fixed_budget: int = 0,
+        colocated: Colocated | None = None,
+    ) -> None:
+        self.budget, self._colocated, self._fixed_budget = budget, colocated, fixed_budget
+        self._pool, self._prefill_chunk = pool, prefill_chunk
+        self._last_round = 0.0
+
+    @property
+    def tree_budget(self) -> int:
+        """Nodes per tree that devices are asked to stay within."""
+        return self._fixed_budget or self.budget.nodes
+
+    def schedule(self, waiting: Sequence[PendingSession]) -> list[ScheduledSession]:
+        """The next step for sessions with the oldest claim on the pool first.
+
+        Verifies come first, the longest waiting first; prefill shares what a chunk may take beside them. A session
+        never loses its rows to one with a younger claim.
+        """
+        missing = {pending: self._missing(pending) for pending in waiting}
+        by_age = sorted(waiting, key=lambda pending: pending.waiting_since)
+        ready = [pending for pending in by_age if pending.round is not None and not missing[pending]]
+        behind = [pending for pending in by_age if missing[pending]]
+        kept = min(self._prefill_chunk, STEP_TOKENS // 4) if behind else 0  # however many trees wait, prefill goes on
+        parts = self._verifies(ready[: STEP_TOKENS - kept], STEP_TOKENS - kept)
+        parts += self._prefills(behind, missing, parts)
+        by_session = {part.pending: part for part in parts}
+        scheduled, held = list[ScheduledSession](), set[bytes]()
+        for pending in waiting:
+            held.add(pending.session.id)
+            part = by_session.get(pending)
+            if part is None and pending.opening is not None and not missing[pending]:
+                part = self._part(pending, 0, 0, None)  # its tokens have all run, its feature rows are still to come
+            if part is not None and self._admissible(part, held):
+                scheduled.append(part)
+        return scheduled
+
+    def observe(self, sizes: Sequence[int], accepted: int) -> None:
+        """A step verified drafted trees of these sizes and accepted this many nodes of all of them together."""
+        if sizes:
+            self._last_round = time.perf_counter()
+        self.budget.observe_step(sizes, accepted)
+
+    def _missing(self, pending: PendingSession) -> int:
+        """Committed tokens that must run before the root can."""
+        return len(pending.session.tokens) - 1 - self._pool.used(pending.session.id)
+
+    def _part(self, pending: PendingSession, chain: int, prefill: int, tree: TokenTree | None) -> ScheduledSession:
+        drafted = pending.round is not None and self._is_drafted(pending.round)
+        return ScheduledSession(pending, chain, prefill, tree, drafted)
+
+    def _is_drafted(self, job: Job) -> bool:
+        return isinstance(job.request, Verify) or self._colocated is not None
+
+    def _verifies(self, ready: list[PendingSession], room: int) -> list[ScheduledSession]:
+        """Rounds whose rows are all there, their trees pruned to fair shares of the budget. Pruning is lossless."""
+        trees = [self._tree(pending) for pending in ready]
+        capacity = min(self.tree_budget * len(ready), room - len(ready))
+        shares = fair_shares([pending.account for pending in ready], [len(tree) for tree in trees], capacity)
+        return [
+            self._part(pending, 1, 0, tree.pruned(share, MAX_NODES))
+            for pending, tree, share in zip(ready, trees, shares, strict=True)
+        ]
+
+    def _prefills(
+        self,
+        behind: list[PendingSession],
+        missing: dict[PendingSession, int],
+        verifies: Sequence[ScheduledSession],
+    ) -> list[ScheduledSession]:
+        """Fair shares of a chunk for sessions that lack rows; a round whose session lacks none any more joins in."""
+        room = STEP_TOKENS - sum(map(len, verifies))
+        chunk = min(self._prefill_chunk, room, self.budget.prefill_room(self._delayed(verifies), room))
+        demands = [missing[pending] for pending in behind]
+        shares = fair_shares([pending.account for pending in behind], demands, chunk)
+        room -= sum(shares)
+        parts = []
+        for pending, share in zip(behind, shares, strict=True):
+            part = self._part(pending, share, share, None)
+            if pending.round is not None and share == missing[pending] and room > 0:
+                tree = self._tree(pending).pruned(min(room - 1, self.tree_budget), MAX_NODES)
+                part = self._part(pending, share + 1, share, tree)
+                room -= 1 + len(tree)
+            if len(part):
+                parts.append(part)
+        return parts
+
+    def _delayed(self, verifies: Iterable[ScheduledSession]) -> int:
+        """Verified tokens that a prefill chunk delays: this step's, or those that will come while it runs."""
+        tokens = sum(map(len, verifies))
+        recently = time.perf_counter() - self._last_round < RECENT_SECONDS
+        return tokens or (round(self.budget.sessions * (1 + self.budget.nodes)) if recently else 0)
+
+    def _tree(self, pending: PendingSession) -> TokenTree:
+        """The round's tree: the device's, or for GENERATE the co-located drafter's."""
+        job = pending.round
+        assert job is not None
+        if self._colocated is None or not isinstance(job.request, Generate):
+            return job.tree
+        left = job.request.max_new - pending.generated
+        return self._colocated.draft(pending.session, self.tree_budget).pruned(MAX_NODES, left - 1)
+
+    def _admissible(self, part: ScheduledSession, held: Set[bytes]) -> bool:
+        """Whether the pool can hold it without rows that `held` sessions own."""
+        pending = part.pending
+        if part.tree is not None and part.chain != self._missing(pending) + 1:
+            return False  # a session with an older claim has just taken its rows
+        session = pending.session.id
+        return self._pool.reserve(session, self._pool.used(session) + len(part), held, pending.account)

@@ -1,0 +1,90 @@
+"""One writer for both endpoints: an answer as one object and as a stream says the same, and errors keep their shape."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from outrider_core.chat_api.errors import ApiError
+from outrider_core.chat_api.replies import CompletionWriter, Delta, Ending, FinishReason
+
+ENDING = Ending(FinishReason.STOP, 5, {"outrider": {"unverified": False}})
+
+
+async def answer(*parts: Delta | Ending | ApiError) -> AsyncIterator[Delta | Ending]:
+    for part in parts:
+        if isinstance(part, ApiError):
+            raise part
+        yield part
+
+
+def writer() -> CompletionWriter:
+    return CompletionWriter("tiny", "target-hash", prompt_tokens=7)
+
+
+def streamed(*parts: Delta | Ending | ApiError, include_usage: bool = False) -> list[dict[str, Any]]:
+    """The chunks as JSON, [DONE] checked and removed."""
+
+    async def collect() -> list[bytes]:
+        return [event async for event in writer().chunks(answer(*parts), include_usage)]
+
+    *chunks, last = asyncio.run(collect())
+    assert last == b"[DONE]"
+    return [json.loads(chunk) for chunk in chunks]
+
+
+def test_whole_answer() -> None:
+    body = json.loads(json.dumps(asyncio.run(writer().completion(answer(Delta("ab"), Delta("c"), ENDING)))))
+    assert body["object"] == "chat.completion" and body["model"] == "tiny"
+    message = {"role": "assistant", "content": "abc"}
+    assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
+    assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+    assert body["outrider"] == {"unverified": False}
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_stream(include_usage: bool) -> None:
+    """The role comes first, then the text, the reason, and, if asked for, the token counts, null until then."""
+    mark = Delta("", {"outrider": {"state": "alone"}})
+    chunks = streamed(Delta("ab"), mark, Delta("c"), ENDING, include_usage=include_usage)
+    assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    counted = chunks.pop() if include_usage else {"choices": []}
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": "ab"}, {}, {"content": "c"}, {}]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 4 + ["stop"]
+    assert [chunk.get("outrider") for chunk in chunks] == [None, None, {"state": "alone"}, None, {"unverified": False}]
+    assert counted["choices"] == []
+    assert [chunk.get("usage", "absent") for chunk in chunks] == [None if include_usage else "absent"] * 5
+    if include_usage:
+        assert counted["usage"] == {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+
+
+def test_error_in_mid_stream_is_an_event() -> None:
+    chunks = streamed(Delta("ab"), ApiError(500, "broken", code="internal_error"))
+    assert chunks[-1] == {
+        "error": {"message": "broken", "type": "server_error", "param": None, "code": "internal_error"}
+    }
+
+
+def test_error_of_a_whole_answer_is_raised() -> None:
+    with pytest.raises(ApiError, match="broken"):
+        asyncio.run(writer().completion(answer(Delta("ab"), ApiError(500, "broken"))))
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, "invalid_request_error"), (429, "rate_limit_error"), (503, "server_error")],
+)
+def test_error_shape(status: int, kind: str) -> None:
+    error = ApiError(status, "no", "messages", "some_code", retry_after=3)
+    assert error.body() == {"error": {"message": "no", "type": kind, "param": "messages", "code": "some_code"}}
+    assert error.headers == {"retry-after": "3"}
+
+
+def test_a_missing_token_names_the_scheme() -> None:
+    assert ApiError(401, "a token is needed").headers == {"www-authenticate": "Bearer"}
