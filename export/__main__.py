@@ -55,7 +55,8 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument("--max-prompt-tokens", type=int, default=512, help="longer user turns are skipped")
     train.add_argument("--max-new-tokens", type=int, default=192, help="length of an answer")
     train.add_argument("--max-tokens", type=int, default=768, help="length of a whole conversation")
-    train.add_argument("--sampled", type=float, default=0.25, help="share of conversations answered at temperature 1")
+    train.add_argument("--sampled", type=float, default=0.25, 
+                       help="share of conversations answered at a temperature drawn evenly from 0 to 1")  # fmt: skip
     train.add_argument("--follow-ups", type=float, default=0.2,
                        help="share of one-turn conversations that get a second one, written by the target")  # fmt: skip
     train.add_argument("--slots", type=int, default=128, help="conversations held at once")

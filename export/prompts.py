@@ -83,8 +83,8 @@ def plan(
 
     limit: at most so many of `prompts`, 0 takes all. composed: tasks on longer texts made of `prompts`.
     self_prompts: how many the target begins itself, one in two from nothing, the others with one of `openings`.
-    sampled: share of conversations answered at temperature 1. follow_ups: share of one-turn conversations that get a
-    second turn, written by the target.
+    sampled: share of conversations answered at a temperature drawn evenly from 0 to 1; the others are greedy.
+    follow_ups: share of one-turn conversations that get a second turn, written by the target.
     """
     rng = random.Random(seed)
     order = list(prompts)
@@ -100,7 +100,8 @@ def plan(
     for turns in asked:
         if len(turns) == 1 and rng.random() < follow_ups:
             turns = (*turns, UserTurn("", True))
-        conversations.append(Conversation(turns, float(rng.random() < sampled)))
+        temperature = round(rng.random(), 2) if rng.random() < sampled else 0.0
+        conversations.append(Conversation(turns, temperature))
     return conversations
 
 
