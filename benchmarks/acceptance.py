@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import platform
 import statistics
 import sys
 from collections import defaultdict
@@ -27,6 +26,7 @@ from cloud.process import WHOLE_TREES, VerifierProcess
 from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.runtime import FIXED, EdgeRuntime
 from outrider_core.drafting.drafter import TreeShape
+from outrider_core.machine import describe_machine
 from outrider_core.protocol.sampling import Sampling
 
 
@@ -78,7 +78,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         verifier.stop()
     everything = [stats for group in by_category.values() for stats in group]
     return {
-        "machine": f"{platform.machine()}, {platform.system()}",
+        "machine": describe_machine(),
         "tree": {"nodes": options.nodes, "depth": options.depth, "breadth": options.breadth},
         "lookup": not options.no_lookup,
         "temperature": options.temperature,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import platform
 import sys
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from cloud.process import VerifierProcess
 from edge_runtime.events import Event, Finished, LinkState, Provisional, RolledBack, Verified
 from edge_runtime.runtime import EdgeRuntime
 from outrider_core.drafting.drafter import TreeShape
+from outrider_core.machine import describe_machine
 from outrider_core.protocol.sampling import Sampling
 
 QUESTIONS = [
@@ -158,7 +158,7 @@ def report(answers: list[Finished], plain: list[Any], cut: Finished, outage: dic
     speed = tokens / sum(s.seconds for s in stats)
     plain_speed = sum(len(p.tokens) for p in straight) / sum(p.seconds for p in straight)
     return {
-        "machine": f"{platform.machine()}, {platform.system()}",
+        "machine": describe_machine(),
         "tree_nodes": SHAPE.nodes,
         "tokens": tokens,
         "rounds": rounds,

@@ -33,7 +33,7 @@ from cloud.scheduling import Budget, measure_costs
 from cloud.service import Verifier, load_verifier
 from cloud.sessions import Session
 from cloud.settings import Settings
-from outrider_core.drafting.probe import processor_name
+from outrider_core.machine import describe_machine
 from outrider_core.models.target import TargetError, load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
@@ -337,11 +337,11 @@ def _draft(ahead: Sequence[int], rng: random.Random, nodes: int) -> TokenTree:
     return TokenTree(tuple(tokens), tuple(parents))
 
 
-def machine(device: torch.device) -> str:
-    """The hardware and the number of threads, for a table's title."""
+def describe_device(device: torch.device) -> str:
+    """What a torch device is, and on a CPU the number of threads, for a table's title."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{processor_name()}, {torch.get_num_threads()} threads"
+    return f"{describe_machine()}, {torch.get_num_threads()} threads"
 
 
 def show(figures: Figures, console: Console) -> None:
@@ -402,7 +402,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures: Figures = {
         "target": options.model,
         "dtype": options.dtype,
-        "machine": machine(bench.runner.device),
+        "machine": describe_device(bench.runner.device),
         "floors": {
             "read_gigabytes_per_second": floors.bandwidth / 1e9,
             "gigaflops": floors.flops / 1e9,

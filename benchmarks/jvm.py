@@ -36,7 +36,7 @@ from benchmarks.command import Figures, conclude
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import MASKED, Drafter, TreeShape
 from outrider_core.drafting.engines import Engine, Floats, Ints, installed, open_engine
-from outrider_core.drafting.probe import Others, processor_name
+from outrider_core.machine import Others, processor_name
 from outrider_core.protocol.sampling import Sampling
 
 #: English and code

@@ -28,10 +28,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.load_device import FAULTS, Answer, Device, Dial, Habits, Refusal, describe, record
 from benchmarks.load_hostile import KINDS, Orders
-from benchmarks.load_report import MEGA, Figures, Memory, Tally, compare, describe_machine, show
+from benchmarks.load_report import MEGA, Figures, Memory, Tally, compare, show
 from cloud.process import VerifierProcess
 from edge_runtime.link import verifier_url
 from export.quiet import quiet
+from outrider_core.machine import describe_machine
 
 EXAMPLES = """
 examples:
@@ -122,7 +123,8 @@ async def measure(options: argparse.Namespace, verifier_flags: list[str], consol
                 beside = await run_phase(stage, devices, bad)
                 phases.append({**beside, "ratios": compare(alone, beside)})
         return {
-            **describe_machine(),
+            "machine": describe_machine(),
+            "cores": os.cpu_count() or 1,
             "target_hash": target_hash,
             "address": address if server is None else None,
             "verifier_flags": verifier_flags,

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import platform
 import random
 import statistics
 import sys
@@ -56,6 +55,7 @@ from edge_runtime.runtime import LARGEST, EdgeRuntime
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.drafting.engines import open_engine
+from outrider_core.machine import describe_machine
 from outrider_core.protocol.tree import MAX_NODES
 
 #: name -> options of the runtime; None: not a runtime's mode
@@ -201,7 +201,7 @@ async def measure(options: argparse.Namespace, console: Console) -> Figures:
             return await break_answers(bench, stack)
         profiles = {name: await measure_profile(bench, PROFILES[name]) for name in options.profiles}
     return {
-        "machine": f"{platform.machine()}, {platform.system()}", "questions": len(bench.prompts),
+        "machine": describe_machine(), "questions": len(bench.prompts),
         "max_new_tokens": options.max_new_tokens, "dtype": options.dtype, "step_ms": options.step_ms,
         "device_step_ms": options.device_step_ms, "dilation": options.dilation,
         "cores": str(bench.cores), "profiles": profiles,
@@ -311,7 +311,7 @@ async def break_answers(bench: Bench, stack: AsyncExitStack) -> Figures:
                 rolled_back += event.stats.rolled_back
                 progress.update(bar, completed=faults)
     return {
-        "machine": f"{platform.machine()}, {platform.system()}", "cuts": faults, "answers": answers,
+        "machine": describe_machine(), "cuts": faults, "answers": answers,
         "answers_that_differ": wrong, "screens_that_differ": lost, "given_up": given_up, "provisional": provisional,
         "rolled_back": rolled_back, "stalls": len(stalls),
         "stall_ms_p95": round(1000 * float(np.percentile(stalls, 95))) if stalls else None,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from outrider_core.drafting.probe import numbers, whole
+from outrider_core.arguments import positive_int, positive_ints
 from outrider_core.models.target import DEFAULT_TARGET, TargetError
 
 EPILOG = """\
@@ -116,14 +116,14 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     bench.add_argument("bundle", type=Path, help="folder that `bundle` wrote")
     bench.add_argument("--engines", default=None, help="by commas; default: all in the bundle that run here")
-    bench.add_argument("--threads", type=numbers, default=None, metavar="N,N", help="default: 1 and all cores")
+    bench.add_argument("--threads", type=positive_ints, default=None, metavar="N,N", help="default: 1 and all cores")
     bench.add_argument(
-        "--widths", type=numbers, default=[1, 2, 4, 8, 16, 32, 64], metavar="N,N", help="tokens of one step"
+        "--widths", type=positive_ints, default=[1, 2, 4, 8, 16, 32, 64], metavar="N,N", help="tokens of one step"
     )
     bench.add_argument(
-        "--contexts", type=numbers, default=[128, 512, 1024, 2048], metavar="N,N", help="cache and feature rows"
+        "--contexts", type=positive_ints, default=[128, 512, 1024, 2048], metavar="N,N", help="cache and feature rows"
     )
-    bench.add_argument("--repeats", type=whole, default=30, help="timed steps for each figure")
+    bench.add_argument("--repeats", type=positive_int, default=30, help="timed steps for each figure")
     return parser
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import platform
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -25,6 +24,7 @@ from export.share import Share
 from export.train import Student, Trainer
 from lab.baselines.networks import Baseline, BaselineConfig, save_baseline
 from lab.baselines.reused import ReusedLayerMoA
+from outrider_core.machine import describe_machine
 from outrider_core.models.drafter_files import save_drafter
 from outrider_core.models.moa import MoA, MoAConfig
 from outrider_core.models.packing import pack_linears
@@ -101,7 +101,7 @@ def train(arguments: argparse.Namespace) -> None:
         "held_out_agreement_by_lag": agreement,
         "last_run": {
             "device": device,
-            "machine": platform.processor() or platform.machine(),
+            "machine": describe_machine(),
             "tokens": seen,
             "seconds": round(time.monotonic() - started),
         },

@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.engine import machine
+from benchmarks.engine import describe_device
 from cloud.service import load_verifier
 from cloud.settings import Settings
 from export.__main__ import keep_freed_memory
@@ -213,7 +213,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         threads=torch.get_num_threads(), tree_budget=SHAPE.nodes, kv_tokens=8192, max_sessions=4,
     )  # fmt: skip
     lab = Lab(load_verifier(settings))
-    figures["machine"] = machine(lab.device)
+    figures["machine"] = describe_device(lab.device)
     longest = lab.verifier.max_context - options.max_new_tokens - SHAPE.nodes
     questions, _ = read_questions(options.prompts, options.count, lab.encode, longest)
     for name, folder in folders.items():

@@ -33,8 +33,8 @@ from lab.contenders import Contender, SampledContender
 from lab.drafters import Question, open_contenders, open_lab, read_questions
 from lab.lab import Lab
 from lab.multi_candidate import SampledDrafter
+from outrider_core.arguments import positive_ints
 from outrider_core.drafting.drafter import Drafter, TreeShape
-from outrider_core.drafting.probe import numbers
 from outrider_core.models.moa import DrafterError
 from outrider_core.models.target import TargetError, open_target
 from outrider_core.protocol.sampling import Sampling
@@ -120,7 +120,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--target", default=Settings.model_fields["model"].default)
     parser.add_argument("--count", type=int, default=96, help="prompts of each file, spread evenly; 0: all")
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--profile", type=numbers, default=[4, 2, 2, 1, 1], metavar="N,N", help="children per level")
+    parser.add_argument(
+        "--profile", type=positive_ints, default=[4, 2, 2, 1, 1], metavar="N,N", help="children per level"
+    )
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])

@@ -31,7 +31,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.command import conclude
-from benchmarks.engine import machine
+from benchmarks.engine import describe_device
 from cloud.service import load_verifier
 from cloud.settings import Settings
 from lab import offline_curve
@@ -39,9 +39,9 @@ from lab.baselines.decision import THRESHOLD, DecisionError, load
 from lab.contenders import BaselineContender, Contender, MoAContender, SampledContender, Tables, Unfed
 from lab.lab import Answer, Lab
 from lab.multi_candidate import EarlyStop
+from outrider_core.arguments import positive_ints
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
-from outrider_core.drafting.probe import numbers
 from outrider_core.models.drafter_files import CONFIG_FILE
 from outrider_core.models.moa import DrafterError
 from outrider_core.models.target import open_target
@@ -256,7 +256,7 @@ def main(argv: list[str] | None = None) -> int:
                         help="drawn trees also with early stopping, by models of lab.decision")  # fmt: skip
     parser.add_argument("--threshold", type=float, default=THRESHOLD,
                         help="draft on while a node's predicted acceptance is above it")  # fmt: skip
-    parser.add_argument("--profile", type=numbers, default=[4, 2, 2, 1, 1], metavar="N,N",
+    parser.add_argument("--profile", type=positive_ints, default=[4, 2, 2, 1, 1], metavar="N,N",
                         help="children per level of drawn trees")  # fmt: skip
     parser.add_argument(
         "--lookup", action="store_true", help="MoA also with prompt lookup mixed in, as the product drafts"
@@ -320,7 +320,7 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
     early = early_stops(options.decision, options.threshold, contenders, questions)
     paths = ("json", "prompts", "drafters", "decision", "bundle")
     given = {key: value for key, value in vars(options).items() if key not in paths}
-    figures = {"machine": machine(lab.device), "options": given, "too_long": too_long}
+    figures = {"machine": describe_device(lab.device), "options": given, "too_long": too_long}
     if options.offline:
         asked = [(question.prompt, question.solution) for question in questions]
         return figures | {"offline": offline_curve.measure(lab, contenders, asked, options.max_new_tokens, console)}

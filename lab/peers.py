@@ -34,7 +34,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks.command import conclude
-from benchmarks.engine import machine
+from benchmarks.engine import describe_device
 from cloud.service import load_verifier
 from cloud.settings import Settings
 from lab import llama_peer
@@ -250,7 +250,7 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
         if llama:
             llama.close()
     return {
-        "machine": machine(lab.device),
+        "machine": describe_device(lab.device),
         "options": {key: value for key, value in vars(options).items() if isinstance(value, int | str)},
         "llama_cpp_python": llama.version if llama else None,
         "left_out": left_out,

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from edge_runtime.probe import TREES
 from export import bench as room
 from export.bench import HEADING, bench, bench_bundle, bench_markdown, show, write_into_report
 from export.report import replace_section
 from outrider_core.drafting.bundle import BundleError, open_bundle
 from outrider_core.drafting.drafter import TreeShape
-from outrider_core.drafting.probe import TREES
-from tests.drafting.test_probe import MAX_WIDTH, STEP_BYTES, tiny_bundle
+from tests.edge_runtime.test_probe import MAX_WIDTH, STEP_BYTES, tiny_bundle
 
 CELL = re.compile(r"\d+\.\d+ / \d+\.\d+ \(x\d+\.\d\)")
 
