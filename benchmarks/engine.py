@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import DynamicCache
 
+from benchmarks.command import common_arguments
 from cloud.engine import Segment
 from cloud.runner import Part, Runner
 from cloud.scheduling import Budget, measure_costs
@@ -368,15 +368,11 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.engine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     defaults = Settings()
+    common_arguments(parser, "drafter", "device", "threads", dtype="bfloat16", json=None)
     parser.add_argument("--model", default=defaults.model, help="target (default %(default)s)")
-    parser.add_argument("--drafter", type=Path, default=defaults.drafter, help="drafter folder of that target")
-    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--device", default="auto", help="torch device; auto takes CUDA where there is one")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads, 0 takes all cores")
     parser.add_argument("--repeats", type=int, default=7, help="runs of which the median is taken")
     parser.add_argument("--only", choices=TABLES, action="append", help="one of the tables; may be repeated")
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 4, 16, 64], help="of the throughput table")
-    parser.add_argument("--json", type=Path, help="write all figures there")
     return parser
 
 

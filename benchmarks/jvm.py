@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from android_demo.ci import core, engines, native
-from benchmarks.command import Figures, conclude
+from benchmarks.command import Figures, common_arguments, conclude
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import MASKED, Drafter, TreeShape
 from outrider_core.drafting.engines import Engine, Floats, Ints, installed, open_engine
@@ -247,7 +247,7 @@ def show(figures: Figures) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", type=Path, default=Path("build/bundle"))
+    common_arguments(parser, "bundle")
     parser.add_argument("--engine", default="onnx")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9, help="turns that count")

@@ -40,15 +40,14 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.acceptance import read_questions
 from benchmarks.baseline import call_per_token
-from benchmarks.command import Figures, conclude
+from benchmarks.command import Figures, common_arguments, conclude
 from benchmarks.cores import Cores
 from benchmarks.links import PROFILES, EmulatedLink, Profile
 from benchmarks.network_report import plot, show
+from benchmarks.questions import as_question, read_questions
 from benchmarks.slow_device import SlowEngine
 from cloud.process import VerifierProcess
-from cloud.settings import Settings
 from edge_runtime.events import AnswerStats, Finished, Provisional, RolledBack, Verified
 from edge_runtime.policy import Policy
 from edge_runtime.runtime import LARGEST, EdgeRuntime
@@ -134,11 +133,9 @@ class Bench:
         stack.enter_context(self.cores.of(self.cores.device))
         self.threads = options.threads or len(self.cores.device)
         self.bundle: Bundle = open_bundle(options.bundle)
-        self.prompts = [
-            ids for _, question in read_questions(options.prompts, options.count)
-            if len(ids := self.bundle.render_chat([{"role": "user", "content": question}]))
-            + options.max_new_tokens <= self.bundle.manifest.max_context
-        ]  # fmt: skip
+        longest = self.bundle.manifest.max_context - options.max_new_tokens
+        questions, _ = read_questions(options.prompts, options.count, as_question(self.bundle), longest)
+        self.prompts = [question.prompt for question in questions]
         self.truth: dict[int, list[int]] = {}
         self._verifiers: dict[bool, VerifierProcess] = {}
 
@@ -340,7 +337,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.network", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prompts", type=Path, required=True, help="JSONL with `turns` or `prompt`")
+    common_arguments(
+        parser,
+        "prompts",
+        "target",
+        "bundle",
+        "drafter",
+        "seed",
+        count=6,
+        max_new_tokens=96,
+        dtype="float32",
+        json=Path("build/network.json"),
+    )
     parser.add_argument("--profiles", nargs="+", default=list(PROFILES), choices=list(PROFILES), metavar="NAME",
                         help=f"of {', '.join(PROFILES)}; default: all")  # fmt: skip
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES), metavar="NAME",
@@ -354,18 +362,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--dilation", type=float, default=1.0, metavar="N",
                         help="let link and slowed steps take N times as long, and divide times by N")  # fmt: skip
-    parser.add_argument("--count", type=int, default=6, help="questions, spread evenly over the file")
-    parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--nodes", type=int, default=LARGEST.nodes, help="of the largest trees")
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--threads", type=int, default=0, help="of the drafter's engine, 0: all of its cores")
     parser.add_argument("--shared-cores", action="store_true", help="let device and verifier take each other's cores")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--bundle", type=Path, default=Path("build/bundle"))
-    parser.add_argument("--target", default=Settings.model_fields["model"].default)
-    parser.add_argument("--drafter", type=Path, default=Path("drafters/smollm2-135m-instruct-moa"))
-    parser.add_argument("--json", type=Path, default=Path("build/network.json"), help="where the figures go")
     parser.add_argument("--plot", type=Path, default=None, help="where a picture goes (needs matplotlib)")
     options = parser.parse_args(argv)
     if options.dilation < 1:

@@ -22,7 +22,9 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks.command import common_arguments
 from benchmarks.engine import describe_device
+from benchmarks.questions import Question, read_questions
 from cloud.service import load_verifier
 from cloud.settings import Settings
 from export.__main__ import keep_freed_memory
@@ -35,7 +37,7 @@ from lab import offline_curve
 from lab.baselines.networks import save_baseline
 from lab.baselines.reused import ReusedLayerMoA
 from lab.contenders import BaselineContender, Contender, MoAContender, Unfed
-from lab.drafters import Question, first_moa, read_questions
+from lab.drafters import first_moa
 from lab.lab import Lab
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.models.drafter_files import save_drafter, write_drafter
@@ -160,19 +162,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lab.ablations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    common_arguments(parser, "target", "device", "seed", count=48, max_new_tokens=64, json=Path("build/ablations.json"))
     parser.add_argument("--answers", type=Path, help="answers file of `python -m export train`")
     parser.add_argument("--prompts", type=Path, nargs="+", help="questions: JSONL with `turns`, `prompt` or `question`")
     parser.add_argument("--recipes", nargs="+", default=None, metavar="NAME", help="default: all; see --list")
     parser.add_argument("--list", action="store_true", help="name the recipes and exit")
-    parser.add_argument("--target", default=Settings.model_fields["model"].default)
     parser.add_argument("--conversations", type=int, default=3000, help="the first so many of the answers file")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--count", type=int, default=48, help="questions of each file, spread evenly")
-    parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--work-dir", type=Path, default=Path("build/train"), help="features, checkpoints, drafters")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, default=Path("build/ablations.json"), help="figures; those there are kept")
     options = parser.parse_args(argv)
     if options.list:
         print("\n".join(RECIPES))

@@ -25,12 +25,13 @@ from rich.console import Console
 from rich.progress import Progress, track
 from torch import nn
 
-from cloud.settings import Settings
+from benchmarks.command import common_arguments
+from benchmarks.questions import Question, read_questions
 from lab.baselines.choice import Chooser
 from lab.baselines.decision import DecisionConfig, DecisionModel, Examples, Trained, save, soft_labels, train
 from lab.baselines.trees import LevelTree
 from lab.contenders import Contender, SampledContender
-from lab.drafters import Question, open_contenders, open_lab, read_questions
+from lab.drafters import open_contenders, open_lab
 from lab.lab import Lab
 from lab.multi_candidate import SampledDrafter
 from outrider_core.arguments import positive_ints
@@ -110,24 +111,17 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lab.decision", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--prompts", type=Path, nargs="+", required=True, help="JSONL for training: `prompt` or `turns`"
+    common_arguments(
+        parser, "prompts", "target", "device", "threads", "seed", count=96, max_new_tokens=64, dtype="bfloat16"
     )
     parser.add_argument("--drafter", required=True, metavar="FOLDER", help="the drafter that is to stop early")
     parser.add_argument("--output", type=Path, required=True, help="the safetensors file to write")
     parser.add_argument("--kind", default="hard", choices=["soft", "hard"],
                         help="soft: its last hidden state; hard: entropy and ten largest probabilities")  # fmt: skip
-    parser.add_argument("--target", default=Settings.model_fields["model"].default)
-    parser.add_argument("--count", type=int, default=96, help="prompts of each file, spread evenly; 0: all")
-    parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument(
         "--profile", type=positive_ints, default=[4, 2, 2, 1, 1], metavar="N,N", help="children per level"
     )
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads, 0: all cores")
     options = parser.parse_args(argv)
     try:
         run(options, Console())

@@ -15,13 +15,10 @@ arXiv 2409.10644, levels accepted of those drafted (the level of target seeds is
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +27,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.command import conclude
+from benchmarks.command import common_arguments, conclude
 from benchmarks.engine import describe_device
+from benchmarks.questions import Question, read_questions
 from cloud.service import load_verifier
 from cloud.settings import Settings
 from lab import offline_curve
@@ -43,47 +41,12 @@ from outrider_core.arguments import positive_ints
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.models.drafter_files import CONFIG_FILE
+from outrider_core.models.folders import default_drafter
 from outrider_core.models.moa import DrafterError
 from outrider_core.models.target import open_target
 from outrider_core.protocol.sampling import Sampling
-from outrider_core.protocol.wire import pack_ids
 
-DEFAULT_DRAFTER = Path("drafters/smollm2-135m-instruct-moa")
 Figures = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Question:
-    """group: its category or its file's name. solution: text that ends with the right number, where there is one."""
-
-    group: str
-    prompt: list[int]
-    solution: str | None
-
-    @property
-    def fingerprint(self) -> str:
-        """Tells prompts apart."""
-        return hashlib.sha256(pack_ids(self.prompt)).hexdigest()[:16]
-
-
-def read_questions(
-    paths: list[Path], count: int, encode: Callable[[str], list[int]], longest: int
-) -> tuple[list[Question], int]:  # fmt: skip
-    """(`count` of each file, spread evenly over it, or all for 0; how many had more than `longest` tokens)."""
-    questions = []
-    for path in paths:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
-        if not rows:
-            raise ValueError(f"{path} holds no question")
-        step = max(1, len(rows) // count) if count else 1
-        for row in rows[::step][: count or None]:
-            text = row.get("prompt") or row.get("question") or row["turns"][0]
-            solution = row.get("answer") if "question" in row else None
-            questions.append(Question(row.get("category", path.stem.split("_")[0]), encode(text), solution))
-    fitting = [question for question in questions if len(question.prompt) <= longest]
-    if not fitting:
-        raise ValueError("no question fits into the context")
-    return fitting, len(questions) - len(fitting)
 
 
 def measure(
@@ -218,7 +181,7 @@ def open_contenders(named: str, tables: Tables, lookup: bool = False, bundle: Bu
 
 def first_moa(folders: list[Path]) -> Path:
     """A verifier has a drafter, whoever drafts."""
-    return next((folder for folder in folders if drafter_kind(folder) == "moa"), DEFAULT_DRAFTER)
+    return next((folder for folder in folders if drafter_kind(folder) == "moa"), default_drafter())
 
 
 def drafter_kind(folder: Path) -> str:
@@ -232,20 +195,27 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lab.drafters", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSONL: `turns`, `prompt` or `question`")
-    parser.add_argument("--drafters", nargs="+", default=[f"moa={DEFAULT_DRAFTER}"], metavar="[NAME=]FOLDER")
+    common_arguments(
+        parser,
+        "prompts",
+        "target",
+        "device",
+        "threads",
+        "seed",
+        count=24,
+        max_new_tokens=96,
+        dtype="bfloat16",
+        json=Path("build/drafters.json"),
+    )
+    parser.add_argument("--drafters", nargs="+", default=[f"moa={default_drafter()}"], metavar="[NAME=]FOLDER")
     parser.add_argument("--offline", action="store_true",
                         help="cut the link within each answer and judge what the drafters write alone")  # fmt: skip
-    parser.add_argument("--target", default=Settings.model_fields["model"].default)
-    parser.add_argument("--count", type=int, default=24, help="questions of each file, spread evenly; 0: all")
-    parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--nodes", type=int, default=62)
     parser.add_argument("--depth", type=int, default=6)
     parser.add_argument("--breadth", type=int, default=8)
     parser.add_argument("--gain", type=float, default=TreeShape.gain,
                         help="accepted tokens that one more step of the drafter must promise")  # fmt: skip
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--unfed", action="store_true",
                         help="every drafter also without features, as in an answer begun offline")  # fmt: skip
     parser.add_argument("--mcsd", action="store_true",
@@ -264,10 +234,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--bundle", type=Path, default=None,
                         help="MoA also through the engine of this bundle of it, with prompt lookup")  # fmt: skip
     parser.add_argument("--repeats", type=int, default=1, help="runs of every answer, of which the median counts")
-    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads, 0: all cores")
-    parser.add_argument("--json", type=Path, default=Path("build/drafters.json"), help="where the figures go")
     options = parser.parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 140)
 

@@ -33,12 +33,12 @@ from rich.progress import track
 from rich.table import Table
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from benchmarks.command import conclude
+from benchmarks.command import common_arguments, conclude
 from benchmarks.engine import describe_device
+from benchmarks.questions import read_questions
 from cloud.service import load_verifier
 from cloud.settings import Settings
 from lab import llama_peer
-from lab.drafters import read_questions
 from lab.lab import Lab
 from outrider_core.models.target import ALIASES, gguf_of, load_target
 from outrider_core.protocol.sampling import Sampling
@@ -214,18 +214,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lab.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSONL: `turns`, `prompt` or `question`")
+    common_arguments(
+        parser, "prompts", "target", "drafter", "threads", count=8, max_new_tokens=64, json=Path("build/peers.json")
+    )
     parser.add_argument("--llama-python", metavar="PYTHON",
                         help="interpreter with llama-cpp-python; without: this one, or no such row")  # fmt: skip
     parser.add_argument("--gguf", type=Path, help="llama.cpp's file (default: the one the default target is made from)")
-    parser.add_argument("--target", default=Settings.model_fields["model"].default)
-    parser.add_argument("--drafter", type=Path, default=Settings.model_fields["drafter"].default,
-                        help="the target's drafter: a verifier has one, though it is not used here")  # fmt: skip
-    parser.add_argument("--count", type=int, default=8, help="questions of each file, spread evenly; 0: all")
-    parser.add_argument("--max-new-tokens", type=int, default=64, help="tokens of every answer")
     parser.add_argument("--repeats", type=int, default=3, help="runs of every answer, of which the median counts")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads of everyone, 0: all cores")
-    parser.add_argument("--json", type=Path, default=Path("build/peers.json"), help="where the figures go")
     options = parser.parse_args(argv)
     console = Console()
     return conclude(lambda: run(options, console), lambda figures: show(figures, console), options.json, console)

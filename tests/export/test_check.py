@@ -24,6 +24,7 @@ from export.check import broken_bounds, facts
 from export.steps import RANDOM_ROWS, TARGET_ANSWERS, Passage
 from outrider_core.drafting.bundle import MANIFEST, Manifest, open_bundle
 from outrider_core.models.drafter_files import save_drafter
+from outrider_core.models.folders import drafters_folder
 from tests.export.conftest import Bundles, Folders, Reused, edit_manifest, snapshot
 from tests.tiny import save_tiny_target, tiny_drafter_config, tiny_model
 
@@ -197,7 +198,7 @@ def test_drafter_is_looked_for(
     monkeypatch.chdir(tmp_path)
     drafter_hash = open_bundle(copied).manifest.drafter_hash
     arguments = ["check", str(copied), "--target", str(folders.target), "--no-acceptance"]
-    missing = f"no drafter {drafter_hash} under drafters/; give the bundle's with --drafter"
+    missing = f"no drafter {drafter_hash} in ./drafters or {drafters_folder()}; give the bundle's with --drafter"
     assert refused(capsys, arguments, snapshot(copied), copied) == missing
     (tmp_path / "drafters" / "a broken one").mkdir(parents=True)
     config, tensors = tiny_drafter_config(tiny_model(dtype=torch.float32), folders.target_hash, seed=8)
