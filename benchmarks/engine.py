@@ -34,7 +34,7 @@ from cloud.service import Verifier, load_verifier
 from cloud.sessions import Session
 from cloud.settings import Settings
 from outrider_core.machine import describe_machine
-from outrider_core.models.target import TargetError, load_target
+from outrider_core.models.target import TargetError, head_dim_of, load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import Open, pack_ids
@@ -127,7 +127,7 @@ def measure_floors(bench: Bench) -> Floors:
     wide = model.model.layers[0].mlp.up_proj
     x = torch.randn(1, 512, shape.hidden_size, dtype=dtype, device=device)
     [product] = bench.median(lambda: [wide(x) for _ in range(8)])
-    head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    head_dim = head_dim_of(shape)
     heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
     attention = shape.hidden_size * head_dim * 2 * (heads + kv_heads)
     layer = attention + 3 * shape.hidden_size * shape.intermediate_size

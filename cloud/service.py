@@ -26,7 +26,7 @@ from cloud.settings import Settings
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.moa import DeviceHalf, DrafterError, MoAConfig, device_half_on, server_half
 from outrider_core.models.packing import pack_linears
-from outrider_core.models.target import Target, TargetError, load_target, open_target
+from outrider_core.models.target import Target, TargetError, head_dim_of, load_target, open_target
 from outrider_core.protocol.wire import MAX_TOKENS, PROTOCOL_VERSION, Welcome
 
 Drafter = tuple[MoAConfig, dict[str, torch.Tensor], str]
@@ -142,7 +142,7 @@ class Verifier:
 def make_runner(target: Target, settings: Settings) -> Runner:
     """This rank's runner: its share of the KV heads."""
     shape = target.config
-    head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    head_dim = head_dim_of(shape)
     return Runner(target.model, settings.kv_tokens, shape.num_key_value_heads // settings.tp, head_dim)
 
 
@@ -204,7 +204,7 @@ def _check_drafter(config: MoAConfig, target: Target) -> None:
             f"this drafter was trained on target {config.target_hash}, but {target.name} is {target.model_hash}; "
             "give --drafter a folder made for it"
         )
-    head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    head_dim = head_dim_of(shape)
     wanted = (config.target_kv_heads, config.target_head_dim, config.hidden_size, config.vocab_size)
     given = (shape.num_key_value_heads, head_dim, shape.hidden_size, shape.vocab_size)
     if wanted != given or not all(0 <= layer < shape.num_hidden_layers for layer in config.target_layers):

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from export.train_command import add_train_options, describe_presets, next_command, read_train_options
+from export.train_options import OptionsError
 from outrider_core.arguments import positive_int, positive_ints
 from outrider_core.models.target import DEFAULT_TARGET, TargetError
 
@@ -20,6 +22,10 @@ examples:
   python -m export check build/bundle
   python -m export bench build/bundle
 """
+TRAIN_USAGE = """\
+python -m export train --prompts prompts.jsonl --output-dir drafters/mine
+       python -m export train --self-prompts --output-dir drafters/mine --preset quick     no data set at all
+       python -m export train --config train.toml --output-dir drafters/mine"""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -30,49 +36,17 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     train = commands.add_parser(
-        "train", help="train a MoA drafter on the target's own answers",
-        description="Prompts are read, or written by the target itself (1); the target answers them (2); then a "
-        "Mixture-of-Attentions drafter learns to predict those answers (3). All stages resume: after Ctrl-C or a kill, "
-        "run the same command again.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
-    train.add_argument("--target", default=DEFAULT_TARGET, help="alias, Hugging Face id or folder")
-    train.add_argument("--prompts", type=Path, nargs="+", default=[], metavar="FILE",
-                       help="JSONL with `prompt` or `turns`, or plain text with one prompt a line")  # fmt: skip
-    train.add_argument("--self-prompts", type=int, default=0, metavar="N",
-                       help="let the target write so many prompts of its own; needs no data set")  # fmt: skip
-    train.add_argument("--openings", type=Path, default=None, metavar="FILE",
-                       help="half of these begin with a line of it; default: a list of ours")  # fmt: skip
-    train.add_argument("--composed", type=int, default=0, metavar="N",
-                       help="add so many tasks on longer texts, put together from --prompts")  # fmt: skip
-    train.add_argument("--drafter", choices=["moa", "eagle2", "lm"], default="moa",
-                       help="what to train; the others are for comparison and cannot be bundled")  # fmt: skip
-    train.add_argument("--output-dir", type=Path, required=True, help="drafter folder to write")
-    train.add_argument("--work-dir", type=Path, default=Path("build/train"), help="answers, features, checkpoint")
-    train.add_argument("--answers", type=Path, default=None, metavar="FILE",
-                       help="train on an answers file of an earlier run, as it is; no prompts are needed")  # fmt: skip
-    train.add_argument("--max-prompts", type=int, default=0, help="use at most this many, chosen by --seed; 0: all")
-    train.add_argument("--max-prompt-tokens", type=int, default=512, help="longer user turns are skipped")
-    train.add_argument("--max-new-tokens", type=int, default=192, help="length of an answer")
-    train.add_argument("--max-tokens", type=int, default=768, help="length of a whole conversation")
-    train.add_argument("--sampled", type=float, default=0.25, 
-                       help="share of conversations answered at a temperature drawn evenly from 0 to 1")  # fmt: skip
-    train.add_argument("--follow-ups", type=float, default=0.2,
-                       help="share of one-turn conversations that get a second one, written by the target")  # fmt: skip
-    train.add_argument("--slots", type=int, default=128, help="conversations held at once")
-    train.add_argument("--epochs", type=int, default=5)
-    train.add_argument("--batch-tokens", type=int, default=2048, help="tokens per step, padding included")
-    train.add_argument("--learning-rate", type=float, default=2e-3)
-    train.add_argument("--layers", type=int, default=6, help="target layers the drafter's server half reads")
-    train.add_argument("--draft-vocab", type=int, default=12288, help="most frequent tokens the device can propose")
-    train.add_argument("--max-context", type=int, default=2048, help="longest conversation, in tokens")
-    train.add_argument("--own-text", type=int, default=0, metavar="N",
-                       help="at last learn from so many texts that the drafter itself wrote on alone")  # fmt: skip
-    train.add_argument("--features", choices=["auto", "cache", "online"], default="auto",
-                       help="what the target knows of its text: kept in a file, or computed anew")  # fmt: skip
-    train.add_argument("--device", default="auto", help="cpu, cuda or auto")
-    train.add_argument("--threads", type=int, default=0, help="CPU threads, 0 = torch's choice")
-    train.add_argument("--seed", type=int, default=0)
+        "train",
+        help="train a MoA drafter on the target's own answers",
+        usage=TRAIN_USAGE,
+        description="Prompts are read, or written by the target itself (1); the target answers them (2); then a\n"
+        "Mixture-of-Attentions drafter learns to predict those answers (3). All stages resume: after Ctrl-C\n"
+        "or a kill, run the same command again.",
+        epilog=describe_presets(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_train_options(train)
+    train.set_defaults(refuse=train.error)
 
     source = commands.add_parser(
         "import", help="turn a published MoA checkpoint into a drafter folder",
@@ -221,10 +195,17 @@ def guarded(run: Callable[[], int | None]) -> int:
 
 
 def run_train(arguments: argparse.Namespace) -> None:
-    from export.run import train
+    try:
+        options = read_train_options(arguments)
+    except OptionsError as error:
+        return arguments.refuse(str(error))
+    from export.train import train
 
     keep_freed_memory()
-    train(arguments)
+    notes = train(options)
+    if notes:
+        print(f"held-out agreement by lag 1..6: {notes['held_out_agreement_by_lag']}")
+        print(f"wrote {options.output_dir}; next: {next_command(options)}")
 
 
 def run_bench(arguments: argparse.Namespace) -> None:

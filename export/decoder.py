@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
 
-from outrider_core.models.target import Target
+from outrider_core.models.target import Target, head_dim_of
 
 
 class SlotDecoder:
@@ -23,7 +23,7 @@ class SlotDecoder:
         config, self.model = target.config, target.model
         device = self.model.device
         self.kv_heads = config.num_key_value_heads
-        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.head_dim = head_dim_of(config)
         shape = (config.num_hidden_layers, slots * self.kv_heads, capacity, self.head_dim)
         self.values = torch.zeros(shape, dtype=self.model.dtype, device=device)
         half = self.model.dtype in (torch.bfloat16, torch.float16)

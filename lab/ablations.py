@@ -31,16 +31,16 @@ from export.__main__ import keep_freed_memory
 from export.features import Sequence
 from export.progress import Meter
 from export.recipe import TrainSettings
-from export.run import TrainingSet, learn_alone, read_sequences
-from export.train import Trainer
+from export.train import own_text_trainer
+from export.trainer import Trainer
+from export.training_set import TrainingSet, read_sequences
 from lab import offline_curve
-from lab.baselines.networks import save_baseline
-from lab.baselines.reused import ReusedLayerMoA
 from lab.contenders import BaselineContender, Contender, MoAContender, Unfed
 from lab.drafters import first_moa
+from lab.kinds import KINDS
 from lab.lab import Lab
 from outrider_core.drafting.drafter import TreeShape
-from outrider_core.models.drafter_files import save_drafter, write_drafter
+from outrider_core.models.drafter_files import write_drafter
 from outrider_core.models.moa import MoA
 from outrider_core.models.target import load_target, open_target
 from outrider_core.protocol.sampling import Sampling
@@ -50,18 +50,14 @@ RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "default recipe": ("moa", {}, {}),
     "no norm before the head (paper)": ("moa", {}, {"final_norm": False}),
     "target's last layer reused (paper's TLI 1)": ("tli1", {}, {}),
-    "a root sees its own row (paper)": ("moa", {"own_row": True}, {}),
-    "windows begin at multiples (paper)": ("moa", {"random_phase": False}, {}),
     "no long windows, no dropped rows": ("moa", {"long_windows": 0.0}, {}),
     "more long windows": ("moa", {"long_windows": 0.4}, {}),
     "loss weights 0.1 and 1 (paper)": ("moa", {"distribution_weight": 0.1, "feature_weight": 1.0}, {}),
     "token loss alone": ("moa", {"feature_weight": 0.0}, {}),
     "all lags weigh the same": ("moa", {"lag_decay": 1.0}, {}),
     "early lags weigh more": ("moa", {"lag_decay": 0.75}, {}),
-    "top tokens twice (HASS)": ("moa", {"top_tokens_weight": 1.0}, {}),
     "answers alone are learnt": ("moa", {"prompt_weight": 0.0}, {}),
     "prompts weigh as much as answers": ("moa", {"prompt_weight": 1.0}, {}),
-    "rows rounded as they travel": ("moa", {"rounded_rows": True}, {}),
     "own text at last": ("moa", {}, {"own_text": 600}),
     "3 target layers": ("moa", {}, {"layers": 3}),
     "12 target layers": ("moa", {}, {"layers": 12}),
@@ -86,23 +82,19 @@ def train(name: str, sequences: list[Sequence], options: argparse.Namespace) -> 
         return folder
     target = load_target(options.target, dtype="bfloat16", device="cpu" if options.device == "auto" else options.device)
     data = TrainingSet(target, sequences, **shapes)
-    student = data.student(kind, options.seed)
+    student = data.student(KINDS[kind], options.seed)
     settings = replace(TrainSettings(epochs=options.epochs, seed=options.seed), **changes)
     place.mkdir(parents=True, exist_ok=True)
     features = data.features("auto", options.work_dir).first(options.conversations)
     trainer = Trainer(student, features, settings, data.checkpoint(student, settings, place))
     _run(name, trainer)
-    if own_text and isinstance(student, MoA):
-        last = learn_alone(student, data, trainer, own_text, "auto", place)
+    if own_text:
+        assert isinstance(student, MoA), "only MoA can write alone"
+        last = own_text_trainer(student, data, trainer, own_text, "auto", place)
         _run(f"{name}: last stage", last)
         last.checkpoint.unlink()
     notes = {"recipe": name, "held_out_agreement_by_lag": trainer.evaluate()}
-    if isinstance(student, ReusedLayerMoA):
-        write_drafter(folder, "tli1", asdict(student.config), student.trained(), notes)
-    elif isinstance(student, MoA):
-        save_drafter(folder, student.config, student.trained(), notes)
-    else:
-        save_baseline(folder, student, notes)
+    write_drafter(folder, kind, asdict(student.config), student.trained(), notes)
     trainer.checkpoint.unlink(missing_ok=True)
     return folder
 

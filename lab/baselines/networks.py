@@ -135,7 +135,7 @@ def load_baseline(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[Baseline
     try:
         values = json.loads((folder / CONFIG_FILE).read_text())
         if values.get("type") not in KINDS:
-            raise DrafterError(f"{folder}: a {values.get('type')} drafter is no baseline ({', '.join(KINDS)})")
+            raise DrafterError(f"{folder}: a {values.get('type')} drafter is not a baseline ({', '.join(KINDS)})")
         config = BaselineConfig(**{field.name: values[field.name] for field in fields(BaselineConfig)})
         tensors = load_file(folder / WEIGHTS_FILE)
         model = Baseline(config)

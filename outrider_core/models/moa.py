@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider_core.models.layers import Block, adopt_tables, rotary, rotate, tables_of
+from outrider_core.models.target import head_dim_of
 
 #: Tensors the server half needs; everything else lives on the device. The cross-attention's input norm
 #: stands on both sides: the paper sends keys/values and queries through the same norm.
@@ -96,7 +97,7 @@ class MoAConfig:
         depth = config.num_hidden_layers
         layers = min(layers, depth)
         chosen = tuple(depth - 1 - round(i * (depth - 1) / max(1, layers - 1)) for i in range(layers))[::-1]
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        head_dim = head_dim_of(config)
         kv_heads = config.num_key_value_heads
         width = 2 * kv_heads * head_dim
         rope = getattr(config, "rope_parameters", None) or {}
@@ -273,7 +274,6 @@ class MoA(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
         nn.init.zeros_(self.server.Ekv2E.bias)
-        self.rounded_rows = False  # train on rows rounded as they travel
 
     @property
     def head(self) -> nn.Linear:
@@ -289,8 +289,6 @@ class MoA(nn.Module):
         count, size = tokens.shape
         positions = torch.arange(size, device=tokens.device)
         rows = self.server(kv.flatten(0, 1), positions.repeat(count)).unflatten(0, (count, size))
-        if self.rounded_rows:
-            rows = rows + (quantised(rows) - rows).detach()
         assert self.device_half.null_row is not None, "drafters are trained with a null row"
         rows = torch.cat([self.device_half.null_row.to(rows.dtype).expand(count, 1, -1, -1, -1), rows], 1)
         empty = rows.new_zeros(count, 0, self.config.sa_kv_heads, self.config.head_dim)
@@ -307,14 +305,6 @@ class MoA(nn.Module):
         """Trained tensors under the checkpoint's names, plus the draft vocabulary map."""
         tensors = {k: v for k, v in self.device_half.state_dict().items() if not k.startswith(("embedding.", "head."))}
         return {**self.server.state_dict(), **tensors}
-
-
-def quantised(rows: Tensor) -> Tensor:
-    """Feature rows [..., head_dim] as they arrive over the wire: 4 bits with one scale per head
-    (outrider_core.protocol.rows)."""
-    largest = (rows.abs().amax(-1, keepdim=True) / 7).clamp(max=torch.finfo(torch.float16).max)
-    scale = largest.half().to(rows.dtype)
-    return (rows / scale.clamp(min=6e-8)).round().clamp(-7, 7) * scale
 
 
 def server_half(config: MoAConfig, tensors: dict[str, Tensor]) -> ServerHalf:
