@@ -93,9 +93,16 @@ async def _dialled(server: str, bundle: Bundle) -> AsyncIterator[tuple[Link, asy
 
 
 async def _one(
-    link: Link, events: asyncio.Queue[LinkEvent], stream: int, prompt: list[int], sampling: Sampling, max_new: int,
-    at_once: int, eos: set[int], silence: float = GIVE_UP,
-) -> PlainAnswer:  # fmt: skip
+    link: Link,
+    events: asyncio.Queue[LinkEvent],
+    stream: int,
+    prompt: list[int],
+    sampling: Sampling,
+    max_new: int,
+    at_once: int,
+    eos: set[int],
+    silence: float = GIVE_UP,
+) -> PlainAnswer:
     """at_once: tokens asked for in one call."""
     began, first, calls = time.monotonic(), 0.0, 0
     up, down = link.traffic.up, link.traffic.down

@@ -65,9 +65,16 @@ class Timed:
         self.engine, self.seconds, self.steps = engine, 0.0, 0
 
     def step(
-        self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
-        row_keys: Floats, row_values: Floats,
-    ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
+        self,
+        tokens: Ints,
+        positions: Ints,
+        wanted: Ints,
+        sa_mask: Floats,
+        sa_keys: Floats,
+        sa_values: Floats,
+        row_keys: Floats,
+        row_values: Floats,
+    ) -> tuple[Floats, Floats, Floats]:
         began = time.perf_counter()
         results = self.engine.step(tokens, positions, wanted, sa_mask, sa_keys, sa_values, row_keys, row_values)
         self.seconds += time.perf_counter() - began
@@ -97,7 +104,7 @@ class Here:
         return {"seconds": seconds}
 
     def _drafts(self, texts: list[list[int]], start: int, nodes: int, sampling: dict[str, Any]) -> Figures:
-        law, shape, engine = Sampling(**sampling), TreeShape(nodes), Timed(self.engine)
+        distribution, shape, engine = Sampling(**sampling), TreeShape(nodes), Timed(self.engine)
         manifest, row_shape = self.bundle.manifest, self.bundle.row_shape
         seconds, trees, inside, steps = [], [], 0.0, 0
         for text in texts:
@@ -110,7 +117,7 @@ class Here:
             for end in range(start, len(text) + 1):
                 prefix, engine.seconds, engine.steps = text[:end], 0.0, 0
                 began = time.perf_counter()
-                tree = drafter.draft(prefix, law, shape).tree
+                tree = drafter.draft(prefix, distribution, shape).tree
                 taken = time.perf_counter() - began
                 trees.append([*tree.tokens, *tree.parents])
                 if end > start:

@@ -157,9 +157,15 @@ class Talks:
 
 
 def generate_answers(
-    target: Target, plans: Mapping[int, Conversation], path: Path, *, limits: Limits, slots: int, seed: int = 0,
+    target: Target,
+    plans: Mapping[int, Conversation],
+    path: Path,
+    *,
+    limits: Limits,
+    slots: int,
+    seed: int = 0,
     on_end: Callable[[int], None],
-) -> None:  # fmt: skip
+) -> None:
     """Hold the conversations `plans` (index -> plan) and append them to the JSONL file `path` as they end.
 
     Each line: {"index": int, "ids": [token ids], "answers": [[begin, end], ...]}, end-of-answer tokens included; one

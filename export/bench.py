@@ -45,9 +45,14 @@ Figures = dict[str, Any]
 
 
 def bench_bundle(
-    folder: Path, *, engines: Iterable[str] | None = None, threads: Iterable[int] | None = None,
-    widths: Iterable[int] = WIDTHS, contexts: Iterable[int] = CONTEXTS, repeats: int = 30,
-) -> Figures:  # fmt: skip
+    folder: Path,
+    *,
+    engines: Iterable[str] | None = None,
+    threads: Iterable[int] | None = None,
+    widths: Iterable[int] = WIDTHS,
+    contexts: Iterable[int] = CONTEXTS,
+    repeats: int = 30,
+) -> Figures:
     """Measure `engines` (None: all of the bundle) with each of `threads` (None: 1 and all cores; 0: all cores).
 
     Widths above an engine's max_width and contexts above the bundle's max_context are left out. An engine that

@@ -37,9 +37,15 @@ class SlotDecoder:
         self.model.set_attn_implementation("outrider_slots")
 
     def _attention(
-        self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any,
-        scaling: float, **_: Any,
-    ) -> tuple[torch.Tensor, None]:  # fmt: skip
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: Any,
+        scaling: float,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
         keys, values = self.keys[module.layer_idx], self.values[module.layer_idx]
         if self.segments:
             return self._prefill_attention(keys, values, query, key, value, scaling), None
@@ -54,9 +60,14 @@ class SlotDecoder:
         return torch.bmm(weights, values[:, :span]).view(1, slots, -1, self.head_dim), None
 
     def _prefill_attention(
-        self, keys: torch.Tensor, values: torch.Tensor, query: torch.Tensor, key: torch.Tensor,
-        value: torch.Tensor, scaling: float,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+    ) -> torch.Tensor:
         outputs, start = [], 0
         for slot, length in self.segments:
             q, k, v = (x[:, :, start : start + length] for x in (query, key, value))

@@ -76,9 +76,16 @@ def compose(texts: Sequence[str], count: int, rng: random.Random) -> list[str]:
 
 
 def plan(
-    prompts: Sequence[tuple[str, ...]], *, limit: int = 0, composed: int = 0, self_prompts: int = 0,
-    openings: Sequence[str] = OPENINGS, sampled: float = 0.0, follow_ups: float = 0.0, seed: int = 0,
-) -> list[Conversation]:  # fmt: skip
+    prompts: Sequence[tuple[str, ...]],
+    *,
+    limit: int = 0,
+    composed: int = 0,
+    self_prompts: int = 0,
+    openings: Sequence[str] = OPENINGS,
+    sampled: float = 0.0,
+    follow_ups: float = 0.0,
+    seed: int = 0,
+) -> list[Conversation]:
     """Conversations in random order, the same for the same arguments.
 
     limit: at most so many of `prompts`, 0 takes all. composed: tasks on longer texts made of `prompts`.

@@ -88,9 +88,13 @@ class Trainer:
     """One training run with a checkpoint that resumes at the step where it stopped."""
 
     def __init__(
-        self, student: Student, features: OnlineFeatures, settings: TrainSettings, checkpoint: Path,
+        self,
+        student: Student,
+        features: OnlineFeatures,
+        settings: TrainSettings,
+        checkpoint: Path,
         share: Share = ALONE,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.student, self.features, self.settings, self.checkpoint = student, features, settings, checkpoint
         self.device = next(student.parameters()).device
         self.parameters = {n: p for n, p in student.named_parameters() if p.requires_grad}

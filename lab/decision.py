@@ -48,14 +48,19 @@ class Recorder(SampledDrafter):
     """Adds one `Examples` to `examples` for every tree that is judged, one row for each of its tokens."""
 
     def __init__(
-        self, inner: Drafter, profile: Sequence[int], chooser: Chooser, head: nn.Module | None, kind: str,
+        self,
+        inner: Drafter,
+        profile: Sequence[int],
+        chooser: Chooser,
+        head: nn.Module | None,
+        kind: str,
         examples: list[Examples],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(inner, profile, chooser, head=head)
         self._kind, self._examples = kind, examples
 
     def accept(self, logits: NDArray[np.float32]) -> tuple[list[int], int]:
-        p, q = self.laws(logits)
+        p, q = self.distributions(logits)
         siblings = [self.drafted.tree.siblings(row - 1).tokens for row in range(len(q))]
         labels = []
         for row, tokens in enumerate(siblings):
@@ -81,9 +86,14 @@ class RecordingContender(SampledContender):
 
 
 def collect(
-    lab: Lab, contender: RecordingContender, questions: list[Question], shape: TreeShape, new: int, seed: int,
+    lab: Lab,
+    contender: RecordingContender,
+    questions: list[Question],
+    shape: TreeShape,
+    new: int,
+    seed: int,
     console: Console,
-) -> tuple[Examples, Examples]:  # fmt: skip
+) -> tuple[Examples, Examples]:
     """(training, validation) examples from one answer of at most `new` tokens to each question."""
     parts: tuple[list[Examples], list[Examples]] = ([], [])
     for number, question in enumerate(track(questions, "collecting", console=console)):

@@ -50,9 +50,15 @@ Figures = dict[str, Any]
 
 
 def measure(
-    lab: Lab, contenders: list[Contender], questions: list[Question], sampling: Sampling, shape: TreeShape,
-    new: int, repeats: int, console: Console,
-) -> Figures:  # fmt: skip
+    lab: Lab,
+    contenders: list[Contender],
+    questions: list[Question],
+    sampling: Sampling,
+    shape: TreeShape,
+    new: int,
+    repeats: int,
+    console: Console,
+) -> Figures:
     """Figures by drafter and group."""
     answers: dict[tuple[str, str], list[list[Answer]]] = defaultdict(list)
     entries: list[Contender | None] = [None, *contenders]

@@ -90,9 +90,15 @@ class MoAConfig:
 
     @classmethod
     def for_target(
-        cls, config: Any, target_hash: str, *, layers: int = 6, draft_vocab: int = 12288, max_context: int = 2048,
+        cls,
+        config: Any,
+        target_hash: str,
+        *,
+        layers: int = 6,
+        draft_vocab: int = 12288,
+        max_context: int = 2048,
         final_norm: bool = True,
-    ) -> MoAConfig:  # fmt: skip
+    ) -> MoAConfig:
         """Default shapes for a target: its own head layout and MLP width, `layers` evenly spaced layers."""
         depth = config.num_hidden_layers
         layers = min(layers, depth)
@@ -218,9 +224,16 @@ class DeviceHalf(nn.Module):
         return torch.cat([self.null_row[None].to(rows.dtype), rows])
 
     def hidden(
-        self, tokens: Tensor, positions: Tensor, sa_mask: Tensor, sa_keys: Tensor, sa_values: Tensor,
-        row_keys: Tensor, row_values: Tensor, row_mask: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        sa_mask: Tensor,
+        sa_keys: Tensor,
+        sa_values: Tensor,
+        row_keys: Tensor,
+        row_values: Tensor,
+        row_mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The drafter up to (not including) the LM head, for a batch of B sequences.
 
         tokens, positions [B, n] int64; sa_mask additive [B, n, past + n]; sa_keys, sa_values
@@ -242,9 +255,16 @@ class DeviceHalf(nn.Module):
         return x if self.norm is None else self.norm(x), key, value
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, wanted: Tensor, sa_mask: Tensor, sa_keys: Tensor,
-        sa_values: Tensor, row_keys: Tensor, row_values: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        wanted: Tensor,
+        sa_mask: Tensor,
+        sa_keys: Tensor,
+        sa_values: Tensor,
+        row_keys: Tensor,
+        row_values: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """One draft step of one sequence, the shape that is exported. All state is the caller's.
 
         tokens, positions [n] int64; wanted [w] int64, the steps' indices whose logits are asked for; sa_mask

@@ -226,15 +226,15 @@ def test_the_target_writes_prompts_itself(tmp_path: Path) -> None:
         assert row["ids"][begin:] == plain_decode(tiny_model(), row["ids"][:begin], Sampling(), 8, ENDS)
 
 
-def test_sampled_answers_follow_the_targets_law() -> None:
+def test_sampled_answers_follow_the_targets_distribution() -> None:
     logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(2)).repeat(20_000, 1)
     temperatures = torch.full((20_000,), 0.7)
     temperatures[10_000:] = 0.0
     tokens = choose(logits, temperatures, torch.Generator().manual_seed(1))
     assert (tokens[10_000:] == logits[0].argmax()).all()
-    law = torch.softmax(logits[0] / 0.7, -1)
+    distribution = torch.softmax(logits[0] / 0.7, -1)
     seen = torch.bincount(tokens[:10_000], minlength=30) / 10_000
-    assert ((seen - law).abs() < 5 * (law * (1 - law) / 10_000).sqrt() + 1e-4).all()
+    assert ((seen - distribution).abs() < 5 * (distribution * (1 - distribution) / 10_000).sqrt() + 1e-4).all()
 
 
 # prompts
