@@ -233,7 +233,7 @@ def measure_throughput(bench: Bench, plain: Any, counts: Sequence[int], console:
     """Tokens per second of N sessions that are always ready: transformers' generate (model `plain`), STREAM, trees.
 
     Trees hold the target's own continuation down to a random depth (mean 1.9 nodes) among wrong tokens; once with
-    TREE nodes and once with what the verifier's tree budget allows so many sessions.
+    TREE nodes and once with what the verifier's tree budget allows at that number of sessions.
     """
     curve = measure_costs(bench.runner, bench.verifier.engine.pool.rows)
     rows = []

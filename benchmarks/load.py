@@ -32,6 +32,7 @@ from benchmarks.load_report import MEGA, Figures, Memory, Tally, compare, show
 from cloud.process import VerifierProcess
 from edge_runtime.link import verifier_url
 from export.quiet import quiet
+from outrider_core.arguments import positive_int
 from outrider_core.machine import describe_machine
 
 EXAMPLES = """
@@ -109,7 +110,7 @@ async def measure(options: argparse.Namespace, verifier_flags: list[str], consol
         pid = server.process.pid if server is not None and server.process is not None else options.pid
         memory = Memory(pid, options.sample) if pid else None
         if memory is not None:
-            memory.sample()  # at once, so that a wrong --pid is told now
+            memory.sample()  # at once, so that a wrong --pid is reported now
             watch = asyncio.create_task(memory.watch())
             stack.callback(watch.cancel)
         answers = await record_all(dial, prompts, habits, console)
@@ -392,7 +393,7 @@ def make_parser() -> argparse.ArgumentParser:
     add: Any = parser.add_argument
     add("--devices", type=_counts, default=[1, 4, 16], metavar="N,N", help="devices of each phase (1,4,16)")
     add("--seconds", type=_positive, default=20.0, help="length of each phase (20)")
-    add("--tokens", type=_whole, default=64, help="tokens of an answer at most (64)")
+    add("--tokens", type=positive_int, default=64, help="tokens of an answer at most (64)")
     add("--nodes", type=int, default=12, help="nodes of a tree (12)")
     add("--accepted", type=float, default=1.9, help="draft tokens accepted per verify, in the mean; tau less 1 (1.9)")
     add("--think", type=float, default=1.0, help="mean pause between two answers of a device, s, exponential (1)")
@@ -403,7 +404,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--idle", type=int, nargs="?", const=1000, default=0, metavar="N",
         help="first measure the memory of N idle connections (1000 if N is left out)")  # fmt: skip
     add("--prompts", type=Path, default=PROMPTS, help="one a line, or JSONL with `prompt` or `turns` (the project's)")
-    add("--count", type=_whole, default=16, help="prompts, spread evenly over the file (16)")
+    add("--count", type=positive_int, default=16, help="prompts, spread evenly over the file (16)")
     add("--seed", type=int, default=0, help="of trees, pauses and delays (0)")
     add("--model", default="smollm2-135m-instruct", help="target: alias, Hugging Face id or folder")
     add("--drafter", type=Path, default=DRAFTER, help=f"drafter folder, trained on this target ({DRAFTER})")
@@ -416,12 +417,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _whole(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number
-
-
 def _positive(text: str) -> float:
     if not (number := float(text)) > 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
@@ -429,7 +424,7 @@ def _positive(text: str) -> float:
 
 
 def _counts(text: str) -> list[int]:
-    return [_whole(part) for part in text.split(",")]
+    return [positive_int(part) for part in text.split(",")]
 
 
 def _kinds(text: str) -> list[str]:

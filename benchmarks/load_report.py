@@ -41,9 +41,9 @@ class Tally:
     errors: Counter[str] = field(default_factory=Counter)
     wrong_verdicts: int = 0
     wrong_tokens: int = 0
-    least_budget: int = MAX_NODES  # the smallest tree budget that any device was told
+    least_budget: int = MAX_NODES  # the smallest tree budget that the verifier advertised to any device
 
-    def told(self, budget: int) -> None:
+    def advertised(self, budget: int) -> None:
         """A verdict or a handshake said that trees may be pruned to `budget` nodes."""
         self.least_budget = min(self.least_budget, budget or MAX_NODES)
 

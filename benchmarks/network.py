@@ -10,7 +10,7 @@ same with the drafter beside the target; `token` a call for each token; `control
 `device` the drafter alone, unverified. The modes take turns with every question, so that a disturbance meets all of
 them; a profile's outages meet all of them at the same moments of an answer, and its delays and losses are drawn
 alike. Device and verifier each have half of the cores for themselves, as on machines of their own (Linux;
---shared-cores lets them share all). --step-ms lets every step of the target take at least so long, to stand for a
+--shared-cores lets them share all). --step-ms makes every step of the target take at least that long, to stand for a
 larger one; the tables say so. Where a tree's step takes this machine longer than that, --dilation 4 lets link and
 slowed steps take four times as long and divides what was measured by four; the runtime's own constants, such as how
 fast it writes alone, are not stretched. --sweep compares the device's tree shaping with trees of fixed sizes. --cuts
@@ -73,7 +73,7 @@ GOLDEN_RATIO = (1 + 5**0.5) / 2
 
 @dataclass
 class Run:
-    """Answers of one mode over one profile. dilation: so many of the clock's seconds count as one."""
+    """Answers of one mode over one profile. dilation: seconds of the clock that count as one."""
 
     dilation: float = 1.0
     tokens: int = 0
@@ -120,8 +120,8 @@ class Run:
         }
 
 
-def _share(part: float, whole: float) -> float | None:
-    return round(part / whole, 3) if whole else None
+def _share(part: float, total: float) -> float | None:
+    return round(part / total, 3) if total else None
 
 
 class Bench:
@@ -228,7 +228,7 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
             )
             given = {"shape": TreeShape(nodes=options.nodes), "engine": engine, **settings}
             runtime = runtimes[name] = await stack.enter_async_context(EdgeRuntime(bench.bundle, link.address, **given))
-            async with asyncio.timeout(60 * options.dilation):  # dialling is no part of an answer
+            async with asyncio.timeout(60 * options.dilation):  # dialling is not part of an answer
                 while runtime.link and not runtime.link.welcome:
                     await asyncio.sleep(0.01)
         with Progress(console=bench.console, transient=True) as progress:
@@ -355,10 +355,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help=f"of {', '.join(MODES)}; default: all")  # fmt: skip
     parser.add_argument("--sweep", type=int, nargs="+", default=[], metavar="NODES",
                         help=f"also trees of these fixed sizes, 1..{MAX_NODES}")  # fmt: skip
-    parser.add_argument("--cuts", type=int, default=0, help="break the link so many times instead of measuring")
-    parser.add_argument("--step-ms", type=float, default=0.0, help="let the target's steps take at least so long")
+    parser.add_argument("--cuts", type=int, default=0, metavar="N", help="break the link N times instead of measuring")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="let the target's steps take at least this long")
     parser.add_argument(
-        "--device-step-ms", type=float, default=0.0, help="let the drafter's steps take at least so long"
+        "--device-step-ms", type=float, default=0.0, help="let the drafter's steps take at least this long"
     )
     parser.add_argument("--dilation", type=float, default=1.0, metavar="N",
                         help="let link and slowed steps take N times as long, and divide times by N")  # fmt: skip

@@ -101,10 +101,10 @@ def first_line(error: Exception) -> str:
 
 def _contents(folder: Path) -> dict[str, Stored]:
     """Every tensor of the folder's safetensors file or shards, by its name there."""
-    whole, indexes = folder / "model.safetensors", sorted(folder.glob("*.safetensors.index.json"))
-    if len(indexes) == 1 and not whole.is_file():
+    single, indexes = folder / "model.safetensors", sorted(folder.glob("*.safetensors.index.json"))
+    if len(indexes) == 1 and not single.is_file():
         return _sharded(indexes[0])
-    files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
         raise DrafterError(f"{folder}: no .safetensors weights there; {CONVERT}")
     if len(files) > 1:
@@ -148,7 +148,7 @@ def _own(source: str, contents: dict[str, Stored]) -> dict[str, Stored]:
             continue
         short = name.removeprefix(prefixes[0])
         if not name.startswith(prefixes[0]) or short.split(".")[0] not in MODULES:
-            raise DrafterError(f"{source}: tensor {name} belongs to no part of a MoA checkpoint; it cannot be imported")
+            raise DrafterError(f"{source}: tensor {name} does not belong to a MoA checkpoint; it cannot be imported")
         own[short] = stored
     return own
 

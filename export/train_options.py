@@ -1,4 +1,4 @@
-"""What `python -m export train` can be told: typed, checked once, with presets."""
+"""The options of a training run: typed, checked once, with presets."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _option(default: T, *info: Any, **more: Any) -> T:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Everything a training run is told. Raises OptionsError where it cannot be carried out.
+    """Everything that a training run depends on. Raises OptionsError where it cannot be carried out.
 
     Lengths are in tokens of the target, shares are 0..1.
     """

@@ -159,7 +159,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--prompts", type=Path, nargs="+", help="questions: JSONL with `turns`, `prompt` or `question`")
     parser.add_argument("--recipes", nargs="+", default=None, metavar="NAME", help="default: all; see --list")
     parser.add_argument("--list", action="store_true", help="name the recipes and exit")
-    parser.add_argument("--conversations", type=int, default=3000, help="the first so many of the answers file")
+    parser.add_argument(
+        "--conversations", type=int, default=3000, help="how many of the answers file, from its beginning"
+    )
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--work-dir", type=Path, default=Path("build/train"), help="features, checkpoints, drafters")
     options = parser.parse_args(argv)

@@ -40,7 +40,7 @@ from outrider_core.models.moa import DrafterError
 from outrider_core.models.target import TargetError, open_target
 from outrider_core.protocol.sampling import Sampling
 
-#: one prompt in so many validates
+#: one prompt in this many is kept for validation
 VALIDATION = 8
 
 

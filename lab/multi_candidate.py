@@ -67,7 +67,7 @@ class SampledDrafter:
     early: when to stop before the end of the profile; exact all the same, as no candidate is dropped once it is
     drawn. head: the drafter's LM head, whose input is what a soft decision model reads.
     seeds: 0 for MCSD with residual rejection, drawn without replacement. Else the published target-initialised
-    process with so many seeds, which is LOSSY; it begins with the first round of MCSD that accepts something.
+    process with `seeds` seeds, which is LOSSY; it begins with the first round of MCSD that accepts something.
     """
 
     def __init__(

@@ -8,7 +8,8 @@ ids, writes the same number of tokens whether or not the text has ended before, 
 not timed. They take turns within every question, so that a disturbance meets all of them.
 
 llama.cpp computes on the GGUF file that the default target is made from: 4-bit weights and 8-bit activations, so its
-text may differ from ours, which comes from the same weights multiplied out. It is no dependency of this project: give
+text may differ from ours, which comes from the same weights multiplied out. It is not a dependency of this project:
+give
 --llama-python an interpreter that has it. To get one:
 
     python -m venv /tmp/llama && /tmp/llama/bin/pip install llama-cpp-python

@@ -40,7 +40,7 @@ def grow(
     """A tree with profile[d] children below every node of level d (arXiv 2401.06706), breadth-first.
 
     level_distribution runs the drafter on one level at a time; its rows are distributions, warped as the candidates
-    shall be drawn. Given `seeds`, those distinct tokens are the first level and profile[0] is their number at most.
+    are to be drawn. Given `seeds`, those distinct tokens are the first level, at most profile[0] of them.
     `proceed` is asked after every drafted level but the last one; the level just drafted is kept whatever it says.
     """
     if len(seeds) > (profile[0] if profile else 0) or len(set(seeds)) < len(seeds):

@@ -21,7 +21,7 @@ from outrider_core.models.layers import Block, adopt_tables, rotary, rotate, tab
 from outrider_core.models.moa import DrafterError, MoAConfig
 
 KINDS = ("eagle2", "lm")
-#: training noise on EAGLE's features, uniform and so wide over their own spread (the authors': 0.2 over spreads near 1)
+#: training noise on EAGLE's features, uniform, its width over their own spread (the authors': 0.2 over spreads near 1)
 NOISE = 0.2
 
 

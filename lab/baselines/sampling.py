@@ -52,7 +52,7 @@ def draw_distinct(q: Floats, count: int, chooser: Chooser) -> Siblings:
 def draw_top(q: Floats, count: int, chooser: Chooser) -> Siblings:
     """The `count` most likely tokens, best first: what drawing without replacement tends to at temperature 0.
 
-    They are no draws. The released MCSD code takes softmax over their logits for the distribution they were drawn
+    They are not drawn. The released MCSD code takes softmax over their logits for the distribution they were drawn
     from; with a target at temperature > 0 that changes the output's distribution. They are marked FIXED, and residual
     rules refuse them.
     """

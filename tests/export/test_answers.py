@@ -50,11 +50,11 @@ def asked(prompts: list[str]) -> list[Conversation]:
     return [Conversation((UserTurn(prompt),)) for prompt in prompts]
 
 
-def hold(target: Target, talks: list[Conversation], path: Path, slots: int, limits: Limits) -> list[int]:
-    """Hold those that are not in the file yet; returns the answer tokens of each that ended."""
+def answer_all(target: Target, conversations: list[Conversation], path: Path, slots: int, limits: Limits) -> list[int]:
+    """Answer those that are not in the file yet; returns the answer tokens of each that ended."""
     done = {row["index"] for row in read_answers(path)}
     ended: list[int] = []
-    left = {index: talk for index, talk in enumerate(talks) if index not in done}
+    left = {index: conversation for index, conversation in enumerate(conversations) if index not in done}
     generate_answers(target, left, path, limits=limits, slots=slots, on_end=ended.append)
     return ended
 
@@ -62,7 +62,7 @@ def hold(target: Target, talks: list[Conversation], path: Path, slots: int, limi
 def answer(
     target: Target, prompts: list[str], path: Path, slots: int = 3, max_prompt: int = 32, max_new: int = 16
 ) -> list[int]:
-    return hold(target, asked(prompts), path, slots, Limits(max_prompt, max_new, max_prompt + max_new))
+    return answer_all(target, asked(prompts), path, slots, Limits(max_prompt, max_new, max_prompt + max_new))
 
 
 def answers_of(path: Path) -> dict[int, list[int]]:
@@ -195,9 +195,9 @@ def test_decoder_keeps_slots_apart() -> None:
 def test_follow_up_turns_stand_behind_the_answers(tmp_path: Path) -> None:
     """The second answer is greedy decoding behind the conversation as the chat template renders it."""
     target = answering_target()
-    talks = [Conversation((UserTurn("w5 w6"), UserTurn("w9"))), Conversation((UserTurn("w7"),))]
+    conversations = [Conversation((UserTurn("w5 w6"), UserTurn("w9"))), Conversation((UserTurn("w7"),))]
     limits = Limits(32, 16, 64)
-    hold(target, talks, tmp_path / "a.jsonl", 2, limits)
+    answer_all(target, conversations, tmp_path / "a.jsonl", 2, limits)
     rows = {row["index"]: row for row in read_answers(tmp_path / "a.jsonl")}
     assert [len(rows[i]["answers"]) for i in range(2)] == [2, 1]
     ids, ((begin, end), (again, last)) = rows[0]["ids"], rows[0]["answers"]
@@ -211,10 +211,10 @@ def test_follow_up_turns_stand_behind_the_answers(tmp_path: Path) -> None:
 def test_the_target_writes_prompts_itself(tmp_path: Path) -> None:
     """Its turn begins as told, stands closed in the text as the template renders it, and is answered greedily."""
     target = answering_target()
-    talks = plan([], self_prompts=12, openings=["w5 w6"], seed=3)
-    assert {turn for talk in talks for turn in talk.turns} == {UserTurn("", True), UserTurn("w5 w6", True)}
+    conversations = plan([], self_prompts=12, openings=["w5 w6"], seed=3)
+    assert {turn for asked in conversations for turn in asked.turns} == {UserTurn("", True), UserTurn("w5 w6", True)}
     limits = Limits(24, 8, 64)
-    hold(target, talks, tmp_path / "a.jsonl", 5, limits)
+    answer_all(target, conversations, tmp_path / "a.jsonl", 5, limits)
     rows = list(read_answers(tmp_path / "a.jsonl"))
     assert sorted(row["index"] for row in rows) == list(range(12))
     answered = [row for row in rows if row["answers"]]
@@ -222,7 +222,8 @@ def test_the_target_writes_prompts_itself(tmp_path: Path) -> None:
     for row in answered:
         [(begin, _)] = row["answers"]
         asked = target.tokenizer.decode(row["ids"][:begin], skip_special_tokens=True)
-        assert asked.startswith(talks[row["index"]].turns[0].text) and row["ids"][:begin] == render(target, asked)
+        assert asked.startswith(conversations[row["index"]].turns[0].text)
+        assert row["ids"][:begin] == render(target, asked)
         assert row["ids"][begin:] == plain_decode(tiny_model(), row["ids"][:begin], Sampling(), 8, ENDS)
 
 
@@ -245,12 +246,12 @@ def test_plans_are_the_same_for_the_same_arguments() -> None:
     wanted = {"limit": 30, "composed": 5, "self_prompts": 8, "sampled": 0.4, "follow_ups": 0.3}
     one, other, third = (plan(prompts, **wanted, seed=seed) for seed in (1, 1, 2))  # type: ignore[arg-type]
     assert one == other != third and len(one) == 30 + 5 + 8
-    warm = [talk.temperature for talk in one if talk.temperature]
+    warm = [asked.temperature for asked in one if asked.temperature]
     assert 8 < len(warm) < 28 and all(0.0 < temperature <= 1.0 for temperature in warm)
     assert min(warm) < 0.4 and max(warm) > 0.6  # evenly from 0 to 1
-    assert 4 < sum(len(talk.turns) == 2 for talk in one) < 26
-    assert sum(talk.turns[0].goes_on for talk in one) == 8
-    assert sum(len(talk.turns[0].text.split()) >= 60 for talk in one) == 5
+    assert 4 < sum(len(asked.turns) == 2 for asked in one) < 26
+    assert sum(asked.turns[0].goes_on for asked in one) == 8
+    assert sum(len(asked.turns[0].text.split()) >= 60 for asked in one) == 5
 
 
 def test_tasks_cannot_be_composed_of_nothing() -> None:
@@ -261,14 +262,14 @@ def test_tasks_cannot_be_composed_of_nothing() -> None:
 def test_the_default_targets_template_is_cut_where_it_renders() -> None:
     tokenizer = open_target(DEFAULT_TARGET).tokenizer
     chat = ChatFormat(tokenizer)
-    talk = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+    chats = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
 
     def rendered(messages: list[dict[str, str]]) -> list[int]:
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
 
     first, so = chat.first(UserTurn("Why?")), tokenizer("So.<|im_end|>")["input_ids"]
-    assert first == rendered(talk[:1])
-    assert first + so + chat.next(UserTurn("And?"), so[-1]) == rendered([*talk, {"role": "user", "content": "And?"}])
+    assert first == rendered(chats[:1])
+    assert first + so + chat.next(UserTurn("And?"), so[-1]) == rendered([*chats, {"role": "user", "content": "And?"}])
     opening = chat.first(UserTurn("Wh", goes_on=True))
     assert tokenizer.decode(opening).endswith("<|im_start|>user\nWh")
     assert tokenizer.decode([chat.end_of_user]) == "<|im_end|>"

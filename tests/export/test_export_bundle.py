@@ -622,7 +622,7 @@ def test_output_that_is_no_bundle_is_untouched(folders: Folders, tmp_path: Path,
     holiday = output / "holiday.jpg" if kind == "folder" else output
     holiday.parent.mkdir(exist_ok=True)
     holiday.write_bytes(b"picture")
-    with pytest.raises(BundleError, match=r"exists and is no bundle; choose an empty or new --output-dir$"):
+    with pytest.raises(BundleError, match=r"exists and is not a bundle; choose an empty or new --output-dir$"):
         write_bundle(folders.options(output))
     assert holiday.read_bytes() == b"picture"
 

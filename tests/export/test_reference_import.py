@@ -647,8 +647,8 @@ def test_biases(place: Place, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("spec_model_fc.weight", "belongs to no part"), ("null_row", "belongs to no part"),
-        ("other.self_attention.self_attn.q_proj.weight", "belongs to no part"),
+        ("spec_model_fc.weight", "does not belong to"), ("null_row", "does not belong to"),
+        ("other.self_attention.self_attn.q_proj.weight", "does not belong to"),
         ("self_attention.self_attn.q_norm.weight", "is in no MoA block"),
         ("module.Ekv2E.weight", "2 tensors Ekv2E.weight"),
     ],
