@@ -399,10 +399,22 @@ def make_parser() -> argparse.ArgumentParser:
     add("--think", type=float, default=1.0, help="mean pause between two answers of a device, s, exponential (1)")
     add("--rtt", type=float, default=0.0, metavar="MS", help="simulated round trip, half of it each way (0)")
     add("--jitter", type=float, default=0.0, metavar="MS", help="up to so much more, each way (0)")
-    add("--bad", type=_kinds, default=[], metavar="KIND,KIND",
-        help=f"repeat each phase beside a hostile client: {', '.join(KINDS)}")  # fmt: skip
-    add("--idle", type=int, nargs="?", const=1000, default=0, metavar="N",
-        help="first measure the memory of N idle connections (1000 if N is left out)")  # fmt: skip
+    add(
+        "--bad",
+        type=_kinds,
+        default=[],
+        metavar="KIND,KIND",
+        help=f"repeat each phase beside a hostile client: {', '.join(KINDS)}",
+    )
+    add(
+        "--idle",
+        type=int,
+        nargs="?",
+        const=1000,
+        default=0,
+        metavar="N",
+        help="first measure the memory of N idle connections (1000 if N is left out)",
+    )
     add("--prompts", type=Path, default=PROMPTS, help="one a line, or JSONL with `prompt` or `turns` (the project's)")
     add("--count", type=positive_int, default=16, help="prompts, spread evenly over the file (16)")
     add("--seed", type=int, default=0, help="of trees, pauses and delays (0)")

@@ -349,19 +349,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         dtype="float32",
         json=Path("build/network.json"),
     )
-    parser.add_argument("--profiles", nargs="+", default=list(PROFILES), choices=list(PROFILES), metavar="NAME",
-                        help=f"of {', '.join(PROFILES)}; default: all")  # fmt: skip
-    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES), metavar="NAME",
-                        help=f"of {', '.join(MODES)}; default: all")  # fmt: skip
-    parser.add_argument("--sweep", type=int, nargs="+", default=[], metavar="NODES",
-                        help=f"also trees of these fixed sizes, 1..{MAX_NODES}")  # fmt: skip
+    parser.add_argument(
+        "--profiles",
+        nargs="+",
+        default=list(PROFILES),
+        choices=list(PROFILES),
+        metavar="NAME",
+        help=f"of {', '.join(PROFILES)}; default: all",
+    )
+    parser.add_argument(
+        "--modes",
+        nargs="+",
+        default=list(MODES),
+        choices=list(MODES),
+        metavar="NAME",
+        help=f"of {', '.join(MODES)}; default: all",
+    )
+    parser.add_argument(
+        "--sweep",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="NODES",
+        help=f"also trees of these fixed sizes, 1..{MAX_NODES}",
+    )
     parser.add_argument("--cuts", type=int, default=0, metavar="N", help="break the link N times instead of measuring")
     parser.add_argument("--step-ms", type=float, default=0.0, help="let the target's steps take at least this long")
     parser.add_argument(
         "--device-step-ms", type=float, default=0.0, help="let the drafter's steps take at least this long"
     )
-    parser.add_argument("--dilation", type=float, default=1.0, metavar="N",
-                        help="let link and slowed steps take N times as long, and divide times by N")  # fmt: skip
+    parser.add_argument(
+        "--dilation",
+        type=float,
+        default=1.0,
+        metavar="N",
+        help="let link and slowed steps take N times as long, and divide times by N",
+    )
     parser.add_argument("--nodes", type=int, default=LARGEST.nodes, help="of the largest trees")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--threads", type=int, default=0, help="of the drafter's engine, 0: all of its cores")

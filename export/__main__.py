@@ -30,9 +30,11 @@ python -m export train --prompts prompts.jsonl --output-dir drafters/mine
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m export", description="Train a drafter and write the bundle an app ships.",
-        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        prog="python -m export",
+        description="Train a drafter and write the bundle an app ships.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     train = commands.add_parser(
@@ -49,45 +51,61 @@ def build_parser() -> argparse.ArgumentParser:
     train.set_defaults(refuse=train.error)
 
     source = commands.add_parser(
-        "import", help="turn a published MoA checkpoint into a drafter folder",
+        "import",
+        help="turn a published MoA checkpoint into a drafter folder",
         description="Read a checkpoint in the layout of the MoA authors' code (safetensors) and write a drafter folder "
-        "that `bundle` and the verifier take.", formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+        "that `bundle` and the verifier take.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     source.add_argument("--source", required=True, help="folder or Hugging Face id of the checkpoint")
     source.add_argument("--target", required=True, help="alias, Hugging Face id or folder it was trained on")
     source.add_argument("--output-dir", type=Path, required=True, help="drafter folder to write")
     source.add_argument("--max-context", type=int, default=None, help="tokens; default: 2048 or the target's, if less")
-    source.add_argument("--draft-vocab-from", type=Path, default=None, metavar="DRAFTER",
-                        help="take the draft vocabulary of this drafter folder; default: the whole vocabulary, whose "
-                        "LM head is most of a step's work")  # fmt: skip
+    source.add_argument(
+        "--draft-vocab-from",
+        type=Path,
+        default=None,
+        metavar="DRAFTER",
+        help="take the draft vocabulary of this drafter folder; default: the whole vocabulary, whose "
+        "LM head is most of a step's work",
+    )
 
     bundle = commands.add_parser(
-        "bundle", help="write the folder an app ships",
+        "bundle",
+        help="write the folder an app ships",
         description="Export the drafter's device half for ONNX Runtime and ExecuTorch, compare it with the eager model "
         "and put tokenizer, chat template and manifest beside it. After Ctrl-C the same command goes on.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+    )
     add_bundle_options(bundle)
 
     check = commands.add_parser(
-        "check", help="prove a bundle again",
+        "check",
+        help="prove a bundle again",
         description="Verify hashes and metadata, compare every engine with the eager drafter on a fixed prompt set "
         "and measure acceptance length through a real verifier. Exits 1 if a bound of the manifest is broken.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+    )
     check.add_argument("bundle", type=Path, help="folder that `bundle` wrote")
     check.add_argument("--drafter", type=Path, default=None, help="default: the one under drafters/ with its hash")
     check.add_argument("--target", default=None, help="default: the name in the manifest")
-    check.add_argument("--prompts", type=Path, nargs="+", default=None, metavar="FILE",
-                       help="measure acceptance on these instead of the fixed set")  # fmt: skip
+    check.add_argument(
+        "--prompts",
+        type=Path,
+        nargs="+",
+        default=None,
+        metavar="FILE",
+        help="measure acceptance on these instead of the fixed set",
+    )
     check.add_argument("--no-acceptance", action="store_true", help="hashes, metadata and parity only: no verifier")
 
     bench = commands.add_parser(
-        "bench", help="measure a bundle's engines on this machine",
+        "bench",
+        help="measure a bundle's engines on this machine",
         description="Load time, peak memory and step times by width and context, beside the time that memory bandwidth "
         "alone would take. Figures go into the bundle's report.json and report.md.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+    )
     bench.add_argument("bundle", type=Path, help="folder that `bundle` wrote")
     bench.add_argument("--engines", default=None, help="by commas; default: all in the bundle that run here")
     bench.add_argument("--threads", type=positive_ints, default=None, metavar="N,N", help="default: 1 and all cores")
@@ -107,13 +125,23 @@ def add_bundle_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drafter", type=Path, required=True, help="folder that `train` or `import` wrote")
     parser.add_argument("--output-dir", type=Path, required=True, help="folder to write; replaced if it is a bundle")
     parser.add_argument("--format", default="onnx", help="engine files, by commas: onnx, executorch")
-    parser.add_argument("--quant", default="int8", choices=["fp32", "fp16", "int8", "int4", "8da8w", "8da4w", "none"],
-                        help="weights of linear layers (8da8w, 8da4w: ExecuTorch's names of int8, int4)")  # fmt: skip
-    parser.add_argument("--embedding-bits", type=int, default=None, choices=[4, 8, 16, 32],
-                        help="embedding and LM head; default: as --quant, 8 with int4")  # fmt: skip
+    parser.add_argument(
+        "--quant",
+        default="int8",
+        choices=["fp32", "fp16", "int8", "int4", "8da8w", "8da4w", "none"],
+        help="weights of linear layers (8da8w, 8da4w: ExecuTorch's names of int8, int4)",
+    )
+    parser.add_argument(
+        "--embedding-bits",
+        type=int,
+        default=None,
+        choices=[4, 8, 16, 32],
+        help="embedding and LM head; default: as --quant, 8 with int4",
+    )
     parser.add_argument("--max-context", type=int, default=None, help="longest conversation, at most the drafter's")
-    parser.add_argument("--backend", default="xnnpack", choices=["xnnpack", "coreml", "qualcomm"],
-                        help="what ExecuTorch delegates to")  # fmt: skip
+    parser.add_argument(
+        "--backend", default="xnnpack", choices=["xnnpack", "coreml", "qualcomm"], help="what ExecuTorch delegates to"
+    )
     parser.add_argument("--check", action="store_true", help="also measure acceptance length, as `check` does")
     parser.add_argument("--bench", action="store_true", help="also measure step times, as `bench` does")
     parser.add_argument("--dry-run", action="store_true", help="show sizes and memory needed, write nothing")
@@ -127,11 +155,17 @@ def run_bundle(arguments: argparse.Namespace) -> None:
         from export.plan import Options
 
     options = Options(
-        arguments.target, arguments.drafter, arguments.output_dir,
-        formats=tuple(name.strip() for name in arguments.format.split(",") if name.strip()), quant=arguments.quant,
-        embedding_bits=arguments.embedding_bits, max_context=arguments.max_context, backend=arguments.backend,
-        check=arguments.check, bench=arguments.bench,
-    )  # fmt: skip
+        arguments.target,
+        arguments.drafter,
+        arguments.output_dir,
+        formats=tuple(name.strip() for name in arguments.format.split(",") if name.strip()),
+        quant=arguments.quant,
+        embedding_bits=arguments.embedding_bits,
+        max_context=arguments.max_context,
+        backend=arguments.backend,
+        check=arguments.check,
+        bench=arguments.bench,
+    )
     write_bundle(options, arguments.dry_run)
 
 
@@ -214,9 +248,14 @@ def run_bench(arguments: argparse.Namespace) -> None:
     from export.bench import bench
 
     bench(
-        arguments.bundle, Console(), engines=arguments.engines.split(",") if arguments.engines else None,
-        threads=arguments.threads, widths=arguments.widths, contexts=arguments.contexts, repeats=arguments.repeats,
-    )  # fmt: skip
+        arguments.bundle,
+        Console(),
+        engines=arguments.engines.split(",") if arguments.engines else None,
+        threads=arguments.threads,
+        widths=arguments.widths,
+        contexts=arguments.contexts,
+        repeats=arguments.repeats,
+    )
 
 
 COMMANDS = {"train": run_train, "import": run_import, "bundle": run_bundle, "check": run_check, "bench": run_bench}

@@ -200,9 +200,15 @@ def run(options: argparse.Namespace, console: Console) -> int:
         figures = earlier
     folders = {name: train(name, sequences, options) for name in names if name not in figures["recipes"]}
     settings = Settings(
-        model=options.target, drafter=first_moa(list(folders.values())), dtype="bfloat16", device=options.device,
-        threads=torch.get_num_threads(), tree_budget=SHAPE.nodes, kv_tokens=8192, max_sessions=4,
-    )  # fmt: skip
+        model=options.target,
+        drafter=first_moa(list(folders.values())),
+        dtype="bfloat16",
+        device=options.device,
+        threads=torch.get_num_threads(),
+        tree_budget=SHAPE.nodes,
+        kv_tokens=8192,
+        max_sessions=4,
+    )
     lab = Lab(load_verifier(settings))
     figures["machine"] = describe_device(lab.device)
     longest = lab.verifier.max_context - options.max_new_tokens - SHAPE.nodes

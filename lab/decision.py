@@ -126,8 +126,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--drafter", required=True, metavar="FOLDER", help="the drafter that is to stop early")
     parser.add_argument("--output", type=Path, required=True, help="the safetensors file to write")
-    parser.add_argument("--kind", default="hard", choices=["soft", "hard"],
-                        help="soft: its last hidden state; hard: entropy and ten largest probabilities")  # fmt: skip
+    parser.add_argument(
+        "--kind",
+        default="hard",
+        choices=["soft", "hard"],
+        help="soft: its last hidden state; hard: entropy and ten largest probabilities",
+    )
     parser.add_argument(
         "--profile", type=positive_ints, default=[4, 2, 2, 1, 1], metavar="N,N", help="children per level"
     )

@@ -138,9 +138,16 @@ def show(figures: Figures, title: str, console: Console) -> None:
         row = by_group["mean"]
         rate = "" if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.3f}"
         table.add_row(
-            name, f"{row['tau']:.2f}", rate, f"{row['speedup']:.2f}", f"{row['tokens_per_second']:.1f}",
-            f"{row['draft_ms']:.1f}", f"{row['steps']:.1f}", f"{row['verify_ms']:.1f}", f"{row['nodes']:.0f}",
-        )  # fmt: skip
+            name,
+            f"{row['tau']:.2f}",
+            rate,
+            f"{row['speedup']:.2f}",
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['draft_ms']:.1f}",
+            f"{row['steps']:.1f}",
+            f"{row['verify_ms']:.1f}",
+            f"{row['nodes']:.0f}",
+        )
     console.print(table)
     print(as_markdown(figures))
     for name, by_group in figures["drafters"].items():
@@ -214,31 +221,56 @@ def main(argv: list[str] | None = None) -> int:
         json=Path("build/drafters.json"),
     )
     parser.add_argument("--drafters", nargs="+", default=[f"moa={default_drafter()}"], metavar="[NAME=]FOLDER")
-    parser.add_argument("--offline", action="store_true",
-                        help="cut the link within each answer and judge what the drafters write alone")  # fmt: skip
+    parser.add_argument(
+        "--offline", action="store_true", help="cut the link within each answer and judge what the drafters write alone"
+    )
     parser.add_argument("--nodes", type=int, default=62)
     parser.add_argument("--depth", type=int, default=6)
     parser.add_argument("--breadth", type=int, default=8)
-    parser.add_argument("--gain", type=float, default=TreeShape.gain,
-                        help="accepted tokens that one more step of the drafter must promise")  # fmt: skip
+    parser.add_argument(
+        "--gain",
+        type=float,
+        default=TreeShape.gain,
+        help="accepted tokens that one more step of the drafter must promise",
+    )
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--unfed", action="store_true",
-                        help="every drafter also without features, as in an answer begun offline")  # fmt: skip
-    parser.add_argument("--mcsd", action="store_true",
-                        help="every drafter also with drawn candidates and residual rejection (MCSD)")  # fmt: skip
-    parser.add_argument("--lossy-seeds", type=int, default=0, metavar="K",
-                        help="and with the published process of K target seeds, which is not lossless")  # fmt: skip
-    parser.add_argument("--decision", type=Path, nargs="+", default=[], metavar="FILE",
-                        help="drawn trees also with early stopping, by models of lab.decision")  # fmt: skip
-    parser.add_argument("--threshold", type=float, default=THRESHOLD,
-                        help="draft on while a node's predicted acceptance is above it")  # fmt: skip
-    parser.add_argument("--profile", type=positive_ints, default=[4, 2, 2, 1, 1], metavar="N,N",
-                        help="children per level of drawn trees")  # fmt: skip
+    parser.add_argument(
+        "--unfed", action="store_true", help="every drafter also without features, as in an answer begun offline"
+    )
+    parser.add_argument(
+        "--mcsd", action="store_true", help="every drafter also with drawn candidates and residual rejection (MCSD)"
+    )
+    parser.add_argument(
+        "--lossy-seeds",
+        type=int,
+        default=0,
+        metavar="K",
+        help="and with the published process of K target seeds, which is not lossless",
+    )
+    parser.add_argument(
+        "--decision",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="drawn trees also with early stopping, by models of lab.decision",
+    )
+    parser.add_argument(
+        "--threshold", type=float, default=THRESHOLD, help="draft on while a node's predicted acceptance is above it"
+    )
+    parser.add_argument(
+        "--profile",
+        type=positive_ints,
+        default=[4, 2, 2, 1, 1],
+        metavar="N,N",
+        help="children per level of drawn trees",
+    )
     parser.add_argument(
         "--lookup", action="store_true", help="MoA also with prompt lookup mixed in, as the product drafts"
     )
-    parser.add_argument("--bundle", type=Path, default=None,
-                        help="MoA also through the engine of this bundle of it, with prompt lookup")  # fmt: skip
+    parser.add_argument(
+        "--bundle", type=Path, default=None, help="MoA also through the engine of this bundle of it, with prompt lookup"
+    )
     parser.add_argument("--repeats", type=int, default=1, help="runs of every answer, of which the median counts")
     options = parser.parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -256,10 +288,15 @@ def main(argv: list[str] | None = None) -> int:
 def open_lab(options: argparse.Namespace, folders: list[Path]) -> Lab:
     """A lab for the drafters in `folders`; of the options it reads target, dtype, device, threads and nodes."""
     settings = Settings(
-        model=options.target, dtype=options.dtype, device=options.device, tree_budget=options.nodes, kv_tokens=8192,
+        model=options.target,
+        dtype=options.dtype,
+        device=options.device,
+        tree_budget=options.nodes,
+        kv_tokens=8192,
         drafter=first_moa(folders),
-        threads=options.threads or torch.get_num_threads(), max_sessions=4,
-    )  # fmt: skip
+        threads=options.threads or torch.get_num_threads(),
+        max_sessions=4,
+    )
     return Lab(load_verifier(settings))
 
 
@@ -308,9 +345,7 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
                 contenders.append(SampledContender(name, base, options.profile, options.lossy_seeds, *drawn))
     sampling = Sampling(temperature=options.temperature, seed=options.seed)
     shape = TreeShape(options.nodes, options.depth, options.breadth, options.gain)
-    measured = measure(
-        lab, contenders, questions, sampling, shape, options.max_new_tokens, options.repeats, console
-    )  # fmt: skip
+    measured = measure(lab, contenders, questions, sampling, shape, options.max_new_tokens, options.repeats, console)
     return figures | measured
 
 

@@ -94,9 +94,13 @@ class TransformersPeer:
             self.model(ids[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
         begun = time.perf_counter()
         output = self.model.generate(
-            ids, attention_mask=torch.ones_like(ids), past_key_values=cache, max_new_tokens=new, do_sample=False,
+            ids,
+            attention_mask=torch.ones_like(ids),
+            past_key_values=cache,
+            max_new_tokens=new,
+            do_sample=False,
             pad_token_id=0,
-        )  # fmt: skip
+        )
         tokens: list[int] = output[0, len(prompt) :].tolist()
         return tokens, time.perf_counter() - begun
 
@@ -202,10 +206,14 @@ def show(figures: Figures, console: Console) -> None:
         table.add_column(column, justify="right" if column else "left", no_wrap=not column)
     for name, row in figures["peers"].items():
         table.add_row(
-            name, f"{row['tokens_per_second']:.1f}", f"{row['ms_per_token']:.1f}", f"{row['weights_megabytes']:.0f}",
-            f"{row['weights_gigabytes_per_second']:.1f}", f"{100 * row['same_until_divergence']:.1f} %",
+            name,
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['ms_per_token']:.1f}",
+            f"{row['weights_megabytes']:.0f}",
+            f"{row['weights_gigabytes_per_second']:.1f}",
+            f"{100 * row['same_until_divergence']:.1f} %",
             f"{row['same_answers']} of {figures['questions']}",
-        )  # fmt: skip
+        )
     console.print(table)
     if figures["left_out"]:
         console.print(f"no llama.cpp: {figures['left_out']}", style="yellow", soft_wrap=True)
@@ -218,8 +226,9 @@ def main(argv: list[str] | None = None) -> int:
     common_arguments(
         parser, "prompts", "target", "drafter", "threads", count=8, max_new_tokens=64, json=Path("build/peers.json")
     )
-    parser.add_argument("--llama-python", metavar="PYTHON",
-                        help="interpreter with llama-cpp-python; without: this one, or no such row")  # fmt: skip
+    parser.add_argument(
+        "--llama-python", metavar="PYTHON", help="interpreter with llama-cpp-python; without: this one, or no such row"
+    )
     parser.add_argument("--gguf", type=Path, help="llama.cpp's file (default: the one the default target is made from)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of every answer, of which the median counts")
     options = parser.parse_args(argv)
@@ -273,9 +282,16 @@ def open_llama(options: argparse.Namespace, threads: int) -> tuple[LlamaPeer | N
 
 def _settings(options: argparse.Namespace, dtype: Any, threads: int) -> Settings:
     return Settings(
-        model=options.target, drafter=options.drafter, dtype=dtype, device="cpu", threads=threads, tree_budget=1,
-        max_sessions=4, max_context=4096, kv_tokens=8192,
-    )  # fmt: skip
+        model=options.target,
+        drafter=options.drafter,
+        dtype=dtype,
+        device="cpu",
+        threads=threads,
+        tree_budget=1,
+        max_sessions=4,
+        max_context=4096,
+        kv_tokens=8192,
+    )
 
 
 if __name__ == "__main__":
