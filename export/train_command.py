@@ -70,7 +70,7 @@ def _help(name: str) -> str:
 def read_train_options(arguments: argparse.Namespace) -> TrainOptions:
     """The options of a parsed command line: flags, then the --config file, then the preset, then the defaults.
 
-    Raises OptionsError, or OSError where the file cannot be read.
+    Raises OptionsError.
     """
     given = {name: value for name, value in vars(arguments).items() if name in OPTIONS or name == "output_dir"}
     if "prompts" in given:
@@ -79,9 +79,11 @@ def read_train_options(arguments: argparse.Namespace) -> TrainOptions:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Options from a TOML file, `max-tokens = 512` or `max_tokens = 512`. Raises OptionsError where one is wrong."""
+    """Options from a TOML file, `max-tokens = 512` or `max_tokens = 512`. Raises OptionsError where it is unusable."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionsError(f"--config: {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionsError(f"{path} is not a TOML file: {error}") from None
     return {key.replace("-", "_"): _converted(path, key, value) for key, value in values.items()}
@@ -98,9 +100,8 @@ def _converted(path: Path, key: str, value: Any) -> Any:
     if name == "self_prompts" and value is True:
         return PRESET_NUMBER
     if any(not isinstance(part, read_as) or isinstance(part, bool) for part in parts):
-        raise OptionsError(
-            f"{path}: {key} = {value!r} has the wrong type; give {'strings' if several else read_as[0].__name__}"
-        )
+        types = " or ".join(kind.__name__ for kind in read_as)
+        raise OptionsError(f"{path}: {key} = {value!r} has the wrong type; give {types}")
     converted = tuple(wanted(part) for part in parts)
     return converted if several else converted[0]
 

@@ -46,8 +46,8 @@ PRESETS = {
         {"max_new_tokens": 320, "max_tokens": 1024, "epochs": 8, "own_text": 4000},
     ),
 }
-#: `self_prompts` where the preset's number is wanted
-PRESET_NUMBER = -1
+#: stands for the preset's number in what `TrainOptions.from_given` takes as `self_prompts`
+PRESET_NUMBER = None
 
 
 class OptionInfo(NamedTuple):
@@ -150,7 +150,7 @@ class TrainOptions:
         if name not in PRESETS:
             raise OptionsError(f"--preset {name!r} is unknown; give one of {', '.join(PRESETS)}")
         values = {**PRESETS[name].values, **given}
-        if values.get("self_prompts") == PRESET_NUMBER:
+        if values.get("self_prompts", 0) is PRESET_NUMBER:
             values["self_prompts"] = PRESETS[name].self_prompts
         return cls(**values)
 
