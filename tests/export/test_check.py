@@ -17,7 +17,7 @@ import torch
 from onnx import numpy_helper
 
 from cloud.process import VerifierProcess
-from export import check as room
+from export import check as module
 from export.__main__ import main
 from export.bundle import write_bundle
 from export.check import broken_bounds, facts
@@ -47,7 +47,7 @@ def no_verifier(*_: object, **__: object) -> None:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "VerifierProcess", no_verifier)
+    monkeypatch.setattr(module, "VerifierProcess", no_verifier)
 
 
 def errors(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -228,8 +228,8 @@ def test_bundle_of_a_shorter_context_is_compared_within_it(
         lengths.extend(len(passage.tokens) for passage in passages)
         return passages
 
-    original = room.passages_for
-    monkeypatch.setattr(room, "passages_for", passages_of)
+    original = module.passages_for
+    monkeypatch.setattr(module, "passages_for", passages_of)
     assert main(command(folders, copied, "--no-acceptance")) == 0
     assert lengths and max(lengths) <= 80
 
@@ -311,7 +311,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[VerifierProcess]:
         made.append(VerifierProcess(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(room, "VerifierProcess", make)
+    monkeypatch.setattr(module, "VerifierProcess", make)
     return made
 
 
@@ -356,7 +356,7 @@ def test_verifier_that_does_not_start(
         verifier.command = [sys.executable, "-c", "raise SystemExit('no weights')"]
         return verifier
 
-    monkeypatch.setattr(room, "VerifierProcess", make)
+    monkeypatch.setattr(module, "VerifierProcess", make)
     line = refused(capsys, command(folders, copied), snapshot(copied), copied)
     assert line.startswith("acceptance needs a verifier: ") and "no weights" in line
 

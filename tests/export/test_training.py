@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from export import trainer as room
+from export import trainer as module
 from export.batches import build_batch
 from export.features import FeatureCache, OnlineFeatures
 from export.own_text import write_alone
@@ -138,7 +138,7 @@ def test_failing_save_keeps_the_old_checkpoint(bench: Bench, monkeypatch: pytest
         path.write_bytes(b"half")
         raise OSError("no space left")
 
-    monkeypatch.setattr(room, "save_file", full_disk)
+    monkeypatch.setattr(module, "save_file", full_disk)
     with pytest.raises(OSError, match="no space left"):
         run_steps(trainer, 1)
     assert trainer.checkpoint.read_bytes() == before
@@ -153,13 +153,13 @@ def test_checkpoint_of_another_run_is_refused(bench: Bench) -> None:
 def test_held_out_sequences_are_never_trained_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = bench.trainer("run")
     trained: set[int] = set()
-    build = room.build_batch
+    build = module.build_batch
 
     def spy(cache: FeatureCache, indices: list[int], *rest: Any) -> Any:
         trained.update(indices)
         return build(cache, indices, *rest)
 
-    monkeypatch.setattr(room, "build_batch", spy)
+    monkeypatch.setattr(module, "build_batch", spy)
     list(trainer.run())
     assert trainer.held_out == [0, 1]
     assert trained == set(range(2, 23))
@@ -169,11 +169,11 @@ def test_evaluation_counts_what_the_head_agrees_on(bench: Bench, monkeypatch: py
     """A drafter whose states are the target's own agrees everywhere that is measured."""
     trainer = bench.trainer("run")
     assert all(0 <= share <= 1 for shares in trainer.evaluate().values() for share in shares)
-    monkeypatch.setattr(room, "forward", lambda moa, batch: batch.hidden)
+    monkeypatch.setattr(module, "forward", lambda moa, batch: batch.hidden)
     report = trainer.evaluate()
     assert report["top1"][0] == report["top4"][0] == 1.0
     assert set(report["top1"]) <= {0.0, 1.0} and len(report["top1"]) == 6
-    monkeypatch.setattr(room, "forward", lambda moa, batch: torch.where(batch.answer[..., None], batch.hidden, 0.0))
+    monkeypatch.setattr(module, "forward", lambda moa, batch: torch.where(batch.answer[..., None], batch.hidden, 0.0))
     assert trainer.evaluate() == report  # what the target did not write itself is not measured
 
 
@@ -203,7 +203,7 @@ def test_text_written_alone_is_the_drafters(cache: FeatureCache, target: Target,
         visible = batch.row_mask[0, cut - 1 :] == 0
         assert (visible.nonzero()[:, 1] < cut).all() and visible[:, :cut].all()  # column 0 is the null row
         with torch.no_grad():
-            logits = student.head(room.forward(student, batch)[0, cut - 1 : -1])
+            logits = student.head(module.forward(student, batch)[0, cut - 1 : -1])
         # rows travel as int8, so a near-tie may fall either way
         best, written = logits.max(-1).values, logits.gather(-1, torch.tensor(sequence.ids[cut:])[:, None])[:, 0]
         assert (best - written < 0.1).all()
