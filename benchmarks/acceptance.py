@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import platform
 import statistics
 import sys
 from collections import defaultdict
@@ -22,54 +20,48 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.baseline import plain_decode
-from benchmarks.command import conclude
+from benchmarks.command import common_arguments, conclude
+from benchmarks.questions import as_question, read_questions
 from cloud.process import UNPRUNED_TREES, VerifierProcess
 from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.runtime import FIXED, EdgeRuntime
+from outrider_core.drafting.bundle import open_bundle
 from outrider_core.drafting.drafter import TreeShape
+from outrider_core.machine import describe_machine
 from outrider_core.protocol.sampling import Sampling
 
 
-def read_questions(path: Path, count: int) -> list[tuple[str, str]]:
-    """(category, question) of `count` lines spread evenly over the file; the first turn of each."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
-    step = max(1, len(rows) // count)
-    chosen = rows[::step][:count]
-    return [(row.get("category", "all"), row["prompt"] if "prompt" in row else row["turns"][0]) for row in chosen]
-
-
 async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    questions = read_questions(options.prompts, options.count)
+    bundle = open_bundle(options.bundle)
+    longest = bundle.manifest.max_context - options.max_new_tokens
+    questions, too_long = read_questions(options.prompts, options.count, as_question(bundle), longest)
     flags = ["--dtype", options.dtype, *UNPRUNED_TREES]
     verifier = VerifierProcess(options.drafter, Path("build/verifier.log"), *flags)
     shape = TreeShape(options.nodes, options.depth, options.breadth)
     by_category: dict[str, list[AnswerStats]] = defaultdict(list)
     ratios: list[float] = []
-    same = compared = largest = skipped = 0
+    same = compared = largest = 0
     sampling = Sampling(temperature=options.temperature, seed=options.seed)
     try:
         with console.status("starting the verifier"):
             verifier.start()
             await asyncio.to_thread(verifier.wait_ready)
-        async with EdgeRuntime.from_bundle(
-            options.bundle, verifier.address, shape=shape, lookup=not options.no_lookup, **FIXED
-        ) as runtime:
-            for category, question in track(questions, "questions", console=console):
-                prompt = runtime.encode_prompt(question)
-                if len(prompt) + options.max_new_tokens > runtime.bundle.manifest.max_context:
-                    skipped += 1
-                    continue
+        async with EdgeRuntime(bundle, verifier.address, shape=shape, lookup=not options.no_lookup, **FIXED) as runtime:
+            for question in track(questions, "questions", console=console):
                 async for event in runtime.generate(
-                    prompt, max_new_tokens=options.max_new_tokens, temperature=options.temperature, seed=options.seed
+                    question.prompt,
+                    max_new_tokens=options.max_new_tokens,
+                    temperature=options.temperature,
+                    seed=options.seed,
                 ):
                     last = event
                 assert isinstance(last, Finished)
-                by_category[category].append(last.stats)
+                by_category[question.group].append(last.stats)
                 assert runtime.link is not None
                 largest = max(largest, runtime.link.traffic.last.get("Verify", 0))
                 if options.plain:
                     (plain,) = await plain_decode(
-                        verifier.address, runtime.bundle, [prompt], sampling, options.max_new_tokens
+                        verifier.address, bundle, [question.prompt], sampling, options.max_new_tokens
                     )
                     ratios.append(last.stats.tokens_per_second / plain.tokens_per_second)
                     compared += 1
@@ -78,13 +70,13 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         verifier.stop()
     everything = [stats for group in by_category.values() for stats in group]
     return {
-        "machine": f"{platform.machine()}, {platform.system()}",
+        "machine": describe_machine(),
         "tree": {"nodes": options.nodes, "depth": options.depth, "breadth": options.breadth},
         "lookup": not options.no_lookup,
         "temperature": options.temperature,
         "dtype": options.dtype,
         "questions": len(everything),
-        "skipped_too_long": skipped,
+        "skipped_too_long": too_long,
         "overall": summarise(everything),
         "by_category": {name: summarise(group) for name, group in sorted(by_category.items())},
         "largest_verify_frame_bytes": largest,
@@ -132,20 +124,23 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.acceptance", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--prompts", type=Path, required=True, help="JSONL with `turns` or `prompt` and `category`")
-    parser.add_argument("--count", type=int, default=60, help="questions, spread evenly over the file")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
+    common_arguments(
+        parser,
+        "prompts",
+        "bundle",
+        "drafter",
+        "seed",
+        count=60,
+        max_new_tokens=128,
+        dtype="float32",
+        json=Path("build/acceptance.json"),
+    )
     parser.add_argument("--nodes", type=int, default=TreeShape.nodes)
     parser.add_argument("--depth", type=int, default=TreeShape.depth)
     parser.add_argument("--breadth", type=int, default=TreeShape.breadth)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", default="float32", help="the verifier's number format")
     parser.add_argument("--no-lookup", action="store_true", help="draft without prompt lookup")
     parser.add_argument("--plain", action="store_true", help="also decode plainly and compare, side by side")
-    parser.add_argument("--bundle", type=Path, default=Path("build/bundle"))
-    parser.add_argument("--drafter", type=Path, default=Path("drafters/smollm2-135m-instruct-moa"))
-    parser.add_argument("--json", type=Path, default=Path("build/acceptance.json"), help="where the figures go")
     options = parser.parse_args(argv)
     console = Console()
     return conclude(

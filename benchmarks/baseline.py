@@ -68,7 +68,7 @@ async def call_per_token(
 ) -> PlainAnswer:
     """Ask for every token apart, as a client does that neither drafts nor streams. Greedy.
 
-    A link that is lost, or silent for so many seconds, is dialled again, and what is missing is asked for. Raises
+    A link that is lost, or silent for `silence` seconds, is dialled again, and what is missing is asked for. Raises
     TimeoutError where nothing comes for that long and `GIVE_UP` seconds.
     """
     async with _dialled(server, bundle) as (link, events):
@@ -93,25 +93,32 @@ async def _dialled(server: str, bundle: Bundle) -> AsyncIterator[tuple[Link, asy
 
 
 async def _one(
-    link: Link, events: asyncio.Queue[LinkEvent], stream: int, prompt: list[int], sampling: Sampling, max_new: int,
-    at_once: int, eos: set[int], silence: float = GIVE_UP,
-) -> PlainAnswer:  # fmt: skip
+    link: Link,
+    events: asyncio.Queue[LinkEvent],
+    stream: int,
+    prompt: list[int],
+    sampling: Sampling,
+    max_new: int,
+    at_once: int,
+    eos: set[int],
+    silence: float = GIVE_UP,
+) -> PlainAnswer:
     """at_once: tokens asked for in one call."""
     began, first, calls = time.monotonic(), 0.0, 0
     up, down = link.traffic.up, link.traffic.down
     tokens: list[int] = []
     session = secrets.token_bytes(16)
 
-    async def ask(anew: bool) -> None:
+    async def ask(afresh: bool) -> None:
         nonlocal calls
         text = prompt + tokens
-        if anew:  # `have` is all there can be: no feature rows, please
+        if afresh:  # `have` is all there can be: no feature rows, please
             await link.send(Open(stream, session, calls, pack_ids(text), len(text) - 1, sampling))
         calls += 1
         await link.send(Generate(stream, calls, len(text), min(at_once, max_new - len(tokens))))
 
     heard = began
-    await ask(anew=True)
+    await ask(afresh=True)
     while True:
         event = None
         try:
@@ -123,7 +130,7 @@ async def _one(
         if isinstance(event, LinkRefused):
             raise event
         if isinstance(event, LinkUp):
-            await ask(anew=True)
+            await ask(afresh=True)
         if not isinstance(event, Arrived) or getattr(event.message, "stream", stream) != stream:
             continue
         heard = time.monotonic()
@@ -135,7 +142,7 @@ async def _one(
             if event.message.bonus in eos or event.message.finish != FINISH_NONE or len(tokens) == max_new:
                 break
             if at_once == 1:
-                await ask(anew=False)
+                await ask(afresh=False)
     seconds = time.monotonic() - began
     await link.send(Cancel(stream))
     await link.send(Close(stream))

@@ -1,7 +1,8 @@
-"""How a benchmark ends: figures on the screen and in a JSON file, or one line of error."""
+"""What the commands of benchmarks share: arguments, and how they end."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import signal
 import sys
@@ -12,10 +13,36 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.provenance import provenance
+from outrider_core.models.folders import default_drafter
+from outrider_core.models.target import DEFAULT_TARGET
 
 Figures = dict[str, Any]
 #: what bad input, missing files and machines that cannot do it raise: errors of ours are RuntimeErrors
 ERRORS = (RuntimeError, OSError, ValueError, KeyError)
+#: arguments that most benchmarks take, as argparse wants them; a command may give another default
+COMMON: dict[str, dict[str, Any]] = {
+    "prompts": {"type": Path, "nargs": "+", "metavar": "FILE", "help": "JSONL with `turns`, `prompt` or `question`"},
+    "count": {"type": int, "help": "questions of each file, spread evenly over it; 0: all"},
+    "max_new_tokens": {"type": int, "help": "tokens of every answer"},
+    "target": {"default": DEFAULT_TARGET, "help": "alias, Hugging Face id or folder"},
+    "bundle": {"type": Path, "default": Path("build/bundle"), "help": "what the device loads"},
+    "drafter": {"type": Path, "default": default_drafter(), "help": "drafter folder, trained on the target"},
+    "dtype": {"choices": ["float32", "bfloat16", "float16"], "help": "the target's number format"},
+    "device": {"default": "auto", "help": "torch device; auto takes CUDA where there is one"},
+    "threads": {"type": int, "default": 0, "help": "CPU threads, 0: all cores"},
+    "seed": {"type": int, "default": 0},
+    "json": {"type": Path, "help": "where the figures go"},
+}
+
+
+def common_arguments(parser: argparse.ArgumentParser, *names: str, **defaults: object) -> None:
+    """Add arguments of COMMON: `names` as they stand there, and those in `defaults` with a default of this command.
+
+    A name in `names` that has no default there is required.
+    """
+    for name in (*names, *defaults):
+        options = COMMON[name] | ({"default": defaults[name]} if name in defaults else {})
+        parser.add_argument("--" + name.replace("_", "-"), **options, required="default" not in options)
 
 
 def conclude(measure: Callable[[], Figures], show: Callable[[Figures], None], path: Path, console: Console) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cores:
-    """Which cores the verifier and the device run on; none: wherever there is room."""
+    """Which cores the verifier and the device run on; empty: wherever the system puts them."""
 
     verifier: frozenset[int] = frozenset()
     device: frozenset[int] = frozenset()

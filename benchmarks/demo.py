@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import platform
 import sys
 import time
 from collections.abc import Iterator
@@ -19,11 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.baseline import plain_decode
-from benchmarks.command import conclude
+from benchmarks.command import common_arguments, conclude
 from cloud.process import VerifierProcess
 from edge_runtime.events import Event, Finished, LinkState, Provisional, RolledBack, Verified
 from edge_runtime.runtime import EdgeRuntime
 from outrider_core.drafting.drafter import TreeShape
+from outrider_core.machine import describe_machine
 from outrider_core.protocol.sampling import Sampling
 
 QUESTIONS = [
@@ -158,7 +158,7 @@ def report(answers: list[Finished], plain: list[Any], cut: Finished, outage: dic
     speed = tokens / sum(s.seconds for s in stats)
     plain_speed = sum(len(p.tokens) for p in straight) / sum(p.seconds for p in straight)
     return {
-        "machine": f"{platform.machine()}, {platform.system()}",
+        "machine": describe_machine(),
         "tree_nodes": SHAPE.nodes,
         "tokens": tokens,
         "rounds": rounds,
@@ -203,9 +203,7 @@ def show(figures: dict[str, Any], console: Console) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__)
-    parser.add_argument("--bundle", type=Path, default=Path("build/bundle"))
-    parser.add_argument("--drafter", type=Path, default=Path("drafters/smollm2-135m-instruct-moa"))
-    parser.add_argument("--json", type=Path, default=Path("build/demo.json"), help="where the figures go")
+    common_arguments(parser, "bundle", "drafter", json=Path("build/demo.json"))
     options = parser.parse_args(argv)
     console = Console()
     return conclude(

@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import DynamicCache
 
+from benchmarks.command import common_arguments
 from benchmarks.provenance import provenance
 from cloud.engine import Segment
 from cloud.runner import LocalRunner, Part
@@ -34,8 +34,8 @@ from cloud.service import Verifier, load_verifier
 from cloud.sessions import Session
 from cloud.settings import Settings
 from cloud.tree_budget import TreeBudget, measure_costs
-from outrider_core.drafting.probe import processor_name
-from outrider_core.models.target import TargetError, load_target
+from outrider_core.machine import describe_machine
+from outrider_core.models.target import TargetError, head_dim_of, load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import Open, pack_ids
@@ -128,7 +128,7 @@ def measure_floors(bench: Bench) -> Floors:
     wide = model.model.layers[0].mlp.up_proj
     x = torch.randn(1, 512, shape.hidden_size, dtype=dtype, device=device)
     [product] = bench.median(lambda: [wide(x) for _ in range(8)])
-    head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    head_dim = head_dim_of(shape)
     heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
     attention = shape.hidden_size * head_dim * 2 * (heads + kv_heads)
     layer = attention + 3 * shape.hidden_size * shape.intermediate_size
@@ -234,7 +234,7 @@ def measure_throughput(bench: Bench, plain: Any, counts: Sequence[int], console:
     """Tokens per second of N sessions that are always ready: transformers' generate (model `plain`), STREAM, trees.
 
     Trees hold the target's own continuation down to a random depth (mean 1.9 nodes) among wrong tokens; once with
-    TREE nodes and once with what the verifier's tree budget allows so many sessions.
+    TREE nodes and once with what the verifier's tree budget allows at that number of sessions.
     """
     curve = measure_costs(bench.runner, bench.verifier.engine.pool.rows)
     rows = []
@@ -338,11 +338,11 @@ def _draft(ahead: Sequence[int], rng: random.Random, nodes: int) -> TokenTree:
     return TokenTree(tuple(tokens), tuple(parents))
 
 
-def machine(device: torch.device) -> str:
-    """The hardware and the number of threads, for a table's title."""
+def describe_device(device: torch.device) -> str:
+    """What a torch device is, and on a CPU the number of threads, for a table's title."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{processor_name()}, {torch.get_num_threads()} threads"
+    return f"{describe_machine()}, {torch.get_num_threads()} threads"
 
 
 def show(figures: Figures, console: Console) -> None:
@@ -369,15 +369,11 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.engine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     defaults = Settings()
+    common_arguments(parser, "drafter", "device", "threads", dtype="bfloat16", json=None)
     parser.add_argument("--model", default=defaults.model, help="target (default %(default)s)")
-    parser.add_argument("--drafter", type=Path, default=defaults.drafter, help="drafter folder of that target")
-    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--device", default="auto", help="torch device; auto takes CUDA where there is one")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads, 0 takes all cores")
     parser.add_argument("--repeats", type=int, default=7, help="runs of which the median is taken")
     parser.add_argument("--only", choices=TABLES, action="append", help="one of the tables; may be repeated")
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 4, 16, 64], help="of the throughput table")
-    parser.add_argument("--json", type=Path, help="write all figures there")
     return parser
 
 
@@ -403,7 +399,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures: Figures = {
         "target": options.model,
         "dtype": options.dtype,
-        "machine": machine(bench.runner.device),
+        "machine": describe_device(bench.runner.device),
         "floors": {
             "read_gigabytes_per_second": floors.bandwidth / 1e9,
             "gigaflops": floors.flops / 1e9,

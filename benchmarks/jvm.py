@@ -32,11 +32,11 @@ from rich.console import Console
 from rich.table import Table
 
 from android_demo.ci import core, engines, native
-from benchmarks.command import Figures, conclude
+from benchmarks.command import Figures, common_arguments, conclude
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import MASKED, Drafter, TreeShape
 from outrider_core.drafting.engines import Engine, Floats, Ints, installed, open_engine
-from outrider_core.drafting.probe import Others, processor_name
+from outrider_core.machine import Others, processor_name
 from outrider_core.protocol.sampling import Sampling
 
 #: English and code
@@ -65,9 +65,16 @@ class Timed:
         self.engine, self.seconds, self.steps = engine, 0.0, 0
 
     def step(
-        self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
-        row_keys: Floats, row_values: Floats,
-    ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
+        self,
+        tokens: Ints,
+        positions: Ints,
+        wanted: Ints,
+        sa_mask: Floats,
+        sa_keys: Floats,
+        sa_values: Floats,
+        row_keys: Floats,
+        row_values: Floats,
+    ) -> tuple[Floats, Floats, Floats]:
         began = time.perf_counter()
         results = self.engine.step(tokens, positions, wanted, sa_mask, sa_keys, sa_values, row_keys, row_values)
         self.seconds += time.perf_counter() - began
@@ -97,7 +104,7 @@ class Here:
         return {"seconds": seconds}
 
     def _drafts(self, texts: list[list[int]], start: int, nodes: int, sampling: dict[str, Any]) -> Figures:
-        law, shape, engine = Sampling(**sampling), TreeShape(nodes), Timed(self.engine)
+        distribution, shape, engine = Sampling(**sampling), TreeShape(nodes), Timed(self.engine)
         manifest, row_shape = self.bundle.manifest, self.bundle.row_shape
         seconds, trees, inside, steps = [], [], 0.0, 0
         for text in texts:
@@ -110,7 +117,7 @@ class Here:
             for end in range(start, len(text) + 1):
                 prefix, engine.seconds, engine.steps = text[:end], 0.0, 0
                 began = time.perf_counter()
-                tree = drafter.draft(prefix, law, shape).tree
+                tree = drafter.draft(prefix, distribution, shape).tree
                 taken = time.perf_counter() - began
                 trees.append([*tree.tokens, *tree.parents])
                 if end > start:
@@ -247,7 +254,7 @@ def show(figures: Figures) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", type=Path, default=Path("build/bundle"))
+    common_arguments(parser, "bundle")
     parser.add_argument("--engine", default="onnx")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9, help="turns that count")

@@ -64,9 +64,9 @@ class EmulatedLink:
 
     Faults by hand, while it runs: `silent` (bytes are swallowed, and those that follow them in that direction even
     later; connections stay open; who dials waits, as TCP asks again), `held` (bytes wait), `cut()`, `delay` (seconds
-    each way, on top of the profile's). The profile's own outages come within `weather()`, and chance begins anew with
-    it: links of one seed have the same luck in the same weather. dilation: the profile's time runs so many times slower
-    than the clock.
+    each way, on top of the profile's). The profile's own outages come within `weather()`, and chance starts over with
+    it: links of one seed have the same luck in the same weather. dilation: the profile's time runs slower by this
+    factor than the clock.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class EmulatedLink:
                 self._pipes.discard(pipe)
                 pipe.abort()
 
-    def trip(self, packets: int, at: float) -> float:
-        """When a chunk of so many packets that leaves at `at` arrives."""
+    def arrival(self, packets: int, at: float) -> float:
+        """When a chunk of `packets` packets that leaves at `at` arrives."""
         profile, seconds = self.profile, self.profile.rtt / 2000
         if profile.jitter:  # gamma distributed, and so is a round trip: a steep start and a long tail
             spread = profile.jitter / 1000
@@ -201,7 +201,7 @@ class _Pipe:
             if data and self._swallows():
                 continue
             free = max(free, loop.time()) + 8 * len(data) / (1e6 * megabits) * link.dilation
-            arrival = max(arrival, link.trip(-(-len(data) // PACKET), free))
+            arrival = max(arrival, link.arrival(-(-len(data) // PACKET), free))
             self._chunks.append((arrival, data))
             self._waiting += len(data)
             self._news.set()

@@ -28,11 +28,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.load_device import FAULTS, Answer, Device, Dial, Habits, Refusal, describe, record
 from benchmarks.load_hostile import KINDS, Orders
-from benchmarks.load_report import MEGA, Figures, Memory, Tally, compare, describe_machine, show
+from benchmarks.load_report import MEGA, Figures, Memory, Tally, compare, show
 from benchmarks.provenance import provenance
 from cloud.process import VerifierProcess
 from edge_runtime.link import verifier_url
 from export.quiet import quiet
+from outrider_core.arguments import positive_int
+from outrider_core.machine import describe_machine
 
 EXAMPLES = """
 examples:
@@ -109,7 +111,7 @@ async def measure(options: argparse.Namespace, verifier_flags: list[str], consol
         pid = server.process.pid if server is not None and server.process is not None else options.pid
         memory = Memory(pid, options.sample) if pid else None
         if memory is not None:
-            memory.sample()  # at once, so that a wrong --pid is told now
+            memory.sample()  # at once, so that a wrong --pid is reported now
             watch = asyncio.create_task(memory.watch())
             stack.callback(watch.cancel)
         answers = await record_all(dial, prompts, habits, console)
@@ -123,7 +125,8 @@ async def measure(options: argparse.Namespace, verifier_flags: list[str], consol
                 beside = await run_phase(stage, devices, bad)
                 phases.append({**beside, "ratios": compare(alone, beside)})
         return {
-            **describe_machine(),
+            "machine": describe_machine(),
+            "cores": os.cpu_count() or 1,
             "target_hash": target_hash,
             "address": address if server is None else None,
             "verifier_flags": verifier_flags,
@@ -391,18 +394,30 @@ def make_parser() -> argparse.ArgumentParser:
     add: Any = parser.add_argument
     add("--devices", type=_counts, default=[1, 4, 16], metavar="N,N", help="devices of each phase (1,4,16)")
     add("--seconds", type=_positive, default=20.0, help="length of each phase (20)")
-    add("--tokens", type=_whole, default=64, help="tokens of an answer at most (64)")
+    add("--tokens", type=positive_int, default=64, help="tokens of an answer at most (64)")
     add("--nodes", type=int, default=12, help="nodes of a tree (12)")
     add("--accepted", type=float, default=1.9, help="draft tokens accepted per verify, in the mean; tau less 1 (1.9)")
     add("--think", type=float, default=1.0, help="mean pause between two answers of a device, s, exponential (1)")
     add("--rtt", type=float, default=0.0, metavar="MS", help="simulated round trip, half of it each way (0)")
     add("--jitter", type=float, default=0.0, metavar="MS", help="up to so much more, each way (0)")
-    add("--bad", type=_kinds, default=[], metavar="KIND,KIND",
-        help=f"repeat each phase beside a hostile client: {', '.join(KINDS)}")  # fmt: skip
-    add("--idle", type=int, nargs="?", const=1000, default=0, metavar="N",
-        help="first measure the memory of N idle connections (1000 if N is left out)")  # fmt: skip
+    add(
+        "--bad",
+        type=_kinds,
+        default=[],
+        metavar="KIND,KIND",
+        help=f"repeat each phase beside a hostile client: {', '.join(KINDS)}",
+    )
+    add(
+        "--idle",
+        type=int,
+        nargs="?",
+        const=1000,
+        default=0,
+        metavar="N",
+        help="first measure the memory of N idle connections (1000 if N is left out)",
+    )
     add("--prompts", type=Path, default=PROMPTS, help="one a line, or JSONL with `prompt` or `turns` (the project's)")
-    add("--count", type=_whole, default=16, help="prompts, spread evenly over the file (16)")
+    add("--count", type=positive_int, default=16, help="prompts, spread evenly over the file (16)")
     add("--seed", type=int, default=0, help="of trees, pauses and delays (0)")
     add("--model", default="smollm2-135m-instruct", help="target: alias, Hugging Face id or folder")
     add("--drafter", type=Path, default=DRAFTER, help=f"drafter folder, trained on this target ({DRAFTER})")
@@ -415,12 +430,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _whole(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number
-
-
 def _positive(text: str) -> float:
     if not (number := float(text)) > 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
@@ -428,7 +437,7 @@ def _positive(text: str) -> float:
 
 
 def _counts(text: str) -> list[int]:
-    return [_whole(part) for part in text.split(",")]
+    return [positive_int(part) for part in text.split(",")]
 
 
 def _kinds(text: str) -> list[str]:

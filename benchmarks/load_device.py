@@ -217,7 +217,7 @@ class Device:
         while not self.stop.is_set():
             try:
                 async with self._dial.open() as (connection, welcome):
-                    self._tally.told(welcome.tree_budget)
+                    self._tally.advertised(welcome.tree_budget)
                     nodes = min(self._habits.nodes, welcome.max_nodes)
                     accepted = min(self._habits.accepted, nodes)
                     drafts = Drafts(nodes, accepted, welcome.vocab_size, self._draft_rng)
@@ -290,7 +290,7 @@ class _Conversation:
                 tally.error("RESYNC")
                 fresh = await self._open()
                 continue
-            tally.told(reply.tree_budget)
+            tally.advertised(reply.tree_budget)
             wrong = wrong_tokens(reply, tree, path, base_len, answer, self._done, tally.least_budget)
             if wrong:
                 tally.wrong(wrong)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +14,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from outrider_core.drafting.probe import processor_name
 from outrider_core.protocol.tree import MAX_NODES
 from outrider_core.protocol.wire import Verdict
 
@@ -44,9 +41,9 @@ class Tally:
     errors: Counter[str] = field(default_factory=Counter)
     wrong_verdicts: int = 0
     wrong_tokens: int = 0
-    least_budget: int = MAX_NODES  # the smallest tree budget that any device was told
+    least_budget: int = MAX_NODES  # the smallest tree budget that the verifier advertised to any device
 
-    def told(self, budget: int) -> None:
+    def advertised(self, budget: int) -> None:
         """A verdict or a handshake said that trees may be pruned to `budget` nodes."""
         self.least_budget = min(self.least_budget, budget or MAX_NODES)
 
@@ -167,12 +164,6 @@ def slope(samples: Sequence[tuple[float, int]]) -> float | None:
         return None
     at, size = np.array(samples, float).T
     return round(float(np.polyfit(at - at[0], size, 1)[0]) * 60 / MEGA, 3)
-
-
-def describe_machine() -> Figures:
-    """What this runs on: a line and the number of cores."""
-    cores = os.cpu_count() or 1
-    return {"machine": f"{processor_name()}, {cores} cores, {platform.system()} {platform.machine()}", "cores": cores}
 
 
 def compare(alone: Figures, beside: Figures) -> dict[str, float | None]:

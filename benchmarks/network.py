@@ -10,7 +10,7 @@ same with the drafter beside the target; `token` a call for each token; `control
 `device` the drafter alone, unverified. The modes take turns with every question, so that a disturbance meets all of
 them; a profile's outages meet all of them at the same moments of an answer, and its delays and losses are drawn
 alike. Device and verifier each have half of the cores for themselves, as on machines of their own (Linux;
---shared-cores lets them share all). --step-ms lets every step of the target take at least so long, to stand for a
+--shared-cores lets them share all). --step-ms makes every step of the target take at least that long, to stand for a
 larger one; the tables say so. Where a tree's step takes this machine longer than that, --dilation 4 lets link and
 slowed steps take four times as long and divides what was measured by four; the runtime's own constants, such as how
 fast it writes alone, are not stretched. --sweep compares the device's tree shaping with trees of fixed sizes. --cuts
@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import platform
 import random
 import statistics
 import sys
@@ -41,21 +40,21 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.acceptance import read_questions
 from benchmarks.baseline import call_per_token
-from benchmarks.command import Figures, conclude
+from benchmarks.command import Figures, common_arguments, conclude
 from benchmarks.cores import Cores
 from benchmarks.links import PROFILES, EmulatedLink, Profile
 from benchmarks.network_report import plot, show
+from benchmarks.questions import as_question, read_questions
 from benchmarks.slow_device import SlowEngine
 from cloud.process import VerifierProcess
-from cloud.settings import Settings
 from edge_runtime.events import AnswerStats, Finished, Provisional, RolledBack, Verified
 from edge_runtime.policy import Policy
 from edge_runtime.runtime import LARGEST, EdgeRuntime
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.drafting.engines import open_engine
+from outrider_core.machine import describe_machine
 from outrider_core.protocol.tree import MAX_NODES
 
 #: name -> options of the runtime; None: not a runtime's mode
@@ -74,7 +73,7 @@ GOLDEN_RATIO = (1 + 5**0.5) / 2
 
 @dataclass
 class Run:
-    """Answers of one mode over one profile. dilation: so many of the clock's seconds count as one."""
+    """Answers of one mode over one profile. dilation: seconds of the clock that count as one."""
 
     dilation: float = 1.0
     tokens: int = 0
@@ -121,8 +120,8 @@ class Run:
         }
 
 
-def _share(part: float, whole: float) -> float | None:
-    return round(part / whole, 3) if whole else None
+def _share(part: float, total: float) -> float | None:
+    return round(part / total, 3) if total else None
 
 
 class Bench:
@@ -134,11 +133,9 @@ class Bench:
         stack.enter_context(self.cores.of(self.cores.device))
         self.threads = options.threads or len(self.cores.device)
         self.bundle: Bundle = open_bundle(options.bundle)
-        self.prompts = [
-            ids for _, question in read_questions(options.prompts, options.count)
-            if len(ids := self.bundle.render_chat([{"role": "user", "content": question}]))
-            + options.max_new_tokens <= self.bundle.manifest.max_context
-        ]  # fmt: skip
+        longest = self.bundle.manifest.max_context - options.max_new_tokens
+        questions, _ = read_questions(options.prompts, options.count, as_question(self.bundle), longest)
+        self.prompts = [question.prompt for question in questions]
         self.truth: dict[int, list[int]] = {}
         self._verifiers: dict[bool, VerifierProcess] = {}
 
@@ -201,7 +198,7 @@ async def measure(options: argparse.Namespace, console: Console) -> Figures:
             return await break_answers(bench, stack)
         profiles = {name: await measure_profile(bench, PROFILES[name]) for name in options.profiles}
     return {
-        "machine": f"{platform.machine()}, {platform.system()}", "questions": len(bench.prompts),
+        "machine": describe_machine(), "questions": len(bench.prompts),
         "max_new_tokens": options.max_new_tokens, "dtype": options.dtype, "step_ms": options.step_ms,
         "device_step_ms": options.device_step_ms, "dilation": options.dilation,
         "cores": str(bench.cores), "profiles": profiles,
@@ -231,7 +228,7 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
             )
             given = {"shape": TreeShape(nodes=options.nodes), "engine": engine, **settings}
             runtime = runtimes[name] = await stack.enter_async_context(EdgeRuntime(bench.bundle, link.address, **given))
-            async with asyncio.timeout(60 * options.dilation):  # dialling is no part of an answer
+            async with asyncio.timeout(60 * options.dilation):  # dialling is not part of an answer
                 while runtime.link and not runtime.link.welcome:
                     await asyncio.sleep(0.01)
         with Progress(console=bench.console, transient=True) as progress:
@@ -311,7 +308,7 @@ async def break_answers(bench: Bench, stack: AsyncExitStack) -> Figures:
                 rolled_back += event.stats.rolled_back
                 progress.update(bar, completed=faults)
     return {
-        "machine": f"{platform.machine()}, {platform.system()}", "cuts": faults, "answers": answers,
+        "machine": describe_machine(), "cuts": faults, "answers": answers,
         "answers_that_differ": wrong, "screens_that_differ": lost, "given_up": given_up, "provisional": provisional,
         "rolled_back": rolled_back, "stalls": len(stalls),
         "stall_ms_p95": round(1000 * float(np.percentile(stalls, 95))) if stalls else None,
@@ -340,32 +337,58 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.network", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prompts", type=Path, required=True, help="JSONL with `turns` or `prompt`")
-    parser.add_argument("--profiles", nargs="+", default=list(PROFILES), choices=list(PROFILES), metavar="NAME",
-                        help=f"of {', '.join(PROFILES)}; default: all")  # fmt: skip
-    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES), metavar="NAME",
-                        help=f"of {', '.join(MODES)}; default: all")  # fmt: skip
-    parser.add_argument("--sweep", type=int, nargs="+", default=[], metavar="NODES",
-                        help=f"also trees of these fixed sizes, 1..{MAX_NODES}")  # fmt: skip
-    parser.add_argument("--cuts", type=int, default=0, help="break the link so many times instead of measuring")
-    parser.add_argument("--step-ms", type=float, default=0.0, help="let the target's steps take at least so long")
-    parser.add_argument(
-        "--device-step-ms", type=float, default=0.0, help="let the drafter's steps take at least so long"
+    common_arguments(
+        parser,
+        "prompts",
+        "target",
+        "bundle",
+        "drafter",
+        "seed",
+        count=6,
+        max_new_tokens=96,
+        dtype="float32",
+        json=Path("build/network.json"),
     )
-    parser.add_argument("--dilation", type=float, default=1.0, metavar="N",
-                        help="let link and slowed steps take N times as long, and divide times by N")  # fmt: skip
-    parser.add_argument("--count", type=int, default=6, help="questions, spread evenly over the file")
-    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument(
+        "--profiles",
+        nargs="+",
+        default=list(PROFILES),
+        choices=list(PROFILES),
+        metavar="NAME",
+        help=f"of {', '.join(PROFILES)}; default: all",
+    )
+    parser.add_argument(
+        "--modes",
+        nargs="+",
+        default=list(MODES),
+        choices=list(MODES),
+        metavar="NAME",
+        help=f"of {', '.join(MODES)}; default: all",
+    )
+    parser.add_argument(
+        "--sweep",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="NODES",
+        help=f"also trees of these fixed sizes, 1..{MAX_NODES}",
+    )
+    parser.add_argument("--cuts", type=int, default=0, metavar="N", help="break the link N times instead of measuring")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="let the target's steps take at least this long")
+    parser.add_argument(
+        "--device-step-ms", type=float, default=0.0, help="let the drafter's steps take at least this long"
+    )
+    parser.add_argument(
+        "--dilation",
+        type=float,
+        default=1.0,
+        metavar="N",
+        help="let link and slowed steps take N times as long, and divide times by N",
+    )
     parser.add_argument("--nodes", type=int, default=LARGEST.nodes, help="of the largest trees")
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--threads", type=int, default=0, help="of the drafter's engine, 0: all of its cores")
     parser.add_argument("--shared-cores", action="store_true", help="let device and verifier take each other's cores")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--bundle", type=Path, default=Path("build/bundle"))
-    parser.add_argument("--target", default=Settings.model_fields["model"].default)
-    parser.add_argument("--drafter", type=Path, default=Path("drafters/smollm2-135m-instruct-moa"))
-    parser.add_argument("--json", type=Path, default=Path("build/network.json"), help="where the figures go")
     parser.add_argument("--plot", type=Path, default=None, help="where a picture goes (needs matplotlib)")
     options = parser.parse_args(argv)
     if options.dilation < 1:

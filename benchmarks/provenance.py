@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
 
-from outrider_core.drafting.probe import processor_name
+from outrider_core.machine import describe_machine
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,7 +20,7 @@ def provenance() -> dict[str, str]:
     """
     return {
         "command": command(sys.argv[1:]),
-        "machine": machine(),
+        "machine": describe_machine(),
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
     }
@@ -40,16 +38,8 @@ def command(arguments: list[str]) -> str:
         if word == "--json":
             skip = True
             continue
-        words.append(
-            Path(word).name if (os.sep in word and Path(word).is_absolute()) or word.startswith("..") else word
-        )
+        words.append(Path(word).name if Path(word).is_absolute() or word.startswith("..") else word)
     return " ".join(words)
-
-
-def machine() -> str:
-    """Processor, cores that this process may use, and system."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{processor_name()}, {cores} cores, {platform.system()}"
 
 
 def commit() -> str:

@@ -20,7 +20,7 @@ from cloud.runner import Part
 
 
 def slow_down(seconds: float) -> None:
-    """Let every step of this process take at least so long."""
+    """Let every step of this process take at least this long."""
     forward = runner.LocalRunner.forward
 
     def slowed(self: runner.LocalRunner, parts: Sequence[Part]) -> torch.Tensor:

@@ -26,7 +26,7 @@ from cloud.tree_budget import measure_costs
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.moa import DeviceHalf, DrafterError, MoAConfig, device_half_on, server_half
 from outrider_core.models.packing import pack_linears
-from outrider_core.models.target import Target, TargetError, load_target, open_target
+from outrider_core.models.target import Target, TargetError, head_dim_of, load_target, open_target
 from outrider_core.protocol.wire import MAX_TOKENS, PROTOCOL_VERSION, Welcome
 
 Drafter = tuple[MoAConfig, dict[str, torch.Tensor], str]
@@ -140,8 +140,9 @@ class Verifier:
 
 def make_runner(target: Target, settings: Settings) -> LocalRunner:
     """This rank's runner, with its share of the KV heads."""
-    heads = target.config.num_key_value_heads // settings.tp
-    return LocalRunner(target.model, settings.kv_tokens, heads, _head_dim(target))
+    shape = target.config
+    heads = shape.num_key_value_heads // settings.tp
+    return LocalRunner(target.model, settings.kv_tokens, heads, head_dim_of(shape))
 
 
 def load_verifier(settings: Settings) -> Verifier:
@@ -195,12 +196,6 @@ def _device(settings: Settings, ranks: Ranks | None) -> str:
     return "cuda" if ranks is None else f"cuda:{torch.cuda.current_device()}"
 
 
-def _head_dim(target: Target) -> int:
-    """Channels of one attention head; some configurations leave the field out."""
-    shape = target.config
-    return getattr(shape, "head_dim", None) or int(shape.hidden_size // shape.num_attention_heads)
-
-
 def _check_drafter(config: MoAConfig, target: Target) -> None:
     shape = target.config
     if config.target_hash != target.model_hash:
@@ -208,7 +203,8 @@ def _check_drafter(config: MoAConfig, target: Target) -> None:
             f"this drafter was trained on target {config.target_hash}, but {target.name} is {target.model_hash}; "
             "give --drafter a folder that was trained for it"
         )
+    head_dim = head_dim_of(shape)
     wanted = (config.target_kv_heads, config.target_head_dim, config.hidden_size, config.vocab_size)
-    given = (shape.num_key_value_heads, _head_dim(target), shape.hidden_size, shape.vocab_size)
+    given = (shape.num_key_value_heads, head_dim, shape.hidden_size, shape.vocab_size)
     if wanted != given or not all(0 <= layer < shape.num_hidden_layers for layer in config.target_layers):
         raise DrafterError(f"the drafter's shapes {wanted} do not fit {target.name}'s {given}")

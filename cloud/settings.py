@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from outrider_core.models.folders import drafters_folder
 from outrider_core.models.target import DEFAULT_TARGET
 from outrider_core.protocol.tree import MAX_NODES
 
-DRAFTERS = Path(__file__).resolve().parent.parent / "drafters"
+DRAFTERS = drafters_folder()
 
 
 class Settings(BaseSettings):

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from outrider_core.drafting.probe import numbers, whole
+from export.train_command import add_train_options, describe_presets, next_command, read_train_options
+from export.train_options import OptionsError
+from outrider_core.arguments import positive_int, positive_ints
 from outrider_core.models.target import DEFAULT_TARGET, TargetError
 
 EPILOG = """\
@@ -20,109 +22,100 @@ examples:
   python -m export check build/bundle
   python -m export bench build/bundle
 """
+TRAIN_USAGE = """\
+python -m export train --prompts prompts.jsonl --output-dir drafters/mine
+       python -m export train --self-prompts --output-dir drafters/mine --preset quick     no data set at all
+       python -m export train --config train.toml --output-dir drafters/mine"""
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m export", description="Train a drafter and write the bundle an app ships.",
-        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        prog="python -m export",
+        description="Train a drafter and write the bundle an app ships.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     train = commands.add_parser(
-        "train", help="train a MoA drafter on the target's own answers",
-        description="Prompts are read, or written by the target itself (1); the target answers them (2); then a "
-        "Mixture-of-Attentions drafter learns to predict those answers (3). All stages resume: after Ctrl-C or a kill, "
-        "run the same command again.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
-    train.add_argument("--target", default=DEFAULT_TARGET, help="alias, Hugging Face id or folder")
-    train.add_argument("--prompts", type=Path, nargs="+", default=[], metavar="FILE",
-                       help="JSONL with `prompt` or `turns`, or plain text with one prompt a line")  # fmt: skip
-    train.add_argument("--self-prompts", type=int, default=0, metavar="N",
-                       help="let the target write so many prompts of its own; needs no data set")  # fmt: skip
-    train.add_argument("--openings", type=Path, default=None, metavar="FILE",
-                       help="half of these begin with a line of it; default: a list of ours")  # fmt: skip
-    train.add_argument("--composed", type=int, default=0, metavar="N",
-                       help="add so many tasks on longer texts, put together from --prompts")  # fmt: skip
-    train.add_argument("--drafter", choices=["moa", "eagle2", "lm"], default="moa",
-                       help="what to train; the others are for comparison and cannot be bundled")  # fmt: skip
-    train.add_argument("--output-dir", type=Path, required=True, help="drafter folder to write")
-    train.add_argument("--work-dir", type=Path, default=Path("build/train"), help="answers, features, checkpoint")
-    train.add_argument("--answers", type=Path, default=None, metavar="FILE",
-                       help="train on an answers file of an earlier run, as it is; no prompts are needed")  # fmt: skip
-    train.add_argument("--max-prompts", type=int, default=0, help="use at most this many, chosen by --seed; 0: all")
-    train.add_argument("--max-prompt-tokens", type=int, default=512, help="longer user turns are skipped")
-    train.add_argument("--max-new-tokens", type=int, default=192, help="length of an answer")
-    train.add_argument("--max-tokens", type=int, default=768, help="length of a whole conversation")
-    train.add_argument("--sampled", type=float, default=0.25, help="share of conversations answered at temperature 1")
-    train.add_argument("--follow-ups", type=float, default=0.2,
-                       help="share of one-turn conversations that get a second one, written by the target")  # fmt: skip
-    train.add_argument("--slots", type=int, default=128, help="conversations held at once")
-    train.add_argument("--epochs", type=int, default=5)
-    train.add_argument("--batch-tokens", type=int, default=2048, help="tokens per step, padding included")
-    train.add_argument("--learning-rate", type=float, default=2e-3)
-    train.add_argument("--layers", type=int, default=6, help="target layers the drafter's server half reads")
-    train.add_argument("--draft-vocab", type=int, default=12288, help="most frequent tokens the device can propose")
-    train.add_argument("--max-context", type=int, default=2048, help="longest conversation, in tokens")
-    train.add_argument("--own-text", type=int, default=0, metavar="N",
-                       help="at last learn from so many texts that the drafter itself wrote on alone")  # fmt: skip
-    train.add_argument("--features", choices=["auto", "cache", "online"], default="auto",
-                       help="what the target knows of its text: kept in a file, or computed anew")  # fmt: skip
-    train.add_argument("--device", default="auto", help="cpu, cuda or auto")
-    train.add_argument("--threads", type=int, default=0, help="CPU threads, 0 = torch's choice")
-    train.add_argument("--seed", type=int, default=0)
+        "train",
+        help="train a MoA drafter on the target's own answers",
+        usage=TRAIN_USAGE,
+        description="Prompts are read, or written by the target itself (1); the target answers them (2); then a\n"
+        "Mixture-of-Attentions drafter learns to predict those answers (3). All stages resume: after Ctrl-C\n"
+        "or a kill, run the same command again.",
+        epilog=describe_presets(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_train_options(train)
+    train.set_defaults(refuse=train.error)
 
     source = commands.add_parser(
-        "import", help="turn a published MoA checkpoint into a drafter folder",
+        "import",
+        help="turn a published MoA checkpoint into a drafter folder",
         description="Read a checkpoint in the layout of the MoA authors' code (safetensors) and write a drafter folder "
-        "that `bundle` and the verifier take.", formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+        "that `bundle` and the verifier take.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     source.add_argument("--source", required=True, help="folder or Hugging Face id of the checkpoint")
     source.add_argument("--target", required=True, help="alias, Hugging Face id or folder it was trained on")
     source.add_argument("--output-dir", type=Path, required=True, help="drafter folder to write")
     source.add_argument("--max-context", type=int, default=None, help="tokens; default: 2048 or the target's, if less")
-    source.add_argument("--draft-vocab-from", type=Path, default=None, metavar="DRAFTER",
-                        help="take the draft vocabulary of this drafter folder; default: the whole vocabulary, whose "
-                        "LM head is most of a step's work")  # fmt: skip
+    source.add_argument(
+        "--draft-vocab-from",
+        type=Path,
+        default=None,
+        metavar="DRAFTER",
+        help="take the draft vocabulary of this drafter folder; default: the whole vocabulary, whose "
+        "LM head is most of a step's work",
+    )
 
     bundle = commands.add_parser(
-        "bundle", help="write the folder an app ships",
+        "bundle",
+        help="write the folder an app ships",
         description="Export the drafter's device half for ONNX Runtime and ExecuTorch, compare it with the eager model "
         "and put tokenizer, chat template and manifest beside it. After Ctrl-C the same command goes on.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+    )
     add_bundle_options(bundle)
 
     check = commands.add_parser(
-        "check", help="prove a bundle again",
+        "check",
+        help="prove a bundle again",
         description="Verify hashes and metadata, compare every engine with the eager drafter on a fixed prompt set "
         "and measure acceptance length through a real verifier. Exits 1 if a bound of the manifest is broken.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+    )
     check.add_argument("bundle", type=Path, help="folder that `bundle` wrote")
     check.add_argument("--drafter", type=Path, default=None, help="default: the one under drafters/ with its hash")
     check.add_argument("--target", default=None, help="default: the name in the manifest")
-    check.add_argument("--prompts", type=Path, nargs="+", default=None, metavar="FILE",
-                       help="measure acceptance on these instead of the fixed set")  # fmt: skip
+    check.add_argument(
+        "--prompts",
+        type=Path,
+        nargs="+",
+        default=None,
+        metavar="FILE",
+        help="measure acceptance on these instead of the fixed set",
+    )
     check.add_argument("--no-acceptance", action="store_true", help="hashes, metadata and parity only: no verifier")
 
     bench = commands.add_parser(
-        "bench", help="measure a bundle's engines on this machine",
+        "bench",
+        help="measure a bundle's engines on this machine",
         description="Load time, peak memory and step times by width and context, beside the time that memory bandwidth "
         "alone would take. Figures go into the bundle's report.json and report.md.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+    )
     bench.add_argument("bundle", type=Path, help="folder that `bundle` wrote")
     bench.add_argument("--engines", default=None, help="by commas; default: all in the bundle that run here")
-    bench.add_argument("--threads", type=numbers, default=None, metavar="N,N", help="default: 1 and all cores")
+    bench.add_argument("--threads", type=positive_ints, default=None, metavar="N,N", help="default: 1 and all cores")
     bench.add_argument(
-        "--widths", type=numbers, default=[1, 2, 4, 8, 16, 32, 64], metavar="N,N", help="tokens of one step"
+        "--widths", type=positive_ints, default=[1, 2, 4, 8, 16, 32, 64], metavar="N,N", help="tokens of one step"
     )
     bench.add_argument(
-        "--contexts", type=numbers, default=[128, 512, 1024, 2048], metavar="N,N", help="cache and feature rows"
+        "--contexts", type=positive_ints, default=[128, 512, 1024, 2048], metavar="N,N", help="cache and feature rows"
     )
-    bench.add_argument("--repeats", type=whole, default=30, help="timed steps for each figure")
+    bench.add_argument("--repeats", type=positive_int, default=30, help="timed steps for each figure")
     return parser
 
 
@@ -132,13 +125,23 @@ def add_bundle_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drafter", type=Path, required=True, help="folder that `train` or `import` wrote")
     parser.add_argument("--output-dir", type=Path, required=True, help="folder to write; replaced if it is a bundle")
     parser.add_argument("--format", default="onnx", help="engine files, by commas: onnx, executorch")
-    parser.add_argument("--quant", default="int8", choices=["fp32", "fp16", "int8", "int4", "8da8w", "8da4w", "none"],
-                        help="weights of linear layers (8da8w, 8da4w: ExecuTorch's names of int8, int4)")  # fmt: skip
-    parser.add_argument("--embedding-bits", type=int, default=None, choices=[4, 8, 16, 32],
-                        help="embedding and LM head; default: as --quant, 8 with int4")  # fmt: skip
+    parser.add_argument(
+        "--quant",
+        default="int8",
+        choices=["fp32", "fp16", "int8", "int4", "8da8w", "8da4w", "none"],
+        help="weights of linear layers (8da8w, 8da4w: ExecuTorch's names of int8, int4)",
+    )
+    parser.add_argument(
+        "--embedding-bits",
+        type=int,
+        default=None,
+        choices=[4, 8, 16, 32],
+        help="embedding and LM head; default: as --quant, 8 with int4",
+    )
     parser.add_argument("--max-context", type=int, default=None, help="longest conversation, at most the drafter's")
-    parser.add_argument("--backend", default="xnnpack", choices=["xnnpack", "coreml", "qualcomm"],
-                        help="what ExecuTorch delegates to")  # fmt: skip
+    parser.add_argument(
+        "--backend", default="xnnpack", choices=["xnnpack", "coreml", "qualcomm"], help="what ExecuTorch delegates to"
+    )
     parser.add_argument("--check", action="store_true", help="also measure acceptance length, as `check` does")
     parser.add_argument("--bench", action="store_true", help="also measure step times, as `bench` does")
     parser.add_argument("--dry-run", action="store_true", help="show sizes and memory needed, write nothing")
@@ -152,11 +155,17 @@ def run_bundle(arguments: argparse.Namespace) -> None:
         from export.plan import Options
 
     options = Options(
-        arguments.target, arguments.drafter, arguments.output_dir,
-        formats=tuple(name.strip() for name in arguments.format.split(",") if name.strip()), quant=arguments.quant,
-        embedding_bits=arguments.embedding_bits, max_context=arguments.max_context, backend=arguments.backend,
-        check=arguments.check, bench=arguments.bench,
-    )  # fmt: skip
+        arguments.target,
+        arguments.drafter,
+        arguments.output_dir,
+        formats=tuple(name.strip() for name in arguments.format.split(",") if name.strip()),
+        quant=arguments.quant,
+        embedding_bits=arguments.embedding_bits,
+        max_context=arguments.max_context,
+        backend=arguments.backend,
+        check=arguments.check,
+        bench=arguments.bench,
+    )
     write_bundle(options, arguments.dry_run)
 
 
@@ -220,10 +229,17 @@ def guarded(run: Callable[[], int | None]) -> int:
 
 
 def run_train(arguments: argparse.Namespace) -> None:
-    from export.run import train
+    try:
+        options = read_train_options(arguments)
+    except OptionsError as error:
+        return arguments.refuse(str(error))
+    from export.train import train
 
     keep_freed_memory()
-    train(arguments)
+    notes = train(options)
+    if notes:
+        print(f"held-out agreement by lag 1..6: {notes['held_out_agreement_by_lag']}")
+        print(f"wrote {options.output_dir}; next: {next_command(options)}")
 
 
 def run_bench(arguments: argparse.Namespace) -> None:
@@ -232,9 +248,14 @@ def run_bench(arguments: argparse.Namespace) -> None:
     from export.bench import bench
 
     bench(
-        arguments.bundle, Console(), engines=arguments.engines.split(",") if arguments.engines else None,
-        threads=arguments.threads, widths=arguments.widths, contexts=arguments.contexts, repeats=arguments.repeats,
-    )  # fmt: skip
+        arguments.bundle,
+        Console(),
+        engines=arguments.engines.split(",") if arguments.engines else None,
+        threads=arguments.threads,
+        widths=arguments.widths,
+        contexts=arguments.contexts,
+        repeats=arguments.repeats,
+    )
 
 
 COMMANDS = {"train": run_train, "import": run_import, "bundle": run_bundle, "check": run_check, "bench": run_bench}

@@ -1,4 +1,4 @@
-"""Let the target hold the conversations that train a drafter, many at a time.
+"""Let the target answer the conversations that train a drafter, many at a time.
 
 A drafter learns to predict what the target writes, so its training text is the target's own. A slot whose
 conversation ends is refilled at once (continuous batching). Conversations are appended to a JSONL file as they end,
@@ -21,20 +21,20 @@ from outrider_core.models.target import Target
 
 #: a self-written user turn is drawn at this temperature: greedily it would always be the same
 USER_TEMPERATURE = 0.8
-#: prompts are read in forwards of about so many tokens
+#: tokens of prompts that one forward pass reads, about
 PREFILL_TOKENS = 8192
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Tokens: of a user's turn, of an answer, of a whole conversation."""
+    """Most tokens of a user's turn (`prompt`), of an `answer`, and of a conversation in `total`."""
 
     prompt: int
     answer: int
-    whole: int
+    total: int
 
 
-class Talk:
+class OngoingConversation:
     """One conversation as it grows: `ids` so far, `answers` the [begin, end) of what the target said in them."""
 
     def __init__(self, index: int, plan: Conversation, chat: ChatFormat, limits: Limits) -> None:
@@ -47,11 +47,11 @@ class Talk:
         self.as_user = self.ended = False
 
     def open_turn(self, turn: UserTurn) -> bool:
-        """Put the user's turn behind what was said; False where there is no room for it."""
+        """Put the user's turn behind what was said; False where it is too long."""
         self.said = len(self.ids)
         self.ids += self.chat.next(turn, self.ids[-1]) if self.ids else self.chat.first(turn)
         self.as_user, self.begin = turn.goes_on, len(self.ids)
-        return self.begin - self.said <= self.limits.prompt and self.begin < self.limits.whole
+        return self.begin - self.said <= self.limits.prompt and self.begin < self.limits.total
 
     @property
     def temperature(self) -> float:
@@ -66,7 +66,7 @@ class Talk:
         """Take the next token; at a turn's end go on with the next, or set `ended`."""
         self.ids.append(token)
         longest = self.limits.prompt if self.as_user else self.limits.answer
-        full = len(self.ids) - self.begin >= longest or len(self.ids) >= self.limits.whole
+        full = len(self.ids) - self.begin >= longest or len(self.ids) >= self.limits.total
         closed = token in ends or (self.as_user and token == self.chat.end_of_user)
         if closed or full:
             self.ended = not (self._user_has_spoken(closed) if self.as_user else self._has_answered(closed))
@@ -87,22 +87,22 @@ class Talk:
         return {"index": self.index, "ids": self.ids[:end], "answers": self.answers}
 
 
-class Talks:
+class ConversationRunner:
     """All conversations of one run over the slots of a decoder."""
 
     def __init__(
         self, target: Target, plans: Mapping[int, Conversation], limits: Limits, slots: int, seed: int = 0
     ) -> None:
         self.chat, self.limits, self.plans = ChatFormat(target.tokenizer), limits, plans
-        self.decoder = SlotDecoder(target, slots, limits.whole)
+        self.decoder = SlotDecoder(target, slots, limits.total)
         device = target.model.device
         self.ends = set(target.eos_ids)
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.slots: list[Talk | None] = [None] * slots
+        self.slots: list[OngoingConversation | None] = [None] * slots
         self.tokens = torch.zeros(slots, dtype=torch.long, device=device)
 
-    def run(self, write: Callable[[Talk], None]) -> None:
-        """Hold all conversations; `write` is called as each ends."""
+    def run(self, write: Callable[[OngoingConversation], None]) -> None:
+        """Run all conversations to their end; `write` is called as each ends."""
         waiting = self._waiting()
         try:
             while True:
@@ -113,54 +113,63 @@ class Talks:
         finally:
             self.decoder.close()
 
-    def _waiting(self) -> Iterator[Talk]:
+    def _waiting(self) -> Iterator[OngoingConversation]:
         """Those to come. Attention reads as far as the longest slot, so that similar lengths run together."""
         left = list(self.plans)
         window = 16 * len(self.slots)
         for start in range(0, len(left), window):
             size = {i: sum(len(turn.text) for turn in self.plans[i].turns) for i in left[start : start + window]}
             for index in sorted(size, key=lambda i: size[i]):
-                yield Talk(index, self.plans[index], self.chat, self.limits)
+                yield OngoingConversation(index, self.plans[index], self.chat, self.limits)
 
-    def _refill(self, waiting: Iterator[Talk], write: Callable[[Talk], None]) -> None:
+    def _refill(self, waiting: Iterator[OngoingConversation], write: Callable[[OngoingConversation], None]) -> None:
         """Prefill free slots, and those whose conversation has a new user turn, until all slots write."""
         while True:
             fresh: dict[int, list[int]] = {}
-            for slot, talk in enumerate(self.slots):
-                if talk is not None and talk.ended:
-                    write(talk)
-                    self.slots[slot] = talk = None
-                if talk is None:
+            for slot, conversation in enumerate(self.slots):
+                if conversation is not None and conversation.ended:
+                    write(conversation)
+                    self.slots[slot] = conversation = None
+                if conversation is None:
                     self.decoder.lengths[slot] = 0
-                    talk = self.slots[slot] = self._next(waiting, write)
-                if talk is not None and talk.unread and sum(map(len, fresh.values())) < PREFILL_TOKENS:
-                    fresh[slot] = talk.ids
+                    conversation = self.slots[slot] = self._next(waiting, write)
+                if conversation is not None and conversation.unread and sum(map(len, fresh.values())) < PREFILL_TOKENS:
+                    fresh[slot] = conversation.ids
             if not fresh:
                 return
             self._accept(list(fresh), self.decoder.prefill(fresh))
 
-    def _next(self, waiting: Iterator[Talk], write: Callable[[Talk], None]) -> Talk | None:
-        for talk in waiting:
-            if talk.open_turn(talk.plan.turns[0]):
-                return talk
-            write(talk)  # too long: without an answer, so that it counts as done
+    def _next(
+        self, waiting: Iterator[OngoingConversation], write: Callable[[OngoingConversation], None]
+    ) -> OngoingConversation | None:
+        for conversation in waiting:
+            if conversation.open_turn(conversation.plan.turns[0]):
+                return conversation
+            write(conversation)  # too long: without an answer, so that it counts as done
         return None
 
     def _accept(self, slots: list[int], logits: torch.Tensor) -> None:
-        talks = [self.slots[slot] for slot in slots]
-        temperatures = [talk.temperature if talk else 0.0 for talk in talks]
+        conversations = [self.slots[slot] for slot in slots]
+        temperatures = [conversation.temperature if conversation else 0.0 for conversation in conversations]
         chosen = choose(logits, torch.tensor(temperatures, device=logits.device), self.generator)
         self.tokens[slots] = chosen
-        for talk, token in zip(talks, chosen.tolist(), strict=True):
-            if talk is not None:
-                talk.add(token, self.ends)
+        for conversation, token in zip(conversations, chosen.tolist(), strict=True):
+            if conversation is not None:
+                conversation.add(token, self.ends)
 
 
 def generate_answers(
-    target: Target, plans: Mapping[int, Conversation], path: Path, *, limits: Limits, slots: int, seed: int = 0,
+    target: Target,
+    plans: Mapping[int, Conversation],
+    path: Path,
+    *,
+    limits: Limits,
+    slots: int,
+    seed: int = 0,
     on_end: Callable[[int], None],
-) -> None:  # fmt: skip
-    """Hold the conversations `plans` (index -> plan) and append them to the JSONL file `path` as they end.
+) -> None:
+    """Let the target answer the conversations `plans` (index -> plan) and append them to the JSONL file `path` as
+    they end.
 
     Each line: {"index": int, "ids": [token ids], "answers": [[begin, end], ...]}, end-of-answer tokens included; one
     whose prompt is too long has no answers. `on_end(answer tokens)` is called with each.
@@ -169,12 +178,12 @@ def generate_answers(
         break
     with path.open("a", encoding="utf-8") as file:
 
-        def write(talk: Talk) -> None:
-            file.write(json.dumps(talk.record(), separators=(",", ":")) + "\n")
+        def write(conversation: OngoingConversation) -> None:
+            file.write(json.dumps(conversation.record(), separators=(",", ":")) + "\n")
             file.flush()
-            on_end(sum(end - begin for begin, end in talk.answers))
+            on_end(sum(end - begin for begin, end in conversation.answers))
 
-        Talks(target, plans, limits, slots, seed).run(write)
+        ConversationRunner(target, plans, limits, slots, seed).run(write)
 
 
 def read_answers(path: Path) -> Iterator[dict[str, Any]]:

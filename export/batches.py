@@ -44,17 +44,16 @@ def draw_window(rng: random.Random, long_windows: float) -> int:
     return rng.choice((16, 32, 64, 128)) if draw < long_windows * 2 / 3 else 0  # 0: no rows at all
 
 
-def row_mask_of(length: int, window: int, phase: int, own_row: bool = False) -> tuple[Tensor, Tensor]:
+def row_mask_of(length: int, window: int, phase: int) -> tuple[Tensor, Tensor]:
     """The lagged cross-attention mask: (additive [length, length + 1], lag [length]).
 
     Query i belongs to the window whose root is the largest r <= i with r = phase (mod window), and sees
-    the null row (column 0) and the rows of tokens j < r (own_row: j <= r). Window 0: the null row only.
+    the null row (column 0) and the rows of tokens j < r. Window 0: the null row only.
     """
     i = torch.arange(length)
     root = torch.zeros_like(i) if window == 0 else (i - phase).div(window, rounding_mode="floor") * window + phase
     root = root.clamp(min=0)
-    seen = root + 1 if own_row and window else root
-    visible = torch.arange(-1, length)[None] < seen[:, None]
+    visible = torch.arange(-1, length)[None] < root[:, None]
     visible[:, 0] = True
     return torch.where(visible, 0.0, MASKED), i - root + 1
 
@@ -72,8 +71,7 @@ def build_batch(features: OnlineFeatures, indices: list[int], rng: random.Random
         n = len(sequence.ids)
         tokens[b, :n] = torch.tensor(sequence.ids)
         window = draw_window(rng, settings.long_windows)
-        phase = rng.randrange(max(1, window)) if settings.random_phase else 0
-        mask, lags = row_mask_of(n, window, phase, settings.own_row)
+        mask, lags = row_mask_of(n, window, phase=rng.randrange(max(1, window)))
         if sequence.alone:  # one window from the last verified token to the end
             root = sequence.alone - 1
             mask[root:, : root + 1] = 0.0

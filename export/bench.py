@@ -1,6 +1,6 @@
 """`python -m export bench`: time a bundle's engines and set them against the memory floor.
 
-Every figure comes from a fresh `python -m outrider_core.drafting.probe` process, one after another: its docstring says
+Every figure comes from a fresh `python -m edge_runtime.probe` process, one after another: its docstring says
 how each is measured. The floor of a step is the time that reading what it must read takes at the bandwidth measured in
 the same process with the same number of threads: the weights once (`step_bytes` of the manifest) and keys and values
 of the context, in self-attention and in cross-attention, once each in float32.
@@ -22,17 +22,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from edge_runtime.probe import TREES, longest_drafting_context
 from export.progress import Meter
 from export.report import put_section, read_report
 from outrider_core.drafting.bundle import Bundle, BundleError, Manifest, open_bundle
 from outrider_core.drafting.engines import RUNTIMES, installed
-from outrider_core.drafting.probe import (
-    TREES,
-    available_cores,
-    last_level_cache,
-    longest_drafting_context,
-    processor_name,
-)
+from outrider_core.machine import available_cores, describe_machine, last_level_cache
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (128, 512, 1024, 2048)
@@ -50,9 +45,14 @@ Figures = dict[str, Any]
 
 
 def bench_bundle(
-    folder: Path, *, engines: Iterable[str] | None = None, threads: Iterable[int] | None = None,
-    widths: Iterable[int] = WIDTHS, contexts: Iterable[int] = CONTEXTS, repeats: int = 30,
-) -> Figures:  # fmt: skip
+    folder: Path,
+    *,
+    engines: Iterable[str] | None = None,
+    threads: Iterable[int] | None = None,
+    widths: Iterable[int] = WIDTHS,
+    contexts: Iterable[int] = CONTEXTS,
+    repeats: int = 30,
+) -> Figures:
     """Measure `engines` (None: all of the bundle) with each of `threads` (None: 1 and all cores; 0: all cores).
 
     Widths above an engine's max_width and contexts above the bundle's max_context are left out. An engine that
@@ -188,7 +188,7 @@ def run_probe(arguments: list[str], threads: int, label: str, tick: Callable[[st
     Raises BundleError with one line if it fails. Whatever ends this call ends the probe.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **dict.fromkeys(POOLS, "1")}
-    command = [sys.executable, "-m", "outrider_core.drafting.probe", *arguments, "--progress"]
+    command = [sys.executable, "-m", "edge_runtime.probe", *arguments, "--progress"]
     said: list[str] = []
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, env=environment)
@@ -229,9 +229,8 @@ def _reason(status: int, said: list[str]) -> str:
 def _machine(cores: int) -> Figures:
     """What was measured on: a line, cores this process may use, the machine's, its last-level cache in MB or None."""
     cache = last_level_cache()
-    line = f"{processor_name()}, {_count(cores, 'core')}, {platform.system()} {platform.machine()}"
     cache_mb = cache / 1e6 if cache else None
-    return {"machine": line, "cores": cores, "machine_cores": os.cpu_count() or 1, "cache_mb": cache_mb}
+    return {"machine": describe_machine(), "cores": cores, "machine_cores": os.cpu_count() or 1, "cache_mb": cache_mb}
 
 
 def _count(number: float, noun: str) -> str:

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +45,7 @@ from outrider_core.drafting.bundle import (
 )
 from outrider_core.drafting.drafter import MAX_WIDTH
 from outrider_core.drafting.engines import open_engine
+from outrider_core.machine import describe_machine
 from outrider_core.models.eager import EagerEngine
 from outrider_core.models.moa import SERVER_PREFIXES, DeviceHalf, device_half_on
 
@@ -300,6 +300,6 @@ def _report(
         "engines": engines,
         "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()},
         "compared_on": TARGET_ANSWERS if plan.load_target else RANDOM_ROWS,
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "machine": f"{describe_machine()}, {torch.get_num_threads()} threads",
         "versions": bundle.manifest.versions,
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import platform
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from export.steps import PROMPTS, RANDOM_ROWS, TARGET_ANSWERS, passages_for
 from outrider_core.drafting.bundle import MANIFEST, Bundle, BundleError, Manifest, open_bundle
 from outrider_core.drafting.drafter import MAX_WIDTH
 from outrider_core.drafting.engines import Engine, open_engine
+from outrider_core.machine import describe_machine
 from outrider_core.models.drafter_files import find_drafter, load_drafter
 from outrider_core.models.eager import EagerEngine
 from outrider_core.models.moa import DeviceHalf, device_half_on
@@ -78,7 +78,7 @@ def check_metadata(bundle: Bundle, name: str) -> None:
 def broken_bounds(report: dict[str, Any], manifest: Manifest) -> list[str]:
     """One line for each bound of the manifest that the figures break.
 
-    Agreement on random rows is no bound: logits there are closer together than a trained drafter's are.
+    Agreement on random rows is not a bound: logits there are closer together than a trained drafter's are.
     """
     if report["compared_on"] == RANDOM_ROWS:
         report = {**report, "engines": {}}
@@ -189,7 +189,7 @@ def check_acceptance(
     del eager["texts"]
     return {
         "prompts": len(prompts), "max_new_tokens": tokens, "eager": eager, "engines": figures,
-        "machine": platform.machine(),
+        "machine": describe_machine(),
     }  # fmt: skip
 
 

@@ -8,25 +8,27 @@ import torch
 from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
 
-from outrider_core.models.target import Target
+from outrider_core.models.target import Target, head_dim_of
 
 
 class SlotDecoder:
     """`slots` sequences decoded in lock step over a static key/value cache.
 
-    Cache, in the model's dtype: values [layers, slots * kv_heads, capacity, head_dim]; keys the same with
-    the last two axes swapped, which makes the score product twice as fast on a CPU. Both prefill and
-    decoding pack their tokens into one row `[1, T]`, so nothing is padded.
+    Cache: keys and values [layers, slots * kv_heads, capacity, head_dim] in the model's dtype. Where that is a 16-bit
+    one, keys are kept as float32 on a CPU: in a trial at 96 slots and 600 tokens the score product took 3.8 ms instead
+    of 9.3 ms in bfloat16. Both prefill and decoding pack their tokens into one row `[1, T]`, so nothing is padded.
     """
 
     def __init__(self, target: Target, slots: int, capacity: int) -> None:
         config, self.model = target.config, target.model
         device = self.model.device
         self.kv_heads = config.num_key_value_heads
-        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.head_dim = head_dim_of(config)
         shape = (config.num_hidden_layers, slots * self.kv_heads, capacity, self.head_dim)
         self.values = torch.zeros(shape, dtype=self.model.dtype, device=device)
-        self.keys = torch.zeros_like(self.values.transpose(2, 3), memory_format=torch.contiguous_format)
+        half = self.model.dtype in (torch.bfloat16, torch.float16)
+        key_dtype = torch.float32 if half and device.type == "cpu" else self.model.dtype
+        self.keys = torch.zeros_like(self.values, dtype=key_dtype)
         self.lengths = torch.zeros(slots, dtype=torch.long, device=device)
         self.columns = torch.arange(capacity, device=device)
         self.every_head = torch.arange(slots * self.kv_heads, device=device)
@@ -35,31 +37,42 @@ class SlotDecoder:
         self.model.set_attn_implementation("outrider_slots")
 
     def _attention(
-        self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any,
-        scaling: float, **_: Any,
-    ) -> tuple[torch.Tensor, None]:  # fmt: skip
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: Any,
+        scaling: float,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
         keys, values = self.keys[module.layer_idx], self.values[module.layer_idx]
         if self.segments:
             return self._prefill_attention(keys, values, query, key, value, scaling), None
         columns = self.lengths.repeat_interleave(self.kv_heads)
         rows = self.every_head * values.shape[1] + columns
-        keys[self.every_head, :, columns] = key[0].transpose(0, 1).flatten(0, 1)
-        values.view(-1, self.head_dim).index_copy_(0, rows, value[0].transpose(0, 1).flatten(0, 1))
+        for cache, new in ((keys, key), (values, value)):
+            cache.view(-1, self.head_dim).index_copy_(0, rows, new[0].transpose(0, 1).flatten(0, 1).to(cache.dtype))
         slots, span = len(self.lengths), self.mask.shape[-1]
         grouped = query[0].transpose(0, 1).reshape(slots * self.kv_heads, -1, self.head_dim)
-        scores = torch.bmm(grouped * scaling, keys[:, :, :span])
-        weights = torch.softmax(scores + self.mask, -1)
+        scores = torch.bmm(grouped.to(keys.dtype) * scaling, keys[:, :span].transpose(1, 2))
+        weights = torch.softmax(scores + self.mask, -1).to(values.dtype)
         return torch.bmm(weights, values[:, :span]).view(1, slots, -1, self.head_dim), None
 
     def _prefill_attention(
-        self, keys: torch.Tensor, values: torch.Tensor, query: torch.Tensor, key: torch.Tensor,
-        value: torch.Tensor, scaling: float,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+    ) -> torch.Tensor:
         outputs, start = [], 0
         for slot, length in self.segments:
             q, k, v = (x[:, :, start : start + length] for x in (query, key, value))
             heads = slice(slot * self.kv_heads, (slot + 1) * self.kv_heads)
-            keys[heads, :, :length], values[heads, :length] = k[0].transpose(1, 2), v[0]
+            keys[heads, :length], values[heads, :length] = k[0], v[0]
             outputs.append(
                 functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
             )
@@ -85,7 +98,7 @@ class SlotDecoder:
         """Append one token to every slot: tokens [slots] int64 -> logits [slots, vocab]."""
         span = int(self.lengths.max()) + 1
         hidden = self.columns[:span] > self.lengths[:, None]
-        mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=hidden.device)
+        mask = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=hidden.device)
         self.mask = mask.masked_fill_(hidden, float("-inf"))[:, None].repeat_interleave(self.kv_heads, 0)
         logits = self.model(tokens[None], position_ids=self.lengths[None], use_cache=False).logits[0]
         self.lengths += 1

@@ -23,6 +23,7 @@ from transformers import DynamicCache
 
 from outrider_core.models.moa import MoAConfig
 from outrider_core.models.target import Target
+from outrider_core.protocol.rows import LEAST_DIVISOR
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -113,7 +114,7 @@ class FeatureCache(OnlineFeatures):
     def _pack(self, kv: NDArray[np.float32], hidden: NDArray[np.float32]) -> NDArray[np.uint8]:
         groups = kv.reshape(len(kv), self._groups, -1)
         scales = (np.abs(groups).max(-1) / 127).astype(np.float16)
-        divisor = np.maximum(scales.astype(np.float32), 6e-8)[..., None]
+        divisor = np.maximum(scales.astype(np.float32), LEAST_DIVISOR)[..., None]
         values = np.clip(np.rint(groups / divisor), -127, 127).astype(np.int8)
         halves = np.clip(hidden, -65504, 65504).astype(np.float16)
         return np.concatenate([x.reshape(len(kv), -1).view(np.uint8) for x in (values, scales, halves)], 1)
@@ -133,5 +134,5 @@ def _check_room(path: Path, size: int) -> None:
     if size > free:
         raise OSError(
             f"{path.parent} has {free / 1e9:.1f} GB free, the target's features take {size / 1e9:.1f}; give another "
-            "--work-dir, or --features online, which computes them anew for every batch"
+            "--work-dir, or --features online, which computes them again for every batch"
         )

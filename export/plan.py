@@ -90,9 +90,9 @@ def make_plan(options: Options) -> Plan:
     tied = bool(getattr(target.config, "tie_word_embeddings", False))
     step_bytes = packed_bytes(body, profile.bits) + packed_bytes(head, profile.embedding_bits)
     drafted = packed_bytes(head, profile.embedding_bits)
-    whole = step_bytes + drafted + packed_bytes(embedding - head, rare_bits(profile.embedding_bits))
+    total = step_bytes + drafted + packed_bytes(embedding - head, rare_bits(profile.embedding_bits))
     shared = drafted if tied else 0
-    engine_bytes = {name: whole - (shared if name == "onnx" else 0) for name in options.formats}
+    engine_bytes = {name: total - (shared if name == "onnx" else 0) for name in options.formats}
     tables = 4 * (embedding + (0 if tied and head == embedding else head) + (0 if tied else embedding))
     load_target = target_fits(target)
     lowering = tables + max(COPIES[name] * size for name, size in engine_bytes.items())
@@ -119,7 +119,7 @@ def _check_options(options: Options) -> Profile:
         check_backend(options.backend, options.profile)
     taken = not options.output.is_dir() or any(options.output.iterdir()) if options.output.exists() else False
     if taken and not (options.output / MANIFEST).is_file():
-        raise BundleError(f"{options.output} exists and is no bundle; choose an empty or new --output-dir")
+        raise BundleError(f"{options.output} exists and is not a bundle; choose an empty or new --output-dir")
     return options.profile
 
 

@@ -76,15 +76,22 @@ def compose(texts: Sequence[str], count: int, rng: random.Random) -> list[str]:
 
 
 def plan(
-    prompts: Sequence[tuple[str, ...]], *, limit: int = 0, composed: int = 0, self_prompts: int = 0,
-    openings: Sequence[str] = OPENINGS, sampled: float = 0.0, follow_ups: float = 0.0, seed: int = 0,
-) -> list[Conversation]:  # fmt: skip
+    prompts: Sequence[tuple[str, ...]],
+    *,
+    limit: int = 0,
+    composed: int = 0,
+    self_prompts: int = 0,
+    openings: Sequence[str] = OPENINGS,
+    sampled: float = 0.0,
+    follow_ups: float = 0.0,
+    seed: int = 0,
+) -> list[Conversation]:
     """Conversations in random order, the same for the same arguments.
 
-    limit: at most so many of `prompts`, 0 takes all. composed: tasks on longer texts made of `prompts`.
-    self_prompts: how many the target begins itself, one in two from nothing, the others with one of `openings`.
-    sampled: share of conversations answered at temperature 1. follow_ups: share of one-turn conversations that get a
-    second turn, written by the target.
+    limit: the most of `prompts` that are used; 0 takes all. composed: tasks on longer texts made of `prompts`.
+    self_prompts: how many the target writes itself, half of them from scratch, the others after one of `openings`.
+    sampled: share of conversations answered at a temperature drawn evenly from 0 to 1; the others are greedy.
+    follow_ups: share of one-turn conversations that get a second turn, written by the target.
     """
     rng = random.Random(seed)
     order = list(prompts)
@@ -100,7 +107,8 @@ def plan(
     for turns in asked:
         if len(turns) == 1 and rng.random() < follow_ups:
             turns = (*turns, UserTurn("", True))
-        conversations.append(Conversation(turns, float(rng.random() < sampled)))
+        temperature = round(rng.random(), 2) if rng.random() < sampled else 0.0
+        conversations.append(Conversation(turns, temperature))
     return conversations
 
 
@@ -132,8 +140,8 @@ class ChatFormat:
 
     def text(self, opening: str, written: list[int]) -> str:
         """What a turn says that began with `opening` and went on with these tokens."""
-        whole: str = self._tokenizer.decode(self._ids(opening) + written, skip_special_tokens=True)
-        return whole
+        text: str = self._tokenizer.decode(self._ids(opening) + written, skip_special_tokens=True)
+        return text
 
     def _render(self, messages: list[dict[str, str]]) -> str:
         text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

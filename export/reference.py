@@ -34,63 +34,34 @@ Refused, because `outrider_core.models.moa` computes something else:
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from export.checkpoint import Checkpoint, first_line, open_checkpoint, read_tensors
 from outrider_core.models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, save_drafter
 from outrider_core.models.moa import DrafterError, MoA, MoAConfig
-from outrider_core.models.target import SUPPORTED_FAMILIES, TargetError, hash_model_folder, resolve_target
+from outrider_core.models.target import SUPPORTED_FAMILIES, TargetError, hash_model_folder, head_dim_of, resolve_target
 
 #: the authors trained on conversations cut at this length
 TRAINED_CONTEXT = 2048
 #: `model_type` in the config of a checkpoint converted for the authors' vLLM port
 PORT_TYPE = "moa_spec"
-MODULES = ("layer_self_attention", "self_attention", "cross_attention", "Ekv2E")
-#: the only one of MODULES' names that no other kind of checkpoint has: it tells the prefix
-LANDMARK = "Ekv2E.weight"
-#: copies of the target's frozen tensors, and buffers
-FROZEN = re.compile(
-    r"(?:^|\.)(?:embed_tokens\.weight|lm_head\.weight|norm\.weight|layers\.\d+\..+"
-    r"|rotary_emb\.(?:inv_freq|original_inv_freq|cos_cached|sin_cached))$"
-)
 FLOATS = ("F64", "F32", "BF16", "F16")
-CONVERT = (
-    "convert .bin and .pt files, which can run code and are never opened here, where you trust them: "
-    "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')"
-)
-
-
-@dataclass(frozen=True)
-class Stored:
-    """One tensor of a checkpoint, not read yet."""
-
-    file: Path
-    name: str  # in the file
-    shape: tuple[int, ...]
-    kind: str  # safetensors' name of its type
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint folder's config and table of contents. tensors: by the drafter's names."""
-
-    name: str
-    config: dict[str, Any]
-    tensors: dict[str, Stored]
 
 
 def import_checkpoint(
-    source: str | Path, target: str, output: Path, *, draft_vocab_ids: Tensor | None = None,
+    source: str | Path,
+    target: str,
+    output: Path,
+    *,
+    draft_vocab_ids: Tensor | None = None,
     max_context: int | None = None,
-) -> MoAConfig:  # fmt: skip
+) -> MoAConfig:
     """Write the checkpoint `source` as the drafter folder `output` for `target` and return its shapes.
 
     source: folder or Hugging Face id of a checkpoint in the authors' layout (see the module's table).
@@ -105,7 +76,7 @@ def import_checkpoint(
     _check_output(output)
     folder = resolve_target(target)
     shape = _target_config(target, folder)
-    checkpoint = _open(source)
+    checkpoint = open_checkpoint(source)
     _refuse_other_networks(checkpoint, shape)
     ids = _draft_ids(draft_vocab_ids, shape.vocab_size)
     config = _moa_config(checkpoint, shape, hash_model_folder(folder), len(ids), max_context)
@@ -116,7 +87,7 @@ def import_checkpoint(
         "target": folder.name if Path(target).expanduser().is_dir() else target,
         "target_layer_inference": "0" if "target_layer_inference" in checkpoint.config else "0, not stated",
     }
-    _write(output, config, {**_read(checkpoint), "draft_ids": ids}, notes)
+    _write(output, config, {**read_tensors(checkpoint), "draft_ids": ids}, notes)
     return config
 
 
@@ -127,7 +98,7 @@ def _check_output(output: Path) -> None:
     if not names:
         return
     if not {CONFIG_FILE, WEIGHTS_FILE} <= names:
-        raise DrafterError(f"{output} exists and is no drafter folder; choose an empty or new --output-dir")
+        raise DrafterError(f"{output} exists and is not a drafter folder; choose an empty or new --output-dir")
     if other := sorted(names - {CONFIG_FILE, WEIGHTS_FILE}):
         raise DrafterError(f"{output} also holds {', '.join(other)}, which replacing would delete; choose a new folder")
 
@@ -148,116 +119,11 @@ def _target_config(target: str, folder: Path) -> Any:
     except TargetError:
         raise
     except Exception as error:  # a broken config makes transformers raise many kinds
-        raise TargetError(f"{target}: config.json in {folder} is broken: {_first_line(error)}") from error
-
-
-def _head_dim(shape: Any) -> int:
-    return int(getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads)
+        raise TargetError(f"{target}: config.json in {folder} is broken: {first_line(error)}") from error
 
 
 def _kv_width(shape: Any) -> int:
-    return 2 * int(shape.num_key_value_heads) * _head_dim(shape)
-
-
-# the checkpoint's folder
-
-
-def _open(source: str | Path) -> Checkpoint:
-    """Read config and file headers of `source`; no weights."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        name = folder.resolve().name
-    else:
-        name, folder = str(source), _download(str(source))
-    config = _json(folder / "config.json")
-    if config.get("disable_LSA"):
-        raise DrafterError(f"{name}: it has no layer self-attention (disable_LSA); only checkpoints with it can be had")
-    return Checkpoint(name, config, _own(name, _contents(folder)))
-
-
-def _download(name: str) -> Path:
-    path = Path(name).expanduser()
-    if path.is_file():
-        raise DrafterError(f"{name} is a file; name the folder that holds config.json and model.safetensors")
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise DrafterError(f"{name}: no such folder")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
-    except Exception as error:  # the hub client raises many kinds: network, auth, not found
-        reason = _first_line(error)
-        raise DrafterError(f"{name}: not a local folder, and the model hub gave nothing: {reason}") from None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise DrafterError(f"{path.parent}: no {path.name} there, so this is not a checkpoint folder") from None
-    except (OSError, ValueError) as error:
-        raise DrafterError(f"{path} cannot be read: {_first_line(error)}") from error
-    if not isinstance(values, dict):
-        raise DrafterError(f"{path} holds no JSON object; get the checkpoint again")
-    return values
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _contents(folder: Path) -> dict[str, Stored]:
-    """Every tensor of the folder's safetensors file or shards, by its name there."""
-    whole, indexes = folder / "model.safetensors", sorted(folder.glob("*.safetensors.index.json"))
-    if len(indexes) == 1 and not whole.is_file():
-        return _sharded(indexes[0])
-    files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise DrafterError(f"{folder}: no .safetensors weights there; {CONVERT}")
-    if len(files) > 1:
-        raise DrafterError(f"{folder}: {len(files)} .safetensors files, but neither model.safetensors nor one index")
-    return _header(files[0])
-
-
-def _sharded(index: Path) -> dict[str, Stored]:
-    """The tensors that the index lists, each in the shard it says."""
-    shards = _json(index).get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(x, str) and Path(x).name == x for x in shards.values()):
-        raise DrafterError(f"{index}: its weight_map must map tensors to files of the same folder")
-    headers = {shard: _header(index.parent / shard) for shard in sorted(set(shards.values()))}
-    for name, shard in shards.items():
-        if name not in headers[shard]:
-            raise DrafterError(f"{index.parent / shard} lacks {name}, which its index lists; get the checkpoint again")
-    return {name: headers[shard][name] for name, shard in shards.items()}
-
-
-def _header(file: Path) -> dict[str, Stored]:
-    if not file.is_file():
-        raise DrafterError(f"{file} is missing; get the checkpoint again")
-    try:
-        with safe_open(file, framework="pt") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-            return {n: Stored(file, n, tuple(s.get_shape()), str(s.get_dtype())) for n, s in slices.items()}
-    except (SafetensorError, OSError) as error:
-        raise DrafterError(f"{file} is no readable safetensors file: {_first_line(error)}") from error
-
-
-def _own(source: str, contents: dict[str, Stored]) -> dict[str, Stored]:
-    """The drafter's tensors by their names without prefix; copies of the target's are left out, strangers refused."""
-    prefixes = [name.removesuffix(LANDMARK) for name in contents if f".{name}".endswith(f".{LANDMARK}")]
-    if not prefixes:
-        raise DrafterError(f"{source}: no tensor {LANDMARK}, so this is not a MoA checkpoint in the authors' layout")
-    if len(prefixes) > 1:
-        raise DrafterError(f"{source}: {len(prefixes)} tensors {LANDMARK}; one MoA checkpoint at a time can be had")
-    own = {}
-    for name, stored in contents.items():
-        if FROZEN.search(name):
-            continue
-        short = name.removeprefix(prefixes[0])
-        if not name.startswith(prefixes[0]) or short.split(".")[0] not in MODULES:
-            raise DrafterError(f"{source}: tensor {name} belongs to no part of a MoA checkpoint; it cannot be imported")
-        own[short] = stored
-    return own
+    return 2 * int(shape.num_key_value_heads) * head_dim_of(shape)
 
 
 # what fits
@@ -306,7 +172,7 @@ def _check_target(checkpoint: Checkpoint, shape: Any) -> None:
     """The checkpoint's config is the target's, or the port's, which states less: what it states must agree."""
     config, port = checkpoint.config, checkpoint.config.get("model_type") == PORT_TYPE
     wanted = {name: getattr(shape, name) for name in ("hidden_size", "num_attention_heads", "vocab_size")}
-    wanted |= {"rms_norm_eps": shape.rms_norm_eps, "head_dim": _head_dim(shape), "kv_hidden_size": _kv_width(shape)}
+    wanted |= {"rms_norm_eps": shape.rms_norm_eps, "head_dim": head_dim_of(shape), "kv_hidden_size": _kv_width(shape)}
     if not port:  # its type is its own, and so are its layers and key heads: they count its two caches
         wanted |= {name: getattr(shape, name) for name in ("model_type", "num_hidden_layers", "num_key_value_heads")}
     stated = {name: config[name] for name in wanted if config.get(name) is not None}
@@ -337,7 +203,7 @@ def _moa_config(
     context = min(TRAINED_CONTEXT, longest) if max_context is None else max_context
     if not 1 <= context <= longest:
         raise DrafterError(f"max_context {context} does not fit the target; give 1 to {longest}")
-    head_dim, heads, width = _head_dim(shape), shape.num_attention_heads, _kv_width(shape)
+    head_dim, heads, width = head_dim_of(shape), shape.num_attention_heads, _kv_width(shape)
     if width % heads:
         raise DrafterError(f"lsa_heads {heads}, the target's, must cut {width} into even head widths")
     config = MoAConfig(
@@ -371,7 +237,7 @@ def _key_heads(checkpoint: Checkpoint, block: str, head_dim: int) -> int:
     rows = _rows(checkpoint, name)
     if rows % head_dim or not rows:
         raise DrafterError(
-            f"{checkpoint.name}: tensor {name} has {rows} rows, no multiple of the head width {head_dim}"
+            f"{checkpoint.name}: tensor {name} has {rows} rows, which is not a multiple of the head width {head_dim}"
         )
     return _stated(checkpoint, f"{block}_num_key_value_heads", rows // head_dim)
 
@@ -413,34 +279,10 @@ def _check_tensors(checkpoint: Checkpoint, config: MoAConfig) -> None:
             )
         if stored.kind not in FLOATS:
             raise DrafterError(
-                f"{checkpoint.name}: tensor {name} is {stored.kind}; only {', '.join(FLOATS)} can be had"
+                f"{checkpoint.name}: tensor {name} is {stored.kind}; only {', '.join(FLOATS)} can be imported"
             )
     if strange := sorted(checkpoint.tensors.keys() - expected.keys()):
         raise DrafterError(f"{checkpoint.name}: tensor {strange[0]} is in no MoA block; it cannot be imported")
-
-
-# reading and writing
-
-
-def _read(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """All tensors in fp16, converted one by one so that a float32 copy of the whole never exists."""
-    tensors = {}
-    for file in sorted({stored.file for stored in checkpoint.tensors.values()}):
-        with safe_open(file, framework="pt") as opened:
-            for name, stored in checkpoint.tensors.items():
-                if stored.file == file:
-                    tensors[name] = _half(checkpoint.name, name, opened.get_tensor(stored.name))
-    return tensors
-
-
-def _half(source: str, name: str, tensor: Tensor) -> Tensor:
-    half = tensor.half()
-    if not half.isfinite().all():
-        raise DrafterError(
-            f"{source}: tensor {name} holds {tensor.abs().max():g}, beyond fp16, in which drafters are stored; "
-            "it cannot be imported"
-        )
-    return half
 
 
 def _write(output: Path, config: MoAConfig, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +37,22 @@ class Share:
         """This process speaks and writes for all."""
         return self.rank == 0
 
-    def wait(self) -> None:
-        """For all the others to come here."""
+    @contextmanager
+    def first_then_all(self) -> Iterator[None]:
+        """All ranks meet; the first runs the block, then the others do; all meet again.
+
+        For files that the first rank makes and the others read. Whatever a rank did before the block is done when the
+        block begins, and nothing after it begins before every rank has left it.
+        """
+        self._meet()
+        if not self.first:
+            self._meet()
+        yield
+        if self.first:
+            self._meet()
+        self._meet()
+
+    def _meet(self) -> None:
         if self.size > 1:
             dist.barrier()
 

@@ -1,199 +1,177 @@
-"""Train a drafter on the target's own answers: MoA, or a baseline with the same losses on the same batches."""
+"""Train a drafter, stage by stage: the target answers, the drafter learns. Every stage resumes where it stopped."""
 
 from __future__ import annotations
 
-import json
-import math
-import random
 import time
-import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor
-from torch.nn import functional
 
-from export.batches import Batch, build_batch, epoch_order
-from export.features import OnlineFeatures
-from export.loss import HeadCrossEntropy
-from export.recipe import TrainSettings
-from export.share import ALONE, Share
-from lab.baselines.networks import Baseline
+from export.answers import Limits, generate_answers, read_answers
+from export.own_text import write_alone
+from export.progress import Meter
+from export.prompts import OPENINGS, Conversation, plan, read_prompts
+from export.share import Share
+from export.train_options import TrainOptions
+from export.trainer import Trainer
+from export.training_set import MOA, Kind, TrainingSet, answer_files, key_of, read_sequences
+from outrider_core.machine import describe_machine
+from outrider_core.models.drafter_files import write_drafter
 from outrider_core.models.moa import MoA
+from outrider_core.models.packing import pack_linears
+from outrider_core.models.target import Target, load_target
 
-Student = MoA | Baseline
-TOP_TOKENS = 10
-EVALUATED_AT_ONCE = 8  # sequences
-# Under autocast the norms get bfloat16 input and keep float32 gains; torch says once that this is not its fastest path.
-warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-
-
-def forward(student: Student, batch: Batch) -> Tensor:
-    """Drafter states before the LM head [B, S, hidden_size], every position with its own lag."""
-    return student.states(batch.tokens, batch.kv, batch.hidden, batch.sa_mask, batch.row_mask)
+#: tokens written alone behind every cut, and the learning rate of that stage over the main one's
+OWN_TOKENS, OWN_RATE = 32, 0.2
+Notes = dict[str, Any]
 
 
-def losses(student: Student, batch: Batch, settings: TrainSettings) -> tuple[Tensor, Tensor]:
-    """(loss, top-1 agreement) over the learnt positions. Entropy and feature terms are the paper's."""
-    chosen = batch.weight > 0
-    truth, weight = batch.hidden[chosen], batch.weight[chosen]
-    state = forward(student, batch)[chosen].to(truth.dtype)
-    weight = weight / weight.sum()
-    loss, agreement = HeadCrossEntropy.apply(
-        state, truth, student.head.weight.to(truth.dtype), weight, settings.top_tokens_weight, TOP_TOKENS
+def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
+    """Answer the prompts, train, write the drafter folder.
+
+    Returns the notes that stand in its config.json; None on all ranks but the first. Raises ValueError, TargetError
+    and OSError with one clear line.
+    """
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    share, device = Share.join(options.torch_device())
+    say: Callable[[str], None] = print if share.first else lambda _: None
+    conversations = [] if options.answers else plan_conversations(options)
+    target = load_target(options.target, dtype="bfloat16", device=device)
+    longest = target.config.max_position_embeddings
+    if options.max_tokens > longest:
+        raise ValueError(f"--max-tokens {options.max_tokens} is more than the target's context of {longest}")
+    options.work_dir.mkdir(parents=True, exist_ok=True)
+    if not options.answers:
+        where = f"target {target.name} on {device}"
+        say(f"{where}; {len(conversations)} conversations; work folder {options.work_dir}")
+    answers = options.answers or answer(target, conversations, options, share)
+
+    with share.first_then_all():
+        sequences = read_sequences(answers)
+    data = TrainingSet(target, sequences, options.layers, options.draft_vocab, options.max_context)
+    settings = options.settings()
+    say(f"{len(data.sequences)} conversations, {data.answered:,} answer tokens, {data.tokens:,} in all")
+    student = data.student(kind, options.seed)
+    with share.first_then_all():  # the first makes the file of features, and all read the checkpoint before it changes
+        features = data.features(options.features, options.work_dir)
+        checkpoint = data.checkpoint(student, settings, options.work_dir)
+        trainer = Trainer(student, features, settings, checkpoint, share)
+    started, seen = time.monotonic(), run_trainer(trainer)
+    if options.own_text:
+        assert isinstance(student, MoA), "only MoA can write alone"
+        trainer = own_text_trainer(student, data, trainer, options.own_text, options.features, options.work_dir)
+        seen += run_trainer(trainer)
+    if not share.first:
+        return None
+
+    notes = {
+        "target": target.name,
+        "prompt_files": [path.name for path in options.prompts],
+        "composed": options.composed,
+        "self_prompts": options.self_prompts,
+        "conversations": len(data.sequences),
+        "answer_tokens": data.answered,
+        "own_text": options.own_text,
+        "settings": asdict(settings),
+        "steps": trainer.steps,
+        "held_out_agreement_by_lag": trainer.evaluate(),
+        "last_run": {
+            "device": device,
+            "machine": describe_machine(),
+            "tokens": seen,
+            "seconds": round(time.monotonic() - started),
+        },
+    }
+    write_drafter(options.output_dir, kind.name, asdict(student.config), student.trained(), notes)
+    return notes
+
+
+def plan_conversations(options: TrainOptions) -> list[Conversation]:
+    """What the target is asked. Raises ValueError where there is no prompt."""
+    openings = [turns[0] for turns in read_prompts([options.openings])] if options.openings else OPENINGS
+    conversations = plan(
+        read_prompts(options.prompts),
+        limit=options.max_prompts,
+        composed=options.composed,
+        self_prompts=options.self_prompts,
+        openings=openings,
+        sampled=options.sampled,
+        follow_ups=options.follow_ups,
+        seed=options.seed,
     )
-    loss = settings.distribution_weight * loss
-    if settings.feature_weight:
-        feature = functional.smooth_l1_loss(state.float(), truth.float(), reduction="none").mean(-1)
-        loss = loss + settings.feature_weight * (weight * feature).sum()
-    return loss, agreement
+    if not conversations:
+        raise ValueError("there is no prompt; give --prompts with files that hold some, or --self-prompts")
+    return conversations
 
 
-@dataclass(frozen=True)
-class Progress:
-    step: int
-    steps: int
-    tokens: int  # trained on in this step
-    loss: float
-    agreement: float
+def answer(target: Target, conversations: list[Conversation], options: TrainOptions, share: Share) -> Path:
+    """Let the target answer; return the answers file.
+
+    Each rank takes its share of the conversations that no rank has answered yet, and writes a file of its own.
+    """
+    limits = Limits(options.max_prompt_tokens, options.max_new_tokens, options.max_tokens)
+    path = options.work_dir / f"answers-{key_of(target.model_hash, conversations, limits)}.jsonl"
+    with share.first_then_all():  # before any rank writes more
+        done = {row["index"] for part in answer_files(path) for row in read_answers(part)}
+    left = [index for index in range(len(conversations)) if index not in done][share.rank :: share.size]
+    if not left:
+        return path
+    pack_linears(target.model.model)  # not the LM head, whose rows drafters adopt
+    own = path if share.first else path.with_name(f"{path.stem}.rank{share.rank}.jsonl")
+    with Meter("conversations", len(left), quiet=not share.first) as meter:
+        began, tokens = time.monotonic(), 0
+
+        def on_end(answered: int) -> None:
+            nonlocal tokens
+            tokens += answered
+            meter.update(meter.done + 1, f"{tokens / max(1e-9, time.monotonic() - began):,.0f} tokens/s")
+
+        generate_answers(
+            target,
+            {index: conversations[index] for index in left},
+            own,
+            limits=limits,
+            slots=min(options.slots, len(left)),
+            seed=options.seed + len(done) + share.rank,
+            on_end=on_end,
+        )
+    return path
 
 
-class Trainer:
-    """One training run with a checkpoint that resumes at the step where it stopped."""
+def own_text_trainer(student: MoA, data: TrainingSet, trainer: Trainer, count: int, where: str, work: Path) -> Trainer:
+    """The last stage, ready to run: `count` texts that the drafter writes alone, and as much of the rest beside them.
 
-    def __init__(
-        self, student: Student, features: OnlineFeatures, settings: TrainSettings, checkpoint: Path,
-        share: Share = ALONE,
-    ) -> None:  # fmt: skip
-        self.student, self.features, self.settings, self.checkpoint = student, features, settings, checkpoint
-        if isinstance(student, MoA):
-            student.rounded_rows = settings.rounded_rows
-        self.device = next(student.parameters()).device
-        self.parameters = {n: p for n, p in student.named_parameters() if p.requires_grad}
-        # Muon for the matrices: at the same learning rate it needs about half of AdamW's steps here.
-        matrices = [p for p in self.parameters.values() if p.ndim == 2]
-        others = [p for p in self.parameters.values() if p.ndim != 2]
-        rate = settings.learning_rate
-        self.optimisers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
-        ]
-        sequences = features.sequences
-        self.held_out = list(range(min(settings.held_out, len(sequences) // 10)))
-        learnt, first = sequences[len(self.held_out) :], len(self.held_out)
-        self.plan = [
-            [first + i for i in batch]
-            for epoch in range(settings.epochs)
-            for batch in epoch_order(learnt, settings.batch_tokens, settings.seed + epoch)
-        ]
-        self.share = share  # each rank takes its own batch of every step
-        self.step, self.steps = 0, len(self.plan) // share.size
-        if checkpoint.is_file():
-            self._restore()
+    where: as in TrainingSet.features.
+    """
+    share, first = trainer.share, len(trainer.held_out)
+    some = [first + i for i in range(min(count, len(trainer.features.sequences) - first))]
+    path = trainer.checkpoint.with_suffix(".alone.jsonl")
+    with share.first_then_all(), Meter("own text", len(some), quiet=not share.first) as meter:
+        own = write_alone(student, trainer.features, some, OWN_TOKENS, path, lambda _: meter.update(meter.done + 1, ""))
+    # a trainer holds out a tenth of its sequences at most
+    held_out = [data.sequences[i] for i in trainer.held_out[: 2 * len(some) // 9]]
+    mixed = replace(data, sequences=[*held_out, *own, *(data.sequences[i] for i in some)])
+    rate = OWN_RATE * trainer.settings.learning_rate
+    settings = replace(trainer.settings, epochs=1, learning_rate=rate, held_out=len(held_out))
+    with share.first_then_all():
+        features = mixed.features(where, work)
+        return Trainer(student, features, settings, mixed.checkpoint(student, settings, work), share)
 
-    def run(self, save_every: float = 60.0) -> Iterator[Progress]:
-        """Train to the end, yielding after each step; saves every `save_every` seconds and on any exit."""
-        saved = time.monotonic()
-        try:
-            while self.step < self.steps:
-                yield self._one_step()
-                if time.monotonic() - saved > save_every:
-                    self.save()
-                    saved = time.monotonic()
-        finally:
-            self.save()
 
-    def _one_step(self) -> Progress:
-        batches = self.plan[self.step * self.share.size : (self.step + 1) * self.share.size]
-        seed = self.settings.seed * 1_000_003 + self.step * self.share.size + self.share.rank
-        batch = self._batch(batches[self.share.rank], seed)
-        for optimiser in self.optimisers:
-            for group in optimiser.param_groups:
-                group["lr"] = self._rate()
-        self.student.train()
-        with torch.autocast(self.device.type, torch.bfloat16):
-            loss, agreement = losses(self.student, batch, self.settings)
-        loss.backward()
-        self.share.average(self.parameters.values())
-        torch.nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
-        for optimiser in self.optimisers:
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-        self.step += 1
-        tokens = sum(len(self.features.sequences[i].ids) for indices in batches for i in indices)
-        return Progress(self.step, self.steps, tokens, loss.item(), agreement.item())
-
-    def _rate(self) -> float:
-        settings, step = self.settings, self.step
-        if step < settings.warmup:
-            return settings.learning_rate * (step + 1) / settings.warmup
-        done = (step - settings.warmup) / max(1, self.steps - settings.warmup)
-        floor = settings.final_rate
-        return settings.learning_rate * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
-
-    def _batch(self, indices: list[int], seed: int) -> Batch:
-        batch = build_batch(self.features, indices, random.Random(seed), self.settings)
-        return Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
-
-    @torch.no_grad()
-    def evaluate(self) -> dict[str, list[float]]:
-        """Held-out agreement with the target's greedy choice: share in the drafter's top 1 and top 4.
-
-        One value per lag 1..6, measured within answers, with the same masks as training.
-        """
-        self.student.eval()
-        hits = {1: torch.zeros(7), 4: torch.zeros(7)}
-        seen = torch.zeros(7)
-        for at in range(0, len(self.held_out), EVALUATED_AT_ONCE):
-            batch = self._batch(self.held_out[at : at + EVALUATED_AT_ONCE], seed=at)
-            with torch.autocast(self.device.type, torch.bfloat16):
-                state = forward(self.student, batch)
-                for lag in range(1, 7):
-                    chosen = batch.answer & (batch.lag == lag)
-                    wanted = self.student.head(batch.hidden[chosen]).argmax(-1)
-                    top = self.student.head(state[chosen]).topk(4, -1).indices == wanted[:, None]
-                    seen[lag] += len(wanted)
-                    hits[1][lag] += top[:, :1].any(-1).sum().item()
-                    hits[4][lag] += top.any(-1).sum().item()
-        return {f"top{k}": [round(x, 4) for x in (h[1:] / seen[1:].clamp(min=1)).tolist()] for k, h in hits.items()}
-
-    def save(self) -> None:
-        """Write weights, optimiser moments and the step, aside first, then renamed. The first rank does it for all."""
-        if not self.share.first:
-            return
-        tensors = {f"weight.{n}": p.detach() for n, p in self.parameters.items()}
-        for optimiser in self.optimisers:
-            for name, parameter in self.parameters.items():
-                for key, value in optimiser.state.get(parameter, {}).items():
-                    tensors[f"optimiser.{name}|{key}"] = value
-        aside = self.checkpoint.with_suffix(".tmp")
-        contiguous = {k: v.clone().contiguous() for k, v in tensors.items()}
-        save_file(contiguous, aside, metadata={"state": json.dumps({"step": self.step, "steps": self.steps})})
-        aside.rename(self.checkpoint)
-
-    def _restore(self) -> None:
-        with safe_open(self.checkpoint, "pt", device=str(self.device)) as file:
-            state = json.loads(file.metadata()["state"])
-            if state["steps"] != self.steps:
-                raise ValueError(
-                    f"{self.checkpoint} is from a run of {state['steps']} steps, this one has {self.steps}; "
-                    "use the same prompts, --epochs and --batch-tokens, or another --work-dir"
-                )
-            self.step = state["step"]
-            with torch.no_grad():
-                for name, parameter in self.parameters.items():
-                    parameter.copy_(file.get_tensor(f"weight.{name}"))
-            moments: dict[str, dict[str, Tensor]] = {}
-            for entry in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
-                if entry.startswith("optimiser."):
-                    name, key = entry.removeprefix("optimiser.").split("|")
-                    moments.setdefault(name, {})[key] = file.get_tensor(entry)
-        for optimiser in self.optimisers:
-            owned = {id(p) for group in optimiser.param_groups for p in group["params"]}
-            for name, parameter in self.parameters.items():
-                if id(parameter) in owned and name in moments:
-                    optimiser.state[parameter] = moments[name]
+def run_trainer(trainer: Trainer) -> int:
+    """Run the trainer under a progress bar; return the tokens trained on in this run."""
+    total = 0
+    with Meter("train", trainer.steps, quiet=not trainer.share.first) as meter:
+        began, loss, agreement = time.monotonic(), 0.0, 0.0
+        for progress in trainer.run():
+            total += progress.tokens
+            blend = 0.02 if loss else 1.0
+            loss += blend * (progress.loss - loss)
+            agreement += blend * (progress.agreement - agreement)
+            rate = total / (time.monotonic() - began)
+            meter.update(progress.step, f"{rate:,.0f} tokens/s  loss {loss:.3f}  agreement {agreement:.3f}")
+    return total

@@ -22,23 +22,25 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.engine import machine
+from benchmarks.command import common_arguments
+from benchmarks.engine import describe_device
+from benchmarks.questions import Question, read_questions
 from cloud.service import load_verifier
 from cloud.settings import Settings
 from export.__main__ import keep_freed_memory
 from export.features import Sequence
 from export.progress import Meter
 from export.recipe import TrainSettings
-from export.run import TrainingSet, learn_alone, read_sequences
-from export.train import Trainer
+from export.train import own_text_trainer
+from export.trainer import Trainer
+from export.training_set import TrainingSet, read_sequences
 from lab import offline_curve
-from lab.baselines.networks import save_baseline
-from lab.baselines.reused import ReusedLayerMoA
 from lab.contenders import BaselineContender, Contender, MoAContender, Unfed
-from lab.drafters import Question, first_moa, read_questions
+from lab.drafters import first_moa
+from lab.kinds import KINDS
 from lab.lab import Lab
 from outrider_core.drafting.drafter import TreeShape
-from outrider_core.models.drafter_files import save_drafter, write_drafter
+from outrider_core.models.drafter_files import write_drafter
 from outrider_core.models.moa import MoA
 from outrider_core.models.target import load_target, open_target
 from outrider_core.protocol.sampling import Sampling
@@ -48,18 +50,14 @@ RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "default recipe": ("moa", {}, {}),
     "no norm before the head (paper)": ("moa", {}, {"final_norm": False}),
     "target's last layer reused (paper's TLI 1)": ("tli1", {}, {}),
-    "a root sees its own row (paper)": ("moa", {"own_row": True}, {}),
-    "windows begin at multiples (paper)": ("moa", {"random_phase": False}, {}),
     "no long windows, no dropped rows": ("moa", {"long_windows": 0.0}, {}),
     "more long windows": ("moa", {"long_windows": 0.4}, {}),
     "loss weights 0.1 and 1 (paper)": ("moa", {"distribution_weight": 0.1, "feature_weight": 1.0}, {}),
     "token loss alone": ("moa", {"feature_weight": 0.0}, {}),
     "all lags weigh the same": ("moa", {"lag_decay": 1.0}, {}),
     "early lags weigh more": ("moa", {"lag_decay": 0.75}, {}),
-    "top tokens twice (HASS)": ("moa", {"top_tokens_weight": 1.0}, {}),
     "answers alone are learnt": ("moa", {"prompt_weight": 0.0}, {}),
     "prompts weigh as much as answers": ("moa", {"prompt_weight": 1.0}, {}),
-    "rows rounded as they travel": ("moa", {"rounded_rows": True}, {}),
     "own text at last": ("moa", {}, {"own_text": 600}),
     "3 target layers": ("moa", {}, {"layers": 3}),
     "12 target layers": ("moa", {}, {"layers": 12}),
@@ -84,23 +82,19 @@ def train(name: str, sequences: list[Sequence], options: argparse.Namespace) -> 
         return folder
     target = load_target(options.target, dtype="bfloat16", device="cpu" if options.device == "auto" else options.device)
     data = TrainingSet(target, sequences, **shapes)
-    student = data.student(kind, options.seed)
+    student = data.student(KINDS[kind], options.seed)
     settings = replace(TrainSettings(epochs=options.epochs, seed=options.seed), **changes)
     place.mkdir(parents=True, exist_ok=True)
     features = data.features("auto", options.work_dir).first(options.conversations)
     trainer = Trainer(student, features, settings, data.checkpoint(student, settings, place))
     _run(name, trainer)
-    if own_text and isinstance(student, MoA):
-        last = learn_alone(student, data, trainer, own_text, "auto", place)
+    if own_text:
+        assert isinstance(student, MoA), "only MoA can write alone"
+        last = own_text_trainer(student, data, trainer, own_text, "auto", place)
         _run(f"{name}: last stage", last)
         last.checkpoint.unlink()
     notes = {"recipe": name, "held_out_agreement_by_lag": trainer.evaluate()}
-    if isinstance(student, ReusedLayerMoA):
-        write_drafter(folder, "tli1", asdict(student.config), student.trained(), notes)
-    elif isinstance(student, MoA):
-        save_drafter(folder, student.config, student.trained(), notes)
-    else:
-        save_baseline(folder, student, notes)
+    write_drafter(folder, kind, asdict(student.config), student.trained(), notes)
     trainer.checkpoint.unlink(missing_ok=True)
     return folder
 
@@ -160,19 +154,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lab.ablations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    common_arguments(parser, "target", "device", "seed", count=48, max_new_tokens=64, json=Path("build/ablations.json"))
     parser.add_argument("--answers", type=Path, help="answers file of `python -m export train`")
     parser.add_argument("--prompts", type=Path, nargs="+", help="questions: JSONL with `turns`, `prompt` or `question`")
     parser.add_argument("--recipes", nargs="+", default=None, metavar="NAME", help="default: all; see --list")
     parser.add_argument("--list", action="store_true", help="name the recipes and exit")
-    parser.add_argument("--target", default=Settings.model_fields["model"].default)
-    parser.add_argument("--conversations", type=int, default=3000, help="the first so many of the answers file")
+    parser.add_argument(
+        "--conversations", type=int, default=3000, help="how many of the answers file, from its beginning"
+    )
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--count", type=int, default=48, help="questions of each file, spread evenly")
-    parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--work-dir", type=Path, default=Path("build/train"), help="features, checkpoints, drafters")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, default=Path("build/ablations.json"), help="figures; those there are kept")
     options = parser.parse_args(argv)
     if options.list:
         print("\n".join(RECIPES))
@@ -209,11 +200,17 @@ def run(options: argparse.Namespace, console: Console) -> int:
         figures = earlier
     folders = {name: train(name, sequences, options) for name in names if name not in figures["recipes"]}
     settings = Settings(
-        model=options.target, drafter=first_moa(list(folders.values())), dtype="bfloat16", device=options.device,
-        threads=torch.get_num_threads(), tree_budget=SHAPE.nodes, kv_tokens=8192, max_sessions=4,
-    )  # fmt: skip
+        model=options.target,
+        drafter=first_moa(list(folders.values())),
+        dtype="bfloat16",
+        device=options.device,
+        threads=torch.get_num_threads(),
+        tree_budget=SHAPE.nodes,
+        kv_tokens=8192,
+        max_sessions=4,
+    )
     lab = Lab(load_verifier(settings))
-    figures["machine"] = machine(lab.device)
+    figures["machine"] = describe_device(lab.device)
     longest = lab.verifier.max_context - options.max_new_tokens - SHAPE.nodes
     questions, _ = read_questions(options.prompts, options.count, lab.encode, longest)
     for name, folder in folders.items():

@@ -143,9 +143,16 @@ class _TokensOnly:
 
     @torch.inference_mode()
     def step(
-        self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
-        row_keys: Floats, row_values: Floats,
-    ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
+        self,
+        tokens: Ints,
+        positions: Ints,
+        wanted: Ints,
+        sa_mask: Floats,
+        sa_keys: Floats,
+        sa_values: Floats,
+        row_keys: Floats,
+        row_values: Floats,
+    ) -> tuple[Floats, Floats, Floats]:
         return _run(self._model, None, tokens, positions, wanted, sa_mask, sa_keys, sa_values)[:3]
 
 
@@ -206,9 +213,15 @@ class EagleDrafter(Drafter):
 
 @torch.inference_mode()
 def _run(
-    model: Baseline, features: Floats | None, tokens: Ints, positions: Ints, wanted: Ints, mask: Floats, keys: Floats,
+    model: Baseline,
+    features: Floats | None,
+    tokens: Ints,
+    positions: Ints,
+    wanted: Ints,
+    mask: Floats,
+    keys: Floats,
     values: Floats,
-) -> tuple[Floats, Floats, Floats, Floats]:  # fmt: skip
+) -> tuple[Floats, Floats, Floats, Floats]:
     """One step: logits [wanted, draft_vocab], new keys, new values, states [n, hidden_size]."""
     inputs = (tokens, positions, mask, keys, values)
     ids, places, masked, past_keys, past_values = (torch.from_numpy(x)[None] for x in inputs)

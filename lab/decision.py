@@ -25,21 +25,22 @@ from rich.console import Console
 from rich.progress import Progress, track
 from torch import nn
 
-from cloud.settings import Settings
+from benchmarks.command import common_arguments
+from benchmarks.questions import Question, read_questions
 from lab.baselines.choice import Chooser
 from lab.baselines.decision import DecisionConfig, DecisionModel, Examples, Trained, save, soft_labels, train
 from lab.baselines.trees import LevelTree
 from lab.contenders import Contender, SampledContender
-from lab.drafters import Question, open_contenders, open_lab, read_questions
+from lab.drafters import open_contenders, open_lab
 from lab.lab import Lab
 from lab.multi_candidate import SampledDrafter
+from outrider_core.arguments import positive_ints
 from outrider_core.drafting.drafter import Drafter, TreeShape
-from outrider_core.drafting.probe import numbers
 from outrider_core.models.moa import DrafterError
 from outrider_core.models.target import TargetError, open_target
 from outrider_core.protocol.sampling import Sampling
 
-#: one prompt in so many validates
+#: one prompt in this many is kept for validation
 VALIDATION = 8
 
 
@@ -47,14 +48,19 @@ class Recorder(SampledDrafter):
     """Adds one `Examples` to `examples` for every tree that is judged, one row for each of its tokens."""
 
     def __init__(
-        self, inner: Drafter, profile: Sequence[int], chooser: Chooser, head: nn.Module | None, kind: str,
+        self,
+        inner: Drafter,
+        profile: Sequence[int],
+        chooser: Chooser,
+        head: nn.Module | None,
+        kind: str,
         examples: list[Examples],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(inner, profile, chooser, head=head)
         self._kind, self._examples = kind, examples
 
     def accept(self, logits: NDArray[np.float32]) -> tuple[list[int], int]:
-        p, q = self.laws(logits)
+        p, q = self.distributions(logits)
         siblings = [self.drafted.tree.siblings(row - 1).tokens for row in range(len(q))]
         labels = []
         for row, tokens in enumerate(siblings):
@@ -80,9 +86,14 @@ class RecordingContender(SampledContender):
 
 
 def collect(
-    lab: Lab, contender: RecordingContender, questions: list[Question], shape: TreeShape, new: int, seed: int,
+    lab: Lab,
+    contender: RecordingContender,
+    questions: list[Question],
+    shape: TreeShape,
+    new: int,
+    seed: int,
     console: Console,
-) -> tuple[Examples, Examples]:  # fmt: skip
+) -> tuple[Examples, Examples]:
     """(training, validation) examples from one answer of at most `new` tokens to each question."""
     parts: tuple[list[Examples], list[Examples]] = ([], [])
     for number, question in enumerate(track(questions, "collecting", console=console)):
@@ -110,22 +121,21 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lab.decision", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--prompts", type=Path, nargs="+", required=True, help="JSONL for training: `prompt` or `turns`"
+    common_arguments(
+        parser, "prompts", "target", "device", "threads", "seed", count=96, max_new_tokens=64, dtype="bfloat16"
     )
     parser.add_argument("--drafter", required=True, metavar="FOLDER", help="the drafter that is to stop early")
     parser.add_argument("--output", type=Path, required=True, help="the safetensors file to write")
-    parser.add_argument("--kind", default="hard", choices=["soft", "hard"],
-                        help="soft: its last hidden state; hard: entropy and ten largest probabilities")  # fmt: skip
-    parser.add_argument("--target", default=Settings.model_fields["model"].default)
-    parser.add_argument("--count", type=int, default=96, help="prompts of each file, spread evenly; 0: all")
-    parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--profile", type=numbers, default=[4, 2, 2, 1, 1], metavar="N,N", help="children per level")
+    parser.add_argument(
+        "--kind",
+        default="hard",
+        choices=["soft", "hard"],
+        help="soft: its last hidden state; hard: entropy and ten largest probabilities",
+    )
+    parser.add_argument(
+        "--profile", type=positive_ints, default=[4, 2, 2, 1, 1], metavar="N,N", help="children per level"
+    )
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads, 0: all cores")
     options = parser.parse_args(argv)
     try:
         run(options, Console())

@@ -15,13 +15,10 @@ arXiv 2409.10644, levels accepted of those drafted (the level of target seeds is
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +27,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.command import conclude
-from benchmarks.engine import machine
+from benchmarks.command import common_arguments, conclude
+from benchmarks.engine import describe_device
+from benchmarks.questions import Question, read_questions
 from cloud.service import load_verifier
 from cloud.settings import Settings
 from lab import offline_curve
@@ -39,57 +37,28 @@ from lab.baselines.decision import THRESHOLD, DecisionError, load
 from lab.contenders import BaselineContender, Contender, MoAContender, SampledContender, Tables, Unfed
 from lab.lab import Answer, Lab
 from lab.multi_candidate import EarlyStop
+from outrider_core.arguments import positive_ints
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
-from outrider_core.drafting.probe import numbers
 from outrider_core.models.drafter_files import CONFIG_FILE
+from outrider_core.models.folders import default_drafter
 from outrider_core.models.moa import DrafterError
 from outrider_core.models.target import open_target
 from outrider_core.protocol.sampling import Sampling
-from outrider_core.protocol.wire import pack_ids
 
-DEFAULT_DRAFTER = Path("drafters/smollm2-135m-instruct-moa")
 Figures = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Question:
-    """group: its category or its file's name. solution: text that ends with the right number, where there is one."""
-
-    group: str
-    prompt: list[int]
-    solution: str | None
-
-    @property
-    def fingerprint(self) -> str:
-        """Tells prompts apart."""
-        return hashlib.sha256(pack_ids(self.prompt)).hexdigest()[:16]
-
-
-def read_questions(
-    paths: list[Path], count: int, encode: Callable[[str], list[int]], longest: int
-) -> tuple[list[Question], int]:  # fmt: skip
-    """(`count` of each file, spread evenly over it, or all for 0; how many had more than `longest` tokens)."""
-    questions = []
-    for path in paths:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
-        if not rows:
-            raise ValueError(f"{path} holds no question")
-        step = max(1, len(rows) // count) if count else 1
-        for row in rows[::step][: count or None]:
-            text = row.get("prompt") or row.get("question") or row["turns"][0]
-            solution = row.get("answer") if "question" in row else None
-            questions.append(Question(row.get("category", path.stem.split("_")[0]), encode(text), solution))
-    fitting = [question for question in questions if len(question.prompt) <= longest]
-    if not fitting:
-        raise ValueError("no question fits into the context")
-    return fitting, len(questions) - len(fitting)
-
-
 def measure(
-    lab: Lab, contenders: list[Contender], questions: list[Question], sampling: Sampling, shape: TreeShape,
-    new: int, repeats: int, console: Console,
-) -> Figures:  # fmt: skip
+    lab: Lab,
+    contenders: list[Contender],
+    questions: list[Question],
+    sampling: Sampling,
+    shape: TreeShape,
+    new: int,
+    repeats: int,
+    console: Console,
+) -> Figures:
     """Figures by drafter and group."""
     answers: dict[tuple[str, str], list[list[Answer]]] = defaultdict(list)
     entries: list[Contender | None] = [None, *contenders]
@@ -169,9 +138,16 @@ def show(figures: Figures, title: str, console: Console) -> None:
         row = by_group["mean"]
         rate = "" if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.3f}"
         table.add_row(
-            name, f"{row['tau']:.2f}", rate, f"{row['speedup']:.2f}", f"{row['tokens_per_second']:.1f}",
-            f"{row['draft_ms']:.1f}", f"{row['steps']:.1f}", f"{row['verify_ms']:.1f}", f"{row['nodes']:.0f}",
-        )  # fmt: skip
+            name,
+            f"{row['tau']:.2f}",
+            rate,
+            f"{row['speedup']:.2f}",
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['draft_ms']:.1f}",
+            f"{row['steps']:.1f}",
+            f"{row['verify_ms']:.1f}",
+            f"{row['nodes']:.0f}",
+        )
     console.print(table)
     print(as_markdown(figures))
     for name, by_group in figures["drafters"].items():
@@ -218,7 +194,7 @@ def open_contenders(named: str, tables: Tables, lookup: bool = False, bundle: Bu
 
 def first_moa(folders: list[Path]) -> Path:
     """A verifier has a drafter, whoever drafts."""
-    return next((folder for folder in folders if drafter_kind(folder) == "moa"), DEFAULT_DRAFTER)
+    return next((folder for folder in folders if drafter_kind(folder) == "moa"), default_drafter())
 
 
 def drafter_kind(folder: Path) -> str:
@@ -232,42 +208,70 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lab.drafters", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSONL: `turns`, `prompt` or `question`")
-    parser.add_argument("--drafters", nargs="+", default=[f"moa={DEFAULT_DRAFTER}"], metavar="[NAME=]FOLDER")
-    parser.add_argument("--offline", action="store_true",
-                        help="cut the link within each answer and judge what the drafters write alone")  # fmt: skip
-    parser.add_argument("--target", default=Settings.model_fields["model"].default)
-    parser.add_argument("--count", type=int, default=24, help="questions of each file, spread evenly; 0: all")
-    parser.add_argument("--max-new-tokens", type=int, default=96)
+    common_arguments(
+        parser,
+        "prompts",
+        "target",
+        "device",
+        "threads",
+        "seed",
+        count=24,
+        max_new_tokens=96,
+        dtype="bfloat16",
+        json=Path("build/drafters.json"),
+    )
+    parser.add_argument("--drafters", nargs="+", default=[f"moa={default_drafter()}"], metavar="[NAME=]FOLDER")
+    parser.add_argument(
+        "--offline", action="store_true", help="cut the link within each answer and judge what the drafters write alone"
+    )
     parser.add_argument("--nodes", type=int, default=62)
     parser.add_argument("--depth", type=int, default=6)
     parser.add_argument("--breadth", type=int, default=8)
-    parser.add_argument("--gain", type=float, default=TreeShape.gain,
-                        help="accepted tokens that one more step of the drafter must promise")  # fmt: skip
+    parser.add_argument(
+        "--gain",
+        type=float,
+        default=TreeShape.gain,
+        help="accepted tokens that one more step of the drafter must promise",
+    )
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--unfed", action="store_true",
-                        help="every drafter also without features, as in an answer begun offline")  # fmt: skip
-    parser.add_argument("--mcsd", action="store_true",
-                        help="every drafter also with drawn candidates and residual rejection (MCSD)")  # fmt: skip
-    parser.add_argument("--lossy-seeds", type=int, default=0, metavar="K",
-                        help="and with the published process of K target seeds, which is not lossless")  # fmt: skip
-    parser.add_argument("--decision", type=Path, nargs="+", default=[], metavar="FILE",
-                        help="drawn trees also with early stopping, by models of lab.decision")  # fmt: skip
-    parser.add_argument("--threshold", type=float, default=THRESHOLD,
-                        help="draft on while a node's predicted acceptance is above it")  # fmt: skip
-    parser.add_argument("--profile", type=numbers, default=[4, 2, 2, 1, 1], metavar="N,N",
-                        help="children per level of drawn trees")  # fmt: skip
+    parser.add_argument(
+        "--unfed", action="store_true", help="every drafter also without features, as in an answer begun offline"
+    )
+    parser.add_argument(
+        "--mcsd", action="store_true", help="every drafter also with drawn candidates and residual rejection (MCSD)"
+    )
+    parser.add_argument(
+        "--lossy-seeds",
+        type=int,
+        default=0,
+        metavar="K",
+        help="and with the published process of K target seeds, which is not lossless",
+    )
+    parser.add_argument(
+        "--decision",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="drawn trees also with early stopping, by models of lab.decision",
+    )
+    parser.add_argument(
+        "--threshold", type=float, default=THRESHOLD, help="draft on while a node's predicted acceptance is above it"
+    )
+    parser.add_argument(
+        "--profile",
+        type=positive_ints,
+        default=[4, 2, 2, 1, 1],
+        metavar="N,N",
+        help="children per level of drawn trees",
+    )
     parser.add_argument(
         "--lookup", action="store_true", help="MoA also with prompt lookup mixed in, as the product drafts"
     )
-    parser.add_argument("--bundle", type=Path, default=None,
-                        help="MoA also through the engine of this bundle of it, with prompt lookup")  # fmt: skip
+    parser.add_argument(
+        "--bundle", type=Path, default=None, help="MoA also through the engine of this bundle of it, with prompt lookup"
+    )
     parser.add_argument("--repeats", type=int, default=1, help="runs of every answer, of which the median counts")
-    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads, 0: all cores")
-    parser.add_argument("--json", type=Path, default=Path("build/drafters.json"), help="where the figures go")
     options = parser.parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 140)
 
@@ -284,10 +288,15 @@ def main(argv: list[str] | None = None) -> int:
 def open_lab(options: argparse.Namespace, folders: list[Path]) -> Lab:
     """A lab for the drafters in `folders`; of the options it reads target, dtype, device, threads and nodes."""
     settings = Settings(
-        model=options.target, dtype=options.dtype, device=options.device, tree_budget=options.nodes, kv_tokens=8192,
+        model=options.target,
+        dtype=options.dtype,
+        device=options.device,
+        tree_budget=options.nodes,
+        kv_tokens=8192,
         drafter=first_moa(folders),
-        threads=options.threads or torch.get_num_threads(), max_sessions=4,
-    )  # fmt: skip
+        threads=options.threads or torch.get_num_threads(),
+        max_sessions=4,
+    )
     return Lab(load_verifier(settings))
 
 
@@ -320,7 +329,7 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
     early = early_stops(options.decision, options.threshold, contenders, questions)
     paths = ("json", "prompts", "drafters", "decision", "bundle")
     given = {key: value for key, value in vars(options).items() if key not in paths}
-    figures = {"machine": machine(lab.device), "options": given, "too_long": too_long}
+    figures = {"machine": describe_device(lab.device), "options": given, "too_long": too_long}
     if options.offline:
         asked = [(question.prompt, question.solution) for question in questions]
         return figures | {"offline": offline_curve.measure(lab, contenders, asked, options.max_new_tokens, console)}
@@ -336,9 +345,7 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
                 contenders.append(SampledContender(name, base, options.profile, options.lossy_seeds, *drawn))
     sampling = Sampling(temperature=options.temperature, seed=options.seed)
     shape = TreeShape(options.nodes, options.depth, options.breadth, options.gain)
-    measured = measure(
-        lab, contenders, questions, sampling, shape, options.max_new_tokens, options.repeats, console
-    )  # fmt: skip
+    measured = measure(lab, contenders, questions, sampling, shape, options.max_new_tokens, options.repeats, console)
     return figures | measured
 
 

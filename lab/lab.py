@@ -15,7 +15,7 @@ from cloud.engine import Segment
 from cloud.features import FeatureRows
 from cloud.service import Verifier
 from cloud.sessions import Session
-from lab.baselines.sampling import draft_law
+from lab.baselines.sampling import draft_distribution
 from lab.contenders import Contender
 from lab.multi_candidate import RuleEngine
 from outrider_core.drafting.drafter import TreeShape
@@ -78,9 +78,14 @@ class Lab:
 
     @torch.inference_mode()
     def answer(
-        self, prompt: list[int], contender: Contender | None, sampling: Sampling, new: int,
-        shape: TreeShape = TreeShape(), weigh: bool = False,  # noqa: B008 - frozen
-    ) -> Answer:  # fmt: skip
+        self,
+        prompt: list[int],
+        contender: Contender | None,
+        sampling: Sampling,
+        new: int,
+        shape: TreeShape = TreeShape(),  # noqa: B008 - it is frozen
+        weigh: bool = False,
+    ) -> Answer:
         """Answer `prompt` (token ids) with one drafter, or without any. weigh: see `Answer.surprise`."""
         answer, session = Answer(), self.open(prompt, sampling, contender)
         drafter = contender.fresh() if contender else None
@@ -171,13 +176,13 @@ class Lab:
         self.verifier.sessions.forget(session.id)
 
     def _surprise(self, tree: TokenTree, walked: AcceptedPath, sampling: Sampling) -> float:
-        """Sum over a round's tokens of -log p(token) - entropy(p), p the target's law as sampled from; nats."""
+        """Sum over a round's tokens of -log p(token) - entropy(p), p the distribution that is sampled from; nats."""
         rows = [0, *(1 + node for node in walked.accepted)]
         tokens = [*(tree.tokens[node] for node in walked.accepted), walked.bonus]
-        laws = draft_law(self.engine.logits[rows].float().cpu().numpy(), sampling)
+        distributions = draft_distribution(self.engine.logits[rows].float().cpu().numpy(), sampling)
         with np.errstate(divide="ignore", invalid="ignore"):
-            logs = np.log(laws)
-            entropy = -np.where(laws > 0, laws * logs, 0.0).sum(-1)
+            logs = np.log(distributions)
+            entropy = -np.where(distributions > 0, distributions * logs, 0.0).sum(-1)
         return float((-logs[np.arange(len(rows)), tokens] - entropy).sum())
 
     def _teach(

@@ -1,7 +1,7 @@
 """Multi-candidate speculative decoding (MCSD, arXiv 2401.06706; improved: 2409.10644) on any drafter of the lab.
 
-Candidates are drawn from the drafter's law and accepted by a rule of `lab.baselines.rules`, instead of being ranked
-and compared with the target's own keyed draw as the product does.
+Candidates are drawn from the drafter's distribution and accepted by a rule of `lab.baselines.rules`, instead of being
+ranked and compared with the target's own keyed draw as the product does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lab.baselines.decision import DecisionModel, hard_features
 from lab.baselines.drafting import Draft, grow
 from lab.baselines.multiseed import draw_seeds, verify_multiseed
 from lab.baselines.rules import residual_without_replacement, sample_and_match
-from lab.baselines.sampling import draft_law, drawing, target_law
+from lab.baselines.sampling import draft_distribution, drawing, target_distribution
 from lab.baselines.trees import CandidateTree
 from lab.baselines.verification import verify
 from outrider_core.drafting.drafter import Drafter, TreeShape
@@ -31,7 +31,7 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import FINISH_EOS, FINISH_NONE
 
-Laws = NDArray[np.float64]
+Distributions = NDArray[np.float64]
 #: logits [nodes + 1, vocab] of a tree -> accepted nodes and the token behind them
 Accept = Callable[[NDArray[np.float32]], tuple[list[int], int]]
 
@@ -62,18 +62,23 @@ class EarlyStop(NamedTuple):
 
 
 class SampledDrafter:
-    """Draws the full tree of a profile (children per level) from a drafter's law; `accept` judges it.
+    """Draws the full tree of a profile (children per level) from a drafter's distribution; `accept` judges it.
 
     early: when to stop before the end of the profile; exact all the same, as no candidate is dropped once it is
     drawn. head: the drafter's LM head, whose input is what a soft decision model reads.
     seeds: 0 for MCSD with residual rejection, drawn without replacement. Else the published target-initialised
-    process with so many seeds, which is LOSSY; it begins with the first round of MCSD that accepts something.
+    process with `seeds` seeds, which is LOSSY; it begins with the first round of MCSD that accepts something.
     """
 
     def __init__(
-        self, inner: Drafter, profile: Sequence[int], chooser: Chooser, seeds: int = 0, early: EarlyStop | None = None,
+        self,
+        inner: Drafter,
+        profile: Sequence[int],
+        chooser: Chooser,
+        seeds: int = 0,
+        early: EarlyStop | None = None,
         head: nn.Module | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.inner, self._profile, self._chooser, self._seeds = inner, tuple(profile), chooser, seeds
         self._early, self._head = early, head
         self._ids: list[int] = inner.draft_ids.tolist()
@@ -82,7 +87,7 @@ class SampledDrafter:
         self.levels: list[Level] = []
         self._places: list[int] = []
         self._sampling = Sampling()
-        self._seed_law: Laws | None = None
+        self._seed_distribution: Distributions | None = None
 
     @property
     def steps(self) -> int:
@@ -92,59 +97,61 @@ class SampledDrafter:
         """The tree to verify; candidates that say the same stand in it once. shape: its depth alone counts."""
         self._sampling = sampling
         self.inner.lookup = None
-        level_laws = _LevelLaws(self.inner, prefix, sampling, self._token, self._head)
-        self.levels = level_laws.levels
+        level_distributions = _LevelDistributions(self.inner, prefix, sampling, self._token, self._head)
+        self.levels = level_distributions.levels
         profile = self._profile[: shape.depth]
         seeds: list[int] = []
-        if self._seed_law is not None:
-            drawn = draw_seeds(self._seed_law, self._seeds, self._chooser, sampling.greedy)
+        if self._seed_distribution is not None:
+            drawn = draw_seeds(self._seed_distribution, self._seeds, self._chooser, sampling.greedy)
             seeds = [self._columns.get(token, len(self._ids) + token) for token in drawn]
             profile = (len(seeds), *profile[1:])
-        draft = grow(level_laws, profile, drawing(sampling, replacement=False), self._chooser, seeds, self._proceed)
+        draft = grow(
+            level_distributions, profile, drawing(sampling, replacement=False), self._chooser, seeds, self._proceed
+        )
         tree = draft.tree
         self.drafted = Draft(CandidateTree(tuple(map(self._token, tree.tokens)), tree.parents, tree.how), draft.q)
         sent, self._places = merged(self.drafted.tree)
         return sent
 
-    def _proceed(self, tree: CandidateTree, expanded: range, q: Laws) -> bool:
+    def _proceed(self, tree: CandidateTree, expanded: range, q: Distributions) -> bool:
         if self._early is None:
             return True
         model, threshold = self._early
         return model.proceed(self.levels[-1].features(model.config.kind), threshold)
 
     def accept(self, logits: NDArray[np.float32]) -> tuple[list[int], int]:
-        """See `Accept`. Only rows on the way are turned into laws, unless the rule wants all."""
-        tree, (p, q) = self.drafted.tree, self.laws(logits)
-        if self._seed_law is None:
+        """See `Accept`. Only rows on the way are turned into distributions, unless the rule wants all."""
+        tree, (p, q) = self.drafted.tree, self.distributions(logits)
+        if self._seed_distribution is None:
             rule = sample_and_match if self._sampling.greedy else residual_without_replacement
             path, bonus = verify(tree, p, q, rule, self._chooser)  # type: ignore[arg-type]
             if not self._seeds or not path:
                 return [self._places[node] for node in path], bonus
-            self._seed_law = p[path[-1] + 1]
+            self._seed_distribution = p[path[-1] + 1]
         else:
             forest = Draft(tree, np.stack([q[row] for row in range(len(q))]))
-            laws = np.stack([p[row] for row in range(len(p))])
-            path, self._seed_law = verify_multiseed(
-                forest, laws, self._chooser, lossy=True, greedy=self._sampling.greedy
+            distributions = np.stack([p[row] for row in range(len(p))])
+            path, self._seed_distribution = verify_multiseed(
+                forest, distributions, self._chooser, lossy=True, greedy=self._sampling.greedy
             )
         # seeds stand in for a token behind the path; its last token is run once more, as the next root
         return [self._places[node] for node in path[:-1]], tree.tokens[path[-1]]
 
-    def laws(self, logits: NDArray[np.float32]) -> tuple[_Lazy, _Lazy]:
+    def distributions(self, logits: NDArray[np.float32]) -> tuple[_Lazy, _Lazy]:
         """p and q over the whole vocabulary, rows as in `Draft`, of the target's logits for the tree that was sent."""
         rows = [0, *(1 + place for place in self._places)]
-        p = _Lazy(len(rows), lambda row: target_law(logits[rows[row]][None], self._sampling)[0])
+        p = _Lazy(len(rows), lambda row: target_distribution(logits[rows[row]][None], self._sampling)[0])
         return p, _Lazy(len(self.drafted.q), lambda row: self._spread(row, logits.shape[1]))
 
     def _token(self, column: int) -> int:
-        """Laws are over the draft vocabulary; columns behind it are seeds that it lacks."""
+        """Distributions are over the draft vocabulary; columns behind it are seeds that it lacks."""
         return self._ids[column] if column < len(self._ids) else column - len(self._ids)
 
-    def _spread(self, row: int, vocab: int) -> Laws:
-        law = np.zeros(vocab)
+    def _spread(self, row: int, vocab: int) -> Distributions:
+        distribution = np.zeros(vocab)
         if self.drafted.q.shape[1]:  # else there are seeds alone
-            law[self.inner.draft_ids] = self.drafted.q[row]
-        return law
+            distribution[self.inner.draft_ids] = self.drafted.q[row]
+        return distribution
 
 
 class Level(NamedTuple):
@@ -153,7 +160,7 @@ class Level(NamedTuple):
     q [nodes, draft_vocab]; states [nodes, hidden_size], its last hidden ones: [nodes, 0] where no head was given.
     """
 
-    q: Laws
+    q: Distributions
     states: NDArray[np.float32]
 
     def features(self, kind: str) -> NDArray[np.float32]:
@@ -161,24 +168,29 @@ class Level(NamedTuple):
         return hard_features(self.q) if kind == "hard" else self.states
 
 
-class _LevelLaws:
-    """The drafter's laws over its own vocabulary, level by level (`lab.baselines.drafting.LevelLaw`)."""
+class _LevelDistributions:
+    """The drafter's distributions over its own vocabulary, level by level
+    (`lab.baselines.drafting.LevelDistribution`)."""
 
     def __init__(
-        self, inner: Drafter, prefix: list[int], sampling: Sampling, token: Callable[[int], int],
+        self,
+        inner: Drafter,
+        prefix: list[int],
+        sampling: Sampling,
+        token: Callable[[int], int],
         head: nn.Module | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._inner, self._prefix, self._sampling, self._token = inner, prefix, sampling, token
         self._head = head
         self.levels: list[Level] = []
         self._growth: Growth | None = None
 
-    def __call__(self, tree: CandidateTree, frontier: range) -> Laws:
+    def __call__(self, tree: CandidateTree, frontier: range) -> Distributions:
         with _inputs(self._head) as given:
             logits = self._logits(tree, frontier)
         # one input per step, and some drafters take several; the rows asked for are the last
         states = torch.cat(given)[-len(logits) :] if given else torch.empty(len(logits), 0)
-        self.levels.append(Level(draft_law(logits, self._sampling), states.float().cpu().numpy()))
+        self.levels.append(Level(draft_distribution(logits, self._sampling), states.float().cpu().numpy()))
         return self.levels[-1].q
 
     def _logits(self, tree: CandidateTree, frontier: range) -> NDArray[np.float32]:
@@ -209,13 +221,13 @@ def _inputs(module: nn.Module | None) -> Iterator[list[Tensor]]:
 class _Lazy:
     """Rows that are computed when they are read."""
 
-    def __init__(self, rows: int, row: Callable[[int], Laws]) -> None:
+    def __init__(self, rows: int, row: Callable[[int], Distributions]) -> None:
         self._rows, self._row = rows, row
 
     def __len__(self) -> int:
         return self._rows
 
-    def __getitem__(self, row: int) -> Laws:
+    def __getitem__(self, row: int) -> Distributions:
         return self._row(row)
 
 

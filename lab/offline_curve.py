@@ -69,9 +69,13 @@ def last_number(text: str) -> str | None:
 
 
 def measure(
-    lab: Lab, contenders: list[Contender], questions: list[tuple[list[int], str | None]], new: int, console: Console,
+    lab: Lab,
+    contenders: list[Contender],
+    questions: list[tuple[list[int], str | None]],
+    new: int,
+    console: Console,
     cuts: Sequence[float] = CUTS,
-) -> Figures:  # fmt: skip
+) -> Figures:
     """Figures by drafter ("target" writes its own) and cut. questions: prompt ids, and the solution where known."""
     written: dict[str, dict[float, list[Written]]] = {}
     for prompt, solution in track(questions, "answers finished alone", console=console):

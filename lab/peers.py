@@ -8,7 +8,8 @@ ids, writes the same number of tokens whether or not the text has ended before, 
 not timed. They take turns within every question, so that a disturbance meets all of them.
 
 llama.cpp computes on the GGUF file that the default target is made from: 4-bit weights and 8-bit activations, so its
-text may differ from ours, which comes from the same weights multiplied out. It is no dependency of this project: give
+text may differ from ours, which comes from the same weights multiplied out. It is not a dependency of this project:
+give
 --llama-python an interpreter that has it. To get one:
 
     python -m venv /tmp/llama && /tmp/llama/bin/pip install llama-cpp-python
@@ -33,12 +34,12 @@ from rich.progress import track
 from rich.table import Table
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from benchmarks.command import conclude
-from benchmarks.engine import machine
+from benchmarks.command import common_arguments, conclude
+from benchmarks.engine import describe_device
+from benchmarks.questions import read_questions
 from cloud.service import load_verifier
 from cloud.settings import Settings
 from lab import llama_peer
-from lab.drafters import read_questions
 from lab.lab import Lab
 from outrider_core.models.target import ALIASES, gguf_of, load_target
 from outrider_core.protocol.sampling import Sampling
@@ -93,9 +94,13 @@ class TransformersPeer:
             self.model(ids[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
         begun = time.perf_counter()
         output = self.model.generate(
-            ids, attention_mask=torch.ones_like(ids), past_key_values=cache, max_new_tokens=new, do_sample=False,
+            ids,
+            attention_mask=torch.ones_like(ids),
+            past_key_values=cache,
+            max_new_tokens=new,
+            do_sample=False,
             pad_token_id=0,
-        )  # fmt: skip
+        )
         tokens: list[int] = output[0, len(prompt) :].tolist()
         return tokens, time.perf_counter() - begun
 
@@ -201,10 +206,14 @@ def show(figures: Figures, console: Console) -> None:
         table.add_column(column, justify="right" if column else "left", no_wrap=not column)
     for name, row in figures["peers"].items():
         table.add_row(
-            name, f"{row['tokens_per_second']:.1f}", f"{row['ms_per_token']:.1f}", f"{row['weights_megabytes']:.0f}",
-            f"{row['weights_gigabytes_per_second']:.1f}", f"{100 * row['same_until_divergence']:.1f} %",
+            name,
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['ms_per_token']:.1f}",
+            f"{row['weights_megabytes']:.0f}",
+            f"{row['weights_gigabytes_per_second']:.1f}",
+            f"{100 * row['same_until_divergence']:.1f} %",
             f"{row['same_answers']} of {figures['questions']}",
-        )  # fmt: skip
+        )
     console.print(table)
     if figures["left_out"]:
         console.print(f"no llama.cpp: {figures['left_out']}", style="yellow", soft_wrap=True)
@@ -214,18 +223,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lab.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSONL: `turns`, `prompt` or `question`")
-    parser.add_argument("--llama-python", metavar="PYTHON",
-                        help="interpreter with llama-cpp-python; without: this one, or no such row")  # fmt: skip
+    common_arguments(
+        parser, "prompts", "target", "drafter", "threads", count=8, max_new_tokens=64, json=Path("build/peers.json")
+    )
+    parser.add_argument(
+        "--llama-python", metavar="PYTHON", help="interpreter with llama-cpp-python; without: this one, or no such row"
+    )
     parser.add_argument("--gguf", type=Path, help="llama.cpp's file (default: the one the default target is made from)")
-    parser.add_argument("--target", default=Settings.model_fields["model"].default)
-    parser.add_argument("--drafter", type=Path, default=Settings.model_fields["drafter"].default,
-                        help="the target's drafter: a verifier has one, though it is not used here")  # fmt: skip
-    parser.add_argument("--count", type=int, default=8, help="questions of each file, spread evenly; 0: all")
-    parser.add_argument("--max-new-tokens", type=int, default=64, help="tokens of every answer")
     parser.add_argument("--repeats", type=int, default=3, help="runs of every answer, of which the median counts")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads of everyone, 0: all cores")
-    parser.add_argument("--json", type=Path, default=Path("build/peers.json"), help="where the figures go")
     options = parser.parse_args(argv)
     console = Console()
     return conclude(lambda: run(options, console), lambda figures: show(figures, console), options.json, console)
@@ -250,7 +255,7 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
         if llama:
             llama.close()
     return {
-        "machine": machine(lab.device),
+        "machine": describe_device(lab.device),
         "options": {key: value for key, value in vars(options).items() if isinstance(value, int | str)},
         "llama_cpp_python": llama.version if llama else None,
         "left_out": left_out,
@@ -277,9 +282,16 @@ def open_llama(options: argparse.Namespace, threads: int) -> tuple[LlamaPeer | N
 
 def _settings(options: argparse.Namespace, dtype: Any, threads: int) -> Settings:
     return Settings(
-        model=options.target, drafter=options.drafter, dtype=dtype, device="cpu", threads=threads, tree_budget=1,
-        max_sessions=4, max_context=4096, kv_tokens=8192,
-    )  # fmt: skip
+        model=options.target,
+        drafter=options.drafter,
+        dtype=dtype,
+        device="cpu",
+        threads=threads,
+        tree_budget=1,
+        max_sessions=4,
+        max_context=4096,
+        kv_tokens=8192,
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Random decisions behind one small interface, so that the law of a procedure can be sampled or enumerated.
+"""Random decisions behind one small interface, so that the distribution of a procedure can be sampled or enumerated.
 
-Drafting and verification take a `Chooser`. `RandomChooser` decides with numpy's generator; `law_of` runs the same
-code once per combination of decisions and adds up their probabilities: the exact law of whatever it returns.
+Drafting and verification take a `Chooser`. `RandomChooser` decides with numpy's generator; `distribution_of` runs the
+same code once per combination of decisions and adds up their probabilities: the exact distribution of whatever it
+returns.
 """
 
 from __future__ import annotations
@@ -68,19 +69,19 @@ class _Branch:
         return index
 
 
-def law_of(procedure: Callable[[Chooser], Outcome]) -> dict[Outcome, float]:
-    """The exact law of what `procedure` returns: outcome -> probability.
+def distribution_of(procedure: Callable[[Chooser], Outcome]) -> dict[Outcome, float]:
+    """The exact distribution of what `procedure` returns: outcome -> probability.
 
     The procedure runs once per leaf of its decision tree, so it must depend on nothing but its chooser.
     """
-    law: dict[Outcome, float] = {}
+    distribution: dict[Outcome, float] = {}
     pending: list[list[int]] = [[]]
     while pending:
         branch = _Branch(pending.pop())
         outcome = procedure(branch)
-        law[outcome] = law.get(outcome, 0.0) + branch.weight
+        distribution[outcome] = distribution.get(outcome, 0.0) + branch.weight
         pending += branch.others
-    return law
+    return distribution
 
 
 def _checked(weights: Floats) -> Floats:

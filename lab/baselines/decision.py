@@ -83,7 +83,8 @@ class DecisionModel(nn.Module):
 
 
 def hard_features(q: Reals) -> NDArray[np.float32]:
-    """float32 [n, 11] of laws q [n, vocab]: entropy in nats, then the ten largest probabilities, largest first.
+    """float32 [n, 11] of distributions q [n, vocab]: entropy in nats, then the ten largest probabilities, largest
+    first.
 
     A vocabulary of fewer than ten tokens is filled up with zeros.
     """
@@ -95,7 +96,7 @@ def hard_features(q: Reals) -> NDArray[np.float32]:
 
 
 def soft_labels(p: Reals, q: Reals, tokens: Sequence[int]) -> NDArray[np.float32]:
-    """float32 [n]: clamp(p / q, 0, 1) of the tokens [n] drafted from laws q [n, vocab], for the target's p."""
+    """float32 [n]: clamp(p / q, 0, 1) of the tokens [n] drafted from distributions q [n, vocab], for the target's p."""
     rows = np.arange(len(tokens))
     chosen = np.asarray(tokens, np.int64)
     labels: NDArray[np.float32] = np.clip(p[rows, chosen] / q[rows, chosen], 0.0, 1.0).astype(np.float32)
@@ -123,9 +124,16 @@ class Examples:
 
 
 def train(
-    model: DecisionModel, training: Examples, validation: Examples, *, epochs: int = 10, batch: int = 50,
-    learning_rate: float = 1e-3, seed: int = 0, report: Callable[[float], None] = lambda loss: None,
-) -> list[float]:  # fmt: skip
+    model: DecisionModel,
+    training: Examples,
+    validation: Examples,
+    *,
+    epochs: int = 10,
+    batch: int = 50,
+    learning_rate: float = 1e-3,
+    seed: int = 0,
+    report: Callable[[float], None] = lambda loss: None,
+) -> list[float]:
     """Binary cross-entropy with Adam; the weights of the epoch with the lowest validation loss stay.
 
     Defaults as published. report: called with the validation loss after each epoch. Returns the validation loss before

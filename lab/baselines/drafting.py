@@ -12,14 +12,15 @@ from lab.baselines.sampling import Draw
 from lab.baselines.trees import CandidateTree, How, Siblings
 from outrider_core.protocol.tree import ROOT
 
-#: (tree so far, nodes of its newest level or range(ROOT, 0) for the root) -> laws [nodes, vocab] behind each of them
-LevelLaw = Callable[[CandidateTree, range], Floats]
+#: (tree so far, nodes of its newest level or range(ROOT, 0) for the root) -> distributions [nodes, vocab] behind each
+#: of them
+LevelDistribution = Callable[[CandidateTree, range], Floats]
 #: (tree with a level just drafted, the nodes it was drafted below, their q [nodes, vocab]) -> go on?
 Proceed = Callable[[CandidateTree, range, Floats], bool]
 
 
 class Draft(NamedTuple):
-    """q [rows, vocab]: row 0 is the law behind the root, row 1 + i behind node i; the last level has no rows.
+    """q [rows, vocab]: row 0 is the distribution behind the root, row 1 + i behind node i; the last level has no rows.
 
     Row 0 of a forest of seeds is zero: the drafter drew none of them.
     """
@@ -29,18 +30,22 @@ class Draft(NamedTuple):
 
 
 def grow(
-    level_law: LevelLaw, profile: Sequence[int], draw: Draw, chooser: Chooser, seeds: Sequence[int] = (),
+    level_distribution: LevelDistribution,
+    profile: Sequence[int],
+    draw: Draw,
+    chooser: Chooser,
+    seeds: Sequence[int] = (),
     proceed: Proceed | None = None,
-) -> Draft:  # fmt: skip
+) -> Draft:
     """A tree with profile[d] children below every node of level d (arXiv 2401.06706), breadth-first.
 
-    level_law runs the drafter on one level at a time; its rows are laws, warped as the candidates shall be drawn.
-    Given `seeds`, those distinct tokens are the first level and profile[0] is their number at most. `proceed` is
-    asked after every drafted level but the last one; the level just drafted is kept whatever it says.
+    level_distribution runs the drafter on one level at a time; its rows are distributions, warped as the candidates
+    are to be drawn. Given `seeds`, those distinct tokens are the first level, at most profile[0] of them.
+    `proceed` is asked after every drafted level but the last one; the level just drafted is kept whatever it says.
     """
     if len(seeds) > (profile[0] if profile else 0) or len(set(seeds)) < len(seeds):
         raise ValueError(f"{len(seeds)} seeds, not distinct or more than the first level of {tuple(profile)}")
-    tree, laws = CandidateTree(), list[Floats]()
+    tree, distributions = CandidateTree(), list[Floats]()
     frontier = range(ROOT, 0)
     for level, count in enumerate(profile):
         first = len(tree)
@@ -48,19 +53,19 @@ def grow(
             tree = tree.grown(frontier, [Siblings(tuple(seeds), (How.FIXED,) * len(seeds))])
             frontier = range(first, len(tree))
             continue
-        q = np.asarray(level_law(tree, frontier), np.float64)
+        q = np.asarray(level_distribution(tree, frontier), np.float64)
         if q.ndim != 2 or len(q) != len(frontier):
-            raise ValueError(f"laws {q.shape} for {len(frontier)} nodes")
-        laws.append(q)
+            raise ValueError(f"distributions {q.shape} for {len(frontier)} nodes")
+        distributions.append(q)
         expanded = frontier
         tree = tree.grown(expanded, [draw(row, count, chooser) for row in q])
         frontier = range(first, len(tree))
         if level + 1 < len(profile) and proceed is not None and not proceed(tree, expanded, q):
             break
-    vocab = laws[0].shape[1] if laws else 0
+    vocab = distributions[0].shape[1] if distributions else 0
     if seeds:
-        laws.insert(0, np.zeros((1, vocab)))
-    return Draft(tree, np.concatenate(laws) if laws else np.zeros((0, vocab)))
+        distributions.insert(0, np.zeros((1, vocab)))
+    return Draft(tree, np.concatenate(distributions) if distributions else np.zeros((0, vocab)))
 
 
 def surviving(forest: Draft, token: int) -> Draft:

@@ -1,9 +1,9 @@
 """Target-initialised multi-candidate decoding as published (arXiv 2409.10644). It is NOT lossless.
 
 The target draws several seeds for its next token, the drafter continues each, and the seed with the longest accepted
-continuation becomes output. That favours tokens that are easy to continue. Two more steps change the law: siblings
-are accepted independently of each other, and after a rejected first draft the next seeds come from p instead of
-the residual, which matters even for one seed. Its lossless counterpart is one root, the token that was drawn
+continuation becomes output. That favours tokens that are easy to continue. Two more steps change the distribution:
+siblings are accepted independently of each other, and after a rejected first draft the next seeds come from p instead
+of the residual, which matters even for one seed. Its lossless counterpart is one root, the token that was drawn
 (`verification.verify`), with further seeds as hedges (`drafting.surviving`).
 """
 
@@ -26,15 +26,16 @@ class LossyError(RuntimeError):
 
 
 class SeededVerdict(NamedTuple):
-    """path: nodes that become output, the winning seed first; seed_law [vocab]: where the next seeds come from."""
+    """path: nodes that become output, the winning seed first; seed_distribution [vocab]: where the next seeds come
+    from."""
 
     path: list[int]
-    seed_law: Floats
+    seed_distribution: Floats
 
 
-def draw_seeds(law: Floats, count: int, chooser: Chooser, greedy: bool = False) -> tuple[int, ...]:
-    """`count` distinct tokens from the target's law [vocab]; greedy: its most likely ones."""
-    return (draw_top if greedy else draw_distinct)(law, count, chooser).tokens
+def draw_seeds(distribution: Floats, count: int, chooser: Chooser, greedy: bool = False) -> tuple[int, ...]:
+    """`count` distinct tokens from the target's distribution [vocab]; greedy: its most likely ones."""
+    return (draw_top if greedy else draw_distinct)(distribution, count, chooser).tokens
 
 
 def verify_multiseed(
@@ -47,7 +48,9 @@ def verify_multiseed(
     as in `verification.verify`; for greedy the target's softmax, as the next seeds are its most likely tokens.
     """
     if not lossy:
-        raise LossyError("multi-seed verification changes the output's law; pass lossy=True to use it all the same")
+        raise LossyError(
+            "multi-seed verification changes the output's distribution; pass lossy=True to use it all the same"
+        )
     tree, q = forest
     check_rows(tree, p, q)
     if not len(tree):
@@ -57,20 +60,24 @@ def verify_multiseed(
         if parent == ROOT:
             ends[node] = 1
         elif parent in ends:
-            law, token = p[parent + 1], tree.tokens[node]
-            if token == law.argmax() if greedy else chooser.accept(float(law[token] / q[parent + 1, token])):
+            distribution, token = p[parent + 1], tree.tokens[node]
+            if (
+                token == distribution.argmax()
+                if greedy
+                else chooser.accept(float(distribution[token] / q[parent + 1, token]))
+            ):
                 ends[node] = ends[parent] + 1
     longest = max(ends.values())
     end = min((node for node, length in ends.items() if length == longest), key=lambda n: _seed(tree.parents, n))
-    law = normalised(p[end + 1])
+    distribution = normalised(p[end + 1])
     stopped = bool(tree.children[end + 1])
     if stopped and longest > 1 and not greedy:
-        rest = np.maximum(law - normalised(q[end + 1]), 0.0)
-        law = normalised(rest) if rest.sum() > 0.0 else law
+        rest = np.maximum(distribution - normalised(q[end + 1]), 0.0)
+        distribution = normalised(rest) if rest.sum() > 0.0 else distribution
     path = [end]
     while tree.parents[path[-1]] != ROOT:
         path.append(tree.parents[path[-1]])
-    return SeededVerdict(path[::-1], law)
+    return SeededVerdict(path[::-1], distribution)
 
 
 def _seed(parents: tuple[int, ...], node: int) -> int:

@@ -21,7 +21,7 @@ from outrider_core.models.layers import Block, adopt_tables, rotary, rotate, tab
 from outrider_core.models.moa import DrafterError, MoAConfig
 
 KINDS = ("eagle2", "lm")
-#: training noise on EAGLE's features, uniform and so wide over their own spread (the authors': 0.2 over spreads near 1)
+#: training noise on EAGLE's features, uniform, its width over their own spread (the authors': 0.2 over spreads near 1)
 NOISE = 0.2
 
 
@@ -135,7 +135,7 @@ def load_baseline(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[Baseline
     try:
         values = json.loads((folder / CONFIG_FILE).read_text())
         if values.get("type") not in KINDS:
-            raise DrafterError(f"{folder}: a {values.get('type')} drafter is no baseline ({', '.join(KINDS)})")
+            raise DrafterError(f"{folder}: a {values.get('type')} drafter is not a baseline ({', '.join(KINDS)})")
         config = BaselineConfig(**{field.name: values[field.name] for field in fields(BaselineConfig)})
         tensors = load_file(folder / WEIGHTS_FILE)
         model = Baseline(config)

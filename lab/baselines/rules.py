@@ -1,9 +1,9 @@
-"""Node rules: how the target's law p picks among the candidates below one node, or emits a token of its own.
+"""Node rules: how the target's distribution p picks among the candidates below one node, or emits a token of its own.
 
-Every rule here is lossless: the token it gives, candidate or not, has exactly the law p, whatever q is. By the chain
-rule the same then holds for whole trees (`verification.verify`). What a rule asks of its candidates stands
-in its docstring and is checked as far as their origin tells; p and q are laws [vocab] after the same temperature and
-truncation that the target is sampled with and the candidates were drawn with.
+Every rule here is lossless: the token it gives, candidate or not, has exactly the distribution p, whatever q is. By
+the chain rule the same then holds for whole trees (`verification.verify`). What a rule asks of its candidates stands
+in its docstring and is checked as far as their origin tells; p and q are distributions [vocab] after the same
+temperature and truncation that the target is sampled with and the candidates were drawn with.
 
 The product's own rule, Gumbel-matched draws (`outrider_core.protocol.noise`, `cloud.acceptance`), is `sample_and_match`
 with a keyed draw.
@@ -21,7 +21,7 @@ from lab.baselines.trees import How, Siblings
 
 
 class RuleError(ValueError):
-    """The candidates are not what the rule needs; using it would change the output's law."""
+    """The candidates are not what the rule needs; using it would change the output's distribution."""
 
 
 class Choice(NamedTuple):
@@ -113,7 +113,8 @@ def mixed(p: Floats, q: Floats | None, siblings: Siblings, chooser: Chooser) -> 
     """One drawn candidate first, by rejection; then the token drawn from the residual may match a fixed one.
 
     Needs fixed candidates followed by one drawn from q without them (`sampling.draw_mixed`). Accepts as much as
-    any rule can for such candidates: p of the fixed ones plus sum min(p, q') over the others, q' the law of the draw.
+    any rule can for such candidates: p of the fixed ones plus sum min(p, q') over the others, q' the distribution of
+    the draw.
     """
     *fixed, last = siblings.how
     if any(how is not How.FIXED for how in fixed):
@@ -121,12 +122,12 @@ def mixed(p: Floats, q: Floats | None, siblings: Siblings, chooser: Chooser) -> 
     if last is How.FIXED:  # the tree was cut before the draw
         return sample_and_match(p, q, siblings, chooser)
     for token in siblings.tokens[:-1]:
-        q = _without(_law(q), token)
-    law = _law(q)
+        q = _without(_distribution(q), token)
+    distribution = _distribution(q)
     token = siblings.tokens[-1]
-    if chooser.accept(_ratio(p, law, token)):
+    if chooser.accept(_ratio(p, distribution, token)):
         return Choice(token, len(fixed))
-    return _match(chooser.draw(_residual(p, law)), siblings.tokens[:-1])
+    return _match(chooser.draw(_residual(p, distribution)), siblings.tokens[:-1])
 
 
 RULES: dict[str, Rule] = {
@@ -139,9 +140,9 @@ def _match(token: int, candidates: tuple[int, ...]) -> Choice:
     return Choice(token, candidates.index(token) if token in candidates else None)
 
 
-def _law(q: Floats | None) -> Floats:
+def _distribution(q: Floats | None) -> Floats:
     if q is None:
-        raise RuleError("this rule needs the law that the candidates were drawn from")
+        raise RuleError("this rule needs the distribution that the candidates were drawn from")
     return q
 
 
@@ -149,12 +150,12 @@ def _drawn_from(q: Floats | None, siblings: Siblings, wanted: How) -> Floats:
     alone = len(siblings.how) == 1 and siblings.how[0] is not How.FIXED  # one draw is both kinds
     if not alone and any(how is not wanted for how in siblings.how):
         raise RuleError(f"the rule needs candidates {wanted.value}; use sample_and_match for any others")
-    return _law(q)
+    return _distribution(q)
 
 
 def _ratio(r: Floats, s: Floats, token: int) -> float:
     if not s[token] > 0.0:
-        raise RuleError(f"candidate {token} has probability 0 under the law it was drawn from")
+        raise RuleError(f"candidate {token} has probability 0 under the distribution it was drawn from")
     return float(r[token] / s[token])
 
 

@@ -1,6 +1,7 @@
-"""Laws of target and drafter, and how candidates are drawn from the drafter's (arXiv 2401.06706).
+"""Distributions of target and drafter, and how candidates are drawn from the drafter's (arXiv 2401.06706).
 
-The warping is the product's (`outrider_core.protocol.sampling`), so that every method is compared under the same law.
+The warping is the product's (`outrider_core.protocol.sampling`), so that every method is compared under the same
+distribution.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from outrider_core.protocol.sampling import Sampling, log_probs
 Draw = Callable[[Floats, int, Chooser], Siblings]
 
 
-def target_law(logits: NDArray[np.floating], sampling: Sampling) -> Floats:
+def target_distribution(logits: NDArray[np.floating], sampling: Sampling) -> Floats:
     """p [rows, vocab] of logits [rows, vocab]; greedy: all mass on the most likely token, the lowest id on ties."""
     if sampling.greedy:
-        law = np.zeros(logits.shape)
-        law[np.arange(len(logits)), logits.argmax(-1)] = 1.0
-        return law
-    return draft_law(logits, sampling)
+        distribution = np.zeros(logits.shape)
+        distribution[np.arange(len(logits)), logits.argmax(-1)] = 1.0
+        return distribution
+    return draft_distribution(logits, sampling)
 
 
-def draft_law(logits: NDArray[np.floating], sampling: Sampling) -> Floats:
+def draft_distribution(logits: NDArray[np.floating], sampling: Sampling) -> Floats:
     """q [rows, vocab] of logits [rows, vocab]; greedy: the softmax at temperature 1, to rank candidates by."""
     rows = [np.exp(log_probs(row, sampling)) for row in logits]
     return np.stack(rows) if rows else np.zeros(logits.shape)
@@ -51,8 +52,9 @@ def draw_distinct(q: Floats, count: int, chooser: Chooser) -> Siblings:
 def draw_top(q: Floats, count: int, chooser: Chooser) -> Siblings:
     """The `count` most likely tokens, best first: what drawing without replacement tends to at temperature 0.
 
-    They are no draws. The released MCSD code takes softmax over their logits for the law they were drawn from; with a
-    target at temperature > 0 that changes the output's law. They are marked FIXED, and residual rules refuse them.
+    They are not drawn. The released MCSD code takes softmax over their logits for the distribution they were drawn
+    from; with a target at temperature > 0 that changes the output's distribution. They are marked FIXED, and residual
+    rules refuse them.
     """
     best = np.argsort(-q, kind="stable")[: min(count, np.count_nonzero(q))]
     return Siblings(tuple(best.tolist()), (How.FIXED,) * len(best))

@@ -16,14 +16,14 @@ def traverse(tree: CandidateTree, p: NDArray[np.floating], q: NDArray[np.floatin
     """One round, as `verification.verify`; lossless for drawn candidates in their order, with or without replacement.
 
     Leaves are tried in depth-first order. A rejected leaf is taken out of the tree, and what it leaves of its
-    parent's law and acceptance goes to the siblings behind it. On a chain this is block verification. Accepts more
-    tokens on average than `residual_with_replacement` and `residual_without_replacement`.
+    parent's distribution and acceptance goes to the siblings behind it. On a chain this is block verification.
+    Accepts more tokens on average than `residual_with_replacement` and `residual_without_replacement`.
     """
     if How.FIXED in tree.how:
         raise RuleError("traversal needs drawn candidates; use sample_and_match for any others")
     check_rows(tree, p, q)
     left = {node: list(tree.children[node + 1]) for node in range(ROOT, len(tree))}
-    laws, drafts = {ROOT: normalised(p[0])}, {}
+    distributions, drafts = {ROOT: normalised(p[0])}, {}
     accepting = {ROOT: 1.0}
     path: list[int] = []
     while True:
@@ -34,22 +34,22 @@ def traverse(tree: CandidateTree, p: NDArray[np.floating], q: NDArray[np.floatin
             child = left[node][0]
             token = tree.tokens[child]
             if not drafts[node][token] > 0.0:
-                raise RuleError(f"candidate {token} has probability 0 under the law it was drawn from")
-            accepting[child] = min(1.0, accepting[node] * float(laws[node][token] / drafts[node][token]))
-            laws[child] = normalised(p[child + 1])
+                raise RuleError(f"candidate {token} has probability 0 under the distribution it was drawn from")
+            accepting[child] = min(1.0, accepting[node] * float(distributions[node][token] / drafts[node][token]))
+            distributions[child] = normalised(p[child + 1])
             path.append(child)
         elif node == ROOT or chooser.accept(accepting[node]):
-            return Verdict(path, chooser.draw(laws[node]))
+            return Verdict(path, chooser.draw(distributions[node]))
         else:
             path.pop()
             parent = tree.parents[node]
             left[parent].pop(0)
-            rest = np.maximum(accepting[parent] * laws[parent] - drafts[parent], 0.0)
+            rest = np.maximum(accepting[parent] * distributions[parent] - drafts[parent], 0.0)
             mass = float(rest.sum())
             if mass > 0.0:
-                laws[parent] = rest / mass
+                distributions[parent] = rest / mass
                 accepting[parent] = mass / (mass + 1.0 - accepting[parent])
-            elif accepting[parent] < 1.0:  # at 1 the laws are equal and rejecting was a rounding error
+            elif accepting[parent] < 1.0:  # at 1 the distributions are equal and rejecting was a rounding error
                 accepting[parent] = 0.0
             if tree.how[node] is How.DISTINCT:
                 drafts[parent] = drafts[parent].copy()

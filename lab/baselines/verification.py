@@ -23,18 +23,18 @@ class Verdict(NamedTuple):
 def verify(
     tree: CandidateTree, p: NDArray[np.floating], q: NDArray[np.floating] | None, rule: Rule, chooser: Chooser
 ) -> Verdict:
-    """One round; the tokens of path and bonus have the target's law if the rule's conditions hold.
+    """One round; the tokens of path and bonus have the target's distribution if the rule's conditions hold.
 
-    p [nodes + 1, vocab]: the target's laws, row 0 behind the root, row 1 + i behind node i. q: the drafter's, in the
-    same rows, for every node that has children at least; None for a rule that reads no q. Raises RuleError, and
-    ValueError for missing rows.
+    p [nodes + 1, vocab]: the target's distributions, row 0 behind the root, row 1 + i behind node i. q: the
+    drafter's, in the same rows, for every node that has children at least; None for a rule that reads no q. Raises
+    RuleError, and ValueError for missing rows.
     """
     check_rows(tree, p, q)
     path: list[int] = []
     node = ROOT
     while tree.children[node + 1]:
-        law = None if q is None else normalised(q[node + 1])
-        token, child = rule(normalised(p[node + 1]), law, tree.siblings(node), chooser)
+        distribution = None if q is None else normalised(q[node + 1])
+        token, child = rule(normalised(p[node + 1]), distribution, tree.siblings(node), chooser)
         if child is None:
             return Verdict(path, token)
         node = tree.children[node + 1][child]
@@ -49,7 +49,7 @@ def check_rows(tree: CandidateTree, p: NDArray[np.floating], q: NDArray[np.float
         raise ValueError(f"p has {len(p)} rows, q {len(p if q is None else q)}, for a tree of {len(tree)} nodes")
 
 
-def normalised(law: NDArray[np.floating]) -> Floats:
-    """A law [vocab] in float64 that sums to 1."""
-    exact: Floats = law.astype(np.float64)
+def normalised(distribution: NDArray[np.floating]) -> Floats:
+    """A distribution [vocab] in float64 that sums to 1."""
+    exact: Floats = distribution.astype(np.float64)
     return exact / exact.sum()

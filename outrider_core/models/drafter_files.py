@@ -11,12 +11,11 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from outrider_core.models.folders import drafters_folder
 from outrider_core.models.moa import DrafterError, MoAConfig
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "drafter.safetensors"
-#: where a drafter is looked for when nobody says
-DRAFTERS = Path("drafters")
 
 
 def save_drafter(folder: Path, config: MoAConfig, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
@@ -73,11 +72,17 @@ def hash_drafter(stored: dict[str, Any], config: Any, tensors: dict[str, Tensor]
 
 
 def find_drafter(drafter_hash: str) -> Path:
-    """The folder under DRAFTERS that holds the drafter with this hash. Raises DrafterError where there is none."""
-    for folder in sorted(DRAFTERS.glob("*")) if DRAFTERS.is_dir() else []:
+    """The folder of the drafter with this hash, of those in `drafters/` here and of those that come with the package.
+
+    Raises DrafterError where there is none.
+    """
+    places = dict.fromkeys([Path("drafters").resolve(), drafters_folder()])
+    for folder in (folder for place in places if place.is_dir() for folder in sorted(place.iterdir())):
         try:
             if load_drafter(folder)[2] == drafter_hash:
                 return folder
         except DrafterError:
             continue
-    raise DrafterError(f"no drafter {drafter_hash} under {DRAFTERS}/; give the bundle's with --drafter")
+    raise DrafterError(
+        f"no drafter {drafter_hash} in ./drafters or {drafters_folder()}; give the bundle's with --drafter"
+    )

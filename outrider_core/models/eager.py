@@ -22,9 +22,16 @@ class EagerEngine:
 
     @torch.inference_mode()
     def step(
-        self, tokens: Array, positions: Array, wanted: Array, sa_mask: Array, sa_keys: Array, sa_values: Array,
-        row_keys: Array, row_values: Array,
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:  # fmt: skip
+        self,
+        tokens: Array,
+        positions: Array,
+        wanted: Array,
+        sa_mask: Array,
+        sa_keys: Array,
+        sa_values: Array,
+        row_keys: Array,
+        row_values: Array,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
         """One draft step, see `outrider_core.drafting.engines.Engine`."""
         inputs = (tokens, positions, wanted, sa_mask, sa_keys, sa_values, row_keys, row_values)
         logits, keys, values = self.half(*(torch.from_numpy(x).to(self._device) for x in inputs))

@@ -52,9 +52,7 @@ class Attention(nn.Module):
             scores = scores + mask[:, None, None]
         return self._join(self._mix(torch.softmax(scores.float(), -1).to(v.dtype), v))
 
-    def attend_past(
-        self, q: Tensor, past_k: Tensor, past_v: Tensor, k: Tensor, v: Tensor, mask: Tensor
-    ) -> Tensor:  # fmt: skip
+    def attend_past(self, q: Tensor, past_k: Tensor, past_v: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """Like `attend` over past and new keys, mask [B or 1, n, past + n], without copying past keys or values."""
         past = past_k.shape[1]
         scores = torch.cat([self._scores(q, past_k), self._scores(q, k)], -1) + mask[:, None, None]

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider_core.models.layers import Block, adopt_tables, rotary, rotate, tables_of
+from outrider_core.models.target import head_dim_of
 
 #: Tensors the server half needs; everything else lives on the device. The cross-attention's input norm
 #: stands on both sides: the paper sends keys/values and queries through the same norm.
@@ -89,14 +90,20 @@ class MoAConfig:
 
     @classmethod
     def for_target(
-        cls, config: Any, target_hash: str, *, layers: int = 6, draft_vocab: int = 12288, max_context: int = 2048,
+        cls,
+        config: Any,
+        target_hash: str,
+        *,
+        layers: int = 6,
+        draft_vocab: int = 12288,
+        max_context: int = 2048,
         final_norm: bool = True,
-    ) -> MoAConfig:  # fmt: skip
+    ) -> MoAConfig:
         """Default shapes for a target: its own head layout and MLP width, `layers` evenly spaced layers."""
         depth = config.num_hidden_layers
         layers = min(layers, depth)
         chosen = tuple(depth - 1 - round(i * (depth - 1) / max(1, layers - 1)) for i in range(layers))[::-1]
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        head_dim = head_dim_of(config)
         kv_heads = config.num_key_value_heads
         width = 2 * kv_heads * head_dim
         rope = getattr(config, "rope_parameters", None) or {}
@@ -217,9 +224,16 @@ class DeviceHalf(nn.Module):
         return torch.cat([self.null_row[None].to(rows.dtype), rows])
 
     def hidden(
-        self, tokens: Tensor, positions: Tensor, sa_mask: Tensor, sa_keys: Tensor, sa_values: Tensor,
-        row_keys: Tensor, row_values: Tensor, row_mask: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        sa_mask: Tensor,
+        sa_keys: Tensor,
+        sa_values: Tensor,
+        row_keys: Tensor,
+        row_values: Tensor,
+        row_mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The drafter up to (not including) the LM head, for a batch of B sequences.
 
         tokens, positions [B, n] int64; sa_mask additive [B, n, past + n]; sa_keys, sa_values
@@ -241,9 +255,16 @@ class DeviceHalf(nn.Module):
         return x if self.norm is None else self.norm(x), key, value
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, wanted: Tensor, sa_mask: Tensor, sa_keys: Tensor,
-        sa_values: Tensor, row_keys: Tensor, row_values: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        wanted: Tensor,
+        sa_mask: Tensor,
+        sa_keys: Tensor,
+        sa_values: Tensor,
+        row_keys: Tensor,
+        row_values: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """One draft step of one sequence, the shape that is exported. All state is the caller's.
 
         tokens, positions [n] int64; wanted [w] int64, the steps' indices whose logits are asked for; sa_mask
@@ -273,7 +294,6 @@ class MoA(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
         nn.init.zeros_(self.server.Ekv2E.bias)
-        self.rounded_rows = False  # train on rows rounded as they travel
 
     @property
     def head(self) -> nn.Linear:
@@ -289,8 +309,6 @@ class MoA(nn.Module):
         count, size = tokens.shape
         positions = torch.arange(size, device=tokens.device)
         rows = self.server(kv.flatten(0, 1), positions.repeat(count)).unflatten(0, (count, size))
-        if self.rounded_rows:
-            rows = rows + (quantised(rows) - rows).detach()
         assert self.device_half.null_row is not None, "drafters are trained with a null row"
         rows = torch.cat([self.device_half.null_row.to(rows.dtype).expand(count, 1, -1, -1, -1), rows], 1)
         empty = rows.new_zeros(count, 0, self.config.sa_kv_heads, self.config.head_dim)
@@ -307,14 +325,6 @@ class MoA(nn.Module):
         """Trained tensors under the checkpoint's names, plus the draft vocabulary map."""
         tensors = {k: v for k, v in self.device_half.state_dict().items() if not k.startswith(("embedding.", "head."))}
         return {**self.server.state_dict(), **tensors}
-
-
-def quantised(rows: Tensor) -> Tensor:
-    """Feature rows [..., head_dim] as they arrive over the wire: 4 bits with one scale per head
-    (outrider_core.protocol.rows)."""
-    largest = (rows.abs().amax(-1, keepdim=True) / 7).clamp(max=torch.finfo(torch.float16).max)
-    scale = largest.half().to(rows.dtype)
-    return (rows / scale.clamp(min=6e-8)).round().clamp(-7, 7) * scale
 
 
 def server_half(config: MoAConfig, tensors: dict[str, Tensor]) -> ServerHalf:

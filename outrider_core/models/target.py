@@ -59,6 +59,11 @@ class Target:
         return self.model.config
 
 
+def head_dim_of(config: Any) -> int:
+    """Width of one attention head of a transformers config, which may leave it to be worked out."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
 def cache_dir() -> Path:
     """`$OUTRIDER_CACHE`, else `$XDG_CACHE_HOME/outrider`, else `~/.cache/outrider`."""
     if own := os.environ.get("OUTRIDER_CACHE"):

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 #: the largest value of a row, in scales
 LARGEST = 7
+#: divides rows whose scale is 0: about the smallest positive number of a float16
+LEAST_DIVISOR = 6e-8
 
 
 class RowShape(NamedTuple):
@@ -43,7 +45,7 @@ def pack_rows(rows: NDArray[np.floating]) -> bytes:
     rows = np.asarray(rows, np.float32)
     absmax = np.abs(rows).max(-1) if rows.size else np.zeros(rows.shape[:3], np.float32)
     scales = np.minimum(absmax / LARGEST, np.finfo(np.float16).max).astype("<f2")
-    divisor = np.maximum(scales.astype(np.float32), np.float32(6e-8))[..., None]
+    divisor = np.maximum(scales.astype(np.float32), np.float32(LEAST_DIVISOR))[..., None]
     values = np.clip(np.rint(rows / divisor), -LARGEST, LARGEST).astype(np.int8).view(np.uint8) & 15
     values = np.pad(values, [(0, 0)] * 3 + [(0, values.shape[-1] % 2)])
     return scales.tobytes() + (values[..., ::2] | values[..., 1::2] << 4).tobytes()

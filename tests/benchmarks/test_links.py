@@ -109,7 +109,7 @@ def test_round_trips_have_the_mean_and_the_spread_of_the_profile() -> None:
         profile = replace(PROFILES[name], loss=0)
         for dilation in (1.0, 4.0):
             link = EmulatedLink(1, profile, dilation=dilation)
-            trips = [1000 / dilation * link.trip(1, link.trip(1, 0.0)) for _ in range(5000)]
+            trips = [1000 / dilation * link.arrival(1, link.arrival(1, 0.0)) for _ in range(5000)]
             assert statistics.mean(trips) == pytest.approx(profile.rtt, rel=0.03)
             assert statistics.stdev(trips) == pytest.approx(profile.jitter, rel=0.05)
 
@@ -117,20 +117,20 @@ def test_round_trips_have_the_mean_and_the_spread_of_the_profile() -> None:
 def test_chance_is_seeded() -> None:
     profile = PROFILES["congested"]
     links = [EmulatedLink(1, profile, seed) for seed in (1, 1, 2)]
-    trips = [[link.trip(3, 0.0) for _ in range(20)] for link in links]
+    trips = [[link.arrival(3, 0.0) for _ in range(20)] for link in links]
     assert trips[0] == trips[1] != trips[2]
     assert min(trips[0]) > 0 and len(set(trips[0])) == 20
 
 
 async def luck(link: EmulatedLink, phase: float) -> list[float]:
     async with link.weather(phase):
-        return [link.trip(3, 0.0) for _ in range(20)]
+        return [link.arrival(3, 0.0) for _ in range(20)]
 
 
 def test_the_same_weather_brings_the_same_luck_whatever_was_before() -> None:
     async def test() -> None:
         link, same, other = (EmulatedLink(1, PROFILES["congested"], seed) for seed in (1, 1, 2))
-        link.trip(5, 0.0)
+        link.arrival(5, 0.0)
         assert await luck(link, 0.25) == await luck(same, 0.25) != await luck(other, 0.25)
         assert await luck(link, 0.75) != await luck(link, 0.25) == await luck(same, 0.25)
 

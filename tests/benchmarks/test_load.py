@@ -369,7 +369,7 @@ def test_help_teaches_and_wrong_flags_are_one_line(
     assert text.count("python -m benchmarks.load --") >= 5 and "-- --threads 2" in text
     for arguments, said in [
         (["--bad", "rude"], "'rude' is none of flood"),
-        (["--devices", "0"], "0 is not 1 or more"),
+        (["--devices", "0"], "'0' is not a positive whole number"),
         (["--accepted", "13"], "does not fit trees"),
         (["--address", address, "--idle", "5"], "give its --pid too"),
         (["--address", address, "--", "--threads", "1"], "leave out the flags behind --"),

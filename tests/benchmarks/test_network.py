@@ -28,29 +28,29 @@ NEW = 24
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny target, its drafter and bundle, and questions."""
-    room = tmp_path_factory.mktemp("network")
+    folder = tmp_path_factory.mktemp("network")
     model = tiny_model(seed=5, dtype=torch.float32)
-    save_tiny_drafter(room / "drafter", model, save_tiny_target(room / "target", model))
-    write_bundle(Options(str(room / "target"), room / "drafter", room / "bundle", quant="fp32"))
+    save_tiny_drafter(folder / "drafter", model, save_tiny_target(folder / "target", model))
+    write_bundle(Options(str(folder / "target"), folder / "drafter", folder / "bundle", quant="fp32"))
     questions = [{"turns": [f"w{i} w{i + 9} w{i + 30}"]} for i in range(3)]
-    (room / "questions.jsonl").write_text("\n".join(json.dumps(question) for question in questions))
-    return room
+    (folder / "questions.jsonl").write_text("\n".join(json.dumps(question) for question in questions))
+    return folder
 
 
-def run(room: Path, *more: str) -> tuple[int, dict[str, Any]]:
-    (room / "out.json").unlink(missing_ok=True)
+def run(folder: Path, *more: str) -> tuple[int, dict[str, Any]]:
+    (folder / "out.json").unlink(missing_ok=True)
     status = main([
-        "--prompts", str(room / "questions.jsonl"), "--json", str(room / "out.json"), "--count", "2",
-        "--target", str(room / "target"), "--drafter", str(room / "drafter"), "--bundle", str(room / "bundle"),
+        "--prompts", str(folder / "questions.jsonl"), "--json", str(folder / "out.json"), "--count", "2",
+        "--target", str(folder / "target"), "--drafter", str(folder / "drafter"), "--bundle", str(folder / "bundle"),
         "--threads", "1", "--max-new-tokens", str(NEW), *more,
     ])  # fmt: skip
-    return status, json.loads((room / "out.json").read_text())
+    return status, json.loads((folder / "out.json").read_text())
 
 
-def test_every_mode_and_size_is_measured_and_right(room: Path) -> None:
-    status, figures = run(room, "--profiles", "lan", "wifi", "--sweep", "4", "--plot", str(room / "out.svg"))
+def test_every_mode_and_size_is_measured_and_right(folder: Path) -> None:
+    status, figures = run(folder, "--profiles", "lan", "wifi", "--sweep", "4", "--plot", str(folder / "out.svg"))
     assert status == 0 and set(figures["profiles"]) == {"lan", "wifi"} and figures["questions"] == 2
     for rows in figures["profiles"].values():
         assert set(rows) == {*MODES, "4 nodes"}
@@ -68,7 +68,7 @@ def test_every_mode_and_size_is_measured_and_right(room: Path) -> None:
     compared = ratios(rows)
     assert compared["controller / best mode"] == pytest.approx(rows["controller"]["tokens_per_second"] / best, abs=1e-3)
     assert lines[3].startswith("| wifi | ") and lines[3].endswith(f"| {compared['trees / stream']:.2f} |")
-    assert (room / "out.svg").is_file()
+    assert (folder / "out.svg").is_file()
 
 
 def test_ratios_compare_what_was_measured() -> None:
@@ -91,20 +91,20 @@ def test_uncertainty_is_that_of_answers_to_the_same_questions() -> None:
     assert uncertainty({"tree": row(1, 2)}) is None and uncertainty({"controller": row(1, 2)}) is None
 
 
-def test_a_slowed_target_is_as_slow_as_stated(room: Path) -> None:
-    _, figures = run(room, "--profiles", "lan", "--modes", "stream", "--step-ms", "40")
+def test_a_slowed_target_is_as_slow_as_stated(folder: Path) -> None:
+    _, figures = run(folder, "--profiles", "lan", "--modes", "stream", "--step-ms", "40")
     stream = figures["profiles"]["lan"]["stream"]
     assert stream["tokens_per_second"] <= 25 and stream["gap_ms"]["p50"] >= 39 and figures["step_ms"] == 40
 
 
-def test_a_slowed_device_is_as_slow_as_stated(room: Path) -> None:
-    _, figures = run(room, "--profiles", "lan", "--modes", "device", "--device-step-ms", "30")
+def test_a_slowed_device_is_as_slow_as_stated(folder: Path) -> None:
+    _, figures = run(folder, "--profiles", "lan", "--modes", "device", "--device-step-ms", "30")
     device = figures["profiles"]["lan"]["device"]
     assert device["tokens_per_second"] <= 33.34 and device["gap_ms"]["p50"] >= 29 and figures["device_step_ms"] == 30
 
 
-def test_dilated_steps_take_longer_and_count_as_long_as_stated(room: Path) -> None:
-    _, figures = run(room, "--profiles", "lan", "--modes", "stream", "--step-ms", "40", "--dilation", "3")
+def test_dilated_steps_take_longer_and_count_as_long_as_stated(folder: Path) -> None:
+    _, figures = run(folder, "--profiles", "lan", "--modes", "stream", "--step-ms", "40", "--dilation", "3")
     stream = figures["profiles"]["lan"]["stream"]
     assert 39 <= stream["gap_ms"]["p50"] < 3 * 39 and figures["dilation"] == 3
 
@@ -130,21 +130,21 @@ def test_device_and_verifier_run_on_cores_of_their_own() -> None:
     assert str(Cores()) == "shared"
 
 
-def test_answers_survive_cuts(room: Path) -> None:
-    status, figures = run(room, "--profiles", "4g", "congested", "--cuts", "4", "--max-new-tokens", "60")
+def test_answers_survive_cuts(folder: Path) -> None:
+    status, figures = run(folder, "--profiles", "4g", "congested", "--cuts", "4", "--max-new-tokens", "60")
     assert status == 0 and figures["cuts"] >= 4 and figures["answers"] > 0
     assert figures["answers_that_differ"] == figures["screens_that_differ"] == 0
 
 
-def test_a_client_of_single_calls_survives_cuts_and_silence(room: Path) -> None:
+def test_a_client_of_single_calls_survives_cuts_and_silence(folder: Path) -> None:
     async def call(link: EmulatedLink, bundle: Bundle, prompt: list[int]) -> PlainAnswer:
         return await call_per_token(link.address, bundle, prompt, NEW, silence=0.5)
 
     async def run() -> None:
-        bundle = open_bundle(room / "bundle")
+        bundle = open_bundle(folder / "bundle")
         prompt = bundle.render_chat([{"role": "user", "content": "w1 w2"}])
-        flags = ("--model", str(room / "target"), "--dtype", "float32")
-        verifier = VerifierProcess(room / "drafter", room / "verifier.log", *flags, module="cloud.verifier")
+        flags = ("--model", str(folder / "target"), "--dtype", "float32")
+        verifier = VerifierProcess(folder / "drafter", folder / "verifier.log", *flags, module="cloud.verifier")
         verifier.start()
         try:
             await asyncio.to_thread(verifier.wait_ready)
@@ -171,9 +171,9 @@ def test_cuts_that_harm_an_answer_are_counted() -> None:
     assert harmed({"profiles": {}}) == 0
 
 
-def test_bad_input_is_one_line(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    nothing = room / "nothing"
-    assert main(["--prompts", str(room / "questions.jsonl"), "--bundle", str(nothing)]) == 1
+def test_bad_input_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = folder / "nothing"
+    assert main(["--prompts", str(folder / "questions.jsonl"), "--bundle", str(nothing)]) == 1
     assert capsys.readouterr().err.startswith("error: ")
     with pytest.raises(SystemExit):
         main(["--prompts", "x", "--profiles", "moon"])

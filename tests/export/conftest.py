@@ -20,7 +20,7 @@ import torch
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
-from export import bundle as room
+from export import bundle as module
 from export.bundle import write_bundle
 from export.features import FeatureCache
 from export.plan import Options
@@ -78,10 +78,10 @@ def half(folders: Folders) -> DeviceHalf:
 def write_loosely(options: Options) -> None:
     """Random weights in 4 and 8 bits flip more argmaxes than a bundle may. What a test has replaced is as it was."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(room.AGREEMENT, 8, (0.0, 0.0))
-        patch.setitem(room.AGREEMENT, 4, (0.0, 0.0))
-        patch.setattr(room, "write_onnx", write_onnx)
-        patch.setattr(room, "write_executorch", write_executorch)
+        patch.setitem(module.AGREEMENT, 8, (0.0, 0.0))
+        patch.setitem(module.AGREEMENT, 4, (0.0, 0.0))
+        patch.setattr(module, "write_onnx", write_onnx)
+        patch.setattr(module, "write_executorch", write_executorch)
         write_bundle(options)
 
 
@@ -130,8 +130,8 @@ class Reused:
 @pytest.fixture
 def reused(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> Reused:
     stand_in = Reused(bundles)
-    monkeypatch.setattr(room, "write_onnx", lambda half, profile, path, *_: stand_in("onnx", path))
-    monkeypatch.setattr(room, "write_executorch", lambda half, profile, path, *_: stand_in("executorch", path))
+    monkeypatch.setattr(module, "write_onnx", lambda half, profile, path, *_: stand_in("onnx", path))
+    monkeypatch.setattr(module, "write_executorch", lambda half, profile, path, *_: stand_in("executorch", path))
     return stand_in
 
 

@@ -50,11 +50,11 @@ def asked(prompts: list[str]) -> list[Conversation]:
     return [Conversation((UserTurn(prompt),)) for prompt in prompts]
 
 
-def hold(target: Target, talks: list[Conversation], path: Path, slots: int, limits: Limits) -> list[int]:
-    """Hold those that are not in the file yet; returns the answer tokens of each that ended."""
+def answer_all(target: Target, conversations: list[Conversation], path: Path, slots: int, limits: Limits) -> list[int]:
+    """Answer those that are not in the file yet; returns the answer tokens of each that ended."""
     done = {row["index"] for row in read_answers(path)}
     ended: list[int] = []
-    left = {index: talk for index, talk in enumerate(talks) if index not in done}
+    left = {index: conversation for index, conversation in enumerate(conversations) if index not in done}
     generate_answers(target, left, path, limits=limits, slots=slots, on_end=ended.append)
     return ended
 
@@ -62,7 +62,7 @@ def hold(target: Target, talks: list[Conversation], path: Path, slots: int, limi
 def answer(
     target: Target, prompts: list[str], path: Path, slots: int = 3, max_prompt: int = 32, max_new: int = 16
 ) -> list[int]:
-    return hold(target, asked(prompts), path, slots, Limits(max_prompt, max_new, max_prompt + max_new))
+    return answer_all(target, asked(prompts), path, slots, Limits(max_prompt, max_new, max_prompt + max_new))
 
 
 def answers_of(path: Path) -> dict[int, list[int]]:
@@ -100,6 +100,23 @@ def test_answers_that_end_with_their_first_token(slots: int, tmp_path: Path) -> 
     assert {i: len(tokens) for i, tokens in answers_of(tmp_path / "answers.jsonl").items()} == dict.fromkeys(
         range(7), 1
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_keys_are_kept_in_float32_on_a_cpu(dtype: torch.dtype) -> None:
+    """The logits behind a prompt and one more token are those of one plain forward pass, within the model's dtype."""
+    target = tiny_target(tiny_model(dtype=dtype))
+    texts = {0: [5, 9, 44, 17, 60], 1: [8, 7]}
+    with torch.inference_mode():
+        plain = torch.stack([target.model(torch.tensor([[*ids, 12]])).logits[0, -1] for ids in texts.values()])
+    decoder = SlotDecoder(target, slots=2, capacity=16)
+    assert (decoder.keys.dtype, decoder.values.dtype) == (torch.float32, dtype)
+    decoder.prefill(texts)
+    logits = decoder.step(torch.tensor([12, 12]))
+    decoder.close()
+    assert logits.dtype == dtype
+    close = 1e-4 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(logits, plain, rtol=close, atol=close)
 
 
 def test_a_slot_without_work_stays_inside_its_cache(tmp_path: Path) -> None:
@@ -178,9 +195,9 @@ def test_decoder_keeps_slots_apart() -> None:
 def test_follow_up_turns_stand_behind_the_answers(tmp_path: Path) -> None:
     """The second answer is greedy decoding behind the conversation as the chat template renders it."""
     target = answering_target()
-    talks = [Conversation((UserTurn("w5 w6"), UserTurn("w9"))), Conversation((UserTurn("w7"),))]
+    conversations = [Conversation((UserTurn("w5 w6"), UserTurn("w9"))), Conversation((UserTurn("w7"),))]
     limits = Limits(32, 16, 64)
-    hold(target, talks, tmp_path / "a.jsonl", 2, limits)
+    answer_all(target, conversations, tmp_path / "a.jsonl", 2, limits)
     rows = {row["index"]: row for row in read_answers(tmp_path / "a.jsonl")}
     assert [len(rows[i]["answers"]) for i in range(2)] == [2, 1]
     ids, ((begin, end), (again, last)) = rows[0]["ids"], rows[0]["answers"]
@@ -194,10 +211,10 @@ def test_follow_up_turns_stand_behind_the_answers(tmp_path: Path) -> None:
 def test_the_target_writes_prompts_itself(tmp_path: Path) -> None:
     """Its turn begins as told, stands closed in the text as the template renders it, and is answered greedily."""
     target = answering_target()
-    talks = plan([], self_prompts=12, openings=["w5 w6"], seed=3)
-    assert {turn for talk in talks for turn in talk.turns} == {UserTurn("", True), UserTurn("w5 w6", True)}
+    conversations = plan([], self_prompts=12, openings=["w5 w6"], seed=3)
+    assert {turn for asked in conversations for turn in asked.turns} == {UserTurn("", True), UserTurn("w5 w6", True)}
     limits = Limits(24, 8, 64)
-    hold(target, talks, tmp_path / "a.jsonl", 5, limits)
+    answer_all(target, conversations, tmp_path / "a.jsonl", 5, limits)
     rows = list(read_answers(tmp_path / "a.jsonl"))
     assert sorted(row["index"] for row in rows) == list(range(12))
     answered = [row for row in rows if row["answers"]]
@@ -205,19 +222,20 @@ def test_the_target_writes_prompts_itself(tmp_path: Path) -> None:
     for row in answered:
         [(begin, _)] = row["answers"]
         asked = target.tokenizer.decode(row["ids"][:begin], skip_special_tokens=True)
-        assert asked.startswith(talks[row["index"]].turns[0].text) and row["ids"][:begin] == render(target, asked)
+        assert asked.startswith(conversations[row["index"]].turns[0].text)
+        assert row["ids"][:begin] == render(target, asked)
         assert row["ids"][begin:] == plain_decode(tiny_model(), row["ids"][:begin], Sampling(), 8, ENDS)
 
 
-def test_sampled_answers_follow_the_targets_law() -> None:
+def test_sampled_answers_follow_the_targets_distribution() -> None:
     logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(2)).repeat(20_000, 1)
     temperatures = torch.full((20_000,), 0.7)
     temperatures[10_000:] = 0.0
     tokens = choose(logits, temperatures, torch.Generator().manual_seed(1))
     assert (tokens[10_000:] == logits[0].argmax()).all()
-    law = torch.softmax(logits[0] / 0.7, -1)
+    distribution = torch.softmax(logits[0] / 0.7, -1)
     seen = torch.bincount(tokens[:10_000], minlength=30) / 10_000
-    assert ((seen - law).abs() < 5 * (law * (1 - law) / 10_000).sqrt() + 1e-4).all()
+    assert ((seen - distribution).abs() < 5 * (distribution * (1 - distribution) / 10_000).sqrt() + 1e-4).all()
 
 
 # prompts
@@ -228,10 +246,12 @@ def test_plans_are_the_same_for_the_same_arguments() -> None:
     wanted = {"limit": 30, "composed": 5, "self_prompts": 8, "sampled": 0.4, "follow_ups": 0.3}
     one, other, third = (plan(prompts, **wanted, seed=seed) for seed in (1, 1, 2))  # type: ignore[arg-type]
     assert one == other != third and len(one) == 30 + 5 + 8
-    assert 8 < sum(talk.temperature == 1.0 for talk in one) < 28
-    assert 4 < sum(len(talk.turns) == 2 for talk in one) < 26
-    assert sum(talk.turns[0].goes_on for talk in one) == 8
-    assert sum(len(talk.turns[0].text.split()) >= 60 for talk in one) == 5
+    warm = [asked.temperature for asked in one if asked.temperature]
+    assert 8 < len(warm) < 28 and all(0.0 < temperature <= 1.0 for temperature in warm)
+    assert min(warm) < 0.4 and max(warm) > 0.6  # evenly from 0 to 1
+    assert 4 < sum(len(asked.turns) == 2 for asked in one) < 26
+    assert sum(asked.turns[0].goes_on for asked in one) == 8
+    assert sum(len(asked.turns[0].text.split()) >= 60 for asked in one) == 5
 
 
 def test_tasks_cannot_be_composed_of_nothing() -> None:
@@ -242,14 +262,14 @@ def test_tasks_cannot_be_composed_of_nothing() -> None:
 def test_the_default_targets_template_is_cut_where_it_renders() -> None:
     tokenizer = open_target(DEFAULT_TARGET).tokenizer
     chat = ChatFormat(tokenizer)
-    talk = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+    chats = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
 
     def rendered(messages: list[dict[str, str]]) -> list[int]:
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
 
     first, so = chat.first(UserTurn("Why?")), tokenizer("So.<|im_end|>")["input_ids"]
-    assert first == rendered(talk[:1])
-    assert first + so + chat.next(UserTurn("And?"), so[-1]) == rendered([*talk, {"role": "user", "content": "And?"}])
+    assert first == rendered(chats[:1])
+    assert first + so + chat.next(UserTurn("And?"), so[-1]) == rendered([*chats, {"role": "user", "content": "And?"}])
     opening = chat.first(UserTurn("Wh", goes_on=True))
     assert tokenizer.decode(opening).endswith("<|im_start|>user\nWh")
     assert tokenizer.decode([chat.end_of_user]) == "<|im_end|>"

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from export import bench as room
+from edge_runtime.probe import TREES
+from export import bench as module
 from export.bench import HEADING, bench, bench_bundle, bench_markdown, show, write_into_report
 from export.report import replace_section
 from outrider_core.drafting.bundle import BundleError, open_bundle
 from outrider_core.drafting.drafter import TreeShape
-from outrider_core.drafting.probe import TREES
-from tests.drafting.test_probe import MAX_WIDTH, STEP_BYTES, tiny_bundle
+from tests.edge_runtime.test_probe import MAX_WIDTH, STEP_BYTES, tiny_bundle
 
 CELL = re.compile(r"\d+\.\d+ / \d+\.\d+ \(x\d+\.\d\)")
 
@@ -114,14 +114,14 @@ class Probes:
 @pytest.fixture
 def probes(monkeypatch: pytest.MonkeyPatch) -> Probes:
     probes = Probes()
-    monkeypatch.setattr(room, "run_probe", probes)
+    monkeypatch.setattr(module, "run_probe", probes)
     return probes
 
 
 def test_without_options_one_thread_and_all_cores(
     folder: Path, probes: Probes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "available_cores", lambda: 6)
+    monkeypatch.setattr(module, "available_cores", lambda: 6)
     figures = bench_bundle(folder)
     assert [run["threads"] for run in figures["engines"]["onnx"]["runs"]] == [1, 6]
     assert [threads for _, threads in probes.calls] == [1, 1, 6, 6]
@@ -147,7 +147,7 @@ def test_engine_without_runtime_is_skipped_with_what_to_install(
     tmp_path: Path, probes: Probes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = tiny_bundle(tmp_path / "both", pte=b"never opened")
-    monkeypatch.setattr(room, "installed", lambda name: {"onnx": "onnxruntime"}.get(name))
+    monkeypatch.setattr(module, "installed", lambda name: {"onnx": "onnxruntime"}.get(name))
     figures = bench_bundle(both, threads=[1], contexts=[8])
     assert list(figures["engines"]) == ["onnx"]
     line = "nothing here runs drafter.pte; run: pip install 'outrider[executorch]'"
@@ -205,7 +205,7 @@ def test_changed_file_is_noticed_before_it_is_measured(folder: Path, probes: Pro
 
 def test_failing_probe_is_one_line(folder: Path) -> None:
     with pytest.raises(BundleError) as error:
-        room.run_probe([str(folder), "--draft", "9999"], 1, "onnx, 1 thread", lambda note: None)
+        module.run_probe([str(folder), "--draft", "9999"], 1, "onnx, 1 thread", lambda note: None)
     line = one_line(error)
     assert line.startswith("measuring onnx, 1 thread failed: --draft 9999 is more than") and "error:" not in line
 
@@ -225,7 +225,7 @@ def test_probe_that_breaks_is_one_line(script: str, said: str, tmp_path: Path, m
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(BundleError) as error:
-        room.run_probe(["bundle"], 1, "onnx, 1 thread", lambda note: None)
+        module.run_probe(["bundle"], 1, "onnx, 1 thread", lambda note: None)
     assert one_line(error).startswith("measuring onnx, 1 thread failed: ") and said in one_line(error)
 
 
@@ -234,7 +234,7 @@ def test_figures_are_found_behind_what_a_runtime_prints(tmp_path: Path, monkeypa
     python.write_text("#!/bin/sh\necho \"[runtime] hello\"\necho '{\"threads\": '$OMP_NUM_THREADS'}'\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    assert room.run_probe(["bundle"], 3, "", lambda note: None) == {"threads": 3}
+    assert module.run_probe(["bundle"], 3, "", lambda note: None) == {"threads": 3}
 
 
 # Ctrl-C

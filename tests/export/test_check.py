@@ -17,13 +17,14 @@ import torch
 from onnx import numpy_helper
 
 from cloud.process import VerifierProcess
-from export import check as room
+from export import check as module
 from export.__main__ import main
 from export.bundle import write_bundle
 from export.check import broken_bounds, facts
 from export.steps import RANDOM_ROWS, TARGET_ANSWERS, Passage
 from outrider_core.drafting.bundle import MANIFEST, Manifest, open_bundle
 from outrider_core.models.drafter_files import save_drafter
+from outrider_core.models.folders import drafters_folder
 from tests.export.conftest import Bundles, Folders, Reused, edit_manifest, snapshot
 from tests.tiny import save_tiny_target, tiny_drafter_config, tiny_model
 
@@ -46,7 +47,7 @@ def no_verifier(*_: object, **__: object) -> None:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "VerifierProcess", no_verifier)
+    monkeypatch.setattr(module, "VerifierProcess", no_verifier)
 
 
 def errors(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -197,7 +198,7 @@ def test_drafter_is_looked_for(
     monkeypatch.chdir(tmp_path)
     drafter_hash = open_bundle(copied).manifest.drafter_hash
     arguments = ["check", str(copied), "--target", str(folders.target), "--no-acceptance"]
-    missing = f"no drafter {drafter_hash} under drafters/; give the bundle's with --drafter"
+    missing = f"no drafter {drafter_hash} in ./drafters or {drafters_folder()}; give the bundle's with --drafter"
     assert refused(capsys, arguments, snapshot(copied), copied) == missing
     (tmp_path / "drafters" / "a broken one").mkdir(parents=True)
     config, tensors = tiny_drafter_config(tiny_model(dtype=torch.float32), folders.target_hash, seed=8)
@@ -227,8 +228,8 @@ def test_bundle_of_a_shorter_context_is_compared_within_it(
         lengths.extend(len(passage.tokens) for passage in passages)
         return passages
 
-    original = room.passages_for
-    monkeypatch.setattr(room, "passages_for", passages_of)
+    original = module.passages_for
+    monkeypatch.setattr(module, "passages_for", passages_of)
     assert main(command(folders, copied, "--no-acceptance")) == 0
     assert lengths and max(lengths) <= 80
 
@@ -310,7 +311,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[VerifierProcess]:
         made.append(VerifierProcess(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(room, "VerifierProcess", make)
+    monkeypatch.setattr(module, "VerifierProcess", make)
     return made
 
 
@@ -355,7 +356,7 @@ def test_verifier_that_does_not_start(
         verifier.command = [sys.executable, "-c", "raise SystemExit('no weights')"]
         return verifier
 
-    monkeypatch.setattr(room, "VerifierProcess", make)
+    monkeypatch.setattr(module, "VerifierProcess", make)
     line = refused(capsys, command(folders, copied), snapshot(copied), copied)
     assert line.startswith("acceptance needs a verifier: ") and "no weights" in line
 

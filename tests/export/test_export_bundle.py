@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from export import bundle as room
+from export import bundle as module
 from export import to_executorch, to_onnx
 from export.__main__ import main
 from export.bundle import DRAFT_IDS_FILE, ENCODER_FILE, NULL_ROW_FILE, write_bundle
@@ -34,7 +34,7 @@ from outrider_core.models.target import TargetError, load_target
 from tests.export.conftest import Bundles, Folders, Reused, correlation, edit_manifest, snapshot, tree_inputs
 from tests.tiny import EOS, save_tiny_drafter, save_tiny_target, tiny_model
 
-ROOT = Path(room.__file__).parents[1]
+ROOT = Path(module.__file__).parents[1]
 ENGINE_FILE = "drafter.onnx"
 
 
@@ -81,7 +81,7 @@ def test_manifest_describes_the_engine(bundles: Bundles, half: DeviceHalf, quant
     assert (entry.file, entry.quant, entry.embedding_bits, entry.max_width) == (ENGINE_FILE, quant, embedding_bits, 64)
     assert entry.data is None and not (bundles(quant) / f"{ENGINE_FILE}.data").exists()
     if embedding_bits >= 16:  # the others are looser in these tests
-        assert (entry.bounds.top1_agreement, entry.bounds.top4_agreement) == room.AGREEMENT[embedding_bits]
+        assert (entry.bounds.top1_agreement, entry.bounds.top4_agreement) == module.AGREEMENT[embedding_bits]
     assert entry.bounds.acceptance_ratio == 0.97
     # every linear once and the LM head, each with a scale for 32 (4 bits) or 64 (8 bits) weights
     cost = {"fp32": 4, "fp16": 2, "int8": 1 + 4 / 64, "int4": 0.5 + 4 / 32}
@@ -177,7 +177,7 @@ def test_large_weights_lie_in_a_file_of_their_own(
 ) -> None:
     monkeypatch.setattr(to_onnx, "DATA_FROM", 1000)
     output, data = tmp_path / "large" / "bundle", f"{ENGINE_FILE}.data"
-    monkeypatch.setitem(room.AGREEMENT, 8, (0.5, 0.8))
+    monkeypatch.setitem(module.AGREEMENT, 8, (0.5, 0.8))
     report = write_bundle(folders.options(output, "int8"))
     bundle = open_bundle(output)
     assert bundle.manifest.engines["onnx"].data == data and data in bundle.manifest.files
@@ -207,7 +207,7 @@ def test_very_short_context(
     folders: Folders, reused: Reused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_context: int
 ) -> None:
     """Too short for the answers that bundles are compared on: the prompts do, or it is refused as what it is."""
-    monkeypatch.setattr(room, "check_metadata", lambda *_: None)
+    monkeypatch.setattr(module, "check_metadata", lambda *_: None)
     try:
         report = write_bundle(folders.options(tmp_path / "bundle", max_context=max_context))
     except BundleError as error:
@@ -298,7 +298,7 @@ def test_another_export_starts_afresh(
 def test_another_version_of_an_exporter_starts_afresh(
     interrupted: Path, folders: Folders, reused: Reused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "_versions", lambda: {"torch": "0.1"})
+    monkeypatch.setattr(module, "_versions", lambda: {"torch": "0.1"})
     reused.wrong["executorch"] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         write_bundle(folders.options(interrupted, "fp32", "onnx", "executorch"))
@@ -329,7 +329,7 @@ def test_interrupt_behind_lowering(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(room, step, interrupt)
+        patch.setattr(module, step, interrupt)
         with pytest.raises(KeyboardInterrupt):
             write_bundle(folders.options(copied))
     assert snapshot(copied) == snapshot(exact)
@@ -554,7 +554,7 @@ def test_engine_that_disagrees_is_not_shipped(
 ) -> None:
     bounds = [0.0, 0.0]
     bounds[place] = 1.01
-    monkeypatch.setitem(room.AGREEMENT, 32, tuple(bounds))
+    monkeypatch.setitem(module.AGREEMENT, 32, tuple(bounds))
     assert refused() == (
         f"drafter.onnx: {name} agreement is 1.000, its bound is 1.01; nothing was written. Try --quant int8 or fp32, "
         "or more --embedding-bits"
@@ -564,7 +564,7 @@ def test_engine_that_disagrees_is_not_shipped(
 def test_engine_of_low_acceptance_is_not_shipped(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {"prompts": 1, "max_new_tokens": 8, "eager": {"tau": 2.0, "rounds": 3},
                "engines": {"onnx": {"tau": 1.0, "ratio": 0.5, "rounds": 6}}}  # fmt: skip
-    monkeypatch.setattr(room, "check_acceptance", lambda *_: figures)
+    monkeypatch.setattr(module, "check_acceptance", lambda *_: figures)
     assert refused(check=True).startswith("drafter.onnx: acceptance ratio is 0.500, its bound is 0.97; nothing was")
 
 
@@ -578,7 +578,7 @@ def test_bundle_that_does_not_open_is_one_line(
     folders: Folders, copied: Path, reused: Reused, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command, too, reports what the reader says of a bundle that was just written."""
-    monkeypatch.setattr(room, "open_bundle", lambda folder: open_bundle(folder / "nowhere"))
+    monkeypatch.setattr(module, "open_bundle", lambda folder: open_bundle(folder / "nowhere"))
     assert main(command(folders, copied)) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
     assert list(copied.parent.iterdir()) == [copied]
@@ -622,7 +622,7 @@ def test_output_that_is_no_bundle_is_untouched(folders: Folders, tmp_path: Path,
     holiday = output / "holiday.jpg" if kind == "folder" else output
     holiday.parent.mkdir(exist_ok=True)
     holiday.write_bytes(b"picture")
-    with pytest.raises(BundleError, match=r"exists and is no bundle; choose an empty or new --output-dir$"):
+    with pytest.raises(BundleError, match=r"exists and is not a bundle; choose an empty or new --output-dir$"):
         write_bundle(folders.options(output))
     assert holiday.read_bytes() == b"picture"
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from export import bundle as room
+from export import bundle as module
 from export.__main__ import main
 from outrider_core.drafting.bundle import open_bundle
 from outrider_core.models.moa import DeviceHalf
@@ -104,8 +104,8 @@ def test_killed_export_goes_on(folders: Folders, tmp_path: Path, bundles: Bundle
     lowered = (aside / "drafter.onnx").read_bytes()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "write_onnx", no_call)
-        patch.setattr(room, "write_executorch", copies(bundles("fp32", "executorch")))
+        patch.setattr(module, "write_onnx", no_call)
+        patch.setattr(module, "write_executorch", copies(bundles("fp32", "executorch")))
         assert main(command) == 0
     assert (output / "drafter.onnx").read_bytes() == lowered
     assert open_bundle(output).manifest.engines.keys() == {"onnx", "executorch"}

@@ -486,7 +486,7 @@ def test_other_folders_are_left_alone(place: Place) -> None:
     place.write()
     place.output.mkdir(parents=True)
     (place.output / "thesis.txt").write_text("ten years of work")
-    assert "is no drafter folder" in refusal(place)
+    assert "is not a drafter folder" in refusal(place)
     assert (place.output / "thesis.txt").read_text() == "ten years of work"
 
 
@@ -500,14 +500,14 @@ def test_a_drafter_folder_with_other_files_is_left_alone(place: Place) -> None:
 def test_the_checkpoint_is_not_its_own_output(place: Place) -> None:
     place.write()
     place.output = place.source
-    assert "is no drafter folder" in refusal(place)
+    assert "is not a drafter folder" in refusal(place)
 
 
 def test_a_file_in_the_way(place: Place) -> None:
     place.write()
     place.output = place.root / "file"
     place.output.write_text("")
-    assert "is no drafter folder" in refusal(place)
+    assert "is not a drafter folder" in refusal(place)
 
 
 @pytest.mark.parametrize("before", [False, True])
@@ -594,13 +594,17 @@ def test_tensor_of_another_shape(place: Place, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "part"),
     [
-        ("self_attention.self_attn.k_proj.weight", (HEAD_DIM + 1, HIDDEN), "9 rows, no multiple of the head width 8"),
+        (
+            "self_attention.self_attn.k_proj.weight",
+            (HEAD_DIM + 1, HIDDEN),
+            "9 rows, which is not a multiple of the head width 8",
+        ),
         ("self_attention.self_attn.k_proj.weight", (0, HIDDEN), "has 0 rows"),
         ("self_attention.self_attn.k_proj.weight", (16,), "expected two dimensions"),
         ("self_attention.self_attn.k_proj.weight", (3 * HEAD_DIM, HIDDEN), "sa_kv_heads 3 must divide"),
         ("self_attention.self_attn.k_proj.weight", (4 * HEAD_DIM, HIDDEN), "v_proj.weight has shape [16, 64]"),
         ("cross_attention.self_attn.k_proj.weight", (HEAD_DIM, HIDDEN + 1), "has shape [8, 65], expected [8, 64]"),
-        ("layer_self_attention.self_attn.k_proj.weight", (6, WIDTH), "no multiple of the head width 4"),
+        ("layer_self_attention.self_attn.k_proj.weight", (6, WIDTH), "not a multiple of the head width 4"),
         ("cross_attention.mlp.gate_proj.weight", (57, HIDDEN), "up_proj.weight has shape [56, 64], expected [57, 64]"),
         ("cross_attention.mlp.gate_proj.weight", (56, 63), "has shape [56, 63], expected [56, 64]"),
     ],
@@ -643,8 +647,8 @@ def test_biases(place: Place, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("spec_model_fc.weight", "belongs to no part"), ("null_row", "belongs to no part"),
-        ("other.self_attention.self_attn.q_proj.weight", "belongs to no part"),
+        ("spec_model_fc.weight", "does not belong to"), ("null_row", "does not belong to"),
+        ("other.self_attention.self_attn.q_proj.weight", "does not belong to"),
         ("self_attention.self_attn.q_norm.weight", "is in no MoA block"),
         ("module.Ekv2E.weight", "2 tensors Ekv2E.weight"),
     ],
@@ -759,7 +763,7 @@ def test_broken_or_missing_checkpoint_config(place: Place, content: str | None) 
 def test_truncated_weights(place: Place) -> None:
     path = place.write().source / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
-    assert "is no readable safetensors file" in refusal(place)
+    assert "is not a readable safetensors file" in refusal(place)
 
 
 def test_several_files_without_an_index(place: Place) -> None:

@@ -132,7 +132,7 @@ def test_training_on_given_answers(training: Training) -> None:
     assert json.loads((training.output / "config.json").read_text())["notes"]["conversations"] == 9
     arguments[at + 1] = training.folder / "nowhere.jsonl"
     result = run(*arguments)
-    assert result.returncode == 1 and result.stderr.endswith("nowhere.jsonl is no file\n")
+    assert result.returncode == 2 and result.stderr.endswith("nowhere.jsonl is not a file\n")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The trainer and its checkpoint, text of the drafter's own, baselines."""
+"""The trainer and its checkpoint, text of the drafter's own."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from export import train as room
+from export import trainer as module
 from export.batches import build_batch
 from export.features import FeatureCache, OnlineFeatures
 from export.own_text import write_alone
 from export.recipe import TrainSettings
-from export.run import TrainingSet
-from export.train import Trainer
-from lab.baselines.networks import load_baseline, save_baseline
-from outrider_core.models.drafter_files import load_drafter
-from outrider_core.models.layers import tables_of
-from outrider_core.models.moa import DrafterError, MoA, MoAConfig
+from export.trainer import Trainer
+from export.training_set import TrainingSet
+from outrider_core.models.moa import MoA, MoAConfig
 from outrider_core.models.target import Target
 from tests.export.tiny_training import fresh_moa, some_sequences
 
@@ -141,7 +138,7 @@ def test_failing_save_keeps_the_old_checkpoint(bench: Bench, monkeypatch: pytest
         path.write_bytes(b"half")
         raise OSError("no space left")
 
-    monkeypatch.setattr(room, "save_file", full_disk)
+    monkeypatch.setattr(module, "save_file", full_disk)
     with pytest.raises(OSError, match="no space left"):
         run_steps(trainer, 1)
     assert trainer.checkpoint.read_bytes() == before
@@ -156,13 +153,13 @@ def test_checkpoint_of_another_run_is_refused(bench: Bench) -> None:
 def test_held_out_sequences_are_never_trained_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = bench.trainer("run")
     trained: set[int] = set()
-    build = room.build_batch
+    build = module.build_batch
 
     def spy(cache: FeatureCache, indices: list[int], *rest: Any) -> Any:
         trained.update(indices)
         return build(cache, indices, *rest)
 
-    monkeypatch.setattr(room, "build_batch", spy)
+    monkeypatch.setattr(module, "build_batch", spy)
     list(trainer.run())
     assert trainer.held_out == [0, 1]
     assert trained == set(range(2, 23))
@@ -172,11 +169,11 @@ def test_evaluation_counts_what_the_head_agrees_on(bench: Bench, monkeypatch: py
     """A drafter whose states are the target's own agrees everywhere that is measured."""
     trainer = bench.trainer("run")
     assert all(0 <= share <= 1 for shares in trainer.evaluate().values() for share in shares)
-    monkeypatch.setattr(room, "forward", lambda moa, batch: batch.hidden)
+    monkeypatch.setattr(module, "forward", lambda moa, batch: batch.hidden)
     report = trainer.evaluate()
     assert report["top1"][0] == report["top4"][0] == 1.0
     assert set(report["top1"]) <= {0.0, 1.0} and len(report["top1"]) == 6
-    monkeypatch.setattr(room, "forward", lambda moa, batch: torch.where(batch.answer[..., None], batch.hidden, 0.0))
+    monkeypatch.setattr(module, "forward", lambda moa, batch: torch.where(batch.answer[..., None], batch.hidden, 0.0))
     assert trainer.evaluate() == report  # what the target did not write itself is not measured
 
 
@@ -186,7 +183,7 @@ def test_evaluation_counts_what_the_head_agrees_on(bench: Bench, monkeypatch: py
 def test_text_written_alone_is_the_drafters(cache: FeatureCache, target: Target, tmp_path: Path) -> None:
     """Greedy tokens of a whole forward that sees the rows before the last verified token and no later one."""
     lab = TrainingSet(target, cache.sequences, layers=2, draft_vocab=64)
-    student = lab.student("moa").eval()
+    student = lab.student().eval()
     assert isinstance(student, MoA)
     with torch.no_grad():
         for parameter in student.parameters():
@@ -206,50 +203,9 @@ def test_text_written_alone_is_the_drafters(cache: FeatureCache, target: Target,
         visible = batch.row_mask[0, cut - 1 :] == 0
         assert (visible.nonzero()[:, 1] < cut).all() and visible[:, :cut].all()  # column 0 is the null row
         with torch.no_grad():
-            logits = student.head(room.forward(student, batch)[0, cut - 1 : -1])
+            logits = student.head(module.forward(student, batch)[0, cut - 1 : -1])
         # rows travel as int8, so a near-tie may fall either way
         best, written = logits.max(-1).values, logits.gather(-1, torch.tensor(sequence.ids[cut:])[:, None])[:, 0]
         assert (best - written < 0.1).all()
     again = write_alone(student, cache, [3, 9], 5, tmp_path / "own.jsonl", ended.append)
     assert again == own
-
-
-# baselines
-
-
-@pytest.mark.parametrize("kind", ["eagle2", "lm"])
-def test_baselines_have_moas_budget_and_learn(
-    kind: str, target: Target, tmp_path: Path, one_thread: None, cache: FeatureCache
-) -> None:
-    lab = TrainingSet(target, cache.sequences, layers=2, draft_vocab=64)
-    student, moa = lab.student(kind), lab.student("moa")
-    sizes = [sum(p.numel() for p in model.parameters() if p.requires_grad) for model in (student, moa)]
-    assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
-    settings = replace(SETTINGS, epochs=14)
-    trainer = Trainer(student, cache, settings, lab.checkpoint(student, settings, tmp_path))
-    progress = list(trainer.run())
-    assert sum(p.loss for p in progress[-5:]) < sum(p.loss for p in progress[:5]) - 0.2
-    save_baseline(tmp_path / kind, student, {})  # type: ignore[arg-type]
-    again, _ = load_baseline(tmp_path / kind, tables_of(target.model))
-    for (name, one), (_, other) in zip(student.state_dict().items(), again.state_dict().items(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3, msg=name)
-    with pytest.raises(DrafterError, match="for benchmarks only"):
-        load_drafter(tmp_path / kind)
-
-
-@pytest.mark.parametrize(("kind", "sees"), [("eagle2", 1), ("lm", None)])
-def test_what_a_baseline_sees_of_the_target(kind: str, sees: int | None, target: Target, cache: FeatureCache) -> None:
-    """EAGLE at position i: the hidden states before i, never its own; the small LM: none."""
-    student = TrainingSet(target, cache.sequences, layers=2, draft_vocab=64).student(kind).eval()
-    batch = build_batch(cache, [4], random.Random(0), TrainSettings())
-    batch = replace(batch, hidden=batch.hidden.float())
-    with torch.no_grad():
-        before = room.forward(student, batch)[0]
-        for changed in range(batch.tokens.shape[1]):
-            hidden = batch.hidden.clone()
-            hidden[0, changed] += 1.0
-            after = room.forward(student, replace(batch, hidden=hidden))[0]
-            moved = (after != before).any(-1).nonzero()[:, 0].tolist()
-            assert (min(moved, default=None) or None) == (
-                changed + sees if sees and changed + 1 < len(before) else None
-            )

@@ -10,9 +10,10 @@ import torch
 from cloud.service import load_verifier
 from cloud.settings import Settings
 from export.features import Sequence
-from export.run import TrainingSet
+from export.training_set import TrainingSet
 from lab.baselines.networks import save_baseline
 from lab.contenders import BaselineContender, Contender, MoAContender
+from lab.kinds import KINDS
 from lab.lab import Lab
 from outrider_core.models.layers import tables_of
 from outrider_core.models.target import Target, load_target
@@ -28,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = load_target(str(folder / "target"), dtype="float32")
     data = TrainingSet(target, [Sequence(list(range(4, 60)), ((2, 56),))], layers=2, draft_vocab=64, max_context=256)
     for kind in ("eagle2", "lm"):
-        student = data.student(kind)
+        student = data.student(KINDS[kind])
         with torch.no_grad():
             for parameter in student.parameters():
                 if parameter.requires_grad and parameter.dim() > 1:

@@ -12,7 +12,7 @@ import torch
 
 from lab import decision, drafters
 from lab.baselines.decision import DecisionConfig, DecisionModel, Examples, hard_features, load
-from lab.baselines.sampling import draft_law
+from lab.baselines.sampling import draft_distribution
 from lab.contenders import BaselineContender, Contender, SampledContender
 from lab.decision import Recorder, RecordingContender, constant_loss
 from lab.lab import Lab
@@ -74,14 +74,14 @@ def test_examples_equal_a_whole_forward(lab: Lab, contenders: dict[str, Contende
 
 @pytest.mark.parametrize("kind", ["moa", "eagle2", "lm"])
 @torch.inference_mode()
-def test_states_are_what_the_laws_come_from(lab: Lab, contenders: dict[str, Contender], kind: str) -> None:
+def test_states_are_what_the_distributions_come_from(lab: Lab, contenders: dict[str, Contender], kind: str) -> None:
     base = contenders[kind]
     assert base.head is not None
     drafter, _ = drafted(lab, base, "soft", PROMPTS[2])
     assert [len(level.q) for level in drafter.levels] == [1, 3, 6]
     for level in drafter.levels:
         logits = base.head(torch.from_numpy(level.states)).numpy()
-        np.testing.assert_allclose(draft_law(logits, SAMPLED), level.q, rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(draft_distribution(logits, SAMPLED), level.q, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])
@@ -112,7 +112,7 @@ def test_greedy_text_is_the_targets_own(lab: Lab, contenders: dict[str, Contende
     assert {1, 3} <= depths
 
 
-def test_sampled_text_keeps_the_law(lab: Lab, contenders: dict[str, Contender]) -> None:
+def test_sampled_text_keeps_the_distribution(lab: Lab, contenders: dict[str, Contender]) -> None:
     """-log p above the entropy: 0 in the mean for what is drawn from p."""
     contender = SampledContender(
         "stopping", contenders["moa"], PROFILE, 0, 7, undecided(lab, contenders["moa"], "soft")

@@ -11,12 +11,13 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.questions import Question
 from export.bundle import write_bundle
 from export.plan import Options
 from lab import offline_curve
 from lab.baselines.trees import CandidateTree, How
 from lab.contenders import BaselineContender, Contender, EagleDrafter, SampledContender
-from lab.drafters import Question, main, measure, read_questions
+from lab.drafters import main, measure
 from lab.lab import Lab
 from lab.multi_candidate import merged
 from outrider_core.drafting.drafter import TreeShape
@@ -56,7 +57,7 @@ def test_drawn_candidates_decode_greedily(lab: Lab, contenders: dict[str, Conten
         assert lab.answer(prompt, contender, Sampling(), 24, SHAPE).tokens == truth
 
 
-def test_rejection_keeps_the_law_and_seeds_do_not(lab: Lab, contenders: dict[str, Contender]) -> None:
+def test_rejection_keeps_the_distribution_and_seeds_do_not(lab: Lab, contenders: dict[str, Contender]) -> None:
     """-log p above the entropy: 0 in the mean for what is drawn from p."""
     sampling = Sampling(temperature=1.0, seed=1)
     off = {}
@@ -146,18 +147,6 @@ def test_nats_are_the_targets(lab: Lab, target: Target) -> None:
 )
 def test_last_number(text: str, number: str | None) -> None:
     assert offline_curve.last_number(text) == number
-
-
-def test_questions_of_all_three_files(tmp_path: Path) -> None:
-    (tmp_path / "spec_dev.jsonl").write_text(json.dumps({"category": "qa", "turns": ["who?", "why?"]}))
-    (tmp_path / "humaneval_dev.jsonl").write_text(json.dumps({"prompt": "def f", "task_id": 1}))
-    (tmp_path / "gsm8k_dev.jsonl").write_text(json.dumps({"question": "2 + 2?", "answer": "#### 4"}))
-    files = sorted(tmp_path.iterdir())
-    every = [Question("gsm8k", [0] * 6, "#### 4"), Question("humaneval", [0] * 5, None), Question("qa", [0] * 4, None)]
-    assert read_questions(files, 0, lambda text: [0] * len(text), 6) == (every, 0)
-    assert read_questions(files, 0, lambda text: [0] * len(text), 5) == (every[1:], 1)
-    with pytest.raises(ValueError, match="no question fits"):
-        read_questions(files, 0, lambda text: [0] * len(text), 3)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mcsd_laws import VOCAB, Model
+from mcsd_distributions import VOCAB, Model
 from safetensors.torch import save_file
 
 from lab.baselines.choice import RandomChooser
@@ -36,7 +36,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def pairs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Laws p, q [count, 30] that agree the more, the more certain they are."""
+    """Distributions p, q [count, 30] that agree the more, the more certain they are."""
     generator = np.random.default_rng(seed)
     logits = generator.normal(size=(count, 30)) * generator.uniform(0.2, 6.0, size=(count, 1))
     return softmax(logits + generator.normal(size=logits.shape)), softmax(logits)
@@ -158,13 +158,13 @@ def test_it_stops_a_growing_tree() -> None:
         first.weight[0, 0] = 1.0  # reads the entropy
         last.weight[0, 0], last.bias[0] = -20.0, 10.0  # scores above 0.5 where it is less than half a nat
     sure, unsure = np.array([0.98, 0.01, 0.01]), np.full(VOCAB, 1 / 3)
-    laws = {(): sure, (0,): sure, (1,): unsure, (2,): unsure}
-    drafter = Model(laws | {(a, b): unsure for a in range(VOCAB) for b in range(VOCAB)})
+    distributions = {(): sure, (0,): sure, (1,): unsure, (2,): unsure}
+    drafter = Model(distributions | {(a, b): unsure for a in range(VOCAB) for b in range(VOCAB)})
 
     def depth(root: np.ndarray, seed: int) -> tuple[int, bool]:
         chooser = RandomChooser(np.random.default_rng(seed))
         tree, _ = grow(
-            Model(drafter.laws | {(): root}).level_law, (2, 1, 1), draw_independent, chooser,
+            Model(drafter.distributions | {(): root}).level_distribution, (2, 1, 1), draw_independent, chooser,
             proceed=lambda tree, expanded, q: model.proceed(hard_features(q), 0.5),
         )  # fmt: skip
         return len(tree) // 2, 0 in tree.tokens[:2]

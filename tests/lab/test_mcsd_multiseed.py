@@ -6,9 +6,9 @@ from functools import cache
 
 import numpy as np
 import pytest
-from mcsd_laws import VOCAB, Model, joint_error, random_law
+from mcsd_distributions import VOCAB, Model, joint_error, random_distribution
 
-from lab.baselines.choice import Chooser, Floats, RandomChooser, law_of
+from lab.baselines.choice import Chooser, Floats, RandomChooser, distribution_of
 from lab.baselines.drafting import Draft, grow
 from lab.baselines.multiseed import LossyError, draw_seeds, verify_multiseed
 from lab.baselines.sampling import draw_independent, draw_top
@@ -17,14 +17,14 @@ from lab.baselines.trees import CandidateTree, How
 
 def published_round(target: Model, drafter: Model, profile: tuple[int, ...], chooser: Chooser) -> tuple[int, ...]:
     """The tokens of one round and one of the next round's seeds."""
-    seeds = draw_seeds(target.laws[()], profile[0], chooser)
-    forest = grow(drafter.level_law, profile, draw_independent, chooser, seeds=seeds)
-    path, law = verify_multiseed(forest, target.rows(forest.tree), chooser, lossy=True)
-    return (*(forest.tree.tokens[node] for node in path), chooser.draw(law))
+    seeds = draw_seeds(target.distributions[()], profile[0], chooser)
+    forest = grow(drafter.level_distribution, profile, draw_independent, chooser, seeds=seeds)
+    path, distribution = verify_multiseed(forest, target.rows(forest.tree), chooser, lossy=True)
+    return (*(forest.tree.tokens[node] for node in path), chooser.draw(distribution))
 
 
 @pytest.mark.parametrize("profile", [(2, 1), (3, 1), (2, 2)])
-def test_the_joint_law_of_three_tokens_is_not_the_targets(profile: tuple[int, ...]) -> None:
+def test_the_joint_distribution_of_three_tokens_is_not_the_targets(profile: tuple[int, ...]) -> None:
     target, drafter = Model.random(1, 0.0), Model.random(2, 0.0)
     assert joint_error(target, lambda chooser: published_round(target, drafter, profile, chooser)) > 0.05
 
@@ -33,17 +33,17 @@ def test_one_seed_with_a_chain_errs_by_drawing_from_p_after_a_rejection() -> Non
     target, drafter = Model.random(3, 0.0), Model.random(4, 0.0)
     expected = 0.0
     for seed in range(VOCAB):
-        p, q = target.laws[(seed,)], drafter.laws[(seed,)]
+        p, q = target.distributions[(seed,)], drafter.distributions[(seed,)]
         shared = np.minimum(p, q)
         emitted = shared + (1.0 - shared.sum()) * p
-        expected += target.laws[()][seed] * np.abs(emitted - p).sum() / 2
+        expected += target.distributions[()][seed] * np.abs(emitted - p).sum() / 2
     error = joint_error(target, lambda chooser: published_round(target, drafter, (1, 1), chooser))
     assert error == pytest.approx(expected)
     assert error > 0.02
 
 
 def first_round(p: Floats, overlaps: Floats, seeds: int) -> tuple[float, float]:
-    """Total variation of the winning seed's law from p [6], and how often a draft below a seed is accepted.
+    """Total variation of the winning seed's distribution from p [6], and how often a draft below a seed is accepted.
 
     The draft below seed x is accepted with probability overlaps[x]: what the drafter says is one token to which the
     target gives just that, so that there is little to enumerate.
@@ -62,15 +62,16 @@ def first_round(p: Floats, overlaps: Floats, seeds: int) -> tuple[float, float]:
         path, _ = verify_multiseed(draft, rows, chooser, lossy=True)
         return draft.tree.tokens[path[0]], len(path)
 
-    law, accepted = np.zeros(6), 0.0
-    for (token, length), share in law_of(win).items():
-        law[token] += share
+    distribution, accepted = np.zeros(6), 0.0
+    for (token, length), share in distribution_of(win).items():
+        distribution[token] += share
         accepted += share * (length > 1)
-    return float(np.abs(law - p).sum() / 2), accepted
+    return float(np.abs(distribution - p).sum() / 2), accepted
 
 
 def test_the_bias_of_the_first_token_grows_with_the_seeds() -> None:
-    """Laws over 6 tokens, drafts of depth 1: more seeds raise the acceptance from 0.7 to 0.99 and the error to 0.11."""
+    """Distributions over 6 tokens, drafts of depth 1: more seeds raise the acceptance from 0.7 to 0.99 and the error
+    to 0.11."""
     generator = np.random.default_rng(0)
     results = np.zeros((8, 4, 2))
     for trial in results:
@@ -95,37 +96,37 @@ def test_the_longest_path_wins_and_the_first_of_equals() -> None:
     sure, never = [1.0, 0.0], [0.0, 1.0]
     grown = forest((0, 1, 0, 0), (-1, -1, 0, 1), [[1.0, 0.0]] * 2)
     rows = np.array([[0.5, 0.5], never, sure, sure, [0.25, 0.75]])
-    path, law = verify_multiseed(grown, rows, chooser, lossy=True)
+    path, distribution = verify_multiseed(grown, rows, chooser, lossy=True)
     assert path == [1, 3]
-    np.testing.assert_array_equal(law, [0.25, 0.75])  # whole depth: p at the end
+    np.testing.assert_array_equal(distribution, [0.25, 0.75])  # whole depth: p at the end
     rows[1] = sure
     assert verify_multiseed(grown, rows, chooser, lossy=True).path == [0, 2]
     rows[1:3] = never
-    path, law = verify_multiseed(grown, rows, chooser, lossy=True)
+    path, distribution = verify_multiseed(grown, rows, chooser, lossy=True)
     assert path == [0]
-    np.testing.assert_array_equal(law, never)  # nothing accepted: p behind the first seed, not the residual
+    np.testing.assert_array_equal(distribution, never)  # nothing accepted: p behind the first seed, not the residual
 
 
 def test_behind_a_path_cut_short_the_next_seeds_come_from_the_residual() -> None:
     chooser = RandomChooser(np.random.default_rng(0))
     grown = forest((0, 0, 0), (-1, 0, 1), [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     rows = np.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.0, 0.5, 0.5], [0.5, 0.5, 0.0]])
-    path, law = verify_multiseed(grown, rows, chooser, lossy=True)
+    path, distribution = verify_multiseed(grown, rows, chooser, lossy=True)
     assert path == [0, 1]
-    np.testing.assert_array_equal(law, [0.0, 0.0, 1.0])
+    np.testing.assert_array_equal(distribution, [0.0, 0.0, 1.0])
 
 
 def test_at_temperature_zero_a_seed_that_is_not_the_greedy_token_can_win() -> None:
     chooser = RandomChooser(np.random.default_rng(0))
-    laws = {(): [0.6, 0.4], (0,): [0.9, 0.1], (1,): [0.2, 0.8], (0, 1): [0.5, 0.5], (1, 1): [0.7, 0.3]}
-    target = Model({text: np.array(row) for text, row in laws.items()})
+    distributions = {(): [0.6, 0.4], (0,): [0.9, 0.1], (1,): [0.2, 0.8], (0, 1): [0.5, 0.5], (1, 1): [0.7, 0.3]}
+    target = Model({text: np.array(row) for text, row in distributions.items()})
     drafter = Model({(0,): np.array([0.1, 0.9]), (1,): np.array([0.1, 0.9])})
-    seeds = draw_seeds(target.laws[()], 2, chooser, greedy=True)
-    grown = grow(drafter.level_law, (2, 1), draw_top, chooser, seeds=seeds)
-    path, law = verify_multiseed(grown, target.rows(grown.tree), chooser, lossy=True, greedy=True)
+    seeds = draw_seeds(target.distributions[()], 2, chooser, greedy=True)
+    grown = grow(drafter.level_distribution, (2, 1), draw_top, chooser, seeds=seeds)
+    path, distribution = verify_multiseed(grown, target.rows(grown.tree), chooser, lossy=True, greedy=True)
     assert seeds == (0, 1)
     assert [grown.tree.tokens[node] for node in path] == [1, 1]  # plain greedy decoding begins with 0
-    np.testing.assert_array_equal(law, [0.7, 0.3])
+    np.testing.assert_array_equal(distribution, [0.7, 0.3])
 
 
 def test_it_refuses_to_run_without_being_asked_for_a_lossy_method() -> None:
@@ -133,7 +134,11 @@ def test_it_refuses_to_run_without_being_asked_for_a_lossy_method() -> None:
     chooser = RandomChooser(generator)
     target, drafter = Model.random(1), Model.random(2)
     grown = grow(
-        drafter.level_law, (1, 1), draw_independent, chooser, seeds=draw_seeds(random_law(generator), 1, chooser)
+        drafter.level_distribution,
+        (1, 1),
+        draw_independent,
+        chooser,
+        seeds=draw_seeds(random_distribution(generator), 1, chooser),
     )
     with pytest.raises(LossyError, match="lossy=True"):
         verify_multiseed(grown, target.rows(grown.tree), chooser)

@@ -1,4 +1,4 @@
-"""Node rules give exactly the target's law: every random decision is enumerated."""
+"""Node rules give exactly the target's distribution: every random decision is enumerated."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from mcsd_laws import random_law
+from mcsd_distributions import random_distribution
 
-from lab.baselines.choice import Chooser, Floats, RandomChooser, law_of
+from lab.baselines.choice import Chooser, Floats, RandomChooser, distribution_of
 from lab.baselines.optimum import optimal_acceptance
 from lab.baselines.rules import (
     RULES,
@@ -26,13 +26,13 @@ from lab.baselines.rules import (
 )
 from lab.baselines.sampling import (
     Draw,
-    draft_law,
+    draft_distribution,
     draw_distinct,
     draw_independent,
     draw_mixed,
     draw_top,
     drawing,
-    target_law,
+    target_distribution,
 )
 from lab.baselines.trees import How, Siblings
 from outrider_core.protocol.sampling import Sampling, log_probs
@@ -51,7 +51,7 @@ VOCAB = 4
 WEIGHTS = st.lists(st.integers(0, 4), min_size=VOCAB, max_size=VOCAB).filter(any)
 
 
-def law(weights: list[int]) -> Floats:
+def distribution(weights: list[int]) -> Floats:
     return np.array(weights) / sum(weights)
 
 
@@ -64,11 +64,11 @@ def outcomes(rule: Rule, draw: Draw, p: Floats, q: Floats, count: int) -> dict[t
         assert choice.child is None or siblings.tokens[choice.child] == choice.token
         return choice.token, choice.child is not None
 
-    return law_of(node)
+    return distribution_of(node)
 
 
 def error(rule: Rule, draw: Draw, p: Floats, q: Floats, count: int) -> float:
-    """Total variation between the law of the emitted token and p."""
+    """Total variation between the distribution of the emitted token and p."""
     emitted = np.zeros(len(p))
     for (token, _), probability in outcomes(rule, draw, p, q, count).items():
         emitted[token] += probability
@@ -87,8 +87,10 @@ def acceptance(rule: Rule, draw: Draw, p: Floats, q: Floats, count: int) -> floa
 @example(p=[1, 2, 3, 4], q=[0, 3, 1, 0], count=3)  # more candidates than tokens
 @example(p=[1, 2, 3, 4], q=[0, 1, 0, 0], count=3)
 @example(p=[0, 0, 4, 0], q=[1, 2, 3, 4], count=2)  # greedy target
-def test_a_rule_gives_exactly_the_targets_law(rule: Rule, draw: Draw, p: list[int], q: list[int], count: int) -> None:
-    assert error(rule, draw, law(p), law(q), count) < 1e-12
+def test_a_rule_gives_exactly_the_targets_distribution(
+    rule: Rule, draw: Draw, p: list[int], q: list[int], count: int
+) -> None:
+    assert error(rule, draw, distribution(p), distribution(q), count) < 1e-12
 
 
 def unadjusted(p: Floats, q: Floats | None, siblings: Siblings, chooser: Chooser) -> Choice:
@@ -102,7 +104,7 @@ def unadjusted(p: Floats, q: Floats | None, siblings: Siblings, chooser: Chooser
 
 
 def top_called_drawn(q: Floats, count: int, chooser: Chooser) -> Siblings:
-    """Wrong above temperature 0: the most likely tokens, said to be draws from the law over them."""
+    """Wrong above temperature 0: the most likely tokens, said to be draws from the distribution over them."""
     return Siblings(draw_top(q, count, chooser).tokens, (How.DISTINCT,) * count)
 
 
@@ -137,13 +139,13 @@ def draw_then_prune(q: Floats, count: int, chooser: Chooser) -> Siblings:
 )
 def test_the_enumeration_finds_biased_rules(rule: Rule, draw: Draw, least: float) -> None:
     generator = np.random.default_rng(1)
-    errors = [error(rule, draw, *(random_law(generator, 4, 0.0) for _ in "pq"), 2) for _ in range(10)]
+    errors = [error(rule, draw, *(random_distribution(generator, 4, 0.0) for _ in "pq"), 2) for _ in range(10)]
     assert np.mean(errors) > least
 
 
 def test_sample_and_match_stays_exact_with_pruned_candidates() -> None:
     generator = np.random.default_rng(1)
-    p, q = (random_law(generator, 4, 0.0) for _ in "pq")
+    p, q = (random_distribution(generator, 4, 0.0) for _ in "pq")
     assert error(sample_and_match, draw_then_prune, p, q, 2) < 1e-12
 
 
@@ -157,7 +159,7 @@ def test_residual_rules_refuse_candidates_that_were_not_drawn(rule: Rule) -> Non
         rule(p, q, draw_top(q, 1, chooser), chooser)
 
 
-def test_rules_refuse_the_wrong_kind_of_draw_and_a_law_that_did_not_give_the_candidate() -> None:
+def test_rules_refuse_the_wrong_kind_of_draw_and_a_distribution_that_did_not_give_the_candidate() -> None:
     p, q = np.full(4, 0.25), np.array([0.5, 0.5, 0.0, 0.0])
     chooser = RandomChooser(np.random.default_rng(0))
     with pytest.raises(RuleError):
@@ -168,12 +170,12 @@ def test_rules_refuse_the_wrong_kind_of_draw_and_a_law_that_did_not_give_the_can
         mixed(p, q, draw_distinct(q, 2, chooser), chooser)
     with pytest.raises(RuleError, match="probability 0"):
         residual_with_replacement(p, q, Siblings((3,), (How.INDEPENDENT,)), chooser)
-    with pytest.raises(RuleError, match="law"):
+    with pytest.raises(RuleError, match="distribution"):
         residual_with_replacement(p, None, draw_independent(q, 2, chooser), chooser)
 
 
 def test_one_draw_serves_rules_with_and_without_replacement() -> None:
-    p, q = law([1, 2, 3, 4]), law([4, 3, 2, 1])
+    p, q = distribution([1, 2, 3, 4]), distribution([4, 3, 2, 1])
     for rule, draw in itertools.product((residual_with_replacement, residual_without_replacement, k_seq), (
         draw_independent, draw_distinct,
     )):  # fmt: skip
@@ -183,7 +185,7 @@ def test_one_draw_serves_rules_with_and_without_replacement() -> None:
 @settings(max_examples=100)
 @given(p=WEIGHTS, q=WEIGHTS, count=st.integers(1, 3))
 def test_acceptance_of_fixed_and_mixed_candidates_is_the_best_possible(p: list[int], q: list[int], count: int) -> None:
-    target, draft = law(p), law(q)
+    target, draft = distribution(p), distribution(q)
     best = np.argsort(-draft, kind="stable")
     top = best[: min(count, np.count_nonzero(draft))]
     assert acceptance(sample_and_match, draw_top, target, draft, count) == pytest.approx(target[top].sum())
@@ -198,7 +200,7 @@ def test_acceptance_of_fixed_and_mixed_candidates_is_the_best_possible(p: list[i
 @settings(max_examples=100)
 @given(p=WEIGHTS, q=WEIGHTS, count=st.integers(1, 3))
 def test_no_rule_for_independent_draws_beats_the_optimum(p: list[int], q: list[int], count: int) -> None:
-    target, draft = law(p), law(q)
+    target, draft = distribution(p), distribution(q)
     best = optimal_acceptance(target, draft, count)
     sets = [list(s) for size in range(VOCAB + 1) for s in itertools.combinations(range(VOCAB), size)]
     assert best == pytest.approx(1 + min(target[s].sum() - draft[s].sum() ** count for s in sets))
@@ -211,7 +213,7 @@ def test_drawing_without_replacement_accepts_more() -> None:
     generator = np.random.default_rng(0)
     gains = []
     for _ in range(10):
-        p, q = (random_law(generator, 4, 0.0) for _ in "pq")
+        p, q = (random_distribution(generator, 4, 0.0) for _ in "pq")
         gains.append(
             acceptance(residual_without_replacement, draw_distinct, p, q, 2)
             - acceptance(residual_with_replacement, draw_independent, p, q, 2)
@@ -220,34 +222,34 @@ def test_drawing_without_replacement_accepts_more() -> None:
     assert np.mean(gains) > 0.01
 
 
-def test_distinct_draws_follow_the_law_without_replacement() -> None:
-    q = law([1, 2, 3, 0])
-    drawn = law_of(lambda chooser: draw_distinct(q, 2, chooser).tokens)
+def test_distinct_draws_follow_the_distribution_without_replacement() -> None:
+    q = distribution([1, 2, 3, 0])
+    drawn = distribution_of(lambda chooser: draw_distinct(q, 2, chooser).tokens)
     assert drawn == pytest.approx({(a, b): q[a] * q[b] / (1 - q[a]) for a, b in itertools.permutations(range(3), 2)})
-    assert {len(tokens) for tokens in law_of(lambda chooser: draw_distinct(q, 9, chooser).tokens)} == {3}
+    assert {len(tokens) for tokens in distribution_of(lambda chooser: draw_distinct(q, 9, chooser).tokens)} == {3}
 
 
-def test_laws_are_the_products() -> None:
+def test_distributions_are_the_products() -> None:
     logits = np.random.default_rng(0).normal(size=(3, 20)).astype(np.float32)
     for sampling in (Sampling(temperature=0.7, top_k=5), Sampling(temperature=1.3, top_p=0.8, min_p=0.02)):
         expected = np.stack([np.exp(log_probs(row, sampling)) for row in logits])
-        np.testing.assert_array_equal(draft_law(logits, sampling), expected)
-        np.testing.assert_array_equal(target_law(logits, sampling), expected)
-    greedy = target_law(logits, Sampling())
+        np.testing.assert_array_equal(draft_distribution(logits, sampling), expected)
+        np.testing.assert_array_equal(target_distribution(logits, sampling), expected)
+    greedy = target_distribution(logits, Sampling())
     np.testing.assert_array_equal(greedy.argmax(1), logits.argmax(1))
     assert set(greedy.ravel()) == {0.0, 1.0}
-    np.testing.assert_allclose(draft_law(logits, Sampling()).sum(1), 1.0)
+    np.testing.assert_allclose(draft_distribution(logits, Sampling()).sum(1), 1.0)
 
 
 def test_candidates_at_temperature_zero_are_the_most_likely_ones() -> None:
-    q, chooser = law([1, 4, 2, 4]), RandomChooser(np.random.default_rng(0))
+    q, chooser = distribution([1, 4, 2, 4]), RandomChooser(np.random.default_rng(0))
     assert drawing(Sampling(), replacement=False)(q, 3, chooser) == Siblings((1, 3, 2), (How.FIXED,) * 3)
     assert drawing(Sampling(), replacement=True)(q, 3, chooser) == Siblings((1,), (How.FIXED,))
     assert drawing(Sampling(temperature=0.5), replacement=False) is draw_distinct
     assert drawing(Sampling(temperature=0.5), replacement=True) is draw_independent
 
 
-def test_the_random_chooser_follows_its_laws() -> None:
+def test_the_random_chooser_follows_its_distributions() -> None:
     chooser = RandomChooser(np.random.default_rng(5))
     weights = np.array([0.0, 3.0, 1.0, 0.0, 4.0, 0.0])
     n = 8000
@@ -273,11 +275,11 @@ def test_a_generator_that_gives_zero_accepts_nothing_impossible() -> None:
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [0.5, -0.1], [np.nan, 1.0], [np.inf, 1.0]])
-def test_what_is_no_law_is_refused(weights: list[float]) -> None:
+def test_what_is_no_distribution_is_refused(weights: list[float]) -> None:
     with pytest.raises(ValueError, match="weights"):
         RandomChooser(np.random.default_rng(0)).draw(np.array(weights))
     with pytest.raises(ValueError, match="weights"):
-        law_of(lambda chooser: chooser.draw(np.array(weights)))
+        distribution_of(lambda chooser: chooser.draw(np.array(weights)))
 
 
 def test_every_rule_is_listed_and_tested() -> None:

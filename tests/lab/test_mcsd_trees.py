@@ -1,4 +1,4 @@
-"""Whole trees: masks, growing, and the exact joint law of three tokens under every method."""
+"""Whole trees: masks, growing, and the exact joint distribution of three tokens under every method."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mcsd_laws import LENGTH, Model, joint_error
+from mcsd_distributions import LENGTH, Model, joint_error
 
 import lab.baselines
-from lab.baselines.choice import Chooser, RandomChooser, law_of
+from lab.baselines.choice import Chooser, RandomChooser, distribution_of
 from lab.baselines.drafting import Draft, Proceed, grow, surviving
 from lab.baselines.rules import (
     Rule,
@@ -68,7 +68,7 @@ def one_round(
     proceed: Proceed | None = None,
 ) -> Callable[[Chooser], tuple[int, ...]]:  # fmt: skip
     def emit(chooser: Chooser) -> tuple[int, ...]:
-        draft = grow(drafter.level_law, profile, draw, chooser, proceed=proceed)
+        draft = grow(drafter.level_distribution, profile, draw, chooser, proceed=proceed)
         draft = Draft(draft.tree.prefix(budget), draft.q)
         return emitted(draft.tree, verifier(draft, target, chooser))
 
@@ -77,7 +77,9 @@ def one_round(
 
 @methods
 @pytest.mark.parametrize(("seed", "zeros"), [(1, 0.0), (3, 0.2), (5, 0.5)])
-def test_the_joint_law_of_three_tokens_is_the_targets(verifier: Verify, draw: Draw, seed: int, zeros: float) -> None:
+def test_the_joint_distribution_of_three_tokens_is_the_targets(
+    verifier: Verify, draw: Draw, seed: int, zeros: float
+) -> None:
     target, drafter = Model.random(seed, zeros), Model.random(seed + 1, zeros)
     assert joint_error(target, one_round(verifier, draw, target, drafter)) < 1e-12
 
@@ -108,10 +110,12 @@ def test_so_it_is_below_a_hedge(verifier: Verify, draw: Draw) -> None:
     target, drafter = Model.random(9), Model.random(10)
 
     def emit(chooser: Chooser) -> tuple[int, ...]:
-        forest = grow(drafter.level_law, (2, 2), draw, chooser, seeds=(2, 0))  # drafted before the bonus is known
-        bonus = chooser.draw(target.laws[()])
+        forest = grow(
+            drafter.level_distribution, (2, 2), draw, chooser, seeds=(2, 0)
+        )  # drafted before the bonus is known
+        bonus = chooser.draw(target.distributions[()])
         draft = surviving(forest, bonus)
-        below = Model({text[1:]: row for text, row in target.laws.items() if text[:1] == (bonus,)})
+        below = Model({text[1:]: row for text, row in target.distributions.items() if text[:1] == (bonus,)})
         return bonus, *emitted(draft.tree, verifier(draft, below, chooser))
 
     assert joint_error(target, emit) < 1e-12
@@ -147,7 +151,10 @@ def test_traversal_accepts_more_than_the_node_rule(draw: Draw, rule: Rule) -> No
     for seed in range(3):
         target, drafter = Model.random(20 + seed), Model.random(30 + seed)
         tokens = [
-            sum(len(text) * share for text, share in law_of(one_round(way, draw, target, drafter, (2, 1))).items())
+            sum(
+                len(text) * share
+                for text, share in distribution_of(one_round(way, draw, target, drafter, (2, 1))).items()
+            )
             for way in (by_traversal, by(rule))
         ]
         gains.append(tokens[0] - tokens[1])
@@ -157,12 +164,12 @@ def test_traversal_accepts_more_than_the_node_rule(draw: Draw, rule: Rule) -> No
 
 def test_greedy_rounds_give_the_greedy_text() -> None:
     drafter = Model.random(1)
-    best = Model({text: np.eye(3)[row.argmax()] for text, row in Model.random(2).laws.items()})
+    best = Model({text: np.eye(3)[row.argmax()] for text, row in Model.random(2).distributions.items()})
     greedy = tuple[int, ...]()
     while len(greedy) < LENGTH:
-        greedy += (int(best.laws[greedy].argmax()),)
+        greedy += (int(best.distributions[greedy].argmax()),)
     for verifier, draw in METHODS.values():
-        for text in law_of(one_round(verifier, draw, best, drafter, (2, 1))):
+        for text in distribution_of(one_round(verifier, draw, best, drafter, (2, 1))):
             assert text == greedy[: len(text)]
 
 
@@ -176,12 +183,12 @@ def test_traversal_refuses_candidates_that_were_not_drawn() -> None:
 def test_missing_rows_are_refused() -> None:
     target, drafter = Model.random(1), Model.random(2)
     chooser = RandomChooser(np.random.default_rng(0))
-    tree, q = grow(drafter.level_law, (2, 2), draw_independent, chooser)
+    tree, q = grow(drafter.level_distribution, (2, 2), draw_independent, chooser)
     p = target.rows(tree)
     assert len(q) == 3
-    for rows, laws in ((p[:-1], q), (p, q[:-1])):
+    for rows, distributions in ((p[:-1], q), (p, q[:-1])):
         with pytest.raises(ValueError, match="rows"):
-            verify(tree, rows, laws, residual_with_replacement, chooser)
+            verify(tree, rows, distributions, residual_with_replacement, chooser)
     assert verify(tree, p, None, sample_and_match, chooser)
 
 
@@ -243,11 +250,11 @@ def test_a_draft_has_the_layout_of_its_profile() -> None:
     drafter = Model.random(1)
     seen = list[tuple[range, int]]()
 
-    def level_law(tree: CandidateTree, frontier: range) -> np.ndarray:
+    def level_distribution(tree: CandidateTree, frontier: range) -> np.ndarray:
         seen.append((frontier, len(tree)))
-        return drafter.level_law(tree, frontier)
+        return drafter.level_distribution(tree, frontier)
 
-    tree, q = grow(level_law, (3, 2, 1), draw_independent, RandomChooser(np.random.default_rng(0)))
+    tree, q = grow(level_distribution, (3, 2, 1), draw_independent, RandomChooser(np.random.default_rng(0)))
     layout = LevelTree((3, 2, 1))
     assert tree.parents == layout.parents
     assert seen == [(range(ROOT, 0), 0), (layout.level(1), 3), (layout.level(2), 9)]
@@ -259,12 +266,12 @@ def test_drafting_stops_when_told_to_and_keeps_the_level() -> None:
     asked = list[tuple[int, range]]()
 
     def proceed(tree: CandidateTree, expanded: range, q: np.ndarray) -> bool:
-        np.testing.assert_array_equal(q, drafter.level_law(tree, expanded))
+        np.testing.assert_array_equal(q, drafter.level_distribution(tree, expanded))
         asked.append((len(tree), expanded))
         return len(asked) < 2
 
     chooser = RandomChooser(np.random.default_rng(0))
-    tree, q = grow(drafter.level_law, (2, 1, 1, 1), draw_independent, chooser, proceed=proceed)
+    tree, q = grow(drafter.level_distribution, (2, 1, 1, 1), draw_independent, chooser, proceed=proceed)
     assert asked == [(2, range(ROOT, 0)), (4, range(2))]
     assert (len(tree), len(q)) == (4, 3)
 
@@ -272,14 +279,14 @@ def test_drafting_stops_when_told_to_and_keeps_the_level() -> None:
 def test_only_the_tree_below_the_drawn_token_survives() -> None:
     drafter = Model.random(11)
     chooser = RandomChooser(np.random.default_rng(0))
-    forest = grow(drafter.level_law, (2, 2, 1), draw_independent, chooser, seeds=(2, 0))
+    forest = grow(drafter.level_distribution, (2, 2, 1), draw_independent, chooser, seeds=(2, 0))
     assert not forest.q[0].any()
     for seed in (2, 0):
         tree, q = surviving(forest, seed)
         below = [forest.tree.text(node)[1:] for node in range(len(forest.tree)) if forest.tree.text(node)[0] == seed]
         assert [tree.text(node) for node in range(len(tree))] == below[1:]
         for row in range(len(q)):
-            np.testing.assert_array_equal(q[row], drafter.laws[(seed, *tree.text(row - 1))])
+            np.testing.assert_array_equal(q[row], drafter.distributions[(seed, *tree.text(row - 1))])
         assert len(q) == 3
     assert len(surviving(forest, 1).tree) == 0
 
@@ -287,7 +294,7 @@ def test_only_the_tree_below_the_drawn_token_survives() -> None:
 @pytest.mark.parametrize("seeds", [(1, 1), (0, 1, 2)])
 def test_seeds_are_distinct_and_no_more_than_the_first_level(seeds: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="seeds"):
-        grow(Model.random(1).level_law, (2, 1), draw_top, RandomChooser(np.random.default_rng(0)), seeds=seeds)
+        grow(Model.random(1).level_distribution, (2, 1), draw_top, RandomChooser(np.random.default_rng(0)), seeds=seeds)
 
 
 def test_what_is_no_tree_is_refused() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from export.batches import build_batch
 from export.features import OnlineFeatures, Sequence
 from export.recipe import TrainSettings
-from export.run import TrainingSet
+from export.training_set import TrainingSet
 from lab.baselines.reused import ReusedLayerMoA
 from outrider_core.models.drafter_files import load_drafter, save_drafter
 from outrider_core.models.moa import MoA
@@ -30,7 +30,7 @@ def target() -> Target:
 
 
 def moa_of(target: Target, **options: bool) -> MoA:
-    moa = TrainingSet(target, SEQUENCES, layers=2, draft_vocab=64, **options).student("moa")
+    moa = TrainingSet(target, SEQUENCES, layers=2, draft_vocab=64, **options).student()
     assert isinstance(moa, MoA)
     return moa
 

@@ -14,7 +14,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, Qwen2Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from outrider_core.models import target as room
+from outrider_core.models import target as module
 from outrider_core.models.target import (
     DEFAULT_TARGET,
     Target,
@@ -53,7 +53,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = tmp_path / "wheel"
     package.mkdir()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin=str(package / "__init__.py")))
-    source = package / room.ALIASES[DEFAULT_TARGET][1]
+    source = package / module.ALIASES[DEFAULT_TARGET][1]
     source.write_bytes(b"GGUF")
     return source
 
@@ -94,7 +94,7 @@ def test_failed_conversion_leaves_no_folder(
         (folder / "config.json").write_text("{}")
         raise failure
 
-    monkeypatch.setattr(room, "_convert_gguf", convert)
+    monkeypatch.setattr(module, "_convert_gguf", convert)
     with pytest.raises((TargetError, KeyboardInterrupt)):
         resolve_target(DEFAULT_TARGET)
     assert list((empty_cache / "targets").iterdir()) == []
@@ -104,7 +104,7 @@ def test_failed_conversion_is_one_line(empty_cache: Path, wheel: Path, monkeypat
     def convert(source: Path, folder: Path) -> None:
         raise RuntimeError("disk full")
 
-    monkeypatch.setattr(room, "_convert_gguf", convert)
+    monkeypatch.setattr(module, "_convert_gguf", convert)
     with pytest.raises(TargetError, match=r"^smollm2-135m-instruct: converting \S+\.gguf failed: disk full$"):
         resolve_target(DEFAULT_TARGET)
 
@@ -119,7 +119,7 @@ def test_conversion_replaces_a_half_folder_and_runs_once(
         (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_bytes(b"weights")
 
-    monkeypatch.setattr(room, "_convert_gguf", convert)
+    monkeypatch.setattr(module, "_convert_gguf", convert)
     half = empty_cache / "targets" / DEFAULT_TARGET
     half.mkdir(parents=True)
     (half / "config.json").write_text("half written")

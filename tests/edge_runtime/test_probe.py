@@ -8,9 +8,7 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,10 +16,11 @@ import numpy as np
 import pytest
 import torch
 
+from edge_runtime import probe
 from edge_runtime.runtime import EdgeRuntime
 from export.quant import Profile
 from export.to_onnx import write_onnx
-from outrider_core.drafting import probe
+from outrider_core import machine
 from outrider_core.drafting.bundle import (
     FORMAT_VERSION,
     MANIFEST,
@@ -92,7 +91,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "outrider_core.drafting.probe", *map(str, arguments)]
+    command = [sys.executable, "-m", "edge_runtime.probe", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -126,7 +125,7 @@ def test_steps_of_every_width_and_context_are_timed(bundle: Path) -> None:
 
 def test_peak_memory_is_taken_before_the_bandwidth_buffer(bundle: Path) -> None:
     figures = figures_of(bundle, "--widths", 1, "--contexts", 1, "--repeats", 1)
-    assert figures["peak_rss_mb"] - figures["rss_mb"] < probe.LEAST_BUFFER / 1e6
+    assert figures["peak_rss_mb"] - figures["rss_mb"] < machine.LEAST_BUFFER / 1e6
 
 
 def test_drafting_measures_a_prompt_and_trees(bundle: Path) -> None:
@@ -147,7 +146,7 @@ def test_drafting_measures_a_prompt_and_trees(bundle: Path) -> None:
 
 def test_process_holds_what_an_app_holds(bundle: Path) -> None:
     program = (
-        "import json, sys; from outrider_core.drafting import probe; code = probe.main(sys.argv[1:]); "
+        "import json, sys; from edge_runtime import probe; code = probe.main(sys.argv[1:]); "
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})), file=sys.stderr); sys.exit(code)"
     )
     command = [sys.executable, "-c", program, str(bundle), "--draft", "8"]
@@ -263,59 +262,3 @@ def test_longest_drafting_context_leaves_every_tree_its_depth() -> None:
     limit = probe.longest_drafting_context(256)
     last_prefix = limit + probe.TREES - 1
     assert last_prefix + TreeShape().depth <= 256
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_bandwidth_reads_every_buffer_once_a_pass(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    monkeypatch.setattr(probe, "READS", (lambda buffer: read.append(buffer.nbytes),))
-    assert probe.read_bandwidth(threads, total=3 << 20, rounds=2) > 0
-    assert read == [(3 << 20) // threads] * (threads * 2 * probe.PASSES)
-
-
-def test_bandwidth_reads_all_values() -> None:
-    values = np.arange(1.0, 10.0)
-    assert probe._read_float64(values) == values.sum()
-    assert probe._read_int64(values) == values.view(np.int64).sum()
-
-
-def test_other_processes_are_told_from_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = {"now": 100.0, "own": 5.0, "busy": 1000.0}
-    monkeypatch.setattr(probe.time, "perf_counter", lambda: clock["now"])
-    monkeypatch.setattr(probe.time, "process_time", lambda: clock["own"])
-    monkeypatch.setattr(probe, "busy_seconds", lambda: clock["busy"])
-    others = probe.Others()
-    clock.update(now=110.0, own=8.0, busy=1018.0)  # 10 s long, 18 s of work in all, 3 s of it ours
-    assert others.cores() == pytest.approx(1.5)
-    clock.update(busy=1002.0)  # the machine counts in ticks
-    assert others.cores() == 0.0
-    monkeypatch.setattr(probe, "busy_seconds", lambda: None)
-    assert others.cores() is None
-
-
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="Linux only")
-def test_busy_seconds_grow_with_work() -> None:
-    before, began = probe.busy_seconds(), time.process_time()
-    while time.process_time() < began + 0.2:
-        pass
-    after = probe.busy_seconds()
-    assert before is not None and after is not None and after - before >= 0.1
-
-
-def test_memory_is_of_this_process() -> None:
-    now, peak = probe.memory_mb()
-    assert now is not None and peak is not None and 10 < now <= peak
-
-
-@pytest.mark.parametrize(("system", "unit"), [("linux", 1024), ("darwin", 1)])
-def test_memory_without_proc_comes_from_getrusage(system: str, unit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoFile(type(Path())):  # type: ignore[misc]
-        def read_text(self, *_: Any, **__: Any) -> str:
-            raise FileNotFoundError(self)
-
-    monkeypatch.setattr(probe, "Path", NoFile)
-    monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr("resource.getrusage", lambda who: SimpleNamespace(ru_maxrss=2_000_000))
-    assert probe.memory_mb() == (2 * unit, 2 * unit)
-    monkeypatch.setitem(sys.modules, "resource", None)  # Windows
-    assert probe.memory_mb() == (None, None)

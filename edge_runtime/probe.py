@@ -1,4 +1,4 @@
-"""`python -m outrider_core.drafting.probe`: measure one engine of a bundle in one fresh process, without torch.
+"""`python -m edge_runtime.probe`: measure one engine of a bundle in one fresh process, without torch.
 
 The process loads what an app's process loads (`edge_runtime.runtime` with its link, the bundle with its tokenizer,
 one engine) and prints one JSON object on standard output; an error is one line on standard error and exit status 1.
@@ -13,13 +13,7 @@ step times: `Engine.step` on random inputs, all logits asked for, the same input
 rss_mb: resident memory once the engine is loaded. peak_rss_mb: its peak up to the last step (or tree), read before
     the bandwidth is measured. VmRSS and VmHWM of /proc/self/status; where there is none, both are getrusage's
     ru_maxrss (the peak so far); null where there is neither. 1 MB = 10^6 bytes.
-bandwidth_gb_s: what `threads` Python threads together read per second (1 GB = 10^9 bytes). Each fills a float64
-    buffer of its own, together CACHES times the last-level cache and at least LEAST_BUFFER bytes, then reads it
-    whole PASSES times from a common start, with numpy reductions that keep no result in memory and release the GIL.
-    Two of them are tried because neither is the faster one everywhere: the int64 sum of the buffer's bits, and
-    einsum's float64 sum (numpy's own float64 sum adds pairwise and reads at half the rate). The time runs from the
-    first start to the last end; the best of ROUNDS rounds of each counts. A hand-written AVX-512 loop on a server
-    read an eighth more with one thread (so a floor made of this is as much too high) and the same with two.
+bandwidth_gb_s: `outrider_core.machine.read_bandwidth` of as many threads.
 others_cores: processor cores that everything but this process used while it measured, from /proc/stat; null where
     there is none. Together with `threads` it should stay below the machine's cores, or the times are not the engine's.
 """
@@ -29,22 +23,20 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
-import platform
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_runtime.runtime import EdgeRuntime
+from outrider_core.arguments import positive_int, positive_ints
 from outrider_core.drafting.bundle import Bundle, BundleError, Manifest, open_bundle
 from outrider_core.drafting.drafter import MASKED, Drafter, TreeShape
 from outrider_core.drafting.engines import RUNTIMES, Engine, Floats, Ints, installed, open_engine
+from outrider_core.machine import Others, available_cores, memory_mb, read_bandwidth
 from outrider_core.protocol.sampling import Sampling
 
 #: steps before those that are timed
@@ -54,10 +46,6 @@ TREES = 10
 #: feature rows handed over at once, about what one message of the verifier brings
 ROWS_AT_ONCE = 64
 
-CACHES, LEAST_BUFFER, MOST_BUFFER = 8, 256 << 20, 1 << 30
-PASSES, ROUNDS = 2, 5
-#: assumed where the system does not say
-DEFAULT_CACHE = 32 << 20
 #: module that brings a package's runtime into the process, where it is not the package itself
 RUNTIME_MODULES = {"executorch": "executorch.runtime"}
 
@@ -66,27 +54,10 @@ Step = tuple[Ints, Ints, Ints, Floats, Floats, Floats, Floats, Floats]
 
 EPILOG = """\
 examples:
-  python -m outrider_core.drafting.probe build/bundle --engine onnx --threads 1
-  python -m outrider_core.drafting.probe build/bundle --engine onnx --threads 4 --draft 1024
+  python -m edge_runtime.probe build/bundle --engine onnx --threads 1
+  python -m edge_runtime.probe build/bundle --engine onnx --threads 4 --draft 1024
   python -m export bench build/bundle          all engines, with tables and the memory floor
 """
-
-
-def available_cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def processor_name() -> str:
-    """What this machine's processor calls itself."""
-    name = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return name
-    return next((x.partition(":")[2].strip() for x in lines if x.startswith(("model name", "Hardware"))), name)
 
 
 def _milliseconds(work: Callable[[], T]) -> tuple[T, float]:
@@ -94,102 +65,6 @@ def _milliseconds(work: Callable[[], T]) -> tuple[T, float]:
     began = time.perf_counter()
     result = work()
     return result, (time.perf_counter() - began) * 1e3
-
-
-def memory_mb() -> tuple[float | None, float | None]:
-    """Resident memory of this process in MB: (now, highest so far); see the module's docstring."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        kib = {name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in lines) if name[:2] == "Vm"}
-        return kib["VmRSS"] * 1024 / 1e6, kib["VmHWM"] * 1024 / 1e6
-    except (OSError, KeyError, ValueError, IndexError):
-        pass
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None, None
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
-    return peak, peak
-
-
-def busy_seconds() -> float | None:
-    """Processor seconds that the whole machine has spent on anything since it started, or None if it does not say."""
-    try:
-        user, nice, system, _, _, interrupts, soft, stolen, *_ = Path("/proc/stat").read_text().split()[1:]
-        return sum(map(int, (user, nice, system, interrupts, soft, stolen))) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, AttributeError):
-        return None
-
-
-class Others:
-    """Watches what other processes do from its creation on."""
-
-    def __init__(self) -> None:
-        self._began, self._busy, self._own = time.perf_counter(), busy_seconds(), time.process_time()
-
-    def cores(self) -> float | None:
-        """Processor cores they used on average so far, or None if the system does not say."""
-        busy, seconds = busy_seconds(), time.perf_counter() - self._began
-        if busy is None or self._busy is None:
-            return None
-        return max(0.0, (busy - self._busy - (time.process_time() - self._own)) / seconds)
-
-
-def last_level_cache() -> int | None:
-    """Bytes of the first core's largest cache, or None where the system does not say."""
-    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    sizes = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        try:
-            text = path.read_text().strip()
-            sizes.append(int(text[:-1]) * units[text[-1]] if text[-1:] in units else int(text))
-        except (OSError, ValueError):
-            continue
-    return max(sizes, default=None)
-
-
-def _read_int64(buffer: NDArray[np.float64]) -> object:
-    return np.add.reduce(buffer.view(np.int64))
-
-
-def _read_float64(buffer: NDArray[np.float64]) -> object:
-    return np.einsum("i->", buffer)
-
-
-READS: tuple[Callable[[NDArray[np.float64]], object], ...] = (_read_int64, _read_float64)
-
-
-def read_bandwidth(threads: int, total: int | None = None, rounds: int = ROUNDS) -> float:
-    """Memory read bandwidth of `threads` threads together in GB/s; the module's docstring says how.
-
-    total: bytes of all buffers together; None: CACHES times the last-level cache, within bounds.
-    """
-    if total is None:
-        total = min(max(CACHES * (last_level_cache() or DEFAULT_CACHE), LEAST_BUFFER), MOST_BUFFER)
-    values = max(1, total // 8 // threads)
-    buffers = [np.empty(values) for _ in range(threads)]
-    start = threading.Barrier(threads)
-    spans = np.zeros((rounds * len(READS), threads, 2))
-
-    def work(thread: int) -> None:
-        buffer = buffers[thread]
-        buffer.fill(1.0)  # by the thread that reads it, so that the pages lie near its core
-        for trial in range(len(spans)):
-            read = READS[trial % len(READS)]
-            start.wait()
-            spans[trial, thread, 0] = time.perf_counter()
-            for _ in range(PASSES):
-                read(buffer)
-            spans[trial, thread, 1] = time.perf_counter()
-
-    workers = [threading.Thread(target=work, args=(thread,), daemon=True) for thread in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    seconds = spans[:, :, 1].max(1) - spans[:, :, 0].min(1)
-    return float(PASSES * values * threads * 8 / seconds.min() / 1e9)
 
 
 def random_step(manifest: Manifest, width: int, context: int, seed: int = 0) -> Step:
@@ -342,21 +217,9 @@ def probe(options: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def whole(text: str) -> int:
-    """A positive whole number of a command line."""
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
-    return int(text)
-
-
-def numbers(text: str) -> list[int]:
-    """Positive whole numbers of a command line, between commas; sorted, each once."""
-    return sorted({whole(part) for part in text.split(",")})
-
-
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m outrider_core.drafting.probe", formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m edge_runtime.probe", formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=EPILOG,
         description="Measure one engine of a bundle in this fresh process and print one JSON object: times of opening, "
         "loading and draft steps (ms), memory (MB) and read bandwidth (GB/s). Never loads torch for ONNX.",
@@ -366,16 +229,16 @@ def build_parser() -> argparse.ArgumentParser:
     add("--engine", choices=list(RUNTIMES), default="onnx", help="engine to load (default: onnx)")
     add("--threads", type=int, default=1, help="of the engine and of the bandwidth, 0 = all cores (default: 1)")
     add(
-        "--widths", type=numbers, default=[1, 8, 32], metavar="N,N",
+        "--widths", type=positive_ints, default=[1, 8, 32], metavar="N,N",
         help="tokens of a step: 1 writes alone, 8 is a level of a default tree (default: 1,8,32)",
     )  # fmt: skip
     add(
-        "--contexts", type=numbers, default=[128, 512], metavar="N,N",
+        "--contexts", type=positive_ints, default=[128, 512], metavar="N,N",
         help="cache rows and feature rows a step reads (default: 128,512)",
     )  # fmt: skip
-    add("--repeats", type=whole, default=30, help="timed steps per width and context (default: 30)")
+    add("--repeats", type=positive_int, default=30, help="timed steps per width and context (default: 30)")
     add(
-        "--draft", type=whole, default=0, metavar="CONTEXT",
+        "--draft", type=positive_int, default=0, metavar="CONTEXT",
         help=f"instead of single steps, draft {TREES} trees as an app does, behind a prompt of CONTEXT tokens",
     )  # fmt: skip
     add("--progress", action="store_true", help="a line on standard error after every measurement")

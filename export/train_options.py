@@ -1,0 +1,180 @@
+"""The options of a training run: typed, checked once, with presets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from export.recipe import TrainSettings
+from outrider_core.models.target import DEFAULT_TARGET
+
+T = TypeVar("T")
+
+
+class OptionsError(ValueError):
+    """Options that cannot be used together, or a value out of range. The message is one line that says what to do."""
+
+
+class Preset(NamedTuple):
+    """takes: what it costs and brings. self_prompts: prompts that `--self-prompts` without a number stands for."""
+
+    takes: str
+    self_prompts: int
+    values: Mapping[str, Any]
+
+
+#: a starting point; options that are given win
+PRESETS = {
+    "quick": Preset(
+        "1,000 short conversations, 2 epochs: minutes on two cores, 1 GB of disk. Shows that everything works for a "
+        "target and writes a drafter that drafts badly",
+        1000,
+        {"max_prompts": 1000, "max_new_tokens": 96, "max_tokens": 384, "epochs": 2},
+    ),
+    "default": Preset(
+        "every prompt of the files, 5 epochs. With 6,000 conversations and the default target: hours on two cores "
+        "(training alone took 2 h 20 min with 6 epochs), 5 GB of disk",
+        6000,
+        {},
+    ),
+    "long": Preset(
+        "longer answers, 8 epochs, and a last stage on what the drafter wrote alone. With 40,000 conversations and the "
+        "default target: days on two cores, 60 GB of disk unless --features online; meant for a GPU",
+        40000,
+        {"max_new_tokens": 320, "max_tokens": 1024, "epochs": 8, "own_text": 4000},
+    ),
+}
+#: stands for the preset's number in what `TrainOptions.from_given` takes as `self_prompts`
+PRESET_NUMBER = None
+
+
+class OptionInfo(NamedTuple):
+    """How an option is shown and checked. group: heading in the help; least, most: bounds of a number."""
+
+    group: str
+    text: str
+    metavar: str | None = None
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+
+
+def _option(default: T, *info: Any, **more: Any) -> T:
+    value: Any = field(default=default, metadata={"info": OptionInfo(*info, **more)})
+    return value  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Everything that a training run depends on. Raises OptionsError where it cannot be carried out.
+
+    Lengths are in tokens of the target, shares are 0..1.
+    """
+
+    output_dir: Path
+    preset: str = _option("default", "common", "starting point for all other options", choices=tuple(PRESETS))
+    prompts: tuple[Path, ...] = _option(
+        (), "common", "JSONL with `prompt` or `turns`, or plain text with one prompt a line", "FILE"
+    )
+    self_prompts: int = _option(
+        0, "common", "let the target write N prompts of its own (without N: the preset's number)", "N", 0
+    )
+    target: str = _option(DEFAULT_TARGET, "common", "alias, Hugging Face id or folder")
+
+    answers: Path | None = _option(  # noqa: RUF009 - a Path is immutable
+        None, "text", "train on an answers file of an earlier run, as it is; no prompts are needed", "FILE"
+    )
+    max_prompts: int = _option(
+        0, "text", "use at most this many prompts of the files, chosen by --seed; 0: all", "N", 0
+    )
+    composed: int = _option(0, "text", "add N tasks on longer texts, put together from --prompts", "N", 0)
+    openings: Path | None = _option(  # noqa: RUF009 - a Path is immutable
+        None, "text", "half of the target's own prompts begin with a line of this file; default: a list of ours", "FILE"
+    )
+    follow_ups: float = _option(
+        0.2, "text", "share of one-turn conversations that get a second turn, written by the target", "SHARE", 0, 1
+    )
+    sampled: float = _option(
+        0.25, "text", "share of conversations answered at a temperature drawn evenly from 0 to 1", "SHARE", 0, 1
+    )
+    max_prompt_tokens: int = _option(512, "text", "conversations with longer user turns are left out", "N", 1)
+    max_new_tokens: int = _option(192, "text", "most tokens of an answer", "N", 1)
+    max_tokens: int = _option(768, "text", "most tokens of a conversation", "N", 1)
+
+    epochs: int = _option(TrainSettings.epochs, "training", "passes over the text", "N", 1)
+    batch_tokens: int = _option(TrainSettings.batch_tokens, "training", "tokens per step, padding included", "N", 1)
+    learning_rate: float = _option(TrainSettings.learning_rate, "training", "at its highest", "RATE", 0)
+    own_text: int = _option(
+        0, "training", "a last stage that learns from N texts which the drafter itself wrote on alone", "N", 0
+    )
+    layers: int = _option(6, "training", "target layers that the drafter's server half reads", "N", 1)
+    draft_vocab: int = _option(12288, "training", "most frequent tokens, which the device can propose", "N", 1)
+    max_context: int = _option(2048, "training", "longest conversation a device may hold", "N", 1)
+
+    work_dir: Path = _option(  # noqa: RUF009 - a Path is immutable
+        Path("build/train"), "advanced", "answers, features and checkpoints of all runs", "DIR"
+    )
+    features: str = _option(
+        "auto",
+        "advanced",
+        "what the target knows of its text: kept in a file, or computed for every batch; auto: online on a GPU",
+        choices=("auto", "cache", "online"),
+    )
+    slots: int = _option(128, "advanced", "conversations answered at a time", "N", 1)
+    device: str = _option("auto", "advanced", "cpu, cuda or auto")
+    threads: int = _option(0, "advanced", "CPU threads; 0: torch's choice", "N", 0)
+    seed: int = _option(0, "advanced", "of everything that is drawn", "N", 0)
+
+    def __post_init__(self) -> None:
+        for name, info in OPTIONS.items():
+            value = getattr(self, name)
+            if info.least is not None and value < info.least:
+                raise OptionsError(f"{flag(name)} {value} is too small; give {info.least:g} or more")
+            if info.most is not None and value > info.most:
+                raise OptionsError(f"{flag(name)} {value} is too large; give {info.most:g} or less")
+            if info.choices and value not in info.choices:
+                raise OptionsError(f"{flag(name)} {value!r} is unknown; give one of {', '.join(info.choices)}")
+        if self.answers and not self.answers.is_file():
+            raise OptionsError(f"--answers: {self.answers} is not a file")
+        if not (self.prompts or self.self_prompts or self.answers):
+            raise OptionsError("there is nothing to train on; give --prompts, --self-prompts or --answers")
+
+    @classmethod
+    def from_given(cls, given: Mapping[str, Any]) -> TrainOptions:
+        """Options by name: those given, then the preset's, then the defaults."""
+        if "output_dir" not in given:
+            raise OptionsError("give --output-dir, the drafter folder to write")
+        name = given.get("preset", "default")
+        if name not in PRESETS:
+            raise OptionsError(f"--preset {name!r} is unknown; give one of {', '.join(PRESETS)}")
+        values = {**PRESETS[name].values, **given}
+        if values.get("self_prompts", 0) is PRESET_NUMBER:
+            values["self_prompts"] = PRESETS[name].self_prompts
+        return cls(**values)
+
+    def settings(self) -> TrainSettings:
+        """Budget and recipe of the main stage."""
+        return TrainSettings(
+            epochs=self.epochs, batch_tokens=self.batch_tokens, learning_rate=self.learning_rate, seed=self.seed
+        )
+
+    def torch_device(self) -> str:
+        """The device's name, `auto` resolved."""
+        if self.device != "auto":
+            return self.device
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+#: how every option but the output folder is shown and checked, in the order of the help
+OPTIONS: dict[str, OptionInfo] = {f.name: f.metadata["info"] for f in fields(TrainOptions) if "info" in f.metadata}
+#: what every option is where neither the command, a file nor the preset says
+DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(TrainOptions) if f.name in OPTIONS}
+
+
+def flag(name: str) -> str:
+    """The command-line flag of an option."""
+    return "--" + name.replace("_", "-")

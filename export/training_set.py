@@ -1,0 +1,112 @@
+"""A target and its answers: whatever is trained on them, and how it is named in a work folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from export.answers import read_answers
+from export.batches import draft_vocabulary
+from export.features import FeatureCache, OnlineFeatures, Sequence
+from export.recipe import TrainSettings
+from export.trainer import Student
+from outrider_core.models.moa import MoA, MoAConfig
+from outrider_core.models.target import Target
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of drafter. name: its `type` in a drafter's config.json. make: builds one for shapes like MoA's."""
+
+    name: str
+    make: Callable[[MoAConfig], Student]
+
+
+#: the drafter that devices run
+MOA = Kind("moa", MoA)
+
+
+@dataclass
+class TrainingSet:
+    """A target and its answers. layers, draft_vocab, max_context, final_norm: see MoAConfig.for_target.
+
+    Raises ValueError where there is no answer.
+    """
+
+    target: Target
+    sequences: Seq[Sequence]
+    layers: int = 6
+    draft_vocab: int = 12288
+    max_context: int = 2048
+    final_norm: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.sequences:
+            raise ValueError("there is no answer to learn from; raise --max-prompt-tokens if prompts are too long")
+        self.config = MoAConfig.for_target(
+            self.target.config,
+            self.target.model_hash,
+            layers=self.layers,
+            draft_vocab=self.draft_vocab,
+            max_context=self.max_context,
+            final_norm=self.final_norm,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all conversations."""
+        return sum(len(sequence.ids) for sequence in self.sequences)
+
+    @property
+    def answered(self) -> int:
+        """Tokens of the target's answers."""
+        return sum(sequence.answered for sequence in self.sequences)
+
+    def student(self, kind: Kind = MOA, seed: int = 0) -> Student:
+        """A fresh drafter with the target's tables, on the target's device."""
+        torch.manual_seed(seed)
+        student = kind.make(self.config)
+        vocabulary = draft_vocabulary(
+            self.sequences, self.config.draft_vocab_size, self.config.vocab_size, self.target.eos_ids
+        )
+        student.adopt(self.target.model, vocabulary)
+        student.to(self.target.model.device)
+        return student
+
+    def features(self, where: str, work: Path) -> OnlineFeatures:
+        """What the target knows of these texts. where: "online", "cache", or "auto": online on a GPU, else cache."""
+        if where == "online" or (where == "auto" and self.target.model.device.type == "cuda"):
+            return OnlineFeatures(self.target, self.config, self.sequences)
+        return FeatureCache(self.target, self.config, self.sequences, work / f"features-{self._key()}.u8")
+
+    def checkpoint(self, student: Student, settings: TrainSettings, work: Path) -> Path:
+        """The file of a training run with these settings."""
+        kind = type(student).__name__
+        return work / f"checkpoint-{key_of(self._key(), kind, asdict(student.config), asdict(settings))}.safetensors"
+
+    def _key(self) -> str:
+        texts = hashlib.sha256(json.dumps([(s.ids, s.answers, s.alone) for s in self.sequences]).encode()).hexdigest()
+        return key_of(self.target.model_hash, texts, self.config.target_layers)
+
+
+def key_of(*parts: object) -> str:
+    """12 hex digits that name a file of the work folder by what it was made from."""
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:12]
+
+
+def read_sequences(path: Path) -> list[Sequence]:
+    """The answered conversations of an answers file and of what further ranks have put beside it, in their order."""
+    rows = {row["index"]: row for part in answer_files(path) for row in read_answers(part)}
+    sequences = (Sequence(rows[i]["ids"], tuple(map(tuple, rows[i]["answers"]))) for i in sorted(rows))
+    return [sequence for sequence in sequences if sequence.answers]
+
+
+def answer_files(path: Path) -> list[Path]:
+    """The answers file of the first rank and those that further ranks have put beside it."""
+    return [path, *sorted(path.parent.glob(f"{path.stem}.rank*.jsonl"))]

@@ -1,0 +1,26 @@
+"""The kinds of drafter that are compared: MoA, and those it is measured against with as many trained parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from export.training_set import MOA, Kind
+from lab.baselines.networks import Baseline, BaselineConfig
+from lab.baselines.reused import ReusedLayerMoA
+from outrider_core.models.moa import MoA, MoAConfig
+
+
+def _baseline(name: str, layers: int) -> Callable[[MoAConfig], Baseline]:
+    def make(config: MoAConfig) -> Baseline:
+        budget = sum(p.numel() for p in MoA(config).parameters() if p.requires_grad)
+        return Baseline(BaselineConfig.like(name, config, budget, layers))
+
+    return make
+
+
+KINDS = {
+    "moa": MOA,
+    "tli1": Kind("tli1", ReusedLayerMoA),
+    "eagle2": Kind("eagle2", _baseline("eagle2", layers=1)),
+    "lm": Kind("lm", _baseline("lm", layers=2)),
+}

@@ -1,0 +1,58 @@
+"""Train what MoA is compared with, on the same text with the same losses and as many parameters.
+
+    python -m lab.train --drafter eagle2 --prompts prompts.jsonl --output-dir build/eagle2
+    python -m lab.train --drafter lm --answers build/train/answers-0123456789ab.jsonl --output-dir build/lm
+
+All other options are those of `python -m export train`; of the same ones the same answers and features are used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from export.__main__ import guarded, keep_freed_memory
+from export.train import train
+from export.train_command import add_train_options, describe_presets, read_train_options
+from export.train_options import OptionsError, TrainOptions
+from lab.kinds import KINDS
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.train",
+        usage="python -m lab.train --drafter {eagle2,lm,tli1} --output-dir DIR [OPTION ...]",
+        description=__doc__,
+        epilog=describe_presets(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--drafter",
+        choices=[name for name in KINDS if name != "moa"],
+        required=True,
+        help="eagle2: EAGLE-2's feature head; lm: a small LM; tli1: MoA with the target's last layer behind it",
+    )
+    add_train_options(parser)
+    arguments = parser.parse_args(argv)
+    try:
+        options = read_train_options(arguments)
+        if options.own_text:
+            raise OptionsError("--own-text is for MoA: what it is compared with does not learn from its own text")
+    except OptionsError as error:
+        parser.error(str(error))
+    return guarded(lambda: _run(options, arguments.drafter))
+
+
+def _run(options: TrainOptions, kind: str) -> None:
+    keep_freed_memory()
+    notes = train(options, KINDS[kind])
+    if notes:
+        print(f"held-out agreement by lag 1..6: {notes['held_out_agreement_by_lag']}")
+        compared = (
+            "" if kind == "tli1" else f"; next: python -m lab.drafters --drafters {options.output_dir} --prompts FILE"
+        )
+        print(f"wrote {options.output_dir}{compared}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

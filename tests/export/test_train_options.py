@@ -1,0 +1,108 @@
+"""Options of a training run: presets, a file, flags, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from export.__main__ import main
+from export.recipe import TrainSettings
+from export.train_command import add_train_options, next_command, read_train_options
+from export.train_options import DEFAULTS, OPTIONS, PRESETS, OptionsError, TrainOptions
+
+OUT = Path("drafters/mine")
+
+
+def read(*arguments: str) -> TrainOptions:
+    parser = argparse.ArgumentParser()
+    add_train_options(parser)
+    return read_train_options(parser.parse_args([*arguments, "--output-dir", str(OUT)]))
+
+
+def test_two_flags_are_enough() -> None:
+    assert read("--prompts", "a.txt", "b.jsonl") == TrainOptions(OUT, prompts=(Path("a.txt"), Path("b.jsonl")))
+    assert read("--self-prompts") == TrainOptions(OUT, self_prompts=PRESETS["default"].self_prompts)
+    assert read("--self-prompts", "7").self_prompts == 7
+
+
+def test_a_preset_gives_way_to_flags() -> None:
+    quick = read("--preset", "quick", "--self-prompts", "--epochs", "3")
+    assert (quick.epochs, quick.self_prompts) == (3, PRESETS["quick"].self_prompts)
+    assert quick.max_new_tokens == PRESETS["quick"].values["max_new_tokens"] < DEFAULTS["max_new_tokens"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_name_options_and_can_be_carried_out(preset: str) -> None:
+    assert PRESETS[preset].values.keys() <= OPTIONS.keys()
+    options = read("--preset", preset, "--self-prompts")
+    assert options.preset == preset and options.max_new_tokens < options.max_tokens
+
+
+def test_the_default_preset_is_the_recipe() -> None:
+    assert not PRESETS["default"].values
+    assert read("--self-prompts").settings() == TrainSettings()
+
+
+def test_flags_win_over_a_file_and_a_file_over_the_preset(tmp_path: Path) -> None:
+    file = tmp_path / "train.toml"
+    file.write_text('preset = "quick"\nprompts = ["a.txt"]\nepochs = 9\nlearning-rate = 1\nmax_tokens = 99\n')
+    options = read("--config", str(file), "--max-tokens", "100")
+    assert options == TrainOptions(
+        OUT, "quick", (Path("a.txt"),), epochs=9, learning_rate=1.0, max_tokens=100, max_new_tokens=96, max_prompts=1000
+    )
+    file.write_text("self-prompts = true\n")
+    assert read("--config", str(file)).self_prompts == PRESETS["default"].self_prompts
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epoch = 3", "there is no option 'epoch'"),
+        ('epochs = "3"', "epochs = '3' has the wrong type; give int"),
+        ("epochs = true", "epochs = True has the wrong type"),
+        ("prompts = [1]", "has the wrong type; give str"),
+        ("epochs = ", "is not a TOML file"),
+        ('preset = "huge"', "--preset 'huge' is unknown; give one of quick, default, long"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_why(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "train.toml").write_text(text + "\n")
+    with pytest.raises(OptionsError) as refused:
+        read("--config", str(tmp_path / "train.toml"))
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give --prompts, --self-prompts or --answers"),
+        (["--self-prompts", "--sampled", "1.5"], "--sampled 1.5 is too large; give 1 or less"),
+        (["--self-prompts", "--epochs", "0"], "--epochs 0 is too small; give 1 or more"),
+        (["--self-prompts", "-1"], "--self-prompts -1 is too small"),
+        (["--config", "nowhere.toml"], "--config: nowhere.toml cannot be read: No such file or directory"),
+        (["--answers", "nowhere.jsonl"], "--answers: nowhere.jsonl is not a file"),
+        (["--self-prompts", "--features", "disk"], "invalid choice: 'disk'"),
+    ],
+)
+def test_bad_options_are_usage_errors(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *arguments, "--output-dir", str(OUT)])
+    errors = capsys.readouterr().err
+    assert ended.value.code == 2 and message in errors.splitlines()[-1]
+
+
+def test_help_begins_with_an_example_and_describes_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    assert "python -m export train --prompts" in text[:100]
+    assert all(f"--preset {name}: " in text for name in PRESETS)
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_the_next_command_names_a_target_that_is_not_the_default() -> None:
+    here = f"python -m export bundle --drafter {OUT} --output-dir build/bundle"
+    assert next_command(read("--self-prompts")) == here
+    assert next_command(read("--self-prompts", "--target", "llama3")) == here + " --target llama3"
