@@ -12,10 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from outrider_core.models.drafters_folder import drafters_folder
 from outrider_core.models.target import DEFAULT_TARGET
 from outrider_core.protocol.tree import MAX_NODES
-
-DRAFTERS = Path(__file__).resolve().parent.parent / "drafters"
 
 
 class Settings(BaseSettings):
@@ -36,7 +35,7 @@ class Settings(BaseSettings):
 
     model: Annotated[str, Field(description="target: alias, Hugging Face id or folder")] = DEFAULT_TARGET
     drafter: Annotated[Path, Field(description="drafter folder, trained on this target")] = (
-        DRAFTERS / f"{DEFAULT_TARGET}-moa"
+        drafters_folder() / f"{DEFAULT_TARGET}-moa"
     )
     served_model_name: Annotated[str, Field(description="the target's name in /v1/models; empty: as --model")] = ""
     config: Annotated[Path | None, Field(description="TOML file with these settings")] = None

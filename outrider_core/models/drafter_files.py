@@ -11,12 +11,11 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from outrider_core.models.drafters_folder import drafters_folder
 from outrider_core.models.moa import DrafterError, MoAConfig
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "drafter.safetensors"
-#: where a drafter is looked for when nobody says
-DRAFTERS = Path("drafters")
 
 
 def save_drafter(folder: Path, config: MoAConfig, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
@@ -73,11 +72,16 @@ def hash_drafter(stored: dict[str, Any], config: Any, tensors: dict[str, Tensor]
 
 
 def find_drafter(drafter_hash: str) -> Path:
-    """The folder under DRAFTERS that holds the drafter with this hash. Raises DrafterError where there is none."""
-    for folder in sorted(DRAFTERS.glob("*")) if DRAFTERS.is_dir() else []:
+    """The folder that holds the drafter with this hash: one under `drafters/` where the command runs, or of ours.
+
+    Raises DrafterError where there is none.
+    """
+    places = [Path("drafters"), drafters_folder()]
+    for folder in (folder for place in places for folder in sorted(place.glob("*"))):
         try:
             if load_drafter(folder)[2] == drafter_hash:
                 return folder
         except DrafterError:
             continue
-    raise DrafterError(f"no drafter {drafter_hash} under {DRAFTERS}/; give the bundle's with --drafter")
+    looked = " or ".join(str(place) for place in places)
+    raise DrafterError(f"there is no drafter {drafter_hash} in {looked}; give the bundle's with --drafter")
