@@ -91,6 +91,9 @@ class BlockingRuntime:
         self._call(self.runtime.proceed())
 
     def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        if not self._thread.is_alive():
+            work.close()
+            raise RuntimeError("this runtime is not entered, or is closed; write: with BlockingRuntime(...) as runtime")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _drain(self, stream: AsyncGenerator[Event, None]) -> Iterator[Event]:
@@ -102,12 +105,14 @@ class BlockingRuntime:
             if not answer.cancelled():
                 answer.result()  # raises what the answer raised
         finally:
-            if not self._loop.is_closed():
+            if self._thread.is_alive():
                 self._call(self._cancel())
 
     async def _begin(
-        self, stream: AsyncGenerator[Event, None], events: SimpleQueue[Event | None]
-    ) -> asyncio.Task[None]:  # fmt: skip
+        self,
+        stream: AsyncGenerator[Event, None],
+        events: SimpleQueue[Event | None],
+    ) -> asyncio.Task[None]:
         """Let `stream` run into `events`, with None at its end."""
 
         async def pump() -> None:
