@@ -11,6 +11,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, TypeVar
 
+from edge_runtime.context import FittedMessages
 from edge_runtime.events import Event, Finished
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.transport import Server
@@ -69,6 +70,10 @@ class BlockingRuntime:
         *_, finished = self.generate(prompt, **options)
         assert isinstance(finished, Finished)
         return finished
+
+    def fit_messages(self, messages: list[dict[str, str]], reserve: int = 256) -> FittedMessages:
+        """As `EdgeRuntime.fit_messages`."""
+        return self.runtime.fit_messages(messages, reserve)
 
     def resume(self, record: dict[str, Any]) -> Iterator[Event]:
         """As `EdgeRuntime.resume`."""

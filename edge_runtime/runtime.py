@@ -15,6 +15,7 @@ from typing import Any
 
 from edge_runtime.answer import Answer
 from edge_runtime.arguments import checked_length, checked_sampling, checked_stops
+from edge_runtime.context import FittedMessages, fit_messages
 from edge_runtime.events import Event
 from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from edge_runtime.news import News
@@ -140,6 +141,18 @@ class EdgeRuntime:
         """Token ids of a question (a string) or a conversation (chat messages)."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return self.bundle.render_chat(messages)
+
+    def fit_messages(self, messages: list[dict[str, str]], reserve: int = 256) -> FittedMessages:
+        """The conversation without the oldest turns that would not fit into the context.
+
+        reserve: tokens to keep free for the answer. Instructions at the beginning and the last turn are never dropped.
+        The context is the bundle's, or the verifier's where that is smaller and there is a connection.
+        Raises ConversationTooLong, a ValueError, where the last turn alone does not fit.
+        """
+        context = self.bundle.manifest.max_context
+        if self.link and self.link.welcome:
+            context = min(context, self.link.welcome.max_context)
+        return fit_messages(messages, self.encode_prompt, context, reserve)
 
     def decode(self, ids: list[int]) -> str:
         """Text of token ids, special tokens left out."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edge_runtime.blocking import BlockingRuntime
+    from edge_runtime.context import ConversationTooLong, FittedMessages
     from edge_runtime.events import (
         Adopted,
         AnswerStats,
@@ -44,10 +45,12 @@ _HOMES = {
     "BlockingRuntime": "edge_runtime.blocking",
     "Bundle": "outrider_core.drafting.bundle",
     "BundleError": "outrider_core.drafting.bundle",
+    "ConversationTooLong": "edge_runtime.context",
     "DrafterFailed": "edge_runtime.worker",
     "EdgeRuntime": "edge_runtime.runtime",
     "Event": "edge_runtime.events",
     "Finished": "edge_runtime.events",
+    "FittedMessages": "edge_runtime.context",
     "LinkRefused": "edge_runtime.link",
     "LinkState": "edge_runtime.events",
     "LocalVerifier": "outrider.local",
@@ -66,10 +69,12 @@ __all__ = [
     "BlockingRuntime",
     "Bundle",
     "BundleError",
+    "ConversationTooLong",
     "DrafterFailed",
     "EdgeRuntime",
     "Event",
     "Finished",
+    "FittedMessages",
     "LinkRefused",
     "LinkState",
     "LocalVerifier",

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 import uvicorn
 
+from edge_runtime.context import ConversationTooLong, FittedMessages
 from edge_runtime.events import Event, Finished, LinkState
 from edge_runtime.link import LinkRefused
 from edge_runtime.runtime import EdgeRuntime
@@ -37,6 +38,8 @@ from outrider_core.chat_api.completions import ApiError, ChatRequest, Wording, c
 #: requests that may wait behind the one that is answered
 MOST_WAITING = 8
 RETRY_SECONDS = 2
+#: tokens kept free for an answer whose request names no length
+USUAL_LENGTH = 256
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 Unverified = Literal["end", "never"]
@@ -99,34 +102,34 @@ class Endpoint:
     async def _complete(self, receive: Receive, send: Send) -> None:
         asked = parse(await read_body(receive))
         check_model(asked.model, self.model)
-        ids = self._encode(asked)
+        fitted = self._fit(asked)
         if self._waiting >= MOST_WAITING:
             raise ApiError(429, "too many requests wait already", None, "server_busy", RETRY_SECONDS)
         self._waiting += 1
         try:
             async with self._turn:
-                answer = _Answer(self, asked, ids)
+                answer = _Answer(self, asked, fitted)
                 await unless_gone(answer.stream(send) if asked.stream else answer.whole(send), receive)
         finally:
             self._waiting -= 1
 
-    def _encode(self, asked: ChatRequest) -> list[int]:
+    def _fit(self, asked: ChatRequest) -> FittedMessages:
+        length = asked.max_completion_tokens or asked.max_tokens
         try:
-            ids = self.runtime.encode_prompt(asked.conversation)
+            return self.runtime.fit_messages(asked.conversation, length or USUAL_LENGTH)
+        except ConversationTooLong as error:
+            raise ApiError(400, str(error), "messages", "context_length_exceeded") from None
         except Exception as error:  # a template may raise anything
             raise ApiError(400, f"the chat template of {self.model} refuses this: {error}", "messages") from None
-        room = self.runtime.bundle.manifest.max_context - 1
-        if not 0 < len(ids) <= room:
-            text = f"the prompt has {len(ids)} tokens; 1 to {room} fit this bundle"
-            raise ApiError(400, text, "messages", "context_length_exceeded")
-        return ids
 
 
 class _Answer:
     """One completion."""
 
-    def __init__(self, endpoint: Endpoint, asked: ChatRequest, ids: list[int]) -> None:
-        self._endpoint, self._asked, self._ids = endpoint, asked, ids
+    def __init__(self, endpoint: Endpoint, asked: ChatRequest, fitted: FittedMessages) -> None:
+        self._endpoint, self._asked, self._ids = endpoint, asked, fitted.ids
+        #: says, beside the content, how many of the oldest messages did not fit
+        self._dropped = {"dropped_messages": len(fitted.dropped)} if fitted.dropped else {}
         self._wording = Wording(endpoint.model, endpoint.runtime.bundle.manifest.target_hash)
         self._last: Finished | None = None
 
@@ -158,7 +161,7 @@ class _Answer:
         text, unverified = self._ending(self._last)
         body = self._wording.whole(
             self._last.verified + text, self._reason(self._last), self._usage(self._last),
-            outrider={"state": "unverified" if unverified else "verified", "unverified": unverified},
+            outrider={"state": "unverified" if unverified else "verified", "unverified": unverified, **self._dropped},
         )  # fmt: skip
         await send_json(send, body)
 
@@ -185,7 +188,7 @@ class _Answer:
             text, unverified = self._ending(self._last)
             if text:
                 yield word({"content": text}, outrider={"unverified": True}, **unknown)
-            yield word({}, self._reason(self._last), outrider={"unverified": unverified}, **unknown)
+            yield word({}, self._reason(self._last), outrider={"unverified": unverified, **self._dropped}, **unknown)
             if usage:
                 yield word(None, usage=self._usage(self._last))
         except ApiError as error:
