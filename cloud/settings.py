@@ -26,7 +26,6 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="VERIFIER_",
-        cli_prog_name="python -m cloud.verifier",
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_avoid_json=True,
@@ -125,8 +124,8 @@ class Settings(BaseSettings):
         return self.model_dump(mode="json", exclude={"config", "print_config"}, exclude_none=True)
 
 
-def read_settings(flags: Sequence[str]) -> Settings:
-    """Flags, then environment, then the file that either names.
+def read_settings(flags: Sequence[str], prog: str = "python -m cloud.verifier") -> Settings:
+    """Flags, then environment, then the file that either names. prog: how the command was called, for help.
 
     Raises pydantic's ValidationError or SettingsError, or OSError or ValueError where the file cannot be read.
     """
@@ -149,7 +148,7 @@ def read_settings(flags: Sequence[str]) -> Settings:
             file = [TomlConfigSettingsSource(settings_cls, path)] if path else []
             return init_settings, env_settings, *file
 
-    arguments: dict[str, Any] = {"_cli_parse_args": list(flags)}
+    arguments: dict[str, Any] = {"_cli_parse_args": list(flags), "_cli_prog_name": prog}
     return WithFile(**arguments)
 
 

@@ -22,12 +22,15 @@ from structlog.typing import Processor
 from cloud.settings import Settings, read_settings
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verifier. Returns the exit status; every failure at start is one line on stderr."""
+def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifier") -> int:
+    """Run the verifier. Returns the exit status; every failure at start is one line on stderr.
+
+    prog: how it was called, for help.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     try:
-        settings = read_settings(sys.argv[1:] if argv is None else argv)
+        settings = read_settings(sys.argv[1:] if argv is None else argv, prog)
     except ValidationError as error:
         return _fail("; ".join(_describe(fault) for fault in error.errors()))
     except SettingsError as error:
@@ -54,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | None) -> int:
     """Load, say so, serve."""
+    if sys.stderr.isatty():
+        print(f"loading target {settings.model} ...", file=sys.stderr, flush=True)
     from cloud.auth import AuthError
     from cloud.service import load_verifier
     from cloud.serving import Server

@@ -333,4 +333,4 @@ def test_default_model_talks_turn_by_turn() -> None:
         input="What is the capital of France?\nAnd of Italy?\n\n", capture_output=True, cwd=ROOT, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout and done.stdout.count("verified tokens") == 2
+    assert "Paris" in done.stdout and done.stderr.count("verified tokens") == 2
