@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli import COMMANDS, main
+from outrider.cli import COMMANDS, device, main
 from outrider.cli.arguments import parse
 from outrider.cli.options import ChatOptions, GenerateOptions, ServeOptions
+from outrider.cli.serve import Endpoint
+
+Folders = tuple[Path, Path, Path]
 
 
 def generate(*arguments: str) -> GenerateOptions:
@@ -104,3 +107,20 @@ def test_a_missing_extra_is_named() -> None:
     assert done.returncode == 1 and done.stderr.splitlines() == [
         "outrider chat needs the package 'rich'; run: pip install 'outrider[edge]'"
     ]
+
+
+@pytest.mark.parametrize(("host", "shown"), [("::1", "[::1]"), ("127.0.0.1", "127.0.0.1"), ("localhost", "localhost")])
+def test_loopback_needs_no_key(
+    host: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folders: Folders
+) -> None:
+    served: list[str] = []
+
+    async def run(endpoint: Endpoint, host: str, port: int) -> None:
+        served.append(host)
+
+    monkeypatch.delenv("OUTRIDER_KEY", raising=False)
+    monkeypatch.setattr("outrider.cli.serve.run", run)
+    assert device.main(["serve", "--bundle", str(folders[2]), "--host", host, "--port", "1"]) == 0
+    assert served == [host] and f"http://{shown}:1/v1" in capsys.readouterr().err
+    assert device.main(["serve", "--bundle", str(folders[2]), "--host", "0.0.0.0"]) == 1
+    assert "0.0.0.0 is open to other machines; give --key" in capsys.readouterr().err
