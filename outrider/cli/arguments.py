@@ -105,7 +105,10 @@ def parse(argv: Sequence[str] | None, prog: str) -> Options:
         return DoctorOptions(_device(flags), flags.json)
     if not flags.local and (given := [flag for flag in LOCAL_FLAGS if getattr(flags, flag) is not None]):
         command.error(f"--{given[0]} says what --local loads; give --local too")
-    runtime = _runtime(flags)
+    try:
+        runtime = _runtime(flags)
+    except ValueError as error:
+        command.error(str(error))
     if flags.command == "serve":
         key = flags.key or os.environ.get("OUTRIDER_KEY", "")
         return ServeOptions(runtime, flags.host, flags.port, key, flags.allow_origin, flags.unverified)

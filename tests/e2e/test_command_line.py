@@ -29,6 +29,7 @@ def generate(*arguments: str) -> GenerateOptions:
         (["--max-new-tokens", "-4"], "--max-new-tokens"),
         (["--threads", "-1"], "--threads: must be a whole number, at least 0"),
         (["--nodes", "0"], "--nodes: must be"),
+        (["--nodes", "1000"], "a tree needs 1.."),
         (["--depth", "0"], "--depth: must be"),
         (["--temperature", "-1"], "temperature must be at least 0"),
         (["--top-p", "7"], "top_p must be above 0 and at most 1, not 7.0"),
