@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edge_runtime.runtime import EdgeRuntime
     from edge_runtime.timing import Patience
     from edge_runtime.worker import DrafterFailed
-    from outrider.local import LocalVerifier
+    from outrider.local import EngineFailed, LocalVerifier
     from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
     from outrider_core.drafting.drafter import TreeShape
 
@@ -48,6 +48,7 @@ _HOMES = {
     "ConversationTooLong": "edge_runtime.context",
     "DrafterFailed": "edge_runtime.worker",
     "EdgeRuntime": "edge_runtime.runtime",
+    "EngineFailed": "outrider.local",
     "Event": "edge_runtime.events",
     "Finished": "edge_runtime.events",
     "FittedMessages": "edge_runtime.context",
@@ -72,6 +73,7 @@ __all__ = [
     "ConversationTooLong",
     "DrafterFailed",
     "EdgeRuntime",
+    "EngineFailed",
     "Event",
     "Finished",
     "FittedMessages",
