@@ -21,6 +21,7 @@ from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from edge_runtime.news import News
 from edge_runtime.pace import Controller, Pace
 from edge_runtime.policy import Mode, Policy
+from edge_runtime.reasons import with_reasons
 from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.transport import Server, Transport
@@ -250,7 +251,7 @@ class EdgeRuntime:
             )  # fmt: skip
             self._answer = answer
             try:
-                async for event in answer.run():
+                async for event in with_reasons(answer.run(), lambda: self.link_error):
                     yield event
             finally:
                 await answer.close()

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from edge_runtime.blocking import BlockingRuntime
-from edge_runtime.events import Finished, Verified
+from edge_runtime.events import Event, Finished, LinkState, Verified
+from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.timing import Patience
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
@@ -87,3 +89,33 @@ def test_a_blocking_runtime_that_is_not_entered_says_so_at_once(bundle: Bundle) 
     runtime = BlockingRuntime(EdgeRuntime(bundle, None, threads=1))
     with contextlib.closing(runtime), pytest.raises(RuntimeError, match="with BlockingRuntime"):
         next(iter(runtime.generate(PROMPT)))
+
+
+@pytest.mark.parametrize("writer", ["prefer-cloud", "cloud-only"])
+def test_an_answer_without_a_verifier_says_why_there_is_none(bundle: Bundle, writer: Any) -> None:
+    async def run() -> list[Event]:
+        patience = Patience(connect=0.3, offline=0.6)
+        policy = Policy(writer=writer, offline_rate=100.0)
+        async with EdgeRuntime(bundle, "127.0.0.1:1", policy=policy, patience=patience, threads=1) as runtime:
+            events = [event async for event in runtime.generate(PROMPT, max_new_tokens=8)]
+            assert runtime.link_error == "Connection refused"
+            return events
+
+    *events, last = asyncio.run(run())
+    assert isinstance(last, Finished) and last.detail == "Connection refused" and not last.verified
+    states = [(event.state, event.detail) for event in events if isinstance(event, LinkState)]
+    assert states[0][0] == "connecting" and states[0][1].startswith("ws://127.0.0.1:1")
+    silent = "waiting" if writer == "cloud-only" else "alone"
+    assert (silent, "the verifier is silent: Connection refused") in states
+
+
+def test_a_name_that_has_no_address_is_the_reason(bundle: Bundle) -> None:
+    async def run() -> str:
+        patience = Patience(connect=0.3, offline=2.0)
+        policy = Policy(writer="cloud-only")
+        async with EdgeRuntime(bundle, "nowhere.invalid:80", policy=policy, patience=patience, threads=1) as runtime:
+            *_, last = [event async for event in runtime.generate(PROMPT, max_new_tokens=8)]
+            assert isinstance(last, Finished)
+            return last.detail
+
+    assert "Errno" not in (detail := asyncio.run(run())) and detail

@@ -290,7 +290,7 @@ def test_a_server_that_cannot_be_reached_is_named_with_the_reason(folders: Folde
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     notice, last = (line for line in done.stderr.splitlines() if "doctor" in line)
     assert done.returncode == 3 and notice == last
-    assert "127.0.0.1:1" in last and "run: outrider doctor --server 127.0.0.1:1" in last
+    assert "127.0.0.1:1" in last and "refused; run: outrider doctor --server 127.0.0.1:1" in last
 
 
 def test_a_verifier_says_at_once_that_it_loads(folders: Folders) -> None:
