@@ -30,13 +30,13 @@ async def chat(options: ChatOptions, bundle: Bundle, server: str | Server | None
         watched = server if isinstance(server, str) and options.runtime.policy.writer != "device-only" else None
         reach = Reach(runtime, watched, output.tell, options.give_up)
         lines, forgotten = LineReader(stopped), 0
-        output.notices.print(WELCOME, style="dim")
+        output.note(WELCOME)
         for message in messages:
             output.notices.print(f"[dim]{message['role']}>[/] ", end="")
-            output.notices.print(message["content"], markup=False, highlight=False)
+            output.notices.print(message["content"], markup=False, highlight=False, soft_wrap=True)
         while True:
             if unfinished:
-                output.notices.print("going on with the answer that was cut off", style="dim")
+                output.note("going on with the answer that was cut off")
                 events = runtime.resume(unfinished)
             else:
                 question = await _question(lines, output)
@@ -63,11 +63,11 @@ async def chat(options: ChatOptions, bundle: Bundle, server: str | Server | None
                 runtime, events, output, reach, stopped, local=options.runtime.local is not None, each=keep
             )
             if event is None:
-                output.notices.print(reach.advice if reach.gave_up else "stopped", style="dim", highlight=False)
+                output.note(reach.advice if reach.gave_up else "stopped")
                 messages.pop()
             else:
                 messages.append({"role": "assistant", "content": event.verified + event.provisional})
-                output.notices.print(summary(event), style="dim", highlight=False, soft_wrap=True)
+                output.note(summary(event))
             journal.save(messages, None)
 
 
@@ -86,4 +86,4 @@ async def _question(lines: LineReader, output: Output) -> str:
             if interrupted:
                 return ""
             interrupted = True
-            output.notices.print(AGAIN, style="dim")
+            output.note(AGAIN)

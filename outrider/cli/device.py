@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -29,6 +30,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "outrider") -> int:
     options = parse(argv, prog)
     try:
         return run(options)
+    except BrokenPipeError:  # whoever read the answer has gone; Python would complain again at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except EXPECTED as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

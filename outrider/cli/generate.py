@@ -24,13 +24,13 @@ async def generate(options: GenerateOptions, bundle: Bundle, server: str | Serve
     """Returns the exit status."""
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     output = Output.standard(json=options.json)
-    asked = server is not None and options.runtime.policy.writer != "device-only"
+    asked = server if isinstance(server, str) and options.runtime.policy.writer != "device-only" else None
     async with AsyncExitStack() as stack:
         stopped = stack.enter_context(interrupts())
         runtime = await stack.enter_async_context(open_runtime(options.runtime, bundle, server))
         if server is None:
-            output.notices.print(OFFLINE, style="dim")
-        reach = Reach(runtime, server if isinstance(server, str) and asked else None, output.tell, options.give_up)
+            output.note(OFFLINE)
+        reach = Reach(runtime, asked, output.tell, options.give_up)
         events = runtime.generate([{"role": "user", "content": prompt}], **asdict(options.answer))
         event = await show_answer(runtime, events, output, reach, stopped, local=options.runtime.local is not None)
         if event is None and not reach.gave_up:
@@ -39,7 +39,7 @@ async def generate(options: GenerateOptions, bundle: Bundle, server: str | Serve
             text = {"text": event.verified + event.provisional, "verified_text": event.verified}
             print(json.dumps({**text, "reason": event.reason, "token_ids": event.token_ids, **event.stats.as_dict()}))
         elif event:
-            output.notices.print(summary(event), style="dim", highlight=False, soft_wrap=True)
+            output.note(summary(event))
         if asked and (event is None or not event.stats.tokens):
             output.tell(reach.advice)
             return UNVERIFIED

@@ -49,6 +49,10 @@ class Output:
             return cls(notices if notices.is_terminal else None, notices)
         return cls(Console(), notices)
 
+    def note(self, text: str) -> None:
+        """A figure or a remark between two answers."""
+        self.notices.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
+
     def tell(self, text: str) -> None:
         """A notice. Not through `notices`: while an answer is drawn, rich puts what is printed above it."""
         print(text, file=sys.stderr, flush=True)

@@ -284,6 +284,15 @@ def test_a_pipe_gets_the_answer_alone_in_one_line(folders: Folders, bundle: Bund
     assert done.stdout == truth + "\n" and "verified tokens" in done.stderr
 
 
+def test_a_reader_that_has_gone_is_no_traceback(folders: Folders) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "outrider", "generate", "--bundle", str(folders[2]), "--threads", "1", "w5 w9"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "Exception" not in done.stderr, done.stderr
+
+
 def test_a_server_that_cannot_be_reached_is_named_with_the_reason(folders: Folders) -> None:
     command = [sys.executable, "-m", "outrider", "generate", "--bundle", str(folders[2]), "--server", "127.0.0.1:1",
                "--threads", "1", "--give-up", "4", "w5 w9"]  # fmt: skip
