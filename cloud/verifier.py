@@ -20,12 +20,15 @@ from cloud import log
 from cloud.settings import Settings, describe_errors, read_settings
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verifier. Returns the exit status; a failure at start is one line on stderr."""
+def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifier") -> int:
+    """Run the verifier. Returns the exit status; a failure at start is one line on stderr.
+
+    prog: how it was called, for help.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     try:
-        settings = read_settings(sys.argv[1:] if argv is None else argv)
+        settings = read_settings(sys.argv[1:] if argv is None else argv, prog)
     except ValidationError as error:
         return _fail(describe_errors(error))
     except SettingsError as error:
@@ -52,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | None) -> int:
     """Load, print the ready line, serve."""
+    if sys.stderr.isatty():
+        print(f"loading target {settings.model} ...", file=sys.stderr, flush=True)
     from cloud.auth import AuthError
     from cloud.http_server import HttpServer
     from cloud.service import load_verifier

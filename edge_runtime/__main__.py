@@ -5,4 +5,4 @@ import sys
 from outrider.cli.device import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog="python -m edge_runtime"))

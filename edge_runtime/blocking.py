@@ -11,6 +11,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, TypeVar
 
+from edge_runtime.context import FittedMessages
 from edge_runtime.events import Event, Finished
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.transport import Server
@@ -70,6 +71,10 @@ class BlockingRuntime:
         assert isinstance(finished, Finished)
         return finished
 
+    def fit_messages(self, messages: list[dict[str, str]], reserve: int = 256) -> FittedMessages:
+        """As `EdgeRuntime.fit_messages`."""
+        return self.runtime.fit_messages(messages, reserve)
+
     def resume(self, record: dict[str, Any]) -> Iterator[Event]:
         """As `EdgeRuntime.resume`."""
         return self._drain(self.runtime.resume(record))
@@ -91,6 +96,9 @@ class BlockingRuntime:
         self._call(self.runtime.proceed())
 
     def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        if not self._thread.is_alive():
+            work.close()
+            raise RuntimeError("this runtime is not entered, or is closed; write: with BlockingRuntime(...) as runtime")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _drain(self, stream: AsyncGenerator[Event, None]) -> Iterator[Event]:
@@ -102,12 +110,14 @@ class BlockingRuntime:
             if not answer.cancelled():
                 answer.result()  # raises what the answer raised
         finally:
-            if not self._loop.is_closed():
+            if self._thread.is_alive():
                 self._call(self._cancel())
 
     async def _begin(
-        self, stream: AsyncGenerator[Event, None], events: SimpleQueue[Event | None]
-    ) -> asyncio.Task[None]:  # fmt: skip
+        self,
+        stream: AsyncGenerator[Event, None],
+        events: SimpleQueue[Event | None],
+    ) -> asyncio.Task[None]:
         """Let `stream` run into `events`, with None at its end."""
 
         async def pump() -> None:

@@ -54,11 +54,15 @@ class LinkState(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The answer's end. reason: "stop", "length", "unverified", "unreachable" or "cancelled"; stats: `AnswerStats`."""
+    """The answer's end. reason: "stop", "length", "unverified", "unreachable" or "cancelled"; stats: `AnswerStats`.
+
+    detail: where the verifier was waited for in vain, why there is no connection.
+    """
 
     reason: str
     token_ids: list[int]
     stats: AnswerStats
+    detail: str = ""
 
 
 @dataclass

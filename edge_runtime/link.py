@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import ssl
 import time
@@ -124,6 +125,17 @@ def _what_came(answer: Response) -> tuple[str, bool]:
     return body.partition("\n")[0][:200] or f"HTTP {answer.status_code}", False
 
 
+def reason_of(error: BaseException) -> str:
+    """What a network did, for people: an operating system's own words without their number."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the verifier's certificate is not trusted: {error.verify_message}"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
+    return str(error) or type(error).__name__
+
+
 class Link:
     """Keeps one connection to `server` alive and hands events to `report`, in order.
 
@@ -171,7 +183,7 @@ class Link:
             except InvalidURI as error:
                 return self._refuse(LinkRefused(f"{self.url} is no WebSocket address: {error}"))
             except FAILURES as error:
-                self.report(LinkDown(str(error) or type(error).__name__))
+                self.report(LinkDown(reason_of(error)))
             while self._connection:
                 delay = FIRST_RETRY
                 await self._receive(self._connection)
@@ -266,7 +278,7 @@ class Link:
             await asyncio.sleep(HEAD_START)
             dialled = await self._dial()
         except (*FAILURES, LinkRefused) as error:
-            self._lose(f"silent, and dialling again failed: {str(error) or type(error).__name__}")
+            self._lose(f"silent, and dialling again failed: {reason_of(error)}")
         else:
             self._lose("silent; another connection spoke first")
             self._take(*dialled)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,11 +14,14 @@ from types import TracebackType
 from typing import Any
 
 from edge_runtime.answer import Answer
+from edge_runtime.arguments import checked_length, checked_sampling, checked_stops
+from edge_runtime.context import FittedMessages, fit_messages
 from edge_runtime.events import Event
-from edge_runtime.link import Link
+from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from edge_runtime.news import News
 from edge_runtime.pace import Controller, Pace
 from edge_runtime.policy import Mode, Policy
+from edge_runtime.reasons import with_reasons
 from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.transport import Server, Transport
@@ -34,6 +37,8 @@ from outrider_core.protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
 LARGEST = TreeShape(nodes=48)
 #: for a reliable server: no verdict is ever overdue
 UNHURRIED = Patience(open=math.inf, connect=math.inf, silence=math.inf)
+#: seconds that an answer whose iterator was left may take to end before the next one is refused
+LEFT_SECONDS = 0.5
 #: options of a runtime that sends trees of one shape only, for measuring acceptance
 FIXED: dict[str, Any] = {"mode": "tree", "shaping": False, "ahead": False}
 
@@ -76,10 +81,11 @@ class EdgeRuntime:
         #: what happens: link events and finished drafter jobs
         self._inbox: asyncio.Queue[News] = asyncio.Queue()
         self.link: Transport | None = None
+        self.link_error = ""  # why there is no connection; "" while there is one or none was tried yet
         if isinstance(server, str):
-            self.link = Link(server, hello, self._inbox.put_nowait, token, ca_file)
+            self.link = Link(server, hello, self._linked, token, ca_file)
         elif server:
-            self.link = server.link(hello, self._inbox.put_nowait)
+            self.link = server.link(hello, self._linked)
         self._link_task: asyncio.Task[None] | None = None
         self._worker = DrafterThread(self.drafter)
         self._session_id = secrets.token_bytes(16)
@@ -87,6 +93,9 @@ class EdgeRuntime:
         self._rows_seen = bytearray()  # per position of `_text`, 1 if the drafter holds its row
         self._stream = 0
         self._answer: Answer | None = None  # on its way
+        self._closed = False
+        self._idle = asyncio.Event()  # no answer is on its way
+        self._idle.set()
 
     @classmethod
     def from_bundle(cls, folder: str | Path, server: str | Server | None = None, **options: Any) -> EdgeRuntime:
@@ -109,6 +118,7 @@ class EdgeRuntime:
 
     async def close(self) -> None:
         """Tell the verifier to forget the conversation, hang up and stop the drafter's thread."""
+        self._closed = True
         if self.link and self._link_task:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.link.send(Close(self._stream)), 1.0)
@@ -118,27 +128,62 @@ class EdgeRuntime:
             self._link_task = None
         self._worker.close()
 
+    def _linked(self, event: LinkEvent) -> None:
+        match event:
+            case LinkUp():
+                self.link_error = ""
+            case LinkDown(reason=reason):
+                self.link_error = reason
+            case LinkRefused():
+                self.link_error = str(event)
+        self._inbox.put_nowait(event)
+
     def encode_prompt(self, prompt: str | list[dict[str, str]]) -> list[int]:
         """Token ids of a question (a string) or a conversation (chat messages)."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return self.bundle.render_chat(messages)
+
+    def fit_messages(self, messages: list[dict[str, str]], reserve: int = 256) -> FittedMessages:
+        """The conversation without the oldest turns that would not fit into the context.
+
+        reserve: tokens to keep free for the answer. Instructions at the beginning and the last turn are never dropped.
+        The context is the bundle's, or the verifier's where that is smaller and there is a connection.
+        Raises ConversationTooLong, a ValueError, where the last turn alone does not fit.
+        """
+        context = self.bundle.manifest.max_context
+        if self.link and self.link.welcome:
+            context = min(context, self.link.welcome.max_context)
+        return fit_messages(messages, self.encode_prompt, context, reserve)
 
     def decode(self, ids: list[int]) -> str:
         """Text of token ids, special tokens left out."""
         text: str = self.bundle.tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
-    async def generate(
-        self, prompt: str | list[dict[str, str]] | list[int], *, max_new_tokens: int = 256, temperature: float = 0.0,
-        top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int | None = None, stop: Sequence[str] = (),
-    ) -> AsyncGenerator[Event, None]:  # fmt: skip
+    def generate(
+        self,
+        prompt: str | list[dict[str, str]] | list[int],
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+    ) -> AsyncGenerator[Event, None]:
         """Answer `prompt`: text, chat messages or token ids. Yields events, the last one `Finished`.
 
         max_new_tokens counts verified tokens only. temperature 0 is greedy. seed: the same seed gives the same text;
-        None picks one. stop: strings that end the answer; they are not part of it. Closing the iterator cancels.
-        Raises ValueError on a prompt that leaves no room, DrafterFailed where the device's engine fails, LinkRefused if
-        the verifier serves another target or drafter, or (`outrider.local.EngineFailed`) fails in this process.
+        None picks one. stop: a string or strings that end the answer; they are not part of it. Closing the iterator
+        cancels.
+        Raises ValueError at once on an argument out of bounds and on a prompt that leaves no room. While events are
+        read: RuntimeError where the runtime is not entered or an answer is already on its way, DrafterFailed where
+        the device's engine fails, LinkRefused if the verifier serves another target or drafter, or
+        (`outrider.local.EngineFailed`) fails in this process.
         """
+        sampling = checked_sampling(temperature, top_k, top_p, min_p, seed)
+        length, stops = checked_length(max_new_tokens), checked_stops(stop)
         if not prompt:
             raise ValueError("the prompt is empty")
         if isinstance(prompt, list) and isinstance(prompt[0], int):
@@ -148,27 +193,33 @@ class EdgeRuntime:
         manifest = self.bundle.manifest
         if not ids or len(ids) >= manifest.max_context:
             raise ValueError(f"the prompt has {len(ids)} tokens; 1 to {manifest.max_context - 1} fit this bundle")
-        sampling = Sampling(temperature, top_k, top_p, min_p, secrets.randbits(62) if seed is None else seed)
-        self._stream = (self._stream + 1) % STREAMS
-        async for event in self._run(self._begin(ids, sampling, max_new_tokens), [text for text in stop if text]):
-            yield event
+        if not all(0 <= token < manifest.vocab_size for token in ids):
+            raise ValueError(f"token ids of the prompt must be at least 0 and below {manifest.vocab_size}")
 
-    async def resume(self, record: dict[str, Any]) -> AsyncGenerator[Event, None]:
+        def begin() -> tuple[Session, list[str]]:
+            self._stream = (self._stream + 1) % STREAMS
+            return self._begin(ids, sampling, length), stops
+
+        return self._run(begin)
+
+    def resume(self, record: dict[str, Any]) -> AsyncGenerator[Event, None]:
         """Go on with an answer that `record` told of, perhaps in a process that is no more. Events as of `generate`.
 
-        Raises ValueError on a record that no `record` of this bundle wrote.
+        Raises ValueError, when the first event is asked for, on a record that no `record` of this bundle wrote.
         """
-        try:
-            if record["target"] != self.bundle.manifest.target_hash:
-                raise ValueError("it is of another target than this bundle's")
-            self._session_id, self._stream = bytes.fromhex(record["session"]), int(record["stream"])
-            session = self._begin(list(record["prompt"]), Sampling(**record["sampling"]), int(record["max_new"]))
-            session.restore(record)
-            stop = [str(text) for text in record["stop"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"no record of an answer of this bundle: {error}") from None
-        async for event in self._run(session, stop):
-            yield event
+
+        def begin() -> tuple[Session, list[str]]:
+            try:
+                if record["target"] != self.bundle.manifest.target_hash:
+                    raise ValueError("it is of another target than this bundle's")
+                self._session_id, self._stream = bytes.fromhex(record["session"]), int(record["stream"])
+                session = self._begin(list(record["prompt"]), Sampling(**record["sampling"]), int(record["max_new"]))
+                session.restore(record)
+                return session, checked_stops(record["stop"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"this is not a record of an answer of this bundle: {error}") from None
+
+        return self._run(begin)
 
     def record(self) -> dict[str, Any] | None:
         """What `resume` needs to go on with the answer on its way, as JSON can carry it; None where there is none.
@@ -190,18 +241,42 @@ class EdgeRuntime:
         if self._answer:
             await self._answer.proceed()
 
-    async def _run(self, session: Session, stop: Sequence[str]) -> AsyncIterator[Event]:
-        answer = Answer(
-            session, self.link, self._worker, self._inbox, self.shape, self.decode, stop, self.ahead, self.controller,
-            self.shaping,
-        )  # fmt: skip
-        self._answer = answer
+    async def _run(self, begin: Callable[[], tuple[Session, list[str]]]) -> AsyncGenerator[Event, None]:
+        """begin: makes the session, once no other answer is on its way, and names the stop strings."""
+        async with self._alone():
+            session, stop = begin()
+            answer = Answer(
+                session, self.link, self._worker, self._inbox, self.shape, self.decode, stop, self.ahead,
+                self.controller, self.shaping,
+            )  # fmt: skip
+            self._answer = answer
+            try:
+                async for event in with_reasons(answer.run(), lambda: self.link_error):
+                    yield event
+            finally:
+                await answer.close()
+                self._text, self._rows_seen, self._answer = session.committed, session.rows_seen, None
+
+    @contextlib.asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """One answer at a time, and only where the link is run. Raises RuntimeError."""
+        if self._closed:
+            raise RuntimeError("this runtime is closed; open another one")
+        if self.link and self._link_task is None:
+            raise RuntimeError("this runtime is not entered; write: async with EdgeRuntime(...) as runtime")
+        # an iterator that a `break` left is closed by the event loop a moment later
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), LEFT_SECONDS)
+        if not self._idle.is_set():
+            raise RuntimeError(
+                "an answer is already on its way on this runtime; read it to its end or close its iterator (aclose), "
+                "or open a runtime for each conversation"
+            )
+        self._idle.clear()
         try:
-            async for event in answer.run():
-                yield event
+            yield
         finally:
-            await answer.close()
-            self._text, self._rows_seen, self._answer = session.committed, session.rows_seen, None
+            self._idle.set()
 
     def _begin(self, ids: list[int], sampling: Sampling, max_new: int) -> Session:
         """A session for `ids`. What it shares with the text before keeps its rows, here and on the verifier."""

@@ -28,9 +28,10 @@ python -m export train --prompts prompts.jsonl --output-dir drafters/mine
        python -m export train --config train.toml --output-dir drafters/mine"""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(prog: str = "python -m export") -> argparse.ArgumentParser:
+    """prog: how the command was called."""
     parser = argparse.ArgumentParser(
-        prog="python -m export",
+        prog=prog,
         description="Train a drafter and write the bundle an app ships.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -261,8 +262,8 @@ def run_bench(arguments: argparse.Namespace) -> None:
 COMMANDS = {"train": run_train, "import": run_import, "bundle": run_bundle, "check": run_check, "bench": run_bench}
 
 
-def main(argv: list[str] | None = None) -> int:
-    arguments = build_parser().parse_args(argv)
+def main(argv: list[str] | None = None, prog: str = "python -m export") -> int:
+    arguments = build_parser(prog).parse_args(argv)
     return guarded(lambda: COMMANDS[arguments.command](arguments))
 
 

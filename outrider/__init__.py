@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edge_runtime.blocking import BlockingRuntime
+    from edge_runtime.context import ConversationTooLong, FittedMessages
     from edge_runtime.events import (
         Adopted,
         AnswerStats,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from edge_runtime.runtime import EdgeRuntime
     from edge_runtime.timing import Patience
     from edge_runtime.worker import DrafterFailed
-    from outrider.local import LocalVerifier
+    from outrider.local import EngineFailed, LocalVerifier
     from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
     from outrider_core.drafting.drafter import TreeShape
 
@@ -44,10 +45,13 @@ _HOMES = {
     "BlockingRuntime": "edge_runtime.blocking",
     "Bundle": "outrider_core.drafting.bundle",
     "BundleError": "outrider_core.drafting.bundle",
+    "ConversationTooLong": "edge_runtime.context",
     "DrafterFailed": "edge_runtime.worker",
     "EdgeRuntime": "edge_runtime.runtime",
+    "EngineFailed": "outrider.local",
     "Event": "edge_runtime.events",
     "Finished": "edge_runtime.events",
+    "FittedMessages": "edge_runtime.context",
     "LinkRefused": "edge_runtime.link",
     "LinkState": "edge_runtime.events",
     "LocalVerifier": "outrider.local",
@@ -66,10 +70,13 @@ __all__ = [
     "BlockingRuntime",
     "Bundle",
     "BundleError",
+    "ConversationTooLong",
     "DrafterFailed",
     "EdgeRuntime",
+    "EngineFailed",
     "Event",
     "Finished",
+    "FittedMessages",
     "LinkRefused",
     "LinkState",
     "LocalVerifier",

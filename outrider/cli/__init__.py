@@ -19,13 +19,18 @@ COMMANDS = {
     "export": "train a drafter, write the bundle an app ships, check and measure it",
     "doctor": "check bundle, engine, server, round trip, clock and versions, and say what to do",
 }
+#: commands whose help comes from another package -> an example to begin it with
+EXAMPLES = {
+    "verifier": "outrider verifier --port 8765 --kv-tokens 32768",
+    "export": "outrider export bundle --drafter drafters/mine --output-dir build/bundle",
+}
 HELP = """\
 example:
   outrider verifier &                                              the full model, on this machine
-  outrider export bundle --output-dir build/bundle                 what the device loads
+  outrider export bundle --drafter drafters/mine --output-dir build/bundle      what the device loads
   outrider chat --bundle build/bundle --server 127.0.0.1:8765      draft here, verify there
 
-usage: outrider COMMAND [OPTIONS]       outrider COMMAND --help tells the options of one
+usage: outrider COMMAND [OPTIONS]       outrider COMMAND --help shows the options of a command
        outrider --version
 
 commands:
@@ -46,14 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"outrider: there is no command {command!r}; `outrider --help` lists them", file=sys.stderr)
         return 2
     try:
+        if command in EXAMPLES and rest[:1] in (["-h"], ["--help"]):
+            print(f"example:\n  {EXAMPLES[command]}\n")
         if command == "verifier":
             from cloud.verifier import main as run_verifier
 
-            return run_verifier(rest)
+            return run_verifier(rest, "outrider verifier")
         if command == "export":
             from export.__main__ import main as run_export
 
-            return run_export(rest)
+            return run_export(rest, "outrider export")
         from outrider.cli.device import main as run_device
 
         return run_device([command, *rest])

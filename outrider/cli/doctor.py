@@ -115,7 +115,7 @@ async def look_at_address(server: str, ca_file: Path | None) -> Finding:
                        "a firewall may drop it: check the port, and whether you are on the right network")  # fmt: skip
     except OSError as error:
         return Finding("address", "bad", f"{host}:{port}: {error.strerror or error}",
-                       "start it: python -m cloud.verifier; or check host and port")  # fmt: skip
+                       "start it: outrider verifier; or check host and port")  # fmt: skip
     took = time.perf_counter() - began
     writer.close()
     kind = "TLS" if secure else "plain text"
@@ -137,11 +137,16 @@ async def look_at_verifier(
     try:
         event = await asyncio.wait_for(events.get(), LOOK_SECONDS)
         if not isinstance(event, LinkUp):
-            return [_refusal(event)]
+            return [await _plain_text_to_tls(server) or _refusal(event)]
         trips = [await link.ping() for _ in range(TRIES)]
     except (TimeoutError, OSError):
-        return [Finding("verifier", "bad", "it takes the connection and says nothing",
-                        "something else listens there, or a proxy does not pass WebSockets on")]  # fmt: skip
+        silent = Finding(
+            "verifier",
+            "bad",
+            "it takes the connection and says nothing",
+            "something else listens there, or a proxy does not pass WebSockets on",
+        )
+        return [await _plain_text_to_tls(server) or silent]
     finally:
         task.cancel()
     welcome, trip = event.welcome, statistics.median(trips)
@@ -156,6 +161,23 @@ async def look_at_verifier(
         text = f"the verifier holds {welcome.max_context} tokens, the bundle {manifest.max_context}"
         found.append(Finding("context", "warning", text, "longer conversations end at the smaller one"))
     return found
+
+
+async def _plain_text_to_tls(server: str) -> Finding | None:
+    """What to say where `server` is asked in plain text and its port speaks TLS."""
+    parts = urlsplit(verifier_url(server))
+    if parts.scheme != "ws":
+        return None
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent: who it is does not matter
+    try:
+        async with asyncio.timeout(LOOK_SECONDS):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, ssl=context)
+    except (OSError, TimeoutError):
+        return None
+    writer.close()
+    text = f"{parts.netloc} speaks TLS and was asked in plain text"
+    return Finding("verifier", "bad", text, f"write the address with wss://, as in --server wss://{parts.netloc}")
 
 
 def _refusal(event: LinkEvent) -> Finding:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import uvicorn
 
+from edge_runtime.context import ConversationTooLong, FittedMessages
 from edge_runtime.events import Event, Finished, LinkState
 from edge_runtime.link import LinkRefused
 from edge_runtime.runtime import EdgeRuntime
@@ -37,6 +38,8 @@ from outrider_core.chat_api.requests import ChatRequest, check_model, parse
 #: requests that may wait behind the one being answered
 MOST_WAITING = 8
 RETRY_SECONDS = 2
+#: tokens kept free for an answer whose request names no length
+USUAL_LENGTH = 256
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 Unverified = Literal["end", "never"]
@@ -106,36 +109,36 @@ class Endpoint:
     async def _complete(self, receive: Receive, send: Send) -> None:
         asked = parse(await read_body(receive))
         check_model(asked.model, self.model)
-        ids = self._encode(asked)
+        fitted = self._fit(asked)
         if self._waiting >= MOST_WAITING:
             raise ApiError(429, "too many requests are waiting already", None, "server_busy", RETRY_SECONDS)
         self._waiting += 1
         try:
             async with self._turn:
-                answer = _Answer(self, asked, ids)
+                answer = _Answer(self, asked, fitted)
                 await unless_gone(answer.send(send), receive)
         finally:
             self._waiting -= 1
 
-    def _encode(self, asked: ChatRequest) -> list[int]:
+    def _fit(self, asked: ChatRequest) -> FittedMessages:
+        length = asked.max_completion_tokens or asked.max_tokens
         try:
-            ids = self.runtime.encode_prompt(asked.conversation)
-        except Exception as error:  # templates may raise anything
+            return self.runtime.fit_messages(asked.conversation, length or USUAL_LENGTH)
+        except ConversationTooLong as error:
+            raise ApiError(400, str(error), "messages", "context_length_exceeded") from None
+        except Exception as error:  # a template may raise anything
             raise ApiError(400, f"the chat template of {self.model} refuses this: {error}", "messages") from None
-        room = self.runtime.bundle.manifest.max_context - 1
-        if not 0 < len(ids) <= room:
-            text = f"the prompt has {len(ids)} tokens; 1 to {room} fit this bundle"
-            raise ApiError(400, text, "messages", "context_length_exceeded")
-        return ids
 
 
 class _Answer:
     """One completion."""
 
-    def __init__(self, endpoint: Endpoint, asked: ChatRequest, ids: list[int]) -> None:
-        self._endpoint, self._asked, self._ids = endpoint, asked, ids
+    def __init__(self, endpoint: Endpoint, asked: ChatRequest, fitted: FittedMessages) -> None:
+        self._endpoint, self._asked, self._ids = endpoint, asked, fitted.ids
+        #: says, beside the content, how many of the oldest messages did not fit
+        self._dropped = {"dropped_messages": len(fitted.dropped)} if fitted.dropped else {}
         self._manifest = endpoint.runtime.bundle.manifest
-        self._writer = CompletionWriter(endpoint.model, self._manifest.target_hash, len(ids))
+        self._writer = CompletionWriter(endpoint.model, self._manifest.target_hash, len(fitted.ids))
 
     async def send(self, send: Send) -> None:
         """Send the answer as it was asked for."""
@@ -182,7 +185,7 @@ class _Answer:
     def _ending(self, last: Finished, unverified: bool) -> Ending:
         keeps_unverified = self._endpoint.unverified == "end"
         drawn = len(last.token_ids) if keeps_unverified else last.stats.tokens
-        mark: dict[str, Any] = {"unverified": unverified}
+        mark: dict[str, Any] = {"unverified": unverified, **self._dropped}
         if not self._asked.stream:
             mark["state"] = "unverified" if unverified else "verified"
         return Ending(self._finish_reason(last, keeps_unverified), drawn, {"outrider": mark})

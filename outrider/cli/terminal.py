@@ -1,23 +1,25 @@
-"""Answers in a terminal: what is verified, provisional and taken back, and how the link is, at a glance."""
+"""Answers in a terminal: what is verified, provisional and taken back, and how the link is, at a glance.
+
+Where the output is not a terminal, the answer's text alone is written, as it is verified.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
-import signal
+import sys
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
+import unicodedata
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
 from edge_runtime.events import Event, Finished, LinkState, RolledBack, Verified
 from edge_runtime.runtime import EdgeRuntime
+from outrider.cli.reach import Reach
 
 #: state -> (mark, words, style); a mark differs in shape as well as in colour
 STATES = {
@@ -29,19 +31,35 @@ STATES = {
 }
 #: seconds that text which was taken back stays on the screen, struck through
 GHOST_SECONDS = 1.5
-#: seconds between two records of an answer
-JOURNAL_SECONDS = 0.3
+REFRESH_SECONDS = 1 / 12
 
 
-def render(event: Event) -> Text:
-    """Verified text plain, provisional text yellow and underlined."""
-    text = Text(event.verified)
-    text.append(event.provisional, style="yellow underline")
-    return text
+@dataclass(frozen=True)
+class Output:
+    """answer: where the text goes, None: nowhere; notices: where figures and everything else go."""
+
+    answer: Console | None
+    notices: Console
+
+    @classmethod
+    def standard(cls, *, json: bool = False) -> Output:
+        """The answer on stdout, the rest on stderr. json: stdout is kept free; a terminal on stderr shows it."""
+        notices = Console(stderr=True)
+        if json:
+            return cls(notices if notices.is_terminal else None, notices)
+        return cls(Console(), notices)
+
+    def note(self, text: str) -> None:
+        """A figure or a remark between two answers."""
+        self.notices.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
+
+    def tell(self, text: str) -> None:
+        """A notice. Not through `notices`: while an answer is drawn, rich puts what is printed above it."""
+        print(text, file=sys.stderr, flush=True)
 
 
 class Screen:
-    """One answer as it grows."""
+    """One answer as it grows: verified lines that are full have left it, so it never outgrows the window."""
 
     def __init__(self, runtime: EdgeRuntime, local: bool) -> None:
         self.runtime, self.local = runtime, local
@@ -49,6 +67,7 @@ class Screen:
         self.tokens = 0
         self.last = Event("", "")
         self._ghost, self._gone_at = "", 0.0
+        self._settled = 0  # characters of the verified text that are printed for good
 
     def show(self, event: Event) -> None:
         match event:
@@ -62,11 +81,30 @@ class Screen:
                 self._ghost, self._gone_at = before[len(after) :], time.monotonic() + GHOST_SECONDS
         self.last = event
 
-    def __rich__(self) -> Group:
-        text = render(self.last)
+    def settle(self, console: Console) -> list[Text]:
+        """Lines of the verified text that no later word can change; each is returned once, to be printed for good."""
+        verified = printable(self.last.verified)
+        *full, _ = Text(verified[self._settled :]).wrap(console, console.width)
+        for line in full:
+            end = self._settled + len(line.plain)
+            while verified[end] != "\n" and verified[end].isspace():  # dropped where the line was broken
+                end += 1
+            self._settled = end + (verified[end] == "\n")
+        return full
+
+    def rest(self) -> Text:
+        """What is not printed for good: verified text plain, provisional text yellow and underlined."""
+        text = Text(printable(self.last.verified)[self._settled :])
+        text.append(printable(self.last.provisional), style="yellow underline")
+        return text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        text = self.rest()
         if self._ghost and time.monotonic() < self._gone_at:
-            text.append(self._ghost, style="red strike")
-        return Group(text, self.status())
+            text.append(printable(self._ghost), style="red strike")
+        window = max(1, console.height - 2)
+        yield from text.wrap(console, options.max_width)[-window:]
+        yield self.status()
 
     def status(self) -> Text:
         """Link, round trip, mode and speed in one line."""
@@ -81,7 +119,12 @@ class Screen:
         if self.tokens:
             parts.append(f"{self.tokens / (time.monotonic() - self.began):.0f} tokens/s")
             parts.append("streaming" if controller.mode == "stream" else f"{controller.pace.tau:.1f} tokens a tree")
-        return Text(f"{mark} " + " · ".join(parts), style=style)
+        return Text(f"{mark} " + " · ".join(parts), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def printable(text: str) -> str:
+    """Text as a terminal takes it: no control characters but line ends."""
+    return "".join(letter for letter in text if letter in "\n\t" or unicodedata.category(letter) != "Cc").expandtabs(4)
 
 
 def summary(event: Finished) -> str:
@@ -96,38 +139,6 @@ def summary(event: Finished) -> str:
     if stats.adopted:
         parts.append(f"{stats.adopted} adopted unverified")
     return ", ".join(parts) + f"; ended by {event.reason}"
-
-
-class Journal:
-    """A conversation and the answer on its way in a file, so that a killed terminal can go on. path None: nowhere."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path, self._written = path, 0.0
-
-    def load(self) -> tuple[list[dict[str, str]], dict[str, Any] | None]:
-        """(messages, record of an unfinished answer or None). Raises ValueError on a file that is no journal."""
-        if self._path is None or not self._path.exists():
-            return [], None
-        try:
-            kept = json.loads(self._path.read_text(encoding="utf-8"))
-            return list(kept["messages"]), kept["answer"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self._path} is no journal of a chat ({error}); give another file") from None
-
-    @property
-    def due(self) -> bool:
-        """Whether an answer on its way should be saved again."""
-        return self._path is not None and time.monotonic() >= self._written + JOURNAL_SECONDS
-
-    def save(self, messages: list[dict[str, str]], record: dict[str, Any] | None) -> None:
-        """Replace the file in one step."""
-        if self._path is None:
-            return
-        self._written = time.monotonic()
-        aside = self._path.with_name(f".{self._path.name}.new")
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump({"messages": messages, "answer": record}, file)
-        aside.replace(self._path)
 
 
 async def _until(stopped: asyncio.Event, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
@@ -150,27 +161,83 @@ async def _until(stopped: asyncio.Event, events: AsyncIterator[Event]) -> AsyncI
 
 
 async def show_answer(
-    runtime: EdgeRuntime, events: AsyncIterator[Event], console: Console, *, local: bool,
-    messages: list[dict[str, str]], journal: Journal,
-) -> Finished | None:  # fmt: skip
-    """Show one answer; returns its last event, or None where Ctrl-C cancelled it."""
-    screen, finished = Screen(runtime, local), None
-    stopped = asyncio.Event()
-    with contextlib.suppress(NotImplementedError):
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stopped.set)
+    runtime: EdgeRuntime,
+    events: AsyncGenerator[Event, None],
+    output: Output,
+    reach: Reach,
+    stopped: asyncio.Event,
+    *,
+    local: bool = False,
+    each: Callable[[], None] = lambda: None,
+) -> Finished | None:
+    """Show one answer; returns its last event, or None where `stopped` was set, by Ctrl-C or `reach`.
+
+    each: called at each event.
+    """
+    finished = None
+    watch = asyncio.create_task(reach.watch(stopped))
     try:
-        with Live(screen, console=console, refresh_per_second=12, vertical_overflow="visible") as live:
+        async with _canvas(runtime, output.answer, local) as show:
             async for event in _until(stopped, events):
-                screen.show(event)
-                if journal.due:
-                    journal.save(messages, runtime.record())
+                show(event)
+                each()
                 if isinstance(event, Finished):
                     finished = event
-            live.update(render(screen.last))
     finally:
-        await events.aclose()  # type: ignore[attr-defined]
-        with contextlib.suppress(NotImplementedError):
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-    if not console.is_terminal:
-        console.print()
+        watch.cancel()
+        await events.aclose()
+        stopped.clear()
     return finished
+
+
+def _canvas(
+    runtime: EdgeRuntime, console: Console | None, local: bool
+) -> contextlib.AbstractAsyncContextManager[Callable[[Event], None]]:
+    """What draws events while it is entered."""
+    if console is None:
+        return contextlib.nullcontext(lambda event: None)
+    return _drawn(Screen(runtime, local), console) if console.is_terminal else _written(console)
+
+
+@contextlib.asynccontextmanager
+async def _drawn(screen: Screen, console: Console) -> AsyncIterator[Callable[[Event], None]]:
+    """On a terminal: the answer is drawn again as it changes, and its full lines stay behind.
+
+    Drawn by the event loop alone: rich's own refresh thread and a line printed meanwhile disagree about the cursor.
+    """
+
+    def show(event: Event) -> None:
+        screen.show(event)
+        for line in screen.settle(console):
+            console.print(line, highlight=False)
+
+    async def refresh() -> None:
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            live.refresh()
+
+    with Live(screen, console=console, auto_refresh=False, redirect_stderr=sys.stderr.isatty()) as live:
+        refreshing = asyncio.create_task(refresh())
+        try:
+            yield show
+        finally:
+            refreshing.cancel()
+            live.update(screen.rest())
+
+
+@contextlib.asynccontextmanager
+async def _written(console: Console) -> AsyncIterator[Callable[[Event], None]]:
+    """In a pipe or a file: verified text as it comes, and at the end what remained unverified. Nothing is wrapped."""
+    file, last = console.file, Event("", "")
+
+    def show(event: Event) -> None:
+        nonlocal last
+        file.write(event.verified[len(last.verified) :])
+        file.flush()
+        last = event
+
+    try:
+        yield show
+    finally:
+        file.write(last.provisional + "\n")
+        file.flush()

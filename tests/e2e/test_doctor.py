@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from outrider.cli import device as command
 from outrider.cli.doctor import Finding, examine
@@ -50,7 +52,7 @@ def test_a_folder_that_is_no_bundle(tmp_path: Path) -> None:
 
 def test_a_port_where_nobody_listens(folders: Folders) -> None:
     found = findings(folders[2], "127.0.0.1:1")
-    assert found["address"].level == "bad" and "cloud.verifier" in found["address"].advice
+    assert found["address"].level == "bad" and "outrider verifier" in found["address"].advice
     assert "verifier" not in found  # it would only say the same again
 
 
@@ -95,6 +97,22 @@ def portal() -> Iterator[str]:
         server.server_close()
 
 
+@contextmanager
+def tls_listener() -> Iterator[str]:
+    """A web server behind TLS."""
+    server = HTTPServer(("127.0.0.1", 0), Portal)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def test_a_web_page_in_place_of_a_verifier(folders: Folders) -> None:
     with portal() as address:
         found = findings(folders[2], address)
@@ -107,6 +125,13 @@ def test_a_listener_that_says_nothing(folders: Folders, monkeypatch: pytest.Monk
         found = findings(folders[2], f"127.0.0.1:{listener.getsockname()[1]}")
     assert found["clock"].level == "warning" and found["verifier"].level == "bad"
     assert "says nothing" in found["verifier"].text
+
+
+def test_tls_where_plain_text_is_asked(folders: Folders) -> None:
+    with tls_listener() as address:
+        found = findings(folders[2], f"ws://{address}")
+    assert found["address"].level == "good" and found["verifier"].level == "bad"
+    assert "speaks TLS" in found["verifier"].text and f"--server wss://{address}" in found["verifier"].advice
 
 
 def test_plain_text_where_tls_is_expected(folders: Folders) -> None:

@@ -365,4 +365,4 @@ def test_default_model_talks_turn_by_turn() -> None:
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout and done.stdout.count("verified tokens") == 2
+    assert "Paris" in done.stdout and done.stderr.count("verified tokens") == 2

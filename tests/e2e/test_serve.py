@@ -87,6 +87,23 @@ def test_the_answer_is_the_targets_whole_and_streamed(folders: Folders, bundle: 
     asked(folders, bundle, work)
 
 
+def test_the_oldest_messages_are_dropped_where_the_context_is_full(folders: Folders, bundle: Bundle) -> None:
+    long = [{"role": ("user", "assistant")[i % 2], "content": "w9 " * 60} for i in range(8)]
+
+    async def work(client: httpx.AsyncClient) -> None:
+        asked = request(bundle, messages=[*long, *MESSAGES])
+        body = (await client.post("/chat/completions", json=asked)).json()
+        dropped = body["outrider"]["dropped_messages"]
+        assert dropped in (6, 8) and body["usage"]["prompt_tokens"] < bundle.manifest.max_context - MAX_NEW
+        parts = chunks(await client.post("/chat/completions", json={**asked, "stream": True}))
+        assert parts[-1]["outrider"]["dropped_messages"] in (6, 8)
+        too_long = request(bundle, messages=[{"role": "user", "content": "w9 " * 300}])
+        refused = await client.post("/chat/completions", json=too_long)
+        assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+
+    asked(folders, bundle, work)
+
+
 def test_a_stop_string_ends_it(folders: Folders, bundle: Bundle) -> None:
     text, _ = truth(folders, bundle)
     stop = text[10:14]

@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import pty
+import re
+import select
 import signal
 import subprocess
 import sys
@@ -15,11 +19,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from benchmarks.links import EmulatedLink
 from edge_runtime.events import LinkState, Provisional, RolledBack, Verified
 from edge_runtime.pace import Controller, Pace
-from outrider.cli.terminal import STATES, Journal, Screen
+from outrider.cli.journal import Journal
+from outrider.cli.terminal import STATES, Screen, _drawn, printable
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
@@ -71,19 +77,81 @@ def test_every_state_has_a_shape_and_words_of_its_own() -> None:
     assert len(set(marks)) == 4  # two ways to wait look alike
 
 
+class Terminal:
+    """What a window of `width` x `height` and its scrollback hold after rich has written to it."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.height = height
+        self.lines, self.row, self.column = [""], 0, 0
+        self.console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None)
+
+    def text(self) -> list[str]:
+        file = self.console.file
+        assert isinstance(file, io.StringIO)
+        for code, plain in re.findall(r"(\x1b\[[0-9;?]*[A-Za-z])|([^\x1b])", file.getvalue()):
+            if code.endswith("A"):  # no higher than the window's first line
+                top = max(0, len(self.lines) - self.height)
+                self.row = max(top, self.row - int(code[2:-1] or 1))
+            elif code == "\x1b[2K":
+                self.lines[self.row] = ""
+            elif plain == "\n":
+                self.row, self.column = self.row + 1, 0
+                self.lines += [""] * (self.row + 1 - len(self.lines))
+            elif plain == "\r":
+                self.column = 0
+            elif plain:
+                line = self.lines[self.row].ljust(self.column)
+                self.lines[self.row] = line[: self.column] + plain + line[self.column + 1 :]
+                self.column += 1
+        return [line.rstrip() for line in self.lines]
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 10), (80, 24), (20, 4)])
+@pytest.mark.parametrize("alone", [False, True], ids=["verified", "catching-up"])
+def test_an_answer_taller_than_the_window_is_shown_once(width: int, height: int, alone: bool) -> None:
+    words = [f"word{i}{',' if i % 7 else '.'}" + ("\n\n" if i % 31 == 30 else " ") for i in range(300)]
+    words[100] = "x" * 150 + " "  # longer than a line
+    text = "".join(words)
+    terminal, screen = Terminal(width, height), screen_of()
+
+    async def draw() -> None:
+        async with _drawn(screen, terminal.console) as show:
+            for count in range(len(words) + 1):
+                ahead = "".join(words[count : count + 90]) if alone else ""
+                show(Verified("".join(words[:count]), ahead, [1], 0))
+                await asyncio.sleep(0.01 * (count % 10 == 0))
+
+    asyncio.run(draw())
+    shown = terminal.text()
+    expected = [line.plain.rstrip() for line in Text(text).wrap(terminal.console, width)]
+    assert [line for line in shown if line] == [line for line in expected if line]
+
+
+def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
+    assert printable("a\x1b[31mb\r\x07c\td\n") == "a[31mbc" + " d\n"
+
+
 def test_a_journal_comes_back_and_is_private(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "chat.json")
+    journal = Journal(tmp_path / "chat.json", pytest.fail)
     assert journal.load() == ([], None)
     journal.save([{"role": "user", "content": "hé"}], {"seq": 1})
     assert not journal.due  # too soon for another
     assert journal.load() == ([{"role": "user", "content": "hé"}], {"seq": 1})
     assert (tmp_path / "chat.json").stat().st_mode & 0o077 == 0
     (tmp_path / "chat.json").write_text("[")
-    with pytest.raises(ValueError, match="no journal of a chat"):
+    with pytest.raises(ValueError, match="not a journal of a chat"):
         journal.load()
-    nowhere = Journal(None)
+    nowhere = Journal(None, pytest.fail)
     nowhere.save([], None)
     assert not nowhere.due
+
+
+def test_a_journal_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
+    told: list[str] = []
+    journal = Journal(tmp_path / "gone" / "chat.json", told.append)
+    journal.save([], None)
+    journal.save([], None)
+    assert len(told) == 1 and "cannot write the journal" in told[0] and "No such file" in told[0]
 
 
 def start_chat(bundle: Path, server: str, journal: Path, question: str) -> subprocess.Popen[bytes]:
@@ -147,3 +215,96 @@ def test_ctrl_c_stops_an_answer_that_waits(folders: Folders, tmp_path: Path) -> 
     with serve(make_verifier(folders)) as address:
         status, said = asyncio.run(run(address))
     assert status == 130 and b"Traceback" not in said
+
+
+def test_a_chat_whose_context_is_full_goes_on(folders: Folders, tmp_path: Path) -> None:
+    """Also from a journal that holds more than the context."""
+    journal = tmp_path / "chat.json"
+    turns = [{"role": ("user", "assistant")[i % 2], "content": "w9 " * 70} for i in range(8)]
+    journal.write_text(json.dumps({"messages": turns, "answer": None}))
+    command = [sys.executable, "-m", "outrider", "chat", "--bundle", str(folders[2]), "--threads", "1",
+               "--max-new-tokens", "8", "--journal", str(journal)]  # fmt: skip
+    lines = ["w5 w6", "w7 " * 300, "w8"]
+    done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert "the model no longer sees the first" in done.stderr and "the last message has 30" in done.stderr
+    kept = json.loads(journal.read_text())["messages"]
+    assert [message["content"] for message in kept[8::2]] == ["w5 w6", "w8"] and len(kept) == 12
+
+
+def read_some(end: int, deadline: float) -> bytes:
+    """What comes next. Raises OSError where nothing comes any more."""
+    if not select.select([end], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        raise AssertionError("the command says nothing")
+    return os.read(end, 4096)
+
+
+def run_in_pty(command: list[str], script: list[tuple[bytes, bytes]], environment: dict[str, str]) -> tuple[int, bytes]:
+    """Exit status and output of a command on a terminal. script: (text to wait for, keys to press then)."""
+    process, end = pty.fork()
+    if process == 0:
+        os.execve(sys.executable, command, environment)
+    said, seen, deadline = b"", 0, time.monotonic() + 90
+    try:
+        for wanted, keys in script:
+            while wanted not in said[seen:]:
+                said += read_some(end, deadline)
+            seen = said.index(wanted, seen) + len(wanted)
+            os.write(end, keys)
+        while chunk := read_some(end, deadline):
+            said += chunk
+    except OSError:  # Linux says so when the other side is closed
+        pass
+    except AssertionError:
+        os.kill(process, signal.SIGKILL)
+        raise
+    _, status = os.waitpid(process, 0)
+    os.close(end)
+    return os.waitstatus_to_exitcode(status), said
+
+
+def test_ctrl_c_at_the_prompt_clears_the_line_and_twice_ends_the_chat(folders: Folders) -> None:
+    command = [sys.executable, "-m", "outrider", "chat", "--bundle", str(folders[2]), "--threads", "1"]
+    script = [(b"you> ", b"half a quest\x03"), (b"once more", b""), (b"you> ", b"\x03")]
+    status, said = run_in_pty(command, script, dict(os.environ))
+    assert status == 0 and b"Traceback" not in said, said
+
+
+def test_a_pipe_gets_the_answer_alone_in_one_line(folders: Folders, bundle: Bundle) -> None:
+    question = "w5 w9 w11"
+    truth = bundle.tokenizer.decode(
+        oracle(folders, bundle.render_chat([{"role": "user", "content": question}]), Sampling()),
+        skip_special_tokens=True,
+    )
+    with serve(make_verifier(folders)) as address:
+        command = [sys.executable, "-m", "outrider", "generate", "--bundle", str(folders[2]), "--server", address,
+                   "--threads", "1", "--max-new-tokens", "40", question]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and len(truth) > 80
+    assert done.stdout == truth + "\n" and "verified tokens" in done.stderr
+
+
+def test_a_reader_that_has_gone_is_no_traceback(folders: Folders) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "outrider", "generate", "--bundle", str(folders[2]), "--threads", "1", "w5 w9"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "Exception" not in done.stderr, done.stderr
+
+
+def test_a_server_that_cannot_be_reached_is_named_with_the_reason(folders: Folders) -> None:
+    command = [sys.executable, "-m", "outrider", "generate", "--bundle", str(folders[2]), "--server", "127.0.0.1:1",
+               "--threads", "1", "--give-up", "4", "w5 w9"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    notice, last = (line for line in done.stderr.splitlines() if "doctor" in line)
+    assert done.returncode == 3 and notice == last
+    assert "127.0.0.1:1" in last and "refused; run: outrider doctor --server 127.0.0.1:1" in last
+
+
+def test_a_verifier_says_at_once_that_it_loads(folders: Folders) -> None:
+    command = [sys.executable, "-m", "outrider", "verifier", "--model", str(folders[0]), "--drafter", str(folders[1]),
+               "--port", "0", "--max-context", "120", "--kv-tokens", "600"]  # fmt: skip
+    script = [(b"loading target", b""), (b"verifier ready", b"\x03")]
+    status, said = run_in_pty(command, script, {**os.environ, "OMP_NUM_THREADS": "1"})
+    assert status == 0 and said.startswith(f"loading target {folders[0]} ...".encode()), said

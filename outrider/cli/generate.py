@@ -1,0 +1,46 @@
+"""`outrider generate`: one prompt, one answer, an exit status that says whether it was verified."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+
+from edge_runtime.transport import Server
+from outrider.cli.opening import open_runtime
+from outrider.cli.options import GenerateOptions
+from outrider.cli.prompt import interrupts
+from outrider.cli.reach import Reach
+from outrider.cli.terminal import Output, show_answer, summary
+from outrider_core.drafting.bundle import Bundle
+
+#: exit status where a server was given and verified nothing
+UNVERIFIED = 3
+OFFLINE = "no --server, no --local: everything below is the drafter's own, unverified text"
+
+
+async def generate(options: GenerateOptions, bundle: Bundle, server: str | Server | None) -> int:
+    """Returns the exit status."""
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    output = Output.standard(json=options.json)
+    asked = server if isinstance(server, str) and options.runtime.policy.writer != "device-only" else None
+    async with AsyncExitStack() as stack:
+        stopped = stack.enter_context(interrupts())
+        runtime = await stack.enter_async_context(open_runtime(options.runtime, bundle, server))
+        if server is None:
+            output.note(OFFLINE)
+        reach = Reach(runtime, asked, output.tell, options.give_up)
+        events = runtime.generate([{"role": "user", "content": prompt}], **asdict(options.answer))
+        event = await show_answer(runtime, events, output, reach, stopped, local=options.runtime.local is not None)
+        if event is None and not reach.gave_up:
+            return 130
+        if event and options.json:
+            text = {"text": event.verified + event.provisional, "verified_text": event.verified}
+            print(json.dumps({**text, "reason": event.reason, "token_ids": event.token_ids, **event.stats.as_dict()}))
+        elif event:
+            output.note(summary(event))
+        if asked and (event is None or not event.stats.tokens):
+            output.tell(reach.advice)
+            return UNVERIFIED
+    return 0

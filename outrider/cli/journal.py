@@ -1,0 +1,55 @@
+"""A chat in a file, so that a killed terminal can go on with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+#: seconds between two records of an answer
+JOURNAL_SECONDS = 0.3
+
+
+class Journal:
+    """A conversation and the answer on its way. path None: nowhere. tell: hears once of a file that fails."""
+
+    def __init__(self, path: Path | None, tell: Callable[[str], None]) -> None:
+        self._path, self._tell = path, tell
+        self._written, self._told = 0.0, False
+
+    def load(self) -> tuple[list[dict[str, str]], dict[str, Any] | None]:
+        """(messages, record of an unfinished answer or None). Raises ValueError on a file that is not a journal."""
+        if self._path is None or not self._path.exists():
+            return [], None
+        try:
+            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            return list(kept["messages"]), kept["answer"]
+        except OSError as error:
+            raise ValueError(f"cannot read {self._path}: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self._path} is not a journal of a chat ({error}); give another file") from None
+
+    @property
+    def due(self) -> bool:
+        """Whether an answer on its way should be saved again."""
+        return self._path is not None and time.monotonic() >= self._written + JOURNAL_SECONDS
+
+    def save(self, messages: list[dict[str, str]], record: dict[str, Any] | None) -> None:
+        """Replace the file in one step. A chat is worth more than its journal: where that fails, it goes on."""
+        if self._path is None:
+            return
+        self._written = time.monotonic()
+        aside = self._path.with_name(f".{self._path.name}.new")
+        try:
+            with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+                json.dump({"messages": messages, "answer": record}, file)
+                file.flush()
+                os.fsync(file.fileno())  # a file that is renamed before it is written may be empty after a power cut
+            aside.replace(self._path)
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                self._tell(f"cannot write the journal {self._path}: {error.strerror}; the chat goes on without it")

@@ -1,0 +1,53 @@
+"""From options to what they name: the verifier, in this process or elsewhere, and the runtime that uses it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from rich.console import Console
+
+from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.transport import Server
+from outrider.cli.options import RuntimeOptions
+from outrider_core.drafting.bundle import Bundle
+
+
+class CommandError(RuntimeError):
+    """The command cannot run as it was asked to. One line that says what to do."""
+
+
+def open_server(options: RuntimeOptions, bundle: Bundle) -> AbstractContextManager[str | Server | None]:
+    """What --server or --local names; entered, it answers. Raises CommandError."""
+    if options.local is None:
+        return nullcontext(options.device.server)
+    try:
+        from outrider.local import LocalVerifier, log_errors_only
+        from outrider_core.models.moa import DrafterError
+        from outrider_core.models.target import TargetError
+    except ImportError as error:
+        missing = error.name or error
+        raise CommandError(f"--local needs {missing}, which is not here; run: pip install 'outrider[cloud]'") from None
+    log_errors_only()
+    local = options.local
+    try:
+        with Console(stderr=True).status("loading the target"):
+            return LocalVerifier.load(
+                bundle, local.target, local.drafter, dtype=local.dtype or "float32", threads=options.device.threads
+            )
+    except (TargetError, DrafterError) as error:
+        raise CommandError(str(error)) from None
+
+
+def open_runtime(options: RuntimeOptions, bundle: Bundle, server: str | Server | None) -> EdgeRuntime:
+    device = options.device
+    return EdgeRuntime(
+        bundle,
+        server,
+        policy=options.policy,
+        threads=device.threads,
+        shape=options.shape,
+        engine=device.engine,
+        mode=options.mode,
+        token=device.token,
+        ca_file=device.ca_file,
+    )

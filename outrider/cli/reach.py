@@ -1,0 +1,54 @@
+"""Says in time that the server cannot be reached, and why."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from edge_runtime.runtime import EdgeRuntime
+
+#: seconds without a first connection after which the reason is said
+NOTICE_SECONDS = 3.0
+LOOK_SECONDS = 0.1
+
+
+class Reach:
+    """Watches the link of a runtime for a user. server: as the user wrote it; None: there is nothing to watch.
+
+    give_up: seconds without a connection after which an answer ends; None: the policy decides.
+    """
+
+    def __init__(
+        self,
+        runtime: EdgeRuntime,
+        server: str | None,
+        tell: Callable[[str], None],
+        give_up: float | None = None,
+    ) -> None:
+        self._runtime, self._server, self._tell, self._give_up = runtime, server, tell, give_up
+        self._told = False
+        self.gave_up = False
+
+    @property
+    def advice(self) -> str:
+        """Address, reason and what to do, in one line."""
+        reason = self._runtime.link_error or "it does not answer"
+        return f"no verdict from {self._server}: {reason}; run: outrider doctor --server {self._server}"
+
+    async def watch(self, stopped: asyncio.Event) -> None:
+        """While an answer is on its way: say once what is wrong, and set `stopped` where it is given up."""
+        self.gave_up = False
+        link, since = self._runtime.link, time.monotonic()
+        while self._server is not None and link is not None:
+            now = time.monotonic()
+            if link.welcome:
+                since, self._told = now, True  # from here on the answer's state shows how the link is
+            if not self._told and now - since >= NOTICE_SECONDS:
+                self._told = True
+                self._tell(self.advice)
+            if self._give_up is not None and now - since >= self._give_up:
+                self.gave_up = True
+                stopped.set()
+                return
+            await asyncio.sleep(LOOK_SECONDS)

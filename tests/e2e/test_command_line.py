@@ -1,0 +1,127 @@
+"""The command `outrider`: help, versions, and what it refuses before anything is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider.cli import COMMANDS, device, main
+from outrider.cli.arguments import parse
+from outrider.cli.options import ChatOptions, GenerateOptions, ServeOptions
+from outrider.cli.serve import Endpoint
+
+Folders = tuple[Path, Path, Path]
+
+
+def generate(*arguments: str) -> GenerateOptions:
+    options = parse(["generate", *arguments], "outrider")
+    assert isinstance(options, GenerateOptions)
+    return options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--max-new-tokens", "0"], "--max-new-tokens: must be a whole number, at least 1, not '0'"),
+        (["--max-new-tokens", "-4"], "--max-new-tokens"),
+        (["--threads", "-1"], "--threads: must be a whole number, at least 0"),
+        (["--nodes", "0"], "--nodes: must be"),
+        (["--nodes", "1000"], "a tree needs 1.."),
+        (["--depth", "0"], "--depth: must be"),
+        (["--temperature", "-1"], "temperature must be at least 0"),
+        (["--top-p", "7"], "top_p must be above 0 and at most 1, not 7.0"),
+        (["--seed", "-1"], "seed must be"),
+        (["--give-up", "0"], "--give-up: must be seconds, more than 0, not '0'"),
+        (["--give-up", "soon"], "--give-up"),
+    ],
+)
+def test_a_wrong_figure_is_refused_by_name(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        parse(["generate", *arguments, "hello"], "outrider")
+    assert exit.value.code == 2 and text in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_stop_string_does_not_swallow_the_prompt() -> None:
+    options = generate("--stop", "blue", "question", "--stop", "green")
+    assert options.answer.stop == ["blue", "green"] and options.prompt == "question"
+
+
+def test_options_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_TOKEN", "secret")
+    options = generate("--local", "--target", "my/model", "--policy", "cloud-only", "--nodes", "9", "hi")
+    assert options.runtime.device.token == "secret" and options.runtime.local is not None
+    assert options.runtime.local.target == "my/model" and options.runtime.policy.writer == "cloud-only"
+    assert options.runtime.shape.nodes == 9 and options.answer.max_new_tokens == 256 and options.give_up is None
+    monkeypatch.setenv("OUTRIDER_KEY", "key")
+    serve = parse(["serve", "--server", "127.0.0.1:1"], "outrider")
+    assert isinstance(serve, ServeOptions) and serve.key == "key" and serve.runtime.local is None
+
+
+def test_a_journal_without_a_folder_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["chat", "--journal", "/nonexistent/x"], "outrider")
+    assert "there is no folder /nonexistent; make it" in capsys.readouterr().err.splitlines()[-1]
+    with pytest.raises(SystemExit):
+        parse(["chat", "--journal", str(tmp_path)], "outrider")
+    assert "is a folder; name a file" in capsys.readouterr().err.splitlines()[-1]
+    options = parse(["chat", "--journal", str(tmp_path / "chat.json")], "outrider")
+    assert isinstance(options, ChatOptions) and options.journal == tmp_path / "chat.json"
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_the_help_of_a_command_begins_with_an_example(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "outrider", command, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, example, *_ = done.stdout.splitlines()
+    assert first.startswith("example") and example.startswith(f"  outrider {command}")
+    assert f"usage: outrider {command}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "prog"),
+    [
+        ("edge_runtime", "python -m edge_runtime"),
+        ("cloud.verifier", "python -m cloud.verifier"),
+        ("export", "python -m export"),
+        ("outrider", "outrider"),
+    ],
+)
+def test_help_shows_how_it_was_called(module: str, prog: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and f"usage: {prog}" in done.stdout
+
+
+def test_the_front_page(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["--help"], ["help"]):
+        assert main(arguments) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith("example") and all(f"\n  {name}" in shown for name in COMMANDS)
+    assert main(["nonsense"]) == 2 and "`outrider --help` lists them" in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_named() -> None:
+    program = "import sys; sys.modules['rich'] = None; from outrider.cli import main; sys.exit(main(['chat']))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.splitlines() == [
+        "outrider chat needs the package 'rich'; run: pip install 'outrider[edge]'"
+    ]
+
+
+@pytest.mark.parametrize(("host", "shown"), [("::1", "[::1]"), ("127.0.0.1", "127.0.0.1"), ("localhost", "localhost")])
+def test_loopback_needs_no_key(
+    host: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folders: Folders
+) -> None:
+    served: list[str] = []
+
+    async def run(endpoint: Endpoint, host: str, port: int) -> None:
+        served.append(host)
+
+    monkeypatch.delenv("OUTRIDER_KEY", raising=False)
+    monkeypatch.setattr("outrider.cli.serve.run", run)
+    assert device.main(["serve", "--bundle", str(folders[2]), "--host", host, "--port", "1"]) == 0
+    assert served == [host] and f"http://{shown}:1/v1" in capsys.readouterr().err
+    assert device.main(["serve", "--bundle", str(folders[2]), "--host", "0.0.0.0"]) == 1
+    assert "0.0.0.0 is open to other machines; give --key" in capsys.readouterr().err

@@ -1,0 +1,64 @@
+"""A conversation that is too long loses its oldest turns, never its instructions or its last turn."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_runtime.context import ConversationTooLong, Message, fit_messages
+
+
+def encode(messages: list[Message]) -> list[int]:
+    """A token for each word, one before each message and one for the answer's beginning."""
+    return [0] * (1 + sum(1 + len(message["content"].split()) for message in messages))
+
+
+def conversation(*contents: str, system: str = "") -> list[Message]:
+    turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
+    return [{"role": "system", "content": system}, *turns] if system else turns
+
+
+def test_what_fits_is_left_alone() -> None:
+    messages = conversation("a b", "c", "d", system="s")
+    fitted = fit_messages(messages, encode, max_context=100, reserve=20)
+    assert fitted.messages == messages and fitted.dropped == [] and fitted.ids == encode(messages)
+
+
+def test_the_oldest_turns_go_and_the_instructions_stay() -> None:
+    messages = conversation("a " * 10, "b " * 10, "c " * 10, "d " * 10, "e", system="be brief")
+    fitted = fit_messages(messages, encode, max_context=40, reserve=10)
+    assert fitted.messages == [messages[0], *messages[3:]] and fitted.dropped == messages[1:3]
+    fitted = fit_messages(messages, encode, max_context=30, reserve=10)
+    assert fitted.messages == [messages[0], messages[5]] and fitted.dropped == messages[1:5]
+
+
+def test_room_for_the_answer_is_given_up_before_the_last_turn() -> None:
+    messages = conversation("a", "b", "c " * 30)
+    fitted = fit_messages(messages, encode, max_context=40, reserve=20)
+    assert fitted.messages == messages[2:] and len(fitted.ids) == 32
+
+
+def test_a_last_turn_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ConversationTooLong, match="the last message has 42 tokens with its instructions; 39 fit"):
+        fit_messages(conversation("c " * 40), encode, max_context=40, reserve=1)
+    with pytest.raises(ValueError, match="no message"):
+        fit_messages([], encode, 40, 1)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(8, 120), st.integers(1, 200), st.booleans())
+def test_nothing_is_lost_and_no_turn_is_dropped_in_vain(
+    lengths: list[int], context: int, reserve: int, system: bool
+) -> None:
+    messages = conversation(*("w " * length for length in lengths), system="s" if system else "")
+    try:
+        fitted = fit_messages(messages, encode, context, reserve)
+    except ConversationTooLong:
+        last = max(i for i, message in enumerate(messages) if message["role"] == "user")
+        assert len(encode([*messages[: int(system)], *messages[last:]])) >= context
+        return
+    assert fitted.messages == [*messages[: int(system)], *messages[int(system) + len(fitted.dropped) :]]
+    assert len(fitted.ids) < context and fitted.messages[int(system)]["role"] == "user"
+    if fitted.dropped:  # one turn more would not have left room for the answer
+        again = [*messages[: int(system)], *messages[int(system) + len(fitted.dropped) - 2 :]]
+        assert len(encode(again)) > context - min(reserve, context // 2)
