@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
-#: how the target is asked: trees to verify, or a stream that it writes itself
-Mode = Literal["tree", "stream"]
+
+class Mode(StrEnum):
+    """How the target is asked."""
+
+    TREE = "tree"  #: to verify draft trees
+    STREAM = "stream"  #: to write alone
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from edge_runtime.answer import Answer
 from edge_runtime.events import Event
@@ -34,8 +34,18 @@ from outrider_core.protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
 LARGEST = TreeShape(nodes=48)
 #: for a steady server: no verdict is ever overdue
 UNHURRIED = Patience(open=math.inf, connect=math.inf, silence=math.inf)
-#: options of a runtime that sends trees of one shape only, for measuring acceptance
-FIXED: dict[str, Any] = {"mode": "tree", "shaping": False, "ahead": False}
+
+
+class FixedTrees(TypedDict):
+    """Options of a runtime whose choices are all made in advance; as of `EdgeRuntime`."""
+
+    mode: Mode
+    shaping: bool
+    ahead: bool
+
+
+#: sends trees of one shape, whatever they bring, and never drafts ahead: for measuring acceptance
+FIXED: FixedTrees = {"mode": Mode.TREE, "shaping": False, "ahead": False}
 
 
 class EdgeRuntime:
@@ -54,7 +64,8 @@ class EdgeRuntime:
     def __init__(
         self, bundle: Bundle, server: str | Server | None, *, policy: Policy | None = None, threads: int = 0,
         shape: TreeShape | None = None, patience: Patience | None = None, lookup: bool = True,
-        engine: str | Engine | None = None, ahead: bool | None = None, shaping: bool = True, mode: Mode | None = None,
+        engine: str | Engine | None = None, ahead: bool | None = None, shaping: bool = True,
+        mode: Mode | Literal["tree", "stream"] | None = None,
         token: str | None = None, ca_file: str | Path | None = None,
     ) -> None:  # fmt: skip
         self.bundle = bundle
@@ -64,7 +75,7 @@ class EdgeRuntime:
             server, self.policy = None, replace(self.policy, writer="device-only")
         steady = server is not None and not isinstance(server, str) and server.steady
         self.patience = patience or (UNHURRIED if steady else Patience())
-        self.shaping, self.controller = shaping, Controller(Pace(), mode)
+        self.shaping, self.controller = shaping, Controller(Pace(), Mode(mode) if mode else None)
         self.ahead = False if steady and ahead is None else ahead
         self.timer = RoundTimer(math.inf, math.inf, math.inf) if steady else RoundTimer()
         manifest = bundle.manifest

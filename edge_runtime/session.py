@@ -102,7 +102,7 @@ class Session:
     def __post_init__(self) -> None:
         self.stats = SessionStats()
         self.text = AnswerTokens(list(self.prompt), self.stats)
-        self.mode: Mode = "tree"
+        self.mode = Mode.TREE
         self.finished: str | None = None
         self.alone = False  # the target is silent
         self.paused = ""  # why nothing is written alone
