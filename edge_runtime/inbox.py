@@ -8,43 +8,39 @@ from edge_runtime.link import LinkEvent
 from edge_runtime.session import Session
 from edge_runtime.worker import DrafterFailed
 from outrider_core.drafting.drafter import Draft
-from outrider_core.protocol.tree import ROOT, TokenTree
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """A drafter job is done: a tree, or one token written alone and its probability.
-
-    seconds: since it was asked for; working: of these, in the drafter.
-    """
+    """The tree of a DraftTree. asked, working: seconds since it was asked for; of these, in the drafter."""
 
     session: Session
-    result: Draft | tuple[int, float]
+    draft: Draft
     version: int
-    seconds: float
+    asked: float
     working: float
 
 
 @dataclass(frozen=True)
-class Shadow:
-    """A tree for comparison alone, below the first `base` tokens; it took `working` seconds."""
+class Written:
+    """The token of a WriteToken and its probability. asked: seconds since it was asked for."""
+
+    session: Session
+    token: int
+    probability: float
+    version: int
+    asked: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The tree of a Compare, below the first `base` tokens. working: seconds in the drafter."""
 
     session: Session
     draft: Draft
     base: int
     working: float
 
-    def foreseen(self, tree: TokenTree, committed: list[int]) -> list[int] | None:
-        """The path of `tree`, what of it would be sent, that came true; None while all that came is in it."""
-        path, node = list[int](), ROOT
-        for token in committed[self.base :]:
-            child = tree.child(node, token)
-            if child is None:
-                return path
-            path.append(child)
-            node = child
-        return None
 
-
-#: what an answer waits for
-News = LinkEvent | Drafted | Shadow | DrafterFailed
+#: jobs carry the session that asked: it may have been cancelled since
+InboxEvent = LinkEvent | Drafted | Written | Compared | DrafterFailed

@@ -39,3 +39,8 @@ class Policy:
     def __post_init__(self) -> None:
         if not self.offline_rate > 0:
             raise ValueError(f"offline_rate is tokens per second and above 0, not {self.offline_rate}")
+
+    @property
+    def target_first(self) -> bool:
+        """The target writes wherever it can, so that trees and streams are alternatives."""
+        return self.writer in ("prefer-cloud", "cloud-only")

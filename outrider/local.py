@@ -54,7 +54,7 @@ class LocalVerifier:
     leaving it stops the thread for good; runtimes live in between.
     """
 
-    #: it answers or fails, so nobody writes alone while waiting for it (see `edge_runtime.runtime.Server`)
+    #: it answers or fails, so nobody writes alone while waiting for it (see `edge_runtime.transport.LinkMaker`)
     steady = True
 
     def __init__(self, verifier: Verifier) -> None:

@@ -17,8 +17,9 @@ from rich.console import Console
 from edge_runtime.events import Event
 from edge_runtime.link import LinkRefused
 from edge_runtime.policy import Policy
-from edge_runtime.runtime import LARGEST, EdgeRuntime
-from edge_runtime.transport import Server
+from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.transport import LinkMaker
+from edge_runtime.tuning import LARGEST
 from edge_runtime.worker import DrafterFailed
 from outrider.cli.terminal import Journal, show_answer, summary
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
@@ -145,7 +146,7 @@ def add_verifier_options(command: argparse.ArgumentParser) -> None:
     local.add_argument("--dtype", choices=dtypes, help="the target's number format; default: float32")
 
 
-def open_server(options: argparse.Namespace, bundle: Bundle) -> AbstractContextManager[str | Server | None]:
+def open_server(options: argparse.Namespace, bundle: Bundle) -> AbstractContextManager[str | LinkMaker | None]:
     """What --server or --local names; entered, it answers. Raises LocalError."""
     if not options.local:
         return nullcontext(options.server)
@@ -166,7 +167,7 @@ def open_server(options: argparse.Namespace, bundle: Bundle) -> AbstractContextM
         raise LocalError(str(error)) from None
 
 
-def open_runtime(options: argparse.Namespace, bundle: Bundle, server: str | Server | None) -> EdgeRuntime:
+def open_runtime(options: argparse.Namespace, bundle: Bundle, server: str | LinkMaker | None) -> EdgeRuntime:
     policy = Policy(options.policy, options.on_return, options.offline)
     shape = TreeShape(nodes=options.nodes, depth=options.depth)
     return EdgeRuntime(
@@ -185,7 +186,7 @@ def ask(
     )  # fmt: skip
 
 
-async def generate(options: argparse.Namespace, bundle: Bundle, server: str | Server | None) -> int:
+async def generate(options: argparse.Namespace, bundle: Bundle, server: str | LinkMaker | None) -> int:
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     console = Console(stderr=options.json)
     messages = [{"role": "user", "content": prompt}]
@@ -208,7 +209,7 @@ async def generate(options: argparse.Namespace, bundle: Bundle, server: str | Se
     return 0
 
 
-async def chat(options: argparse.Namespace, bundle: Bundle, server: str | Server | None) -> int:
+async def chat(options: argparse.Namespace, bundle: Bundle, server: str | LinkMaker | None) -> int:
     console, journal = Console(), Journal(options.journal)
     messages, unfinished = journal.load()
     async with open_runtime(options, bundle, server) as runtime:
@@ -240,7 +241,7 @@ async def chat(options: argparse.Namespace, bundle: Bundle, server: str | Server
             journal.save(messages, None)
 
 
-async def serve(options: argparse.Namespace, bundle: Bundle, server: str | Server | None) -> int:
+async def serve(options: argparse.Namespace, bundle: Bundle, server: str | LinkMaker | None) -> int:
     try:
         from outrider.cli.serve import LOOPBACK, Endpoint, run
     except ImportError as error:

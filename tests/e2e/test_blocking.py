@@ -72,7 +72,7 @@ def test_errors_reach_the_caller(bundle: Bundle) -> None:
     with BlockingRuntime(EdgeRuntime(bundle, None)) as runtime:
         with pytest.raises(ValueError, match="the prompt is empty"):
             runtime.answer([])
-        with pytest.raises(ValueError, match="no record"):
+        with pytest.raises(ValueError, match="not a record"):
             list(runtime.resume({}))
         waiting = runtime.generate(PROMPT, max_new_tokens=MAX_NEW)
         next(waiting)

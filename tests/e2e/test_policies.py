@@ -234,7 +234,7 @@ def test_a_record_that_is_none_is_refused(bundle: Bundle) -> None:
                 pass
 
     for record in ({}, {"target": "another"}, {"target": bundle.manifest.target_hash, "session": "xyz", "stream": 0}):
-        with pytest.raises(ValueError, match="no record of an answer of this bundle"):
+        with pytest.raises(ValueError, match="not a record of an answer of this bundle"):
             asyncio.run(run(record))
 
 

@@ -8,7 +8,7 @@ replays the events and must give the same actions (times to a microsecond).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
@@ -19,13 +19,14 @@ import numpy as np
 
 import outrider_core.protocol
 from edge_runtime.actions import Action, AddRows, Send
-from edge_runtime.policy import Policy
+from edge_runtime.policy import Mode, Policy
 from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
+from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
-from tests.edge_runtime.world import EVENTS, PATIENCE, World
+from tests.edge_runtime.world import EVENTS, PATIENCE, World, pinned
 from tests.protocol.make_vectors import fields_of, message_of, text
 
 FILE = Path(outrider_core.protocol.__file__).parent / "vectors" / "sessions.json"
@@ -33,29 +34,21 @@ COUNT = 240
 #: methods of a session that are events
 CALLS = ("start", "link_up", "link_down", "message", "tree_ready", "token_written", "tick", "set_mode", "pause",
          "proceed", "cancel", "stop")  # fmt: skip
+#: of these, recorded with a time that the session does not ask for
+TIMELESS = ("cancel", "stop")
 POLICIES = (
     Policy(), Policy(), Policy(writer="prefer-device", lead=4), Policy(writer="cloud-only"),
     Policy(writer="device-only"), Policy(on_return="keep"), Policy(offline="pause", min_confidence=0.5),
 )  # fmt: skip
 
 
-def state_of(session: Session) -> str:
-    """The box of docs/design.md's diagram that a session is in."""
-    if session.finished:
-        return "finished"
-    if session.alone:
-        stopped = bool(session.paused) or session.policy.writer == "cloud-only"
-        return "waiting for the link" if stopped else "writing alone"
-    if session.flight:
-        return "streaming" if session.flight.tree is None else "verifying"
-    return "drafting"
-
-
 def plain(value: Any) -> Any:
     """JSON form of an argument or a field."""
     match value:
-        case TokenTree():
-            return {"tokens": list(value.tokens), "parents": list(value.parents)}
+        case Draft():
+            tree = {"tokens": list(value.tree.tokens), "parents": list(value.tree.parents)}
+            other = {"scores": list(value.scores), "steps": value.steps, "ahead": value.ahead, "kept": value.kept}
+            return tree | other if value.scores else tree
         case np.ndarray():
             return value.tolist()
         case msgspec.Struct():
@@ -69,7 +62,7 @@ def action_json(action: Action) -> list[Any]:
         return [name, fields_of(action.message)]
     if isinstance(action, AddRows):  # a row's content is checked by rows of outrider_core/protocol/vectors alone
         return [name, {"positions": action.positions.tolist()}]
-    return [name, {field: plain(value) for field, value in vars(action).items()}]
+    return [name, {field: plain(value) for field, value in vars(action).items() if value is not None}]
 
 
 def setup_of(session: Session) -> dict[str, Any]:
@@ -89,9 +82,9 @@ def session_of(setup: dict[str, Any]) -> Session:
         prompt=list(setup["prompt"]), sampling=Sampling(**setup["sampling"]), eos_ids=frozenset(setup["eos_ids"]),
         max_new=setup["max_new"], max_context=setup["max_context"], row_shape=RowShape(*setup["row_shape"]),
         session_id=bytes.fromhex(setup["session"]), stream=setup["stream"], patience=Patience(**setup["patience"]),
-        policy=Policy(**setup["policy"]), timer=RoundTimer(**setup["timer"]),
+        policy=Policy(**setup["policy"]), timer=RoundTimer(**setup["timer"]), tuning=pinned(Mode(setup["mode"])),
     )  # fmt: skip
-    session.mode = setup["mode"]
+    session.mode = Mode(setup["mode"])
     return session
 
 
@@ -99,10 +92,19 @@ def replay(trace: dict[str, Any]) -> None:
     """Feed a trace's events to a new session; raise AssertionError where it acts otherwise."""
     session = session_of(trace["setup"])
     for number, (call, arguments, actions, state) in enumerate(trace["steps"]):
-        values = [argument_of(value) for value in arguments]
-        given = [action_json(action) for action in getattr(session, call)(*values)]
+        given = [action_json(action) for action in happen(session, call, [argument_of(value) for value in arguments])]
         assert same(given, actions), f"{trace['name']}, step {number}: {call} gives {given}, not {actions}"
-        assert state_of(session) == state
+        assert session.state == state
+
+
+def happen(session: Session, call: str, arguments: list[Any]) -> list[Action]:
+    """One step of a trace."""
+    if call in TIMELESS:
+        arguments.pop()
+    if call == "set_mode":
+        arguments[0] = session.tuning.controller.pinned = Mode(arguments[0])
+    actions: list[Action] = getattr(session, call)(*arguments)
+    return actions
 
 
 def same(one: Any, other: Any) -> bool:
@@ -117,14 +119,19 @@ def same(one: Any, other: Any) -> bool:
 
 def argument_of(value: Any) -> Any:
     if isinstance(value, dict):
-        return TokenTree(tuple(value["tokens"]), tuple(value["parents"])) if "parents" in value else message_of(value)
+        return draft_of(**value) if "parents" in value else message_of(value)
     return value
+
+
+def draft_of(tokens: list[int], parents: list[int], scores: Sequence[float] = (), **other: Any) -> Draft:
+    return Draft(TokenTree(tuple(tokens), tuple(parents)), tuple(scores), **other)
 
 
 class Recording:
     """Everything that is called on a session of a world, as it happens."""
 
     def __init__(self, world: World) -> None:
+        self.world, self.inside = world, False
         self.setup, self.steps = setup_of(world.session), list[Any]()
         for call in CALLS:
             setattr(world.session, call, self._recorded(world.session, call))
@@ -134,9 +141,13 @@ class Recording:
 
         @wraps(inner)
         def event(*arguments: Any) -> list[Action]:
-            given = [plain(argument) for argument in arguments]
+            if self.inside:  # an event that the session gives itself
+                return inner(*arguments)  # type: ignore[no-any-return]
+            given = [plain(argument) for argument in arguments] + [self.world.now] * (call in TIMELESS)
+            self.inside = True
             actions: list[Action] = inner(*arguments)
-            self.steps.append([call, given, [action_json(action) for action in actions], state_of(session)])
+            self.inside = False
+            self.steps.append([call, given, [action_json(action) for action in actions], session.state])
             return actions
 
         return event
@@ -147,7 +158,7 @@ def make_trace(number: int) -> dict[str, Any]:
     policy = POLICIES[number % len(POLICIES)]
     patience = PATIENCE if rng.random() < 0.7 else Patience(open=0.5, connect=0.2, silence=1.0, offline=2.0)
     world = World(rng, rng.choice([1, 6, 12]), policy, patience)
-    world.session.mode = "stream" if rng.random() < 0.25 else "tree"
+    world.begin_in(Mode.STREAM if rng.random() < 0.25 else Mode.TREE)
     recording = Recording(world)
     world.do(world.session.start(world.now))
     for event in rng.choices(EVENTS, k=rng.choice([0, 10, 40])):
@@ -155,9 +166,9 @@ def make_trace(number: int) -> dict[str, Any]:
             break
         world.happen(event)
         if world.verified and not world.session.finished and rng.random() < 0.05:
-            world.session.stop(1, world.now)  # not carried out: this world knows of no stop strings
+            world.session.stop(1)  # not carried out: this world knows of no stop strings
     if not world.session.finished and rng.random() < 0.1:
-        world.do(world.session.cancel(world.now))
+        world.do(world.session.cancel())
     if policy.writer == "device-only":
         while not world.session.finished:
             world.do(world.session.proceed(world.now))

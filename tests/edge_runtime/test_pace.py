@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge_runtime.pace import Controller, Pace, PaceConfig
 from edge_runtime.policy import Mode
-from edge_runtime.runtime import LARGEST
+from edge_runtime.tuning import LARGEST
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import Verify, Welcome, encode, pack_tree

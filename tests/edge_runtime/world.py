@@ -13,6 +13,7 @@ from edge_runtime.actions import (
     AddRows,
     Adopt,
     Commit,
+    Compare,
     Done,
     DraftAhead,
     DraftTree,
@@ -25,9 +26,12 @@ from edge_runtime.actions import (
     Stall,
     WriteToken,
 )
-from edge_runtime.policy import Policy
+from edge_runtime.pace import Controller, Pace
+from edge_runtime.policy import Mode, Policy
 from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
+from edge_runtime.tuning import Tuning
+from outrider_core.drafting.drafter import Draft, TreeShape
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
@@ -123,23 +127,45 @@ class SimulatedVerifier:
         return verdicts
 
 
+def pinned(mode: Mode = Mode.TREE) -> Tuning:
+    """Nothing is chosen: one mode, and trees as large as they come."""
+    return Tuning(Controller(Pace(), mode), TreeShape(nodes=255, depth=64), shaping=False)
+
+
 class World:
-    """Runs a session against the simulated verifier; a random source picks what happens next."""
+    """Runs a session against the simulated verifier; a random source picks what happens next.
+
+    tuning: makes the session's choices; without it the mode is pinned (`pin`), and trees are sent as they are drafted.
+    """
 
     def __init__(
-        self, rng: random.Random, max_new: int = 20, policy: Policy | None = None, patience: Patience = PATIENCE,
+        self,
+        rng: random.Random,
+        max_new: int = 20,
+        policy: Policy | None = None,
+        patience: Patience = PATIENCE,
         timer: RoundTimer | None = None,
-    ) -> None:  # fmt: skip
+        tuning: Tuning | None = None,
+    ) -> None:
         self.rng, self.now = rng, 0.0
         self.session = Session(
-            prompt=list(PROMPT), sampling=Sampling(), eos_ids=frozenset([EOS]), max_new=max_new, max_context=64,
-            row_shape=SHAPE, session_id=bytes(16), patience=patience, policy=policy or Policy(),
+            prompt=list(PROMPT),
+            sampling=Sampling(),
+            eos_ids=frozenset([EOS]),
+            max_new=max_new,
+            max_context=64,
+            row_shape=SHAPE,
+            session_id=bytes(16),
+            patience=patience,
+            policy=policy or Policy(),
             timer=timer or RoundTimer(),
-        )  # fmt: skip
+            tuning=tuning or pinned(),
+        )
         self.verifier: SimulatedVerifier | None = None
         self.deaf = False  # the link is half open: nothing gets through until it is cut
         self.to_device: list[ServerMessage] = []
         self.jobs: list[DraftTree | WriteToken] = []
+        self.comparisons: list[Compare] = []
         self.shown: list[int] = []  # what a user would see, built from the events alone
         self.verified = 0
         self.rows = 0
@@ -156,6 +182,8 @@ class World:
                 case DraftTree() | WriteToken():
                     assert not self.jobs, "one drafter job at a time"
                     self.jobs.append(action)
+                case Compare():
+                    self.comparisons.append(action)
                 case AddRows(rows=rows):
                     self.rows += len(rows)
                 case Commit(tokens=tokens, confirmed=confirmed):
@@ -187,8 +215,8 @@ class World:
         assert session.committed[: len(self.committed)] == self.committed, "committed text changed"
         self.committed = list(session.committed)
         answer = session.committed[len(PROMPT) :]
-        assert self.shown == answer + session.provisional == session.text_ids and self.verified == len(answer)
-        adopted = {position for begin, end in session.adopted for position in range(begin, end)}
+        assert self.shown == answer + session.provisional == session.text.answer and self.verified == len(answer)
+        adopted = {position for begin, end in session.text.adopted for position in range(begin, end)}
         for position in range(len(PROMPT), len(session.committed)):
             if position not in adopted:
                 assert session.committed[position] == target(session.committed[:position])
@@ -221,7 +249,7 @@ class World:
         if isinstance(job, WriteToken):
             self.write(job, right=self.rng.random() < 0.7, confidence=round(self.rng.random(), 3))
         else:
-            self.do(self.session.tree_ready(self.tree(job), job.version, self.now))
+            self.do(self.session.tree_ready(Draft(self.tree(job)), job.version, self.now))
 
     def write(self, job: WriteToken, right: bool, confidence: float) -> None:
         token = target(job.prefix)
@@ -252,6 +280,15 @@ class World:
         self.now = round(self.now + seconds, 6)
         self.do(self.session.tick(self.now))
 
+    def pin(self, mode: Mode) -> list[Action]:
+        """Whatever is measured, the session uses `mode` from here on."""
+        self.session.tuning.controller.pinned = mode
+        return self.session.set_mode(mode, self.now)
+
+    def begin_in(self, mode: Mode) -> None:
+        """The session is to start in `mode`."""
+        self.session.tuning.controller.pinned = self.session.mode = mode
+
     def happen(self, event: str) -> None:
         """One of EVENTS."""
         session = self.session
@@ -271,9 +308,9 @@ class World:
             case "silence":
                 self.deaf = self.verifier is not None
             case "stream":
-                self.do(session.set_mode("stream", self.now))
+                self.do(self.pin(Mode.STREAM))
             case "draft":
-                self.do(session.set_mode("tree", self.now))
+                self.do(self.pin(Mode.TREE))
             case "pause":
                 self.do(session.pause(self.now))
             case "proceed":
