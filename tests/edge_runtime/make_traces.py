@@ -16,29 +16,41 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 import outrider_core.protocol
-from edge_runtime.actions import Action, AddRows, Send
+from edge_runtime.actions import Action, AddRows, Send, WriteToken
 from edge_runtime.policy import Mode, Policy
 from edge_runtime.session import Session
+from edge_runtime.states import Event, State
 from edge_runtime.timing import Patience, RoundTimer
-from outrider_core.drafting.drafter import Draft
+from edge_runtime.tuning import Tuning
+from outrider_core.drafting.drafter import Draft, TreeShape
+from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
-from tests.edge_runtime.world import EVENTS, PATIENCE, World, pinned
+from outrider_core.protocol.wire import ERR_BUSY, ERR_TOO_LONG
+from tests.edge_runtime.world import EVENTS, PATIENCE, WELCOME, SimulatedLink, World, pinned
 from tests.protocol.make_vectors import fields_of, message_of, text
 
 FILE = Path(outrider_core.protocol.__file__).parent / "vectors" / "sessions.json"
 COUNT = 240
-#: methods of a session that are events
-CALLS = ("start", "link_up", "link_down", "message", "tree_ready", "token_written", "tick", "set_mode", "pause",
-         "proceed", "cancel", "stop")  # fmt: skip
+#: of these, sessions that choose for themselves
+CHOOSING = 40
 #: of these, recorded with a time that the session does not ask for
 TIMELESS = ("cancel", "stop")
 POLICIES = (
     Policy(), Policy(), Policy(writer="prefer-device", lead=4), Policy(writer="cloud-only"),
     Policy(writer="device-only"), Policy(on_return="keep"), Policy(offline="pause", min_confidence=0.5),
+)  # fmt: skip
+CURVES = (CostCurve((1, 8, 32), (0.012, 0.015, 0.03)), CostCurve((1, 64), (0.025, 0.026)))
+CHOOSING_EVENTS = (
+    *["deliver"] * 40,
+    *["job"] * 20,
+    *["comparison"] * 6,
+    *["short", "short", "long", "cut", "connect", "connect", "connect", "silence"],
+    *["pause", "proceed", "proceed", "busy"],
 )  # fmt: skip
 
 
@@ -48,7 +60,7 @@ def plain(value: Any) -> Any:
         case Draft():
             tree = {"tokens": list(value.tree.tokens), "parents": list(value.tree.parents)}
             other = {"scores": list(value.scores), "steps": value.steps, "ahead": value.ahead, "kept": value.kept}
-            return tree | other if value.scores else tree
+            return tree if value == Draft(value.tree) else tree | other
         case np.ndarray():
             return value.tolist()
         case msgspec.Struct():
@@ -66,14 +78,32 @@ def action_json(action: Action) -> list[Any]:
 
 
 def setup_of(session: Session) -> dict[str, Any]:
-    return {
-        "prompt": list(session.prompt), "sampling": msgspec.structs.asdict(session.sampling),
-        "eos_ids": sorted(session.eos_ids), "max_new": session.max_new, "max_context": session.max_context,
-        "row_shape": list(session.row_shape), "session": session.session_id.hex(), "stream": session.stream,
-        "patience": asdict(session.patience), "policy": asdict(session.policy),
+    """How a session was made. tuning: only where it is free to choose."""
+    tuning = session.tuning
+    setup = {
+        "prompt": list(session.prompt),
+        "sampling": msgspec.structs.asdict(session.sampling),
+        "eos_ids": sorted(session.eos_ids),
+        "max_new": session.max_new,
+        "max_context": session.max_context,
+        "row_shape": list(session.row_shape),
+        "session": session.session_id.hex(),
+        "stream": session.stream,
+        "patience": asdict(session.patience),
+        "policy": asdict(session.policy),
         "timer": {"floor": session.timer.floor, "ceiling": session.timer.ceiling, "first": session.timer.first},
         "mode": session.mode,
-    }  # fmt: skip
+    }
+    return (
+        setup if tuning.controller.pinned else setup | {"tuning": asdict(tuning.largest) | {"shaping": tuning.shaping}}
+    )
+
+
+def tuning_of(setup: dict[str, Any]) -> Tuning:
+    if "tuning" not in setup:
+        return pinned(Mode(setup["mode"]))
+    shape = dict(setup["tuning"])
+    return Tuning(shaping=shape.pop("shaping"), largest=TreeShape(**shape))
 
 
 def session_of(setup: dict[str, Any]) -> Session:
@@ -82,7 +112,7 @@ def session_of(setup: dict[str, Any]) -> Session:
         prompt=list(setup["prompt"]), sampling=Sampling(**setup["sampling"]), eos_ids=frozenset(setup["eos_ids"]),
         max_new=setup["max_new"], max_context=setup["max_context"], row_shape=RowShape(*setup["row_shape"]),
         session_id=bytes.fromhex(setup["session"]), stream=setup["stream"], patience=Patience(**setup["patience"]),
-        policy=Policy(**setup["policy"]), timer=RoundTimer(**setup["timer"]), tuning=pinned(Mode(setup["mode"])),
+        policy=Policy(**setup["policy"]), timer=RoundTimer(**setup["timer"]), tuning=tuning_of(setup),
     )  # fmt: skip
     session.mode = Mode(setup["mode"])
     return session
@@ -133,7 +163,7 @@ class Recording:
     def __init__(self, world: World) -> None:
         self.world, self.inside = world, False
         self.setup, self.steps = setup_of(world.session), list[Any]()
-        for call in CALLS:
+        for call in Event:
             setattr(world.session, call, self._recorded(world.session, call))
 
     def _recorded(self, session: Session, call: str) -> Callable[..., list[Action]]:
@@ -182,6 +212,72 @@ def make_trace(number: int) -> dict[str, Any]:
     }
 
 
+def choosing_trace(number: int) -> dict[str, Any]:
+    """The session measures, and chooses trees or a stream and the size of what it asks for."""
+    rng = random.Random(1000 + number)
+    link = SimulatedLink(rng.choice([0.001, 0.02, 0.3]), rng.choice(CURVES), rng.choice([0.5, 1.0, 3.0]))
+    policies = [policy for policy in POLICIES if policy.writer != "device-only"]
+    policy = policies[number % len(policies)]
+    world = World(rng, 60, policy, link=link, tuning=Tuning(shaping=rng.random() < 0.8))
+    recording = Recording(world)
+    world.do(world.session.start(world.now))
+    for event in rng.choices(CHOOSING_EVENTS, k=120):
+        if world.session.finished:
+            break
+        world.happen(event)
+    if not world.session.finished:
+        world.do(world.session.cancel())
+    return {"name": f"chooses {number}: {policy.writer}", "setup": recording.setup, "steps": recording.steps}
+
+
+def refusal_traces() -> list[dict[str, Any]]:
+    """What ends or stalls an answer before a request is under way."""
+    traces = []
+
+    def begin(name: str, policy: Policy | None = None, max_new: int = 6) -> World:
+        world = World(random.Random(0), max_new, policy)
+        recording = Recording(world)
+        traces.append({"name": name, "setup": recording.setup, "steps": recording.steps})
+        world.do(world.session.start(world.now))
+        return world
+
+    begin("no room for a token", max_new=0)
+    world = begin("a verifier with less context than the prompt")
+    world.do(world.session.link_up(structs.replace(WELCOME, max_context=len(world.session.prompt)), world.now))
+    for writer, code in (("prefer-cloud", ERR_BUSY), ("cloud-only", ERR_BUSY), ("prefer-cloud", ERR_TOO_LONG)):
+        world = begin(f"refused while drafting, {writer}, code {code}", Policy(writer=writer))  # type: ignore[arg-type]
+        world.connect()
+        while world.to_device:
+            world.deliver()
+        assert world.session.state is State.DRAFTING
+        world.refuse(code)
+    return traces
+
+
+def left_stream_trace() -> dict[str, Any]:
+    """A stream is left for trees while provisional text is still to be verified."""
+    world = World(random.Random(3))
+    world.begin_in(Mode.STREAM)
+    recording = Recording(world)
+    world.do(world.session.start(world.now))
+    world.connect()
+    world.deliver()
+    world.deliver()
+    held = list(world.to_device)
+    world.to_device.clear()
+    world.tick(5.0)
+    for _ in range(3):
+        job = world.jobs.pop()
+        assert isinstance(job, WriteToken)
+        world.write(job, right=True, confidence=1.0)
+    world.to_device = held
+    world.deliver()
+    world.do(world.pin(Mode.TREE))
+    assert world.session.state is State.VERIFYING
+    world.settle()
+    return {"name": "a stream left while catching up", "setup": recording.setup, "steps": recording.steps}
+
+
 def looping_trace() -> dict[str, Any]:
     """The drafter says the same three tokens for ever, until the link is there."""
     world = World(random.Random(COUNT), 60)
@@ -197,9 +293,17 @@ def looping_trace() -> dict[str, Any]:
 
 
 def traces() -> list[dict[str, Any]]:
-    return [*(make_trace(number) for number in range(COUNT)), looping_trace()]
+    chosen = [choosing_trace(number) for number in range(CHOOSING)]
+    return [
+        *(make_trace(number) for number in range(COUNT)),
+        looping_trace(),
+        *chosen,
+        *refusal_traces(),
+        left_stream_trace(),
+    ]
 
 
 if __name__ == "__main__":
-    FILE.write_text(text(traces()), encoding="utf-8")
-    print(f"{FILE}: {COUNT + 1} traces, {FILE.stat().st_size:,} bytes")
+    made = traces()
+    FILE.write_text(text(made), encoding="utf-8")
+    print(f"{FILE}: {len(made)} traces, {FILE.stat().st_size:,} bytes")

@@ -92,6 +92,12 @@ def test_an_answer_goes_on_from_its_record(seed: int, events: list[str], on_retu
         assert second.shown == plain(PROMPT, 20)
 
 
+def test_a_record_of_another_version_is_refused() -> None:
+    session = World(random.Random(0)).session
+    with pytest.raises(ValueError, match="version 2"):
+        restore(session, record_of(session) | {"version": 2})
+
+
 def test_rows_reach_the_drafter_once_each() -> None:
     world = World(random.Random(1))
     world.do(world.session.start(0.0))

@@ -6,7 +6,10 @@ Every action is checked as it is carried out; `expect_sound` holds after every e
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec import structs
 
 from edge_runtime.actions import (
     Action,
@@ -32,10 +35,12 @@ from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.tuning import Tuning
 from outrider_core.drafting.drafter import Draft, TreeShape
+from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import (
+    ERR_BUSY,
     ERR_UNKNOWN,
     FINISH_EOS,
     FINISH_NONE,
@@ -127,6 +132,23 @@ class SimulatedVerifier:
         return verdicts
 
 
+@dataclass(frozen=True)
+class SimulatedLink:
+    """What a verifier and the way to it cost: seconds of a handshake, a curve, and what a step takes of its time."""
+
+    rtt: float
+    curve: CostCurve
+    slowdown: float
+
+    @property
+    def welcome(self) -> Welcome:
+        return structs.replace(WELCOME, costs=self.curve.pack())
+
+    def timed(self, verdict: Verdict, tokens: int) -> Verdict:
+        engine = self.slowdown * self.curve.at(tokens)
+        return structs.replace(verdict, engine_us=int(1e6 * engine), queue_us=int(1e5 * engine))
+
+
 def pinned(mode: Mode = Mode.TREE) -> Tuning:
     """Nothing is chosen: one mode, and trees as large as they come."""
     return Tuning(Controller(Pace(), mode), TreeShape(nodes=255, depth=64), shaping=False)
@@ -136,6 +158,7 @@ class World:
     """Runs a session against the simulated verifier; a random source picks what happens next.
 
     tuning: makes the session's choices; without it the mode is pinned (`pin`), and trees are sent as they are drafted.
+    link: what there is to measure; without it the session hears of no times.
     """
 
     def __init__(
@@ -146,8 +169,9 @@ class World:
         patience: Patience = PATIENCE,
         timer: RoundTimer | None = None,
         tuning: Tuning | None = None,
+        link: SimulatedLink | None = None,
     ) -> None:
-        self.rng, self.now = rng, 0.0
+        self.rng, self.now, self.link = rng, 0.0, link
         self.session = Session(
             prompt=list(PROMPT),
             sampling=Sampling(),
@@ -240,7 +264,10 @@ class World:
     def connect(self) -> None:
         if not self.verifier:
             self.verifier, self.to_device = SimulatedVerifier(), []
-            self.do(self.session.link_up(WELCOME, self.now))
+            if self.link:
+                self.do(self.session.link_up(self.link.welcome, self.now, self.link.rtt))
+            else:
+                self.do(self.session.link_up(WELCOME, self.now))
 
     def run_job(self) -> None:
         if not self.jobs:
@@ -249,7 +276,11 @@ class World:
         if isinstance(job, WriteToken):
             self.write(job, right=self.rng.random() < 0.7, confidence=round(self.rng.random(), 3))
         else:
-            self.do(self.session.tree_ready(Draft(self.tree(job)), job.version, self.now))
+            draft = Draft(self.tree(job))
+            if self.link:
+                self.do(self.session.tree_ready(self.weighed(draft), job.version, self.now, 0.001 * self.rng.random()))
+            else:
+                self.do(self.session.tree_ready(draft, job.version, self.now))
 
     def write(self, job: WriteToken, right: bool, confidence: float) -> None:
         token = target(job.prefix)
@@ -272,9 +303,33 @@ class World:
             prefix.append(right)
         return TokenTree(tuple(tokens), tuple(parents))
 
+    def weighed(self, draft: Draft) -> Draft:
+        """With probabilities, and what it took."""
+        scores = tuple(sorted((round(-self.rng.expovariate(1.0), 4) for _ in draft.tree.tokens), reverse=True))
+        return Draft(draft.tree, scores, self.rng.randrange(1, 4), self.rng.random() < 0.3, self.rng.randrange(3))
+
+    def run_comparison(self) -> None:
+        if self.comparisons:
+            job = self.comparisons.pop()
+            draft = self.weighed(Draft(self.tree(DraftTree(job.prefix, 0, job.nodes, job.depth))))
+            self.do(self.session.tree_compared(draft, len(job.prefix), 0.001))
+
     def deliver(self) -> None:
         if self.to_device:
-            self.do(self.session.message(self.to_device.pop(0), self.now))
+            message = self.to_device.pop(0)
+            if self.link and isinstance(message, Verdict):
+                flight = self.session.flight
+                tree = flight.tree if flight else None
+                message = self.link.timed(message, 1 + len(tree or ()))
+                seconds = 1.1e-6 * message.engine_us + (0.0 if tree is None else self.link.rtt)
+                self.now = round(self.now + seconds, 6)
+            self.do(self.session.message(message, self.now))
+
+    def refuse(self, code: int) -> None:
+        """The verifier refuses what it was asked last."""
+        if self.verifier:
+            self.verifier.tokens, self.to_device = None, []
+            self.do(self.session.message(Error(code, "no", 0, 100), self.now))
 
     def tick(self, seconds: float) -> None:
         self.now = round(self.now + seconds, 6)
@@ -311,6 +366,10 @@ class World:
                 self.do(self.pin(Mode.STREAM))
             case "draft":
                 self.do(self.pin(Mode.TREE))
+            case "comparison":
+                self.run_comparison()
+            case "busy":
+                self.refuse(ERR_BUSY)
             case "pause":
                 self.do(session.pause(self.now))
             case "proceed":
