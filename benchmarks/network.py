@@ -50,7 +50,8 @@ from benchmarks.slow_device import SlowEngine
 from cloud.process import VerifierProcess
 from edge_runtime.events import AnswerStats, Finished, Provisional, RolledBack, Verified
 from edge_runtime.policy import Policy
-from edge_runtime.runtime import LARGEST, EdgeRuntime
+from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.tuning import LARGEST
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.drafting.engines import open_engine

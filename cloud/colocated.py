@@ -53,7 +53,7 @@ class Colocated:
             state.drafter.add_rows(np.arange(state.rows, stop), rows)
             state.rows = stop
         state.tokens = list(session.tokens)
-        return state.drafter.grow(state.tokens, session.sampling, TreeShape(nodes=max(1, min(nodes, NODES))))
+        return state.drafter.draft(state.tokens, session.sampling, TreeShape(nodes=max(1, min(nodes, NODES)))).tree
 
     def _drafter(self, session: Session) -> Drafter:
         config = self._config

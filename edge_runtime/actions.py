@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_runtime.states import FinishReason, PauseReason
 from outrider_core.protocol.wire import ClientMessage
 
 
@@ -19,20 +20,32 @@ class Send:
 
 @dataclass(frozen=True)
 class DraftTree:
-    """Grow a tree of at most `nodes` nodes and `depth` levels below `prefix`.
+    """Draft a tree of at most `nodes` nodes and `depth` levels below `prefix`; answer with `Session.tree_ready`.
 
-    Answer with `Session.tree_ready(tree, version)`. depth may be 0: only the bonus token is wanted.
+    depth may be 0: only the bonus token is wanted. gain: as of `TreeShape`; None: the runtime's own.
     """
 
     prefix: list[int]
     version: int
     nodes: int
     depth: int
+    gain: float | None = None
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Draft a tree below `prefix` that is not sent: what comes of it is seen in the stream. Answer with
+    `Session.tree_compared`. nodes, depth, gain: as of DraftTree."""
+
+    prefix: list[int]
+    nodes: int
+    depth: int
+    gain: float | None = None
 
 
 @dataclass(frozen=True)
 class DraftAhead:
-    """Grow the tree that was just sent on, until the session's version changes. No answer is wanted."""
+    """Grow the tree that was just sent on, where `Session.drafts_ahead`, until the session's version changes."""
 
     version: int
 
@@ -96,9 +109,9 @@ class Resume:
 
 @dataclass(frozen=True)
 class Pause:
-    """Writing alone stops until the target answers or somebody asks to go on. reason: "unsure", "asked" or "policy"."""
+    """Writing alone stops until the target answers or somebody asks to go on."""
 
-    reason: str
+    reason: PauseReason
 
 
 @dataclass(frozen=True)
@@ -108,13 +121,25 @@ class Reconnect:
 
 @dataclass(frozen=True)
 class Done:
-    """reason: "stop" (end of answer), "length", "unverified" (the link never came back), "unreachable" (it did not,
-    and nothing may be written without it) or "cancelled"."""
+    """The answer has ended."""
 
-    reason: str
+    reason: FinishReason
 
 
 Action = (
-    Send | DraftTree | DraftAhead | WriteToken | AddRows | Commit | Provide | RollBack | Adopt | Stall | Resume
-    | Pause | Reconnect | Done
-)  # fmt: skip
+    Send
+    | DraftTree
+    | Compare
+    | DraftAhead
+    | WriteToken
+    | AddRows
+    | Commit
+    | Provide
+    | RollBack
+    | Adopt
+    | Stall
+    | Resume
+    | Pause
+    | Reconnect
+    | Done
+)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from edge_runtime.context import FittedMessages
 from edge_runtime.events import Event, Finished
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.transport import Server
+from edge_runtime.transport import LinkMaker
 
 Result = TypeVar("Result")
 
@@ -36,7 +36,7 @@ class BlockingRuntime:
         self._answer: asyncio.Task[None] | None = None  # on its way
 
     @classmethod
-    def from_bundle(cls, folder: str | Path, server: str | Server | None = None, **options: Any) -> BlockingRuntime:
+    def from_bundle(cls, folder: str | Path, server: str | LinkMaker | None = None, **options: Any) -> BlockingRuntime:
         """Arguments and errors as of `EdgeRuntime.from_bundle`."""
         return cls(EdgeRuntime.from_bundle(folder, server, **options))
 

@@ -1,9 +1,12 @@
-"""What an answer tells while it grows, and the figures it ends with."""
+"""Events that an answer yields while it grows, and the figures it ends with."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
+
+from edge_runtime.states import FinishReason
 
 
 @dataclass(frozen=True)
@@ -43,23 +46,31 @@ class Adopted(Event):
     tokens: list[int]
 
 
+class LinkStatus(StrEnum):
+    """Who writes, as far as the link decides it."""
+
+    CONNECTING = "connecting"
+    VERIFIED = "verified"  #: the target answers
+    ALONE = "alone"  #: the device writes on
+    WAITING = "waiting"  #: the target is silent and nothing is written
+
+
 @dataclass(frozen=True)
 class LinkState(Event):
-    """state: "connecting", "verified" (the target answers), "alone" (the device writes on) or "waiting" (the target is
-    silent and nothing is written)."""
+    """The link's state has changed. detail: a line for people."""
 
-    state: str
+    state: LinkStatus
     detail: str
 
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The answer's end. reason: "stop", "length", "unverified", "unreachable" or "cancelled"; stats: `AnswerStats`.
+    """The answer's end; stats: `AnswerStats`.
 
     detail: where the verifier was waited for in vain, why there is no connection.
     """
 
-    reason: str
+    reason: FinishReason
     token_ids: list[int]
     stats: AnswerStats
     detail: str = ""

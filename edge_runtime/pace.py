@@ -1,8 +1,8 @@
 """What the device has measured of drafter, link and target, and what follows: tree size, when to stop, which mode.
 
 A round of tree drafting commits 1 + (sum of the sent nodes' acceptance probabilities) tokens and takes
-exposed drafting + trip + step(nodes). A stream commits a token per step(0). Everything below maximises or compares
-tokens per second by these two lines. Seconds throughout.
+exposed drafting + round-trip time + step(nodes). A stream commits a token per step(0). Everything below maximises or
+compares tokens per second by these two lines. Seconds throughout.
 """
 
 from __future__ import annotations
@@ -19,95 +19,115 @@ from outrider_core.protocol.costs import CostCurve, unpack_costs
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Welcome
 
-#: weight of the newest observation; a token of a stream says less than a round, a tree drafted beside one stands for
-#: the rounds between it and the last
-SMOOTHING, TOKEN_SMOOTHING, COMPARED_SMOOTHING = 0.2, 0.1, 0.4
-#: observations that a depth's calibration begins with, at "as predicted"; older ones fade
-PRIOR, FADING = 4.0, 0.99
-#: levels that are calibrated apart; deeper ones count as the last
-DEPTHS = 12
-#: another mode must promise so much more ...
-MARGIN = 1.05
-#: ... so many times in a row, beside trees; beside a stream, where a token that was held up is followed by a burst
-TIMES, STREAM_TIMES = 2, 8
-#: tokens of a stream that is tried, as what it brings is only guessed from the verifier's curve; a guess of less than
-#: this share of what trees bring is believed
-TRIAL, WORTH_A_TRIAL = 8, 0.5
-#: share of the time that trials may cost; after each, half as much, so many times
-TRYING, HALVINGS = 0.03, 5
-#: bounds of what a drafting step must promise, in accepted tokens
-LEAST_GAIN, MOST_GAIN = 0.01, 0.6
-#: of a tree, before one was drafted
-SOME_NODES = 16.0
-#: a tree is drafted with so many times the nodes that were worth sending of those before it, and at least so many
-SPARE, LEAST_NODES = 2, 16
-#: tokens of a stream between trees drafted beside it; where trees bring less than half of what it does
-COMPARE_EVERY, COMPARE_RARELY = 8, 64
-#: share of a stream's time that drafting these trees may take, but for an answer's first streamed tokens: what is known
-#: then is of other answers
-COMPARING, SOON = 0.02, 32
-#: share of a round that drafting must be for drafting ahead: it costs energy, and spares a third of it at most
-AHEAD_SHARE = 0.2
+
+@dataclass(frozen=True)
+class PaceConfig:
+    """The constants behind every choice of `Pace` and `Controller`, tuned with `benchmarks.network`."""
+
+    #: weight of the newest round in a smoothed measurement
+    smoothing: float = 0.2
+    #: weight of the newest token of a stream: one token says less than a round
+    token_smoothing: float = 0.1
+    #: weight of a tree drafted beside a stream: it stands for all the rounds since the last one
+    comparison_smoothing: float = 0.4
+    #: observations that each depth's calibration starts with, all of them "as predicted"
+    prior: float = 4.0
+    #: what an older observation still counts after one more tree
+    fading: float = 0.99
+    #: levels of a tree that are calibrated separately; deeper ones count as the last
+    depths: int = 12
+    #: a node is taken to be accepted at most this many times as often as the drafter predicted
+    most_correction: float = 4.0
+    #: the other mode must promise this many times the tokens per second ...
+    margin: float = 1.05
+    #: ... in this many consecutive rounds before trees are left for a stream
+    rounds_to_leave_trees: int = 2
+    #: ... for this many consecutive tokens before a stream is left: a delayed token is followed by a burst
+    tokens_to_leave_stream: int = 8
+    #: tokens of a trial stream
+    trial_tokens: int = 8
+    #: no trial where a stream's predicted rate is below this share of the trees' rate
+    worth_a_trial: float = 0.5
+    #: share of the time that trials may cost at first; it is halved after each trial ...
+    trial_share: float = 0.03
+    #: ... at most this many times
+    trial_halvings: int = 5
+    #: bounds, in accepted tokens, of what another drafting step must promise
+    least_gain: float = 0.01
+    most_gain: float = 0.6
+    #: size of a tree, before the first was drafted
+    first_nodes: float = 16.0
+    #: nodes drafted per node that was worth sending in earlier trees
+    spare: int = 2
+    #: nodes that are drafted in any case
+    least_nodes: int = 16
+    #: tokens of a stream between two trees drafted beside it
+    compare_every: int = 8
+    #: the same where trees promise less than half of the stream's rate
+    compare_rarely: int = 64
+    #: share of a stream's time that drafting these trees may take
+    comparison_share: float = 0.02
+    #: an answer's first streamed tokens, where that share does not apply: what is known is about other answers
+    early_tokens: int = 32
+    #: drafting ahead costs energy and hides a third of the drafting at most: not below this share of a round
+    ahead_share: float = 0.2
+    #: no duration is taken to be shorter than this many seconds, so that rates stay finite
+    least_seconds: float = 1e-4
 
 
-def _blend(old: float | None, new: float, weight: float = SMOOTHING) -> float:
+def _blend(old: float | None, new: float, weight: float) -> float:
     return new if old is None else old + weight * (new - old)
-
-
-def _follow(own: float | None, now: float, other: float | None) -> tuple[float, float | None]:
-    """(load of one kind of step, where it is `now`; that of the other kind, which rises and falls with it).
-
-    Each keeps a level of its own: where the curve is wrong for one kind, the other must not be judged by it.
-    """
-    new = _blend(own, now)
-    return new, other if own is None or other is None else other * new / own
 
 
 @dataclass
 class Pace:
-    """Smoothed measurements; they outlive answers."""
+    """Smoothed measurements of one verifier, its link and the drafter; they outlive answers. Seconds and tokens."""
 
-    curve: CostCurve | None = None  # the verifier's, as WELCOME told; None: it takes a second, see `load`
-    load: float | None = None  # its steps of trees take so many times as long as the curve says
-    token_load: float | None = None  # and those of single tokens
-    trip: float | None = None  # a round without the verifier's engine and queue
+    curve: CostCurve | None = None  # as WELCOME advertised it; None: a step is taken to last a second, see `slowdown`
+    slowdown: float | None = None  # of steps for trees: measured time over advertised time
+    token_slowdown: float | None = None  # of steps for single tokens
+    rtt: float | None = None  # of a round, without the verifier's engine and queue
     queue: float = 0.0
     exposed: float = 0.0  # drafting between a verdict and the next VERIFY
     drafter_step: float | None = None
-    whole: float | None = None  # drafting a tree of which nothing was there
+    from_scratch: float | None = None  # drafting a tree of which nothing was there
     gap: float | None = None  # between tokens of a stream
-    gaps: int = 0  # of which `gap` is the mean
+    gaps: int = 0  # measurements behind `gap`
     late: bool = False  # tokens arrive that an outage held back
     compared: float = 0.0  # drafting a tree for comparison
     tau: float = 2.0  # tokens of a tree round
     nodes: float | None = None  # of a tree
-    predicted: list[float] = field(default_factory=lambda: [PRIOR] * (DEPTHS + 1))  # accepted nodes, by depth
-    accepted: list[float] = field(default_factory=lambda: [PRIOR] * (DEPTHS + 1))
+    config: PaceConfig = field(default_factory=PaceConfig)
+
+    def __post_init__(self) -> None:
+        #: accepted nodes by depth: as the drafter predicted them, and as they came
+        self.predicted = [self.config.prior] * (self.config.depths + 1)
+        self.accepted = list(self.predicted)
 
     # --- measurements ---
 
-    def linked(self, welcome: Welcome, trip: float) -> None:
-        """A handshake took `trip`. Another verifier has other costs; what was measured of the same one stays."""
-        curve, self.trip = unpack_costs(welcome.costs), trip
+    def linked(self, welcome: Welcome, rtt: float) -> None:
+        """A handshake took `rtt`. Another verifier has other costs; what was measured of the same one stays."""
+        curve, self.rtt = unpack_costs(welcome.costs), rtt
         if curve is None or curve != self.curve:
-            self.curve, self.load, self.token_load = curve, None, None
+            self.curve, self.slowdown, self.token_slowdown = curve, None, None
             self.gap, self.gaps = None, 0
 
-    def drafted(self, seconds: float, steps: int, whole: bool) -> None:
-        """whole: nothing of the tree was there before, and no prompt had to be read."""
+    def drafted(self, seconds: float, steps: int, from_scratch: bool) -> None:
+        """A tree was drafted. from_scratch: nothing of it was there before, and no prompt had to be read."""
         if steps:
-            self.drafter_step = _blend(self.drafter_step, seconds / steps)
-        if whole:
-            self.whole = _blend(self.whole, seconds)
+            self.drafter_step = self._smoothed(self.drafter_step, seconds / steps)
+        if from_scratch:
+            self.from_scratch = self._smoothed(self.from_scratch, seconds)
 
     def verified(
         self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], wait: float, engine: float, queue: float
     ) -> None:
         """A tree's verdict came after `wait`: `path` was accepted; engine, queue: the verifier's own part of it."""
         self._stepped(1 + len(tree), engine)
-        self.trip = _blend(self.trip, max(0.0, wait - engine - queue))
-        self.queue = _blend(self.queue, queue)
-        self._brought(tree, scores, path)
+        self.rtt = self._smoothed(self.rtt, max(0.0, wait - engine - queue))
+        self.queue = self._smoothed(self.queue, queue)
+        self._learn(tree, scores, path, self.config.smoothing)
 
     def streamed(self, gap: float, engine: float, overdue: bool) -> None:
         """A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing."""
@@ -115,55 +135,60 @@ class Pace:
         self.late = overdue or (self.late and gap < engine / 2)
         if not self.late:
             self.gaps += 1
-            self.gap = _blend(self.gap, gap, max(TOKEN_SMOOTHING, 1 / self.gaps))
+            self.gap = _blend(self.gap, gap, max(self.config.token_smoothing, 1 / self.gaps))
 
     def foreseen(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], seconds: float) -> None:
         """Of a tree drafted in `seconds` beside a stream, for comparison, `path` came true."""
-        self._brought(tree, scores, path, COMPARED_SMOOTHING)
-        self.compared = _blend(self.compared, seconds)
+        self._learn(tree, scores, path, self.config.comparison_smoothing)
+        self.compared = self._smoothed(self.compared, seconds)
 
-    def _brought(
-        self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], weight: float = SMOOTHING
-    ) -> None:
+    def waited(self, exposed: float) -> None:
+        """`exposed` seconds passed between a verdict and the next VERIFY."""
+        self.exposed = self._smoothed(self.exposed, exposed)
+
+    def _learn(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], weight: float) -> None:
         """Learn from what came of a tree. tau is what its nodes promise, calibrated: that varies less than luck."""
+        prior, fading, depths = self.config.prior, self.config.fading, self.config.depths
         self.nodes = _blend(self.nodes, len(tree), weight)
         if len(scores) != len(tree) or not scores:
             self.tau = _blend(self.tau, 1 + len(path), weight)
             return
-        for depth in range(1, DEPTHS + 1):
-            self.predicted[depth] = PRIOR + FADING * (self.predicted[depth] - PRIOR)
-            self.accepted[depth] = PRIOR + FADING * (self.accepted[depth] - PRIOR)
+        for depth in range(1, depths + 1):
+            self.predicted[depth] = prior + fading * (self.predicted[depth] - prior)
+            self.accepted[depth] = prior + fading * (self.accepted[depth] - prior)
         for depth, score in zip(tree.depths, scores, strict=True):
-            self.predicted[min(depth, DEPTHS)] += float(np.exp(score))
+            self.predicted[min(depth, depths)] += float(np.exp(score))
         for depth in range(1, len(path) + 1):
-            self.accepted[min(depth, DEPTHS)] += 1
+            self.accepted[min(depth, depths)] += 1
         self.tau = _blend(self.tau, float(self._expected(tree, scores)[-1]), weight)
 
     def _expected(self, tree: TokenTree, scores: Sequence[float]) -> NDArray[np.float64]:
         """Tokens that the first 1, 2, ... nodes of `tree` promise, as far as promises were kept so far."""
-        ratio = np.minimum(4.0, np.array(self.accepted) / np.array(self.predicted))
-        depths = np.minimum(np.array(tree.depths), DEPTHS)
+        ratio = np.minimum(self.config.most_correction, np.array(self.accepted) / np.array(self.predicted))
+        depths = np.minimum(np.array(tree.depths), self.config.depths)
         tokens: NDArray[np.float64] = 1 + np.cumsum(np.minimum(1.0, np.exp(scores) * ratio[depths]))
         return tokens
 
-    def waited(self, exposed: float) -> None:
-        self.exposed = _blend(self.exposed, exposed)
+    def _smoothed(self, old: float | None, new: float) -> float:
+        return _blend(old, new, self.config.smoothing)
 
     def _stepped(self, tokens: int, engine: float) -> None:
+        """A step took `engine` seconds. The slowdowns of trees and of single tokens rise and fall together, but each
+        keeps a level of its own: where the curve is wrong for one, the other must not be judged by it."""
         if engine <= 0:
             return
-        now = engine / self._told(tokens)
-        if tokens > 1:
-            self.load, self.token_load = _follow(self.load, now, self.token_load)
-        else:
-            self.token_load, self.load = _follow(self.token_load, now, self.load)
+        now = engine / self._advertised(tokens)
+        own, other = (self.slowdown, self.token_slowdown) if tokens > 1 else (self.token_slowdown, self.slowdown)
+        new = self._smoothed(own, now)
+        other = other if own is None or other is None else other * new / own
+        self.slowdown, self.token_slowdown = (new, other) if tokens > 1 else (other, new)
 
     # --- what follows ---
 
     def step(self, nodes: float) -> float:
-        """Seconds of the verifier's engine for a tree of so many nodes; 0: for a token of a stream."""
-        own, other = (self.load, self.token_load) if nodes else (self.token_load, self.load)
-        return (own or other or (1.0 if self.curve else 0.0)) * self._told(1 + nodes)
+        """Seconds of the verifier's engine for a tree of `nodes` nodes; 0: for a token of a stream."""
+        own, other = (self.slowdown, self.token_slowdown) if nodes else (self.token_slowdown, self.slowdown)
+        return (own or other or (1.0 if self.curve else 0.0)) * self._advertised(1 + nodes)
 
     def tree_rate(self) -> float:
         """Tokens per second of tree drafting."""
@@ -171,18 +196,18 @@ class Pace:
 
     def round(self) -> float:
         """Seconds of a round of tree drafting."""
-        return max(1e-4, self.exposed + self._fixed() + self._tree_step())
+        return max(self.config.least_seconds, self.exposed + self._fixed() + self._tree_step())
 
     def stream_rate(self) -> float | None:
         """Tokens per second of a stream, or None where nothing is known."""
         if self.gap is not None:
-            return 1 / max(1e-4, self.gap)
+            return 1 / max(self.config.least_seconds, self.gap)
         return 1 / (step + self.queue) if (step := self.step(0)) else None
 
     def trial_cost(self) -> float:
         """Seconds that a short stream costs in place of trees: it must be asked for, and may be slower."""
         stream = self.stream_rate() or math.inf
-        return self.exposed + self._fixed() + TRIAL * max(0.0, 1 / stream - 1 / self.tree_rate())
+        return self.exposed + self._fixed() + self.config.trial_tokens * max(0.0, 1 / stream - 1 / self.tree_rate())
 
     def compare_every(self, streamed: int) -> int:
         """Tokens of a stream between trees drafted beside it for comparison: each costs the device time and energy.
@@ -191,92 +216,106 @@ class Pace:
         """
         stream = self.stream_rate()
         if stream is None:
-            return COMPARE_EVERY
-        every = COMPARE_RARELY if 2 * self.tree_rate() < stream else COMPARE_EVERY
-        return every if streamed <= SOON else max(every, math.ceil(self.compared * stream / COMPARING))
+            return self.config.compare_every
+        config = self.config
+        every = config.compare_rarely if 2 * self.tree_rate() < stream else config.compare_every
+        if streamed <= config.early_tokens:
+            return every
+        return max(every, math.ceil(self.compared * stream / config.comparison_share))
 
     def drafts_ahead(self) -> bool:
         """Whether drafting is enough of a round to be hidden."""
-        return self.whole is not None and self.whole >= AHEAD_SHARE * (self.whole + self._fixed() + self._tree_step())
+        drafting = self.from_scratch
+        if drafting is None:
+            return False
+        return drafting >= self.config.ahead_share * (drafting + self._fixed() + self._tree_step())
 
     def gain(self) -> float:
         """Accepted tokens that one more drafting step must promise to be worth its time."""
-        return min(MOST_GAIN, max(LEAST_GAIN, self.tree_rate() * (self.drafter_step or 0.0)))
+        return min(self.config.most_gain, max(self.config.least_gain, self.tree_rate() * (self.drafter_step or 0.0)))
 
     def worth_drafting(self) -> int:
         """Nodes to draft of the next tree, so that there is a choice of what to send."""
-        return max(LEAST_NODES, math.ceil(SPARE * (SOME_NODES if self.nodes is None else self.nodes)))
+        return max(self.config.least_nodes, math.ceil(self.config.spare * self._tree_nodes()))
 
     def worth_sending(self, tree: TokenTree, scores: Sequence[float]) -> int:
         """How many nodes of `tree`, best first, make most tokens per second; scores: log path probabilities."""
         if not scores:
             return len(tree)
         fixed = self.exposed + self._fixed()
-        times = np.array([max(1e-4, fixed + self.step(count)) for count in range(1, len(tree) + 1)])
+        least = self.config.least_seconds
+        times = np.array([max(least, fixed + self.step(count)) for count in range(1, len(tree) + 1)])
         return 1 + int(np.argmax(self._expected(tree, scores) / times))
 
-    def _told(self, tokens: float) -> float:
-        """Seconds of a step of so many tokens, as the verifier told; what it really takes is `load` times as long."""
+    def _advertised(self, tokens: float) -> float:
+        """Seconds of a step of `tokens` tokens as the verifier advertised; it really takes `slowdown` times as long."""
         return self.curve.at(tokens) if self.curve else 1.0
 
     def _tree_step(self) -> float:
         """Seconds of the verifier's engine for a tree as they are now."""
-        return self.step(SOME_NODES if self.nodes is None else self.nodes)
+        return self.step(self._tree_nodes())
+
+    def _tree_nodes(self) -> float:
+        """Nodes of a tree as they are now."""
+        return self.config.first_nodes if self.nodes is None else self.nodes
 
     def _fixed(self) -> float:
         """A round's time without drafting and the verifier's engine."""
-        return (self.trip or 0.0) + self.queue
+        return (self.rtt or 0.0) + self.queue
 
 
 @dataclass
 class Controller:
     """Tree or stream: whichever promises more tokens per second, with hysteresis. pinned: always this one.
 
-    Beside a stream, trees are drafted for comparison. Beside trees, nothing but the verifier's curve tells how long a
-    stream's tokens take, and that may be wrong: so now and then, where it could be the better one, one is tried.
+    Beside a stream, trees are drafted for comparison. Beside trees, only the verifier's curve tells how long a stream's
+    tokens take, and the curve may be wrong: so now and then, where a stream could be the better mode, one is tried.
     """
 
     pace: Pace
     pinned: Mode | None = None
-    mode: Mode = "tree"
+    mode: Mode = Mode.TREE
     switches: int = 0
     trials: int = 0
-    trial: int = 0  # tokens that are left of one
+    trial: int = 0  # tokens left of the one under way
     _better: int = 0
     _saved: float = 0.0  # seconds that a trial may cost
 
     def begin(self) -> Mode:
         """The mode of a new answer: no hysteresis, nothing is under way."""
-        self._better = STREAM_TIMES
+        self._better = self.pace.config.tokens_to_leave_stream
         return self.choose()
 
     def choose(self) -> Mode:
         """After every verdict."""
         if self.pinned:
             return self.pinned
+        config = self.pace.config
         stream, tree = self.pace.stream_rate(), self.pace.tree_rate()
         if stream is None:
             return self.mode
         if self.trial:
             self.trial -= 1
             if not self.trial:
-                self._end_trial(stream > MARGIN * tree)
+                self._end_trial(stream > config.margin * tree)
             return self.mode
-        now, other = (tree, stream) if self.mode == "tree" else (stream, tree)
-        self._better = self._better + 1 if other > MARGIN * now else 0
-        if self._better >= (TIMES if self.mode == "tree" else STREAM_TIMES):
-            self.mode = "stream" if self.mode == "tree" else "tree"
+        in_trees = self.mode is Mode.TREE
+        now, other = (tree, stream) if in_trees else (stream, tree)
+        self._better = self._better + 1 if other > config.margin * now else 0
+        if self._better >= (config.rounds_to_leave_trees if in_trees else config.tokens_to_leave_stream):
+            self.mode = Mode.STREAM if in_trees else Mode.TREE
             self.switches += 1
             self._better = 0
-        elif self.mode == "tree" and stream > WORTH_A_TRIAL * tree:
+        elif in_trees and stream > config.worth_a_trial * tree:
             self._maybe_try()
         return self.mode
 
     def _maybe_try(self) -> None:
         """Begin a trial if enough was saved for it."""
-        self._saved += TRYING * self.pace.round()
-        if self._saved > self.pace.trial_cost() * 2 ** min(self.trials, HALVINGS):
-            self.mode, self.trial, self._saved = "stream", TRIAL, 0.0
+        config = self.pace.config
+        self._saved += config.trial_share * self.pace.round()
+        if self._saved > self.pace.trial_cost() * 2 ** min(self.trials, config.trial_halvings):
+            self.mode, self.trial, self._saved = Mode.STREAM, config.trial_tokens, 0.0
             self.trials += 1
 
     def _end_trial(self, better: bool) -> None:
@@ -284,4 +323,4 @@ class Controller:
         if better:
             self.switches += 1
         else:
-            self.mode = "tree"
+            self.mode = Mode.TREE

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
-#: how the target is asked: trees to verify, or a stream that it writes itself
-Mode = Literal["tree", "stream"]
+
+class Mode(StrEnum):
+    """How the target is asked."""
+
+    TREE = "tree"  #: to verify draft trees
+    STREAM = "stream"  #: to write alone
 
 
 @dataclass(frozen=True)
@@ -34,3 +39,8 @@ class Policy:
     def __post_init__(self) -> None:
         if not self.offline_rate > 0:
             raise ValueError(f"offline_rate is tokens per second and above 0, not {self.offline_rate}")
+
+    @property
+    def target_first(self) -> bool:
+        """The target writes wherever it can, so that trees and streams are alternatives."""
+        return self.writer in ("prefer-cloud", "cloud-only")

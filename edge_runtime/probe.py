@@ -133,11 +133,11 @@ def measure_drafting(
     for positions, rows in _rows(manifest, context - 1, rng):
         drafter.add_rows(positions, rows)
     prefix: list[int] = text[:context]
-    _, prompt_ms = _milliseconds(lambda: drafter.grow(prefix, greedy, TreeShape(nodes=1, depth=1, breadth=1)))
+    _, prompt_ms = _milliseconds(lambda: drafter.draft(prefix, greedy, TreeShape(nodes=1, depth=1, breadth=1)).tree)
     tick("prompt")
     counter.steps, nodes, times = 0, 0, list[float]()
     for tree in range(TREES):
-        grown, ms = _milliseconds(lambda: drafter.grow(prefix, greedy, shape))
+        grown, ms = _milliseconds(lambda: drafter.draft(prefix, greedy, shape).tree)
         nodes, times = nodes + len(grown.tokens), [*times, ms]
         row = rng.standard_normal((1, 2, manifest.ca_kv_heads, manifest.head_dim), np.float32)
         drafter.add_rows(np.array([len(prefix) - 1]), row)

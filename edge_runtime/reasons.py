@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
-from edge_runtime.events import Event, Finished, LinkState
+from edge_runtime.events import Event, Finished, LinkState, LinkStatus
+from edge_runtime.states import FinishReason
 
 #: how an answer ends that waited for the verifier in vain
-UNANSWERED = ("unverified", "unreachable")
+UNANSWERED = (FinishReason.UNVERIFIED, FinishReason.UNREACHABLE)
 
 
 async def with_reasons(events: AsyncIterator[Event], reason: Callable[[], str]) -> AsyncIterator[Event]:
@@ -16,17 +17,21 @@ async def with_reasons(events: AsyncIterator[Event], reason: Callable[[], str]) 
 
     A reason that becomes known, or changes, while the link's state stays what it is comes as a LinkState of its own.
     """
-    state, shown = "", ""
+    state, shown = LinkStatus.CONNECTING, ""
     async for event in events:
         why = reason()
         match event:
             case LinkState():
                 state, shown = event.state, why
-                yield replace(event, detail=f"{event.detail}: {why}") if why and state != "verified" else event
+                yield (
+                    replace(event, detail=f"{event.detail}: {why}")
+                    if why and state is not LinkStatus.VERIFIED
+                    else event
+                )
             case Finished():
                 yield replace(event, detail=why) if event.reason in UNANSWERED else event
             case _:
                 yield event
-                if why and why != shown and state != "verified":
+                if why and why != shown and state is not LinkStatus.VERIFIED:
                     shown = why
                     yield LinkState(event.verified, event.provisional, state, why)

@@ -11,20 +11,23 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from edge_runtime.answer import Answer
 from edge_runtime.arguments import checked_length, checked_sampling, checked_stops
 from edge_runtime.context import FittedMessages, fit_messages
 from edge_runtime.events import Event
+from edge_runtime.inbox import InboxEvent
 from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
-from edge_runtime.news import News
 from edge_runtime.pace import Controller, Pace
 from edge_runtime.policy import Mode, Policy
 from edge_runtime.reasons import with_reasons
+from edge_runtime.record import record_of, restore
+from edge_runtime.rows_seen import RowsSeen
 from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
-from edge_runtime.transport import Server, Transport
+from edge_runtime.transport import LinkMaker, VerifierLink
+from edge_runtime.tuning import LARGEST, Tuning
 from edge_runtime.worker import DrafterThread
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import Drafter, TreeShape
@@ -32,21 +35,28 @@ from outrider_core.drafting.engines import Engine, open_engine
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
 
-#: the largest trees where none are asked for: as many nodes as a frame of 256 bytes holds. How much of one is drafted
-#: and sent, `edge_runtime.pace` decides
-LARGEST = TreeShape(nodes=48)
-#: for a reliable server: no verdict is ever overdue
+#: for a reliable verifier: no verdict is ever overdue
 UNHURRIED = Patience(open=math.inf, connect=math.inf, silence=math.inf)
 #: seconds that an answer whose iterator was left may take to end before the next one is refused
 LEFT_SECONDS = 0.5
-#: options of a runtime that sends trees of one shape only, for measuring acceptance
-FIXED: dict[str, Any] = {"mode": "tree", "shaping": False, "ahead": False}
+
+
+class FixedTrees(TypedDict):
+    """Options of a runtime whose choices are all made in advance; as of `EdgeRuntime`."""
+
+    mode: Mode
+    shaping: bool
+    ahead: bool
+
+
+#: sends trees of one shape, whatever they bring, and never drafts ahead: for measuring acceptance
+FIXED: FixedTrees = {"mode": Mode.TREE, "shaping": False, "ahead": False}
 
 
 class EdgeRuntime:
     """A bundle, its engine and one link; answers one prompt at a time.
 
-    server: `host:port`, `ws://...` or `wss://...` of a `python -m cloud.verifier`; a `Server`, such as an entered
+    server: `host:port`, `ws://...` or `wss://...` of a `python -m cloud.verifier`; a `LinkMaker`, such as an entered
     `outrider.local.LocalVerifier`; None: write alone.
     policy: who writes, and what becomes of text written alone (`edge_runtime.policy.Policy`).
     engine: "onnx", "executorch", an engine object, or None: the first that is in the bundle and installed.
@@ -57,9 +67,10 @@ class EdgeRuntime:
     """
 
     def __init__(
-        self, bundle: Bundle, server: str | Server | None, *, policy: Policy | None = None, threads: int = 0,
+        self, bundle: Bundle, server: str | LinkMaker | None, *, policy: Policy | None = None, threads: int = 0,
         shape: TreeShape | None = None, patience: Patience | None = None, lookup: bool = True,
-        engine: str | Engine | None = None, ahead: bool | None = None, shaping: bool = True, mode: Mode | None = None,
+        engine: str | Engine | None = None, ahead: bool | None = None, shaping: bool = True,
+        mode: Mode | Literal["tree", "stream"] | None = None,
         token: str | None = None, ca_file: str | Path | None = None,
     ) -> None:  # fmt: skip
         self.bundle = bundle
@@ -69,7 +80,7 @@ class EdgeRuntime:
             server, self.policy = None, replace(self.policy, writer="device-only")
         reliable = server is not None and not isinstance(server, str) and server.reliable
         self.patience = patience or (UNHURRIED if reliable else Patience())
-        self.shaping, self.controller = shaping, Controller(Pace(), mode)
+        self.shaping, self.controller = shaping, Controller(Pace(), Mode(mode) if mode else None)
         self.ahead = False if reliable and ahead is None else ahead
         self.timer = RoundTimer(math.inf, math.inf, math.inf) if reliable else RoundTimer()
         manifest = bundle.manifest
@@ -79,8 +90,8 @@ class EdgeRuntime:
         )  # fmt: skip
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
         #: what happens: link events and finished drafter jobs
-        self._inbox: asyncio.Queue[News] = asyncio.Queue()
-        self.link: Transport | None = None
+        self._inbox: asyncio.Queue[InboxEvent] = asyncio.Queue()
+        self.link: VerifierLink | None = None
         self.link_error = ""  # why there is no connection; "" while there is one or none was tried yet
         if isinstance(server, str):
             self.link = Link(server, hello, self._linked, token, ca_file)
@@ -90,7 +101,7 @@ class EdgeRuntime:
         self._worker = DrafterThread(self.drafter)
         self._session_id = secrets.token_bytes(16)
         self._text: list[int] = []  # committed tokens of the last answer and its conversation
-        self._rows_seen = bytearray()  # per position of `_text`, 1 if the drafter holds its row
+        self._rows_seen = RowsSeen()  # of `_text`
         self._stream = 0
         self._answer: Answer | None = None  # on its way
         self._closed = False
@@ -98,7 +109,7 @@ class EdgeRuntime:
         self._idle.set()
 
     @classmethod
-    def from_bundle(cls, folder: str | Path, server: str | Server | None = None, **options: Any) -> EdgeRuntime:
+    def from_bundle(cls, folder: str | Path, server: str | LinkMaker | None = None, **options: Any) -> EdgeRuntime:
         """Open and check the bundle `folder`. Raises BundleError with one clear line.
 
         options: threads (engine threads, 0 = all cores), shape (TreeShape), policy (Policy), patience (Patience),
@@ -214,7 +225,7 @@ class EdgeRuntime:
                     raise ValueError("it is of another target than this bundle's")
                 self._session_id, self._stream = bytes.fromhex(record["session"]), int(record["stream"])
                 session = self._begin(list(record["prompt"]), Sampling(**record["sampling"]), int(record["max_new"]))
-                session.restore(record)
+                restore(session, record)
                 return session, checked_stops(record["stop"])
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"this is not a record of an answer of this bundle: {error}") from None
@@ -229,7 +240,7 @@ class EdgeRuntime:
         if self._answer is None:
             return None
         extra = {"target": self.bundle.manifest.target_hash, "stop": list(self._answer.stops)}
-        return {**self._answer.session.record(), **extra}
+        return {**record_of(self._answer.session), **extra}
 
     async def pause(self) -> None:
         """Write nothing alone until `proceed`, e.g. as the battery is low. The target's text goes on coming."""
@@ -245,11 +256,8 @@ class EdgeRuntime:
         """begin: makes the session, once no other answer is on its way, and names the stop strings."""
         async with self._alone():
             session, stop = begin()
-            answer = Answer(
-                session, self.link, self._worker, self._inbox, self.shape, self.decode, stop, self.ahead,
-                self.controller, self.shaping,
-            )  # fmt: skip
-            self._answer = answer
+            self._catch_up()
+            answer = self._answer = Answer(session, self.link, self._worker, self._inbox, self.decode, stop)
             try:
                 async for event in with_reasons(answer.run(), lambda: self.link_error):
                     yield event
@@ -278,6 +286,12 @@ class EdgeRuntime:
         finally:
             self._idle.set()
 
+    def _catch_up(self) -> None:
+        """Take in what happened between two answers; what it did to the link shows in the link itself."""
+        while not self._inbox.empty():
+            if isinstance(event := self._inbox.get_nowait(), LinkUp):
+                self.controller.pace.linked(event.welcome, event.rtt)
+
     def _begin(self, ids: list[int], sampling: Sampling, max_new: int) -> Session:
         """A session for `ids`. What it shares with the text before keeps its rows, here and on the verifier."""
         same = 0
@@ -285,8 +299,17 @@ class EdgeRuntime:
             same += 1
         self._worker.submit(partial(self.drafter.keep_rows, same))
         return Session(
-            prompt=ids, sampling=sampling, eos_ids=frozenset(self.bundle.manifest.eos_ids), max_new=max_new,
-            max_context=self.bundle.manifest.max_context, row_shape=self.bundle.row_shape,
-            session_id=self._session_id, stream=self._stream, rows_seen=self._rows_seen[:same],
-            patience=self.patience, timer=self.timer, policy=self.policy,
-        )  # fmt: skip
+            prompt=ids,
+            sampling=sampling,
+            eos_ids=frozenset(self.bundle.manifest.eos_ids),
+            max_new=max_new,
+            max_context=self.bundle.manifest.max_context,
+            row_shape=self.bundle.row_shape,
+            session_id=self._session_id,
+            stream=self._stream,
+            rows_seen=self._rows_seen.up_to(same),
+            patience=self.patience,
+            timer=self.timer,
+            policy=self.policy,
+            tuning=Tuning(self.controller, self.shape, self.shaping, self.ahead),
+        )

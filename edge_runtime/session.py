@@ -8,38 +8,39 @@ accepted path and the bonus token. If these agree with the provisional tokens, t
 verified; at the first difference the provisional rest is rolled back (`repair`) or stays as it is (`keep`). While
 provisional tokens remain, the next VERIFY is the chain of them instead of a drafted tree.
 
-Times are seconds on any monotonic clock, handed in with each event.
+Times are seconds on any monotonic clock, handed in with each event. `edge_runtime.states` lists which state may
+follow which; `edge_runtime.verdicts` has what a verdict does, `edge_runtime.tuning` what measurements decide.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
-
-import msgspec
-import numpy as np
 
 from edge_runtime.actions import (
     Action,
-    AddRows,
-    Adopt,
     Done,
     DraftAhead,
     DraftTree,
     Pause,
     Provide,
     Reconnect,
-    Resume,
     RollBack,
     Send,
     Stall,
     WriteToken,
 )
+from edge_runtime.deadlines import Deadline, Deadlines
 from edge_runtime.policy import Mode, Policy
+from edge_runtime.requests import Flight, Requests
+from edge_runtime.rows_seen import RowsSeen
+from edge_runtime.solo import Solo
+from edge_runtime.states import FinishReason, PauseReason, State
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.tokens import AnswerTokens, SessionStats
-from outrider_core.protocol.rows import RowShape, unpack_rows
+from edge_runtime.tuning import Tuning
+from edge_runtime.verdicts import adopt, take_verdict
+from outrider_core.drafting.drafter import Draft
+from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import MAX_NODES, TokenTree
 from outrider_core.protocol.wire import (
@@ -47,35 +48,15 @@ from outrider_core.protocol.wire import (
     ERR_GOING_AWAY,
     ERR_TOO_LONG,
     ERR_UNKNOWN,
-    FINISH_NONE,
     Cancel,
     Error,
     Features,
-    Generate,
-    Open,
     Opened,
     Resync,
     ServerMessage,
     Verdict,
-    Verify,
     Welcome,
-    pack_ids,
-    pack_tree,
 )
-
-#: tokens over which the drafter's confidence is averaged
-CONFIDENCE_WINDOW = 8
-
-
-@dataclass
-class _Flight:
-    """A request whose reply is awaited. tree: None for a GENERATE."""
-
-    seq: int
-    tree: TokenTree | None
-    sent: float
-    due: float
-    after_open: bool
 
 
 @dataclass
@@ -83,7 +64,7 @@ class Session:
     """One answer. Feed events by calling the methods; each returns the actions to carry out, in order.
 
     prompt: token ids of the conversation so far. max_new: committed tokens at most. stream, session_id: as
-    on the wire. row_shape: the drafter's. rows_seen: per position of the prompt, 1 if the drafter holds its row.
+    on the wire. row_shape: the drafter's. rows_seen: the prompt's rows that the drafter holds. timer: of rounds.
     """
 
     prompt: list[int]
@@ -94,35 +75,47 @@ class Session:
     row_shape: RowShape
     session_id: bytes
     stream: int = 0
-    rows_seen: bytearray = field(default_factory=bytearray)
+    rows_seen: RowsSeen = field(default_factory=RowsSeen)
     patience: Patience = field(default_factory=Patience)
     timer: RoundTimer = field(default_factory=RoundTimer)
     policy: Policy = field(default_factory=Policy)
+    tuning: Tuning = field(default_factory=Tuning)
 
     def __post_init__(self) -> None:
         self.stats = SessionStats()
-        self.text = AnswerTokens(list(self.prompt), self.stats)
-        self.mode: Mode = "tree"
-        self.finished: str | None = None
-        self.alone = False  # the target is silent
-        self.paused = ""  # why nothing is written alone
-        self.text_over = False  # see `enough`
+        limit = min(len(self.prompt) + self.max_new, self.max_context)
+        self.text = AnswerTokens(list(self.prompt), len(self.prompt), limit, self.eos_ids, self.stats)
+        self.requests = Requests(self.stream, self.session_id, self.sampling, self.patience, self.timer, self.stats)
+        self.deadlines = Deadlines(self.patience.silence)
+        self.solo = Solo(self.policy)
+        self.mode = Mode.TREE
+        self.finished: FinishReason | None = None
         self.linked = False
-        self.ready_tree: TokenTree | None = None
+        self.ready: Draft | None = None  # the tree to send next
         self.busy = False  # the drafter has a job of ours
-        self.version = 0
-        self.flight: _Flight | None = None
-        self.seq = 0
-        self.fresh_open = False  # an OPEN was sent and no VERIFY since
-        self.heard = 0.0
-        self.retry_at: float | None = None
-        self.connect_by: float | None = None
-        self.give_up_at: float | None = None
+        self.version = 0  # of what the drafter is asked for: a job of another one is stale
         self.max_nodes = 64
         self.tree_budget = MAX_NODES  # what the verifier asks for now; larger trees it may prune
-        self.limit = min(len(self.prompt) + self.max_new, self.max_context)
-        self.gaps = RoundTimer(self.timer.floor, self.timer.ceiling, self.timer.first)  # between streamed tokens
-        self._confidence: deque[float] = deque(maxlen=CONFIDENCE_WINDOW)
+
+    @property
+    def state(self) -> State:
+        if self.finished:
+            return State.FINISHED
+        if self.alone:
+            return State.WAITING if self.solo.mute else State.ALONE
+        if self.flight:
+            return State.STREAMING if self.flight.tree is None else State.VERIFYING
+        return State.DRAFTING
+
+    @property
+    def flight(self) -> Flight | None:
+        """The request whose reply is awaited."""
+        return self.requests.flight
+
+    @property
+    def alone(self) -> bool:
+        """The target is silent."""
+        return self.solo.alone
 
     @property
     def committed(self) -> list[int]:
@@ -133,103 +126,122 @@ class Session:
         return self.text.provisional
 
     @property
-    def adopted(self) -> list[tuple[int, int]]:
-        """Spans of `committed` that the target never saw fit to say itself."""
-        return self.text.adopted
-
-    @property
-    def text_ids(self) -> list[int]:
-        """What the user sees: the answer's verified and provisional tokens."""
-        return self.committed[len(self.prompt) :] + self.provisional
+    def drafts_ahead(self) -> bool:
+        """Whether the drafter is to grow the tree under way on: it has nothing else to do, and it is worth it."""
+        flight = self.flight
+        idle = bool(flight and flight.tree) and not self.provisional and not self.busy
+        return idle and self.tuning.drafts_ahead()
 
     # --- events ---
 
     def start(self, now: float) -> list[Action]:
         """Begin. Drafting starts at once, so that the first tree is ready when the link is."""
-        self.heard = now
-        if self._over():
-            return self._finish("stop" if self._ended() else "length")
+        self.deadlines.heard = now
+        if self.policy.target_first:
+            self.mode = self.tuning.begin()
+        if self.text.over:
+            return self.finish(FinishReason.STOP if self.text.ended else FinishReason.LENGTH)
         if self.policy.writer == "device-only":
             return self._alone(now, now)
         if not self.linked:
-            self.connect_by = now + self.patience.connect
-        return self._work(now)
+            self.deadlines.connect = now + self.patience.connect
+        return self.work(now)
 
-    def link_up(self, welcome: Welcome, now: float) -> list[Action]:
-        """The link is up and the hashes agree: OPEN with everything committed, and go on."""
-        self.linked, self.heard = True, now
+    def link_up(self, welcome: Welcome, now: float, rtt: float | None = None) -> list[Action]:
+        """The link is up and the hashes agree: OPEN with everything committed, and go on.
+
+        rtt: seconds of the handshake, if it happened during this answer.
+        """
+        actions: list[Action] = []
+        if rtt is not None:
+            self.tuning.linked(welcome, rtt)
+            if self.policy.target_first:
+                actions = self.set_mode(self.tuning.begin(), now)
+        self.linked, self.deadlines.heard = True, now
         self.max_nodes = min(welcome.max_nodes, MAX_NODES)
         self.tree_budget = welcome.tree_budget or MAX_NODES
-        self.limit = min(self.limit, welcome.max_context)
-        return self._open(now)
+        self.text.limit = min(self.text.limit, welcome.max_context)
+        return actions + self.open(now)
 
     def link_down(self, now: float) -> list[Action]:
-        self.linked, self.flight, self.retry_at = False, None, None
-        if self.finished or self.connect_by is not None:  # before a first link `connect_by` decides
+        self.linked, self.requests.flight, self.deadlines.retry = False, None, None
+        if self.finished or self.deadlines.connect is not None:  # before a first link `connect_by` decides
             return []
         return self._alone(now, now)
 
     def message(self, message: ServerMessage, now: float) -> list[Action]:
         """A message for this stream arrived."""
-        self.heard = now
+        self.deadlines.heard = now
         if self.finished:
             return []
         match message:
             case Verdict():
-                return self._verdict(message, now)
+                return take_verdict(self, message, now)
             case Features():
-                return self._add_rows(message.start, message.rows)
+                return self.add_rows(message.start, message.rows)
             case Resync():
-                return self._open(now) if self.flight else []
+                return self.open(now) if self.flight else []
             case Error(code=code, stream=-1) if code == ERR_GOING_AWAY:
                 return []  # what is under way is still answered; then the link goes down and comes up elsewhere
             case Error(code=code) if code == ERR_UNKNOWN:
-                return self._open(now)
+                return self.open(now)
             case Error(code=code) if code == ERR_TOO_LONG:
-                return self._finish("length")
+                return self.finish(FinishReason.LENGTH)
             case Error():
                 wait = max(0.05, message.retry_after_ms / 1000) if message.code in (ERR_BUSY, ERR_GOING_AWAY) else 1.0
-                self.flight, self.retry_at = None, now + wait
+                self.requests.flight, self.deadlines.retry = None, now + wait
                 return self._alone(now, now)
             case Opened() | Welcome():
                 return []
 
-    def tree_ready(self, tree: TokenTree, version: int, now: float) -> list[Action]:
-        """The drafter finished a tree (its answer to DraftTree)."""
+    def tree_ready(self, draft: Draft, version: int, now: float, seconds: float = 0.0) -> list[Action]:
+        """The drafter finished a tree in `seconds` (its answer to DraftTree)."""
         self.busy = False
+        self.tuning.drafted(draft, seconds, self.stats)
         if version == self.version:
-            self.ready_tree = tree
-        return self._work(now)
+            self.ready = self.tuning.worth_sending(draft)
+        return self.work(now)
+
+    def tree_compared(self, draft: Draft, base: int, seconds: float) -> list[Action]:
+        """The drafter finished a tree below the first `base` tokens in `seconds` (its answer to Compare)."""
+        self.tuning.compared(draft, base, seconds)
+        return []
 
     def token_written(self, token: int, confidence: float, version: int, now: float) -> list[Action]:
         """The drafter wrote a token, to which it gives the probability `confidence` (its answer to WriteToken)."""
         self.busy = False
         actions: list[Action] = []
-        if version == self.version and self._may_write() and not self.finished:
+        if version == self.version and self.solo.may_write(len(self.provisional)) and not self.finished:
             self.text.provide(token)
             self.version += 1
             actions.append(Provide(token))
-            actions += self._weigh(confidence)
-        return actions + self._work(now)
+            if self.solo.doubts(confidence):
+                actions.append(self._pause(PauseReason.UNSURE))
+        return actions + self.work(now)
+
+    def wake_at(self) -> float | None:
+        """When `tick` wants to be called, or None."""
+        return min((moment for _, moment in self._pending()), default=None)
 
     def tick(self, now: float) -> list[Action]:
-        """Time passed; see `wake_at`."""
-        if self.finished:
-            return []
-        if self.connect_by is not None and now >= self.connect_by:
-            due, self.connect_by = self.connect_by, None
-            return self._alone(due, now)
-        if self.give_up_at is not None and now >= self.give_up_at:
-            return self._finish("unreachable" if self.policy.writer == "cloud-only" else "unverified")
-        if self.retry_at is not None and now >= self.retry_at:
-            self.retry_at = None
-            return self._open(now)
-        if self.flight and now >= self.flight.due and not self.alone:
-            return self._alone(self.flight.due, now)
-        if self.flight and now >= self._renew_at(self.flight):
-            self.heard = now
-            return [Reconnect()]
-        return []
+        """Time passed: act on the first deadline that has passed."""
+        deadline, due = next(((name, moment) for name, moment in self._pending() if now >= moment), (None, now))
+        match deadline:
+            case Deadline.CONNECT:
+                self.deadlines.connect = None
+                return self._alone(due, now)
+            case Deadline.GIVE_UP:
+                silent = self.policy.writer == "cloud-only"
+                return self.finish(FinishReason.UNREACHABLE if silent else FinishReason.UNVERIFIED)
+            case Deadline.RETRY:
+                return self.open(now)
+            case Deadline.REPLY:
+                return self._alone(due, now)
+            case Deadline.RENEW:
+                self.deadlines.heard = now
+                return [Reconnect()]
+            case None:
+                return []
 
     def set_mode(self, mode: Mode, now: float) -> list[Action]:
         """From now on draft trees, or let the target write alone and stream."""
@@ -237,279 +249,130 @@ class Session:
             return []
         self.mode = mode
         self.version += 1
-        self.ready_tree = None
+        self.ready = None
         if self.flight and self.flight.tree is None:  # a GENERATE ends by CANCEL; OPEN says how much of it arrived
-            return [Send(Cancel(self.stream)), *self._open(now)]
-        return self._work(now)
+            return [Send(Cancel(self.stream)), *self.open(now)]
+        return self.work(now)
 
     def pause(self, now: float) -> list[Action]:
         """Write nothing alone until `proceed`: the battery is low, or the user said so."""
-        if self.finished or self.paused == "asked":
+        if self.finished or self.solo.paused is PauseReason.ASKED:
             return []
-        return [self._pause("asked"), *self._work(now)]
+        return [self._pause(PauseReason.ASKED), *self.work(now)]
 
     def proceed(self, now: float) -> list[Action]:
         """Write alone again where the policy lets."""
-        if self.finished or not self.paused:
+        if self.finished or not self.solo.paused:
             return []
-        self.paused, self.give_up_at = "", None
-        self._confidence.clear()
-        return self._work(now)
+        self.deadlines.give_up = None
+        self.solo.proceed()
+        return self.work(now)
 
-    def cancel(self, now: float) -> list[Action]:
-        return [] if self.finished else self._finish("cancelled")
+    def cancel(self) -> list[Action]:
+        return [] if self.finished else self.finish(FinishReason.CANCELLED)
 
-    def stop(self, surplus: int, now: float) -> list[Action]:
+    def stop(self, surplus: int) -> list[Action]:
         """A stop string ended the text `surplus` committed tokens ago; even if they ended the answer themselves."""
         self.text.withdraw(surplus)
-        return self._finish("stop")
+        return self.finish(FinishReason.STOP)
 
     def enough(self) -> None:
         """A stop string came in the provisional text: nothing more is written, unless it is taken back."""
-        self.text_over = True
+        self.text.enough = True
 
-    def wake_at(self) -> float | None:
-        """When `tick` wants to be called, or None."""
-        if self.finished:
-            return None
-        times = [self.connect_by, self.give_up_at, self.retry_at]
-        if self.flight:
-            times.append(self._renew_at(self.flight))
-            if not self.alone:
-                times.append(self.flight.due)
-        return min((t for t in times if t is not None), default=None)
+    # --- what to do next ---
 
-    # --- a record that survives the process ---
+    def _pending(self) -> list[tuple[Deadline, float]]:
+        return [] if self.finished else self.deadlines.pending(self.flight, self.alone)
 
-    def record(self) -> dict[str, Any]:
-        """What `restore` needs, as JSON can carry it."""
-        return {
-            "version": 1, "prompt": list(self.prompt), "committed": self.committed[len(self.prompt) :],
-            "provisional": list(self.provisional), "adopted": [list(span) for span in self.text.adopted],
-            "sampling": msgspec.structs.asdict(self.sampling), "max_new": self.max_new, "seq": self.seq,
-            "stream": self.stream, "session": self.session_id.hex(),
-        }  # fmt: skip
-
-    def restore(self, record: dict[str, Any]) -> None:
-        """Take up a recorded answer, before `start`. The session was made with the record's prompt and settings."""
-        adopted = [(begin, end) for begin, end in record["adopted"]]
-        committed = [*self.prompt, *record["committed"]]
-        self.text = AnswerTokens(committed, self.stats, list(record["provisional"]), adopted)
-        self.seq = record["seq"]
-
-    # --- inside ---
-
-    def _renew_at(self, flight: _Flight) -> float:
-        """When an open but silent link may be dead."""
-        return max(self.heard, flight.due) + self.patience.silence
-
-    def _open(self, now: float) -> list[Action]:
-        self.flight, self.fresh_open, self.retry_at, self.connect_by = None, True, None, None
-        actions = self._adopt() if self.policy.on_return == "keep" else []
-        if self._over():
-            return actions + self._finish("stop" if self._ended() else "length")
-        self.stats.opens += 1
-        have = self.rows_seen.find(0)
-        have = len(self.rows_seen) if have < 0 else have
-        have = min(have, len(self.committed) - 1)
-        message = Open(self.stream, self.session_id, self.seq, pack_ids(self.committed), have, self.sampling)
-        return [*actions, Send(message), *self._work(now)]
-
-    def _work(self, now: float) -> list[Action]:
+    def work(self, now: float) -> list[Action]:
         """Whatever can be done next: ask the target, ask for a tree, or write alone."""
         if self.finished:
             return []
-        can_ask = self.linked and self.flight is None and self.retry_at is None
+        can_ask = self.linked and self.flight is None and self.deadlines.retry is None
         if can_ask and self.provisional:
-            return self._verify(TokenTree.chain(self.provisional[: self.max_nodes]), now) + self._write(now)
-        if self._writes_first():
+            return [self._verify_chain(now), *self._write(now)]
+        if self.solo.writes_first:
             return self._write(now)
-        if can_ask and self.mode == "stream":
-            return self._generate(now)
-        if can_ask and self.ready_tree is not None:
-            tree, self.ready_tree = self.ready_tree, None
-            # it may have been drafted before the verifier's limits were known
-            return self._verify(tree.pruned(self.max_nodes, self._room()), now) + self._ahead()
-        if can_ask and self.mode == "tree" and not self.seq:
-            return self._verify(TokenTree(), now)  # the first token waits for no tree: the prompt's step draws it
+        if can_ask and self.mode is Mode.STREAM:
+            return [self._generate(now)]
+        if can_ask and self.ready is not None:
+            return [self._verify_tree(self.ready, now), *([] if self.busy else [DraftAhead(self.version)])]
+        if can_ask and not self.requests.seq:
+            return [self._verify_tree(Draft(), now)]  # the first token waits for no tree: the prompt's step draws it
         if self.alone:
             written = self._write(now)
             if written or not can_ask:
                 return written
-        if not self.busy and self.ready_tree is None and self.flight is None and self.mode == "tree":
+        if not self.busy and self.ready is None and self.flight is None and self.mode is Mode.TREE:
             self.busy = True
-            nodes = min(self.max_nodes, self.tree_budget)
-            return [DraftTree(list(self.committed), self.version, nodes, self._room())]
+            size = self.tuning.tree_size(min(self.max_nodes, self.tree_budget), self.text.room)
+            return [DraftTree(list(self.committed), self.version, *size)]
         return []
 
-    def _writes_first(self) -> bool:
-        """The drafter writes without waiting for the target."""
-        return self.policy.writer in ("prefer-device", "device-only") and not self.paused
+    def open(self, now: float) -> list[Action]:
+        """OPEN with everything committed; whatever was under way is forgotten."""
+        self.requests.flight, self.deadlines.retry, self.deadlines.connect = None, None, None
+        actions = adopt(self) if self.policy.on_return == "keep" else []
+        if self.text.over:
+            return actions + self.finish(FinishReason.STOP if self.text.ended else FinishReason.LENGTH)
+        self.stats.opens += 1
+        return [*actions, self.requests.open(self.committed, self.rows_seen.leading()), *self.work(now)]
 
-    def _room(self) -> int:
-        """Levels a tree may have; the bonus token takes the last place."""
-        return self.limit - len(self.committed) - 1
+    def _verify_tree(self, draft: Draft, now: float) -> Send:
+        self.ready = None
+        self.tuning.asked(now)
+        tree = draft.tree.pruned(self.max_nodes, self.text.room)  # it may be older than the verifier's limits
+        return self.requests.verify(tree, len(self.committed), now, draft.scores)
 
-    def _verify(self, tree: TokenTree, now: float) -> list[Action]:
-        self._fly(tree, now)
-        tokens, parents = pack_tree(tree)
-        return [Send(Verify(self.stream, self.seq, len(self.committed), tokens, parents))]
+    def _verify_chain(self, now: float) -> Send:
+        """Catch up: have the provisional text verified."""
+        chain = TokenTree.chain(self.provisional[: self.max_nodes])
+        return self.requests.verify(chain, len(self.committed), now, catching_up=True)
 
-    def _generate(self, now: float) -> list[Action]:
-        self._fly(None, now)
-        left = self.limit - len(self.committed)
-        return [Send(Generate(self.stream, self.seq, len(self.committed), left, True))]
+    def _generate(self, now: float) -> Send:
+        return self.requests.generate(len(self.committed), self.text.limit - len(self.committed), now)
 
-    def _fly(self, tree: TokenTree | None, now: float) -> None:
-        self.seq += 1
-        self.stats.calls += 1
-        after_open, self.fresh_open = self.fresh_open, False
-        wait = max(self.timer.timeout(), self.patience.open) if after_open else self.timer.timeout()
-        self.flight = _Flight(self.seq, tree, now, now + wait, after_open)
+    def add_rows(self, start: int, data: bytes, most: int | None = None) -> list[Action]:
+        """Take in rows of positions `start` and on; of a verdict's, `most` belong to our text."""
+        return [*self.rows_seen.add(start, data, self.row_shape, self.max_context, most)]
 
-    def _ahead(self) -> list[Action]:
-        """The drafter has nothing to do until the verdict."""
-        return [] if self.busy else [DraftAhead(self.version)]
+    # --- writing alone, and the end ---
 
-    def _may_write(self) -> bool:
-        writer = self.policy.writer
-        if self.paused or writer == "cloud-only":
-            return False
-        if writer == "prefer-device" and not self.alone:
-            return len(self.provisional) < self.policy.lead
-        return self.alone
+    def _alone(self, due: float, now: float) -> list[Action]:
+        """The target is silent: go on without it."""
+        if self.alone:
+            return self.work(now)
+        self.solo.alone = True
+        self.ready = None
+        self.version += 1
+        self.stats.stalls += 1
+        return [Stall(due), *self.work(now)]
 
     def _write(self, now: float) -> list[Action]:
         """Ask for one more provisional token, where one may be written and the answer is not full."""
-        can_go_on = self._may_write() and not self._full()
+        can_go_on = self.solo.may_write(len(self.provisional)) and not self.text.full
         if self.alone and not can_go_on:
-            self.give_up_at = self.give_up_at or now + self.patience.offline
-            if self.policy.writer == "device-only" and not self.paused:
-                return self._finish("unverified")
+            self.deadlines.give_up = self.deadlines.give_up or now + self.patience.offline
+            if self.policy.writer == "device-only" and not self.solo.paused:
+                return self.finish(FinishReason.UNVERIFIED)
         if self.busy or not can_go_on:
             return []
         self.busy = True
         return [WriteToken(self.committed + self.provisional, self.version)]
 
-    def _weigh(self, confidence: float) -> list[Action]:
-        """Pause where the drafter has become unsure and the policy says so."""
-        self._confidence.append(confidence)
-        mean = sum(self._confidence) / len(self._confidence)
-        sure = len(self._confidence) < CONFIDENCE_WINDOW or mean >= self.policy.min_confidence
-        return [] if sure or self.policy.offline == "continue" else [self._pause("unsure")]
-
-    def _pause(self, reason: str) -> Pause:
-        self.paused = reason
+    def _pause(self, reason: PauseReason) -> Pause:
+        self.solo.paused = reason
         self.stats.pauses += 1
         self.version += 1  # a token under way is not wanted any more
         return Pause(reason)
 
-    def _ended(self) -> bool:
-        return self.committed[-1] in self.eos_ids and len(self.committed) > len(self.prompt)
-
-    def _over(self) -> bool:
-        return self._ended() or len(self.committed) >= self.limit
-
-    def _full(self) -> bool:
-        """The text, provisional part included, is at its end; or the drafter only repeats itself."""
-        ended = self.text_over or (bool(self.provisional) and self.provisional[-1] in self.eos_ids)
-        return ended or len(self.text) >= self.limit or self.text.looping(len(self.prompt))
-
-    def _alone(self, due: float, now: float) -> list[Action]:
-        """The target is silent: go on without it."""
-        if self.alone:
-            return self._work(now)
-        self.alone = True
-        self.ready_tree = None
-        self.version += 1
-        self.stats.stalls += 1
-        return [Stall(due), *self._work(now)]
-
-    def _verdict(self, verdict: Verdict, now: float) -> list[Action]:
-        flight = self.flight
-        if flight is None or verdict.seq != flight.seq or verdict.base_len != len(self.committed):
-            return []  # of an earlier life of this session
-        self.tree_budget = verdict.tree_budget or self.tree_budget
-        nodes = () if flight.tree is None else flight.tree.tokens
-        fresh = [nodes[node] for node in verdict.accepted if node < len(nodes)] + [verdict.bonus]
-        base = len(self.committed)
-        end = next((i + 1 for i, token in enumerate(fresh) if token in self.eos_ids), len(fresh))
-        fresh = fresh[: min(end, self.limit - base)]
-        self._count(flight, len(fresh), now)
-        same = self.text.agreeing(fresh)
-        if self.policy.on_return == "keep" and same < min(len(fresh), len(self.provisional)):
-            actions = self._add_rows(base - 1, verdict.rows, 1 + same) + self._commit(fresh[:same])
-            return actions + self._resume() + self._open(now)
-        actions = self._add_rows(base - 1, verdict.rows) + self._commit(fresh) + self._resume()
-        if self._ended():
-            return actions + self._finish("stop")
-        if len(self.committed) >= self.limit or verdict.finish != FINISH_NONE:
-            return actions + self._finish("length")
-        return actions + self._work(now)
-
-    def _count(self, flight: _Flight, fresh: int, now: float) -> None:
-        """Learn from a verdict's time and content. A GENERATE stays under way: its next token is awaited."""
-        timer = self.gaps if flight.tree is None and not flight.after_open else self.timer
-        if not flight.after_open:
-            timer.add(now - flight.sent)
-        if flight.tree is None:
-            self.stats.streamed += fresh
-            self.flight = _Flight(flight.seq, None, now, now + self.gaps.timeout(), False)
-            return
-        self.flight = None
-        if self.provisional:
-            self.stats.catch_up_rounds += 1
-        else:
-            self.stats.rounds += 1
-            self.stats.accepted += fresh - 1
-            self.stats.nodes += len(flight.tree)
-
-    def _commit(self, fresh: list[int]) -> list[Action]:
-        if self.text.agreeing(fresh) < len(fresh):  # the target draws otherwise, or says more
-            self.text_over = False
-        self.version += 1
-        self.ready_tree = None
-        return self.text.commit(fresh)
-
-    def _adopt(self) -> list[Action]:
-        """Provisional text becomes part of the answer as it is."""
-        tokens = self.text.adopt()
-        if not tokens:
-            return []
-        self.version += 1
-        return [Adopt(tokens), *self._resume()]
-
-    def _resume(self) -> list[Action]:
-        if not self.alone:
-            return []
-        self.alone, self.give_up_at = False, None
-        if self.paused == "unsure":
-            self.paused = ""
-        self._confidence.clear()
-        return [Resume()]
-
-    def _add_rows(self, start: int, data: bytes, most: int | None = None) -> list[Action]:
-        """Rows of positions start.. that are new to the drafter; of a verdict's, `most` belong to our text."""
-        try:
-            rows = unpack_rows(data, self.row_shape)[:most]
-        except ValueError:
-            return []  # rows only ever cost speed
-        if start + len(rows) > self.max_context:
-            return []
-        if len(self.rows_seen) < start + len(rows):
-            self.rows_seen.extend(bytes(start + len(rows) - len(self.rows_seen)))
-        new = [i for i in range(len(rows)) if not self.rows_seen[start + i]]
-        if not new:
-            return []
-        for i in new:
-            self.rows_seen[start + i] = 1
-        return [AddRows(start + np.array(new), rows[new])]
-
-    def _finish(self, reason: str) -> list[Action]:
+    def finish(self, reason: FinishReason) -> list[Action]:
+        """The answer ends."""
         self.finished = reason
         actions: list[Action] = []
         if self.flight and self.flight.tree is None and self.linked:
             actions.append(Send(Cancel(self.stream)))  # else it would write on
-        if reason in ("stop", "length") and self.provisional:
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and self.provisional:
             actions.append(RollBack(self.text.roll_back()))
         return [*actions, Done(reason)]

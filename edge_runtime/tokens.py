@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from edge_runtime.actions import Action, Commit, RollBack
 
-#: so many tokens that stand in the answer already are a loop
+#: this many tokens in a row that stand in the answer already are a loop
 LOOP = 24
 
 
@@ -25,33 +25,80 @@ class SessionStats:
     pauses: int = 0
     opens: int = 0
     calls: int = 0  # VERIFY and GENERATE sent
+    wait_seconds: float = 0.0  # between VERIFY and its verdict, rounds of drafted trees only
+    engine_seconds: float = 0.0  # of that, the verifier's engine
+    ahead_rounds: int = 0  # trees whose root could have been expanded ahead
+    ahead_hits: int = 0  # trees whose root had been
+    ahead_used: int = 0  # nodes that had been expanded ahead below such a root
+
+    def count(self, nodes: int | None, fresh: int, catching_up: bool) -> None:
+        """A verdict brought `fresh` tokens. nodes: of the tree; None: a stream's."""
+        if nodes is None:
+            self.streamed += fresh
+        elif catching_up:
+            self.catch_up_rounds += 1
+        else:
+            self.rounds += 1
+            self.accepted += fresh - 1
+            self.nodes += nodes
 
 
 @dataclass
 class AnswerTokens:
     """`committed`: the prompt and what the target drew. `provisional`, behind them: what the drafter wrote alone.
 
-    adopted: spans of `committed` that the target never saw fit to say itself.
+    begin: length of the prompt. limit: tokens at most, prompt included. adopted: spans of `committed` that the target
+    did not produce. enough: a stop string came in the provisional text.
     """
 
     committed: list[int]
+    begin: int
+    limit: int
+    eos_ids: frozenset[int]
     stats: SessionStats
     provisional: list[int] = field(default_factory=list)
     adopted: list[tuple[int, int]] = field(default_factory=list)
+    enough: bool = False
 
-    def __len__(self) -> int:
-        return len(self.committed) + len(self.provisional)
+    @property
+    def answer(self) -> list[int]:
+        return self.committed[self.begin :] + self.provisional
+
+    @property
+    def room(self) -> int:
+        """Levels that a tree may have; the bonus token takes the last place."""
+        return self.limit - len(self.committed) - 1
+
+    @property
+    def ended(self) -> bool:
+        """The target ended the answer."""
+        return self.committed[-1] in self.eos_ids and len(self.committed) > self.begin
+
+    @property
+    def over(self) -> bool:
+        return self.ended or len(self.committed) >= self.limit
+
+    @property
+    def full(self) -> bool:
+        """The text, provisional part included, is at its end; or the drafter only repeats itself."""
+        ended = self.enough or (bool(self.provisional) and self.provisional[-1] in self.eos_ids)
+        return ended or len(self.committed) + len(self.provisional) >= self.limit or self._looping()
+
+    def within(self, fresh: list[int]) -> list[int]:
+        """What of `fresh`, the target's next tokens, belongs to the answer."""
+        end = next((i + 1 for i, token in enumerate(fresh) if token in self.eos_ids), len(fresh))
+        return fresh[: min(end, self.limit - len(self.committed))]
 
     def provide(self, token: int) -> None:
         self.provisional.append(token)
         self.stats.provisional += 1
 
-    def looping(self, begin: int) -> bool:
-        """The last LOOP tokens were written alone and stand in the answer, which begins at `begin`, already."""
+    def _looping(self) -> bool:
+        """The last LOOP tokens were written alone and stand in the answer already."""
         tail = self.provisional[-LOOP:]
         if len(tail) < LOOP:
             return False
-        answer = self.committed[begin:] + self.provisional
+        answer = self.answer
         return any(answer[i : i + LOOP] == tail for i in range(len(answer) - LOOP))
 
     def agreeing(self, fresh: list[int]) -> int:
@@ -70,7 +117,7 @@ class AnswerTokens:
             if rest:
                 self.stats.rolled_back += len(rest)
                 actions.append(RollBack(rest))
-            rest = []
+            rest, self.enough = [], False
         self.provisional = rest
         self.committed += fresh
         self.stats.kept += same

@@ -1,4 +1,4 @@
-"""What the runtime asks of whatever carries messages to a verifier."""
+"""Protocols of what carries messages to a verifier, and of what makes such links."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge_runtime.link import LinkEvent, LinkRefused, Traffic
 from outrider_core.protocol.wire import ClientMessage, Hello, Welcome
 
 
-class Transport(Protocol):
+class VerifierLink(Protocol):
     """What carries messages to one verifier and back: `edge_runtime.link.Link`, `outrider.local.LocalLink`.
 
     It reports LinkUp, LinkDown, Arrived and LinkRefused in the event loop's thread, in order.
@@ -30,7 +30,7 @@ class Transport(Protocol):
         """The connection is silent, perhaps dead: make a new one unless it speaks first."""
 
 
-class Server(Protocol):
+class LinkMaker(Protocol):
     """What makes links, where an address does not: `outrider.local.LocalVerifier`.
 
     reliable: it always answers or fails, so that the device never writes alone while it waits for a verdict.
@@ -38,5 +38,5 @@ class Server(Protocol):
 
     reliable: bool
 
-    def link(self, hello: Hello, report: Callable[[LinkEvent], None]) -> Transport:
+    def link(self, hello: Hello, report: Callable[[LinkEvent], None]) -> VerifierLink:
         """A link for one runtime; the runtime runs it."""

@@ -42,7 +42,7 @@ def continue_alone(moa: MoA, features: OnlineFeatures, index: int, cut: int, len
     drafter.add_rows(np.arange(cut - 1), unpack_rows(pack_rows(rows), shape))
     text = features.sequences[index].ids[:cut]
     for _ in range(min(length, config.max_context - cut)):
-        text.append(drafter.write(text, GREEDY))
+        text.append(drafter.next_token(text, GREEDY)[0])
     return Sequence(text, ((cut, len(text)),), cut)
 
 

@@ -99,7 +99,7 @@ class Lab:
             at = time.perf_counter()
             room = limit - len(session.tokens) - 1
             fitted = replace(shape, depth=max(1, min(shape.depth, room)))
-            tree = drafter.grow(session.tokens, sampling, fitted) if drafter and room else TokenTree()
+            tree = drafter.draft(session.tokens, sampling, fitted).tree if drafter and room else TokenTree()
             self.engine.accept = getattr(drafter, "accept", None) if room else None
             drafted = time.perf_counter()
             base = len(session.tokens)
@@ -132,7 +132,7 @@ class Lab:
             contender.learn(drafter, known, rows, hidden[known : at - 1])
             known, room = at - 1, len(text) - at - 1
             fitted = replace(shape, depth=max(1, min(shape.depth, room)))
-            tree = drafter.grow(text[:at], Sampling(), fitted) if room else TokenTree()
+            tree = drafter.draft(text[:at], Sampling(), fitted).tree if room else TokenTree()
             path: list[int] = []
             while text[at + len(path)] not in self.eos:
                 child = tree.child(path[-1] if path else ROOT, text[at + len(path)])

@@ -25,6 +25,7 @@ from lab.baselines.rules import residual_without_replacement, sample_and_match
 from lab.baselines.sampling import draft_distribution, drawing, target_distribution
 from lab.baselines.trees import CandidateTree
 from lab.baselines.verification import verify
+from outrider_core.drafting.drafter import Draft as DeviceDraft
 from outrider_core.drafting.drafter import Drafter, TreeShape
 from outrider_core.drafting.growth import Growth
 from outrider_core.protocol.sampling import Sampling
@@ -93,7 +94,7 @@ class SampledDrafter:
     def steps(self) -> int:
         return self.inner.steps
 
-    def grow(self, prefix: list[int], sampling: Sampling, shape: TreeShape) -> TokenTree:
+    def draft(self, prefix: list[int], sampling: Sampling, shape: TreeShape) -> DeviceDraft:
         """The tree to verify; candidates that say the same stand in it once. shape: its depth alone counts."""
         self._sampling = sampling
         self.inner.lookup = None
@@ -111,7 +112,7 @@ class SampledDrafter:
         tree = draft.tree
         self.drafted = Draft(CandidateTree(tuple(map(self._token, tree.tokens)), tree.parents, tree.how), draft.q)
         sent, self._places = merged(self.drafted.tree)
-        return sent
+        return DeviceDraft(sent)
 
     def _proceed(self, tree: CandidateTree, expanded: range, q: Distributions) -> bool:
         if self._early is None:

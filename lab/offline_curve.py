@@ -47,7 +47,7 @@ def finish_alone(lab: Lab, contender: Contender | None, prompt: list[int], answe
     lab.close(session)
     written: list[int] = []
     while len(kept) + len(written) < len(answer) and not (written and written[-1] in lab.eos):
-        written.append(drafter.write(text + written, GREEDY))
+        written.append(drafter.next_token(text + written, GREEDY)[0])
     return written
 
 

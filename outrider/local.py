@@ -57,7 +57,7 @@ class LocalVerifier:
     inside the block.
     """
 
-    #: it answers or fails, so the device never writes alone while it waits (see `edge_runtime.transport.Server`)
+    #: it answers or fails, so the device never writes alone while it waits (see `edge_runtime.transport.LinkMaker`)
     reliable = True
 
     def __init__(self, verifier: Verifier) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge_runtime.arguments import checked_sampling
 from edge_runtime.policy import Policy
-from edge_runtime.runtime import LARGEST
+from edge_runtime.tuning import LARGEST
 from outrider import __version__
 from outrider.cli.options import (
     AnswerOptions,

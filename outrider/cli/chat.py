@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 
 from edge_runtime.context import ConversationTooLong
-from edge_runtime.transport import Server
+from edge_runtime.transport import LinkMaker
 from outrider.cli.journal import Journal
 from outrider.cli.opening import open_runtime
 from outrider.cli.options import ChatOptions
@@ -19,7 +19,7 @@ WELCOME = "Ctrl-C stops an answer, Ctrl-D or an empty line ends the chat."
 AGAIN = "Ctrl-C once more, Ctrl-D or an empty line ends the chat."
 
 
-async def chat(options: ChatOptions, bundle: Bundle, server: str | Server | None) -> int:
+async def chat(options: ChatOptions, bundle: Bundle, server: str | LinkMaker | None) -> int:
     """Talk until the user ends it; returns the exit status."""
     output = Output.standard()
     journal = Journal(options.journal, output.tell)

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from rich.console import Console
 
 from edge_runtime.link import LinkRefused
-from edge_runtime.transport import Server
+from edge_runtime.transport import LinkMaker
 from edge_runtime.worker import DrafterFailed
 from outrider.cli.arguments import parse
 from outrider.cli.chat import chat
@@ -55,7 +55,7 @@ def run(options: Options) -> int:
                 return asyncio.run(serve(options, bundle, server))
 
 
-async def serve(options: ServeOptions, bundle: Bundle, server: str | Server | None) -> int:
+async def serve(options: ServeOptions, bundle: Bundle, server: str | LinkMaker | None) -> int:
     try:
         from outrider.cli.serve import LOOPBACK, Endpoint, run
     except ImportError as error:

@@ -7,7 +7,7 @@ import sys
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 
-from edge_runtime.transport import Server
+from edge_runtime.transport import LinkMaker
 from outrider.cli.opening import open_runtime
 from outrider.cli.options import GenerateOptions
 from outrider.cli.prompt import interrupts
@@ -20,7 +20,7 @@ UNVERIFIED = 3
 OFFLINE = "no --server, no --local: everything below is the drafter's own, unverified text"
 
 
-async def generate(options: GenerateOptions, bundle: Bundle, server: str | Server | None) -> int:
+async def generate(options: GenerateOptions, bundle: Bundle, server: str | LinkMaker | None) -> int:
     """Returns the exit status."""
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     output = Output.standard(json=options.json)

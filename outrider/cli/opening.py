@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from rich.console import Console
 
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.transport import Server
+from edge_runtime.transport import LinkMaker
 from outrider.cli.options import RuntimeOptions
 from outrider_core.drafting.bundle import Bundle
 
@@ -16,7 +16,7 @@ class CommandError(RuntimeError):
     """The command cannot run as it was asked to. One line that says what to do."""
 
 
-def open_server(options: RuntimeOptions, bundle: Bundle) -> AbstractContextManager[str | Server | None]:
+def open_server(options: RuntimeOptions, bundle: Bundle) -> AbstractContextManager[str | LinkMaker | None]:
     """What --server or --local names; entered, it answers. Raises CommandError."""
     if options.local is None:
         return nullcontext(options.device.server)
@@ -38,7 +38,7 @@ def open_server(options: RuntimeOptions, bundle: Bundle) -> AbstractContextManag
         raise CommandError(str(error)) from None
 
 
-def open_runtime(options: RuntimeOptions, bundle: Bundle, server: str | Server | None) -> EdgeRuntime:
+def open_runtime(options: RuntimeOptions, bundle: Bundle, server: str | LinkMaker | None) -> EdgeRuntime:
     device = options.device
     return EdgeRuntime(
         bundle,

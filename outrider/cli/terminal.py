@@ -114,8 +114,8 @@ class Screen:
             words = "verified"
         parts = [words]
         controller = self.runtime.controller
-        if self.runtime.link and controller.pace.trip and not self.local:
-            parts.append(f"{1000 * controller.pace.trip:.0f} ms away")
+        if self.runtime.link and controller.pace.rtt and not self.local:
+            parts.append(f"{1000 * controller.pace.rtt:.0f} ms away")
         if self.tokens:
             parts.append(f"{self.tokens / (time.monotonic() - self.began):.0f} tokens/s")
             parts.append("streaming" if controller.mode == "stream" else f"{controller.pace.tau:.1f} tokens a tree")

@@ -175,22 +175,12 @@ class Drafter:
         x -= np.log(np.exp(x).sum(-1, keepdims=True))
         return x
 
-    def write(self, prefix: list[int], sampling: Sampling) -> int:
-        """The token of `next_token`."""
-        return self.next_token(prefix, sampling)[0]
-
     def next_token(self, prefix: list[int], sampling: Sampling) -> tuple[int, float]:
         """The drafter's own next token behind `prefix`, drawn with the noise the target would use; its probability."""
         log_q = self._log_q(self._advance(prefix), sampling)
         noise = 0.0 if sampling.greedy else gumbel_noise_at(sampling.seed, len(prefix), self.draft_ids)
         best = int(np.argmax(log_q + noise))
         return int(self.draft_ids[best]), float(np.exp(log_q[best]))
-
-    def grow(
-        self, prefix: list[int], sampling: Sampling, shape: TreeShape, stop: Callable[[], bool] = lambda: False
-    ) -> TokenTree:
-        """The tree of `draft`."""
-        return self.draft(prefix, sampling, shape, stop).tree
 
     def draft(
         self, prefix: list[int], sampling: Sampling, shape: TreeShape, stop: Callable[[], bool] = lambda: False

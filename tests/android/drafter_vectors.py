@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edge_runtime.pace import SOON, Controller, Pace
+from edge_runtime.pace import Controller, Pace
 from outrider_core.drafting.drafter import Draft, Drafter, TreeShape
 from outrider_core.drafting.engines import Floats, Ints
 from outrider_core.protocol.costs import CostCurve
@@ -85,7 +85,7 @@ def conversation(number: int) -> dict[str, Any]:
                 rng.choice([1, 8, 32]), rng.randrange(1, 9), rng.choice([1, 4, 8]), rng.choice([0.0, 0.05, 0.3])
             )
             draft = drafter.draft(text, sampling, tree_shape)
-            steps.append([call, list(text), settings(sampling), asdict(tree_shape), told(draft)])
+            steps.append([call, list(text), settings(sampling), asdict(tree_shape), draft_fields(draft)])
             if rng.random() < 0.3:
                 steps.append(ahead(drafter, rng))
             text = text + went_on(draft.tree, rng)
@@ -126,7 +126,7 @@ def went_on(tree: TokenTree, rng: random.Random) -> list[int]:
     return [*(tree.tokens[node] for node in path), bonus]
 
 
-def told(draft: Draft) -> dict[str, Any]:
+def draft_fields(draft: Draft) -> dict[str, Any]:
     return {
         "tokens": list(draft.tree.tokens), "parents": list(draft.tree.parents), "scores": list(draft.scores),
         "steps": draft.steps, "ahead": draft.ahead, "kept": draft.kept,
@@ -208,16 +208,17 @@ def steady(number: int) -> dict[str, Any]:
     return {"pinned": None, "steps": steps}
 
 
-def link(pace: Pace, costs: bytes, trip: float) -> list[Any]:
-    pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs), trip)
-    return [costs.hex(), trip]
+def link(pace: Pace, costs: bytes, rtt: float) -> list[Any]:
+    pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs), rtt)
+    return [costs.hex(), rtt]
 
 
 def what_follows(controller: Controller, tree: TokenTree, scores: list[float], choice: str) -> dict[str, Any]:
     pace = controller.pace
+    early = pace.config.early_tokens
     return {
         "tree_rate": pace.tree_rate(), "stream_rate": pace.stream_rate(), "gain": pace.gain(),
-        "compare_every": [pace.compare_every(streamed) for streamed in (SOON, SOON + 1)],
+        "compare_every": [pace.compare_every(streamed) for streamed in (early, early + 1)],
         "drafts_ahead": pace.drafts_ahead(),
         "drafting": pace.worth_drafting(),
         "tree": [list(tree.tokens), list(tree.parents), scores], "nodes": pace.worth_sending(tree, scores),

@@ -112,7 +112,7 @@ shapes = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(prefixes, samplings, shapes)
 def test_tree_holds_the_likeliest_nodes(prefix: list[int], sampling: Sampling, shape: TreeShape) -> None:
-    tree = make_drafter().grow(prefix, sampling, shape)
+    tree = make_drafter().draft(prefix, sampling, shape).tree
     paths = {tuple(tree.tokens[n] for n in tree.path(node)) for node in range(len(tree))}
     assert paths == reference_tree(prefix, sampling, shape)
 
@@ -123,30 +123,30 @@ def test_cache_reuse_never_shows(prefix: list[int], edits: list[tuple[int, list[
     """Extending, shortening and replacing the text gives the tree a fresh drafter would grow."""
     drafter, shape = make_drafter(), TreeShape(12, 3, 4, 0.0)
     for drop, extra in edits:
-        drafter.grow(prefix, GREEDY, shape)
+        drafter.draft(prefix, GREEDY, shape)
         prefix = [*prefix[: max(1, len(prefix) - drop)], *extra]
-        assert drafter.grow(prefix, GREEDY, shape) == make_drafter().grow(prefix, GREEDY, shape)
-        assert drafter.write(prefix, GREEDY) == make_drafter().write(prefix, GREEDY)
+        assert drafter.draft(prefix, GREEDY, shape).tree == make_drafter().draft(prefix, GREEDY, shape).tree
+        assert drafter.next_token(prefix, GREEDY)[0] == make_drafter().next_token(prefix, GREEDY)[0]
 
 
 def test_only_new_tokens_are_fed() -> None:
     engine = TransparentEngine()
     drafter = make_drafter(engine=engine)
-    drafter.write(list(range(10)), GREEDY)
+    drafter.next_token(list(range(10)), GREEDY)
     engine.fed.clear()
-    drafter.write([*range(10), 11, 12], GREEDY)
+    drafter.next_token([*range(10), 11, 12], GREEDY)
     assert engine.fed == [11, 12]
 
 
 def test_written_tokens_are_the_laws_own_draw() -> None:
     prefix = [1, 2, 3]
     drafter = make_drafter()
-    assert drafter.write(prefix, GREEDY) == DRAFT_IDS[np.argmax(logits_of((1, 2, 3), 1))]
+    assert drafter.next_token(prefix, GREEDY)[0] == DRAFT_IDS[np.argmax(logits_of((1, 2, 3), 1))]
     full = np.full(VOCAB, -np.inf)
     full[DRAFT_IDS] = logits_of((1, 2, 3), 1)
     for seed in range(20):
         sampling = Sampling(temperature=0.8, seed=seed)
-        assert drafter.write(prefix, sampling) == draw(full, sampling, len(prefix))
+        assert drafter.next_token(prefix, sampling)[0] == draw(full, sampling, len(prefix))
 
 
 def test_shared_noise_puts_the_targets_draw_first() -> None:
@@ -156,17 +156,17 @@ def test_shared_noise_puts_the_targets_draw_first() -> None:
     full[DRAFT_IDS] = logits_of((5, 6), 1)
     for seed in range(20):
         sampling = Sampling(temperature=1.0, seed=seed)
-        tree = make_drafter().grow(prefix, sampling, TreeShape(1, 1, 1))
+        tree = make_drafter().draft(prefix, sampling, TreeShape(1, 1, 1)).tree
         assert tree.tokens == (draw(full, sampling, len(prefix)),)
 
 
 def test_lookup_adds_what_followed_last_time_even_outside_the_draft_vocabulary() -> None:
     outside = next(token for token in range(VOCAB) if token not in DRAFT_IDS)
     prefix = [30, 31, 32, 33, outside, 34, 35, 30, 31, 32, 33]
-    tree = make_drafter(lookup=True).grow(prefix, GREEDY, TreeShape(6, 3, 2))
+    tree = make_drafter(lookup=True).draft(prefix, GREEDY, TreeShape(6, 3, 2)).tree
     assert tree.child(ROOT, outside) is not None
     assert (outside, 34, 35) in [path[:3] for path in tree.paths()]
-    assert all(outside != token for token in make_drafter().grow(prefix, GREEDY, TreeShape(6, 3, 2)).tokens)
+    assert all(outside != token for token in make_drafter().draft(prefix, GREEDY, TreeShape(6, 3, 2)).tree.tokens)
 
 
 @settings(max_examples=30, deadline=None)
@@ -277,14 +277,14 @@ def test_a_dropped_row_whose_place_the_null_row_took_comes_back_as_it_was_sent()
 
 def test_rows_are_kept_up_to_a_length() -> None:
     drafter = make_drafter()
-    without = drafter.write([1], GREEDY)
+    without = drafter.next_token([1], GREEDY)[0]
     drafter.add_rows(np.arange(3), feature_rows(10, 11, 12))
-    assert drafter.write([1], GREEDY) == DRAFT_IDS[np.argmax(logits_of((1,), 4))]
+    assert drafter.next_token([1], GREEDY)[0] == DRAFT_IDS[np.argmax(logits_of((1,), 4))]
     drafter.keep_rows(2)
     np.testing.assert_array_equal(seen_rows(drafter), with_null(10, 11))
     drafter.keep_rows(0)
     np.testing.assert_array_equal(seen_rows(drafter), with_null())
-    assert drafter.write([1], GREEDY) == without
+    assert drafter.next_token([1], GREEDY)[0] == without
 
 
 class NaiveRows:
@@ -338,15 +338,15 @@ def test_a_step_reads_caches_and_rows_in_place(null_row: Floats | None) -> None:
     engine = TransparentEngine()
     drafter = make_drafter(null_row=null_row, engine=engine)
     drafter.add_rows(np.array([0, 2, 3]), feature_rows(10, 12, 13))
-    drafter.write([7, 8, 9], GREEDY)
+    drafter.next_token([7, 8, 9], GREEDY)
     caches = drafter.keys, drafter.values, drafter.row_keys, drafter.row_values
-    drafter.write([7, 8, 9, 5], GREEDY)
+    drafter.next_token([7, 8, 9, 5], GREEDY)
     assert [len(array) for array in engine.read] == [3, 3, *[2 if null_row is None else 3] * 2]
     starts = [0, 0, *[3 if null_row is None else 2] * 2]
     for array, cache, start in zip(engine.read, caches, starts, strict=True):
         assert np.shares_memory(array, cache)
         assert array.ctypes.data == cache[start:].ctypes.data
-    drafter.grow([7, 8, 9, 5], GREEDY, TreeShape(8, 3, 2))
+    drafter.draft([7, 8, 9, 5], GREEDY, TreeShape(8, 3, 2))
     after = drafter.keys, drafter.values, drafter.row_keys, drafter.row_values
     assert all(array is cache for array, cache in zip(after, caches, strict=True))
     assert all(np.shares_memory(array, cache) for array, cache in zip(engine.read, caches, strict=True))
@@ -355,15 +355,15 @@ def test_a_step_reads_caches_and_rows_in_place(null_row: Floats | None) -> None:
 def test_no_step_is_wider_than_an_engine_takes() -> None:
     engine = TransparentEngine()
     drafter = make_drafter(engine=engine)
-    drafter.write([token % VOCAB for token in range(2 * PROMPT_CHUNK + 5)], GREEDY)
+    drafter.next_token([token % VOCAB for token in range(2 * PROMPT_CHUNK + 5)], GREEDY)
     assert engine.widths == [PROMPT_CHUNK, PROMPT_CHUNK, 5]
     engine.widths.clear()
-    drafter.grow([1], GREEDY, TreeShape(MAX_NODES, 4, MAX_WIDTH))
+    drafter.draft([1], GREEDY, TreeShape(MAX_NODES, 4, MAX_WIDTH))
     assert max(engine.widths) == MAX_WIDTH
 
 
 def test_stop_returns_what_is_there() -> None:
-    tree = make_drafter().grow([1, 2], GREEDY, TreeShape(30, 5, 4), stop=lambda: True)
+    tree = make_drafter().draft([1, 2], GREEDY, TreeShape(30, 5, 4), stop=lambda: True).tree
     assert LEAST_CHILDREN <= len(tree) <= len(DRAFT_IDS) and set(tree.parents) == {ROOT}
 
 
@@ -373,9 +373,9 @@ def test_a_step_that_promises_too_little_is_not_made() -> None:
     steps, trees = [], []
     for gain in (0.0, 0.05, 10.0):
         engine.widths.clear()
-        trees.append(drafter.grow([7, 8], GREEDY, TreeShape(24, 6, 4, gain)))
+        trees.append(drafter.draft([7, 8], GREEDY, TreeShape(24, 6, 4, gain)).tree)
         steps.append(len(engine.widths))
-        drafter.write([7, 8], GREEDY)  # so that the next tree begins anew
+        drafter.next_token([7, 8], GREEDY)[0]  # so that the next tree begins anew
     assert steps[0] > steps[1] > steps[2] == 1
     assert set(trees[2].parents) == {ROOT}
     again = drafter.draft([7, 8], GREEDY, TreeShape(24, 6, 4, 0.0))  # nodes that were put back are still there
@@ -384,8 +384,8 @@ def test_a_step_that_promises_too_little_is_not_made() -> None:
 
 def test_a_full_context_gives_no_tree_and_a_nearly_full_one_a_shallow_one() -> None:
     drafter = make_drafter()
-    assert len(drafter.grow([1] * MAX_CONTEXT, GREEDY, TreeShape())) == 0
-    assert max(drafter.grow([1] * (MAX_CONTEXT - 2), GREEDY, TreeShape()).depths) == 2
+    assert len(drafter.draft([1] * MAX_CONTEXT, GREEDY, TreeShape()).tree) == 0
+    assert max(drafter.draft([1] * (MAX_CONTEXT - 2), GREEDY, TreeShape()).tree.depths) == 2
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (MAX_NODES + 1, 1, 1)])

@@ -45,7 +45,7 @@ def test_drafting_ahead_never_shows(
 ) -> None:
     """Whatever the verdict says and however long was drafted ahead, the next tree is a fresh drafter's."""
     drafter = make_drafter()
-    tree = drafter.grow(prefix, sampling, SHAPE)
+    tree = drafter.draft(prefix, sampling, SHAPE).tree
     for ahead, accepted, data in rounds:
         drafter.draft_ahead(SHAPE, steps(ahead))
         node = ROOT
@@ -56,17 +56,17 @@ def test_drafting_ahead_never_shows(
             token, node = data.draw(st.sampled_from(children))
             prefix = [*prefix, token]
         prefix = [*prefix, data.draw(st.one_of(st.sampled_from(DRAFT_IDS.tolist()), st.integers(0, VOCAB - 1)))]
-        tree = drafter.grow(prefix, sampling, SHAPE)
-        assert tree == make_drafter().grow(prefix, sampling, SHAPE)
+        tree = drafter.draft(prefix, sampling, SHAPE).tree
+        assert tree == make_drafter().draft(prefix, sampling, SHAPE).tree
         if not data.draw(st.booleans()):
-            assert drafter.write(prefix, sampling) == make_drafter().write(prefix, sampling)
+            assert drafter.next_token(prefix, sampling)[0] == make_drafter().next_token(prefix, sampling)[0]
 
 
 def test_a_verdict_that_was_foreseen_makes_the_next_tree_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider_core.drafting.drafter.AHEAD_FLOOR", -np.inf)
     engine = TransparentEngine()
     drafter, prefix = make_drafter(engine=engine), [3, 1, 4]
-    tree = drafter.grow(prefix, GREEDY, SHAPE)
+    tree = drafter.draft(prefix, GREEDY, SHAPE).tree
     drafter.draft_ahead(SHAPE, lambda: False)
     path = [tree.tokens[node] for node in tree.path(0)]
     fresh = make_drafter().draft([*prefix, *path], GREEDY, SHAPE)
@@ -78,13 +78,13 @@ def test_a_verdict_that_was_foreseen_makes_the_next_tree_free(monkeypatch: pytes
     bonus = next(token for token in order if token not in sent)
     draft = drafter.draft([*prefix, *path, bonus], GREEDY, SHAPE)
     assert draft.ahead and draft.steps == 0 and not engine.fed
-    assert draft.tree == make_drafter().grow([*prefix, *path, bonus], GREEDY, SHAPE)
+    assert draft.tree == make_drafter().draft([*prefix, *path, bonus], GREEDY, SHAPE).tree
 
 
 def test_a_verdict_that_was_not_foreseen_feeds_its_last_token_alone() -> None:
     engine = TransparentEngine()
     drafter, prefix = make_drafter(engine=engine), [3, 1, 4]
-    tree = drafter.grow(prefix, GREEDY, SHAPE)
+    tree = drafter.draft(prefix, GREEDY, SHAPE).tree
     outside = next(token for token in range(VOCAB) if token not in DRAFT_IDS)
     deepest = max(range(len(tree)), key=lambda node: (bool(tree.children[node + 1]), tree.depths[node]))
     path = [tree.tokens[node] for node in tree.path(deepest)]
@@ -96,36 +96,36 @@ def test_a_verdict_that_was_not_foreseen_feeds_its_last_token_alone() -> None:
 def test_drafting_ahead_stops_when_told_and_before_the_cache_is_full() -> None:
     engine = TransparentEngine()
     drafter = make_drafter(engine=engine)
-    drafter.grow([1], GREEDY, SHAPE)
+    drafter.draft([1], GREEDY, SHAPE)
     before = len(engine.widths)
     drafter.draft_ahead(SHAPE, steps(3))
     assert len(engine.widths) == before + 3
     drafter.draft_ahead(TreeShape(12, 100, 4, 0.0), lambda: False)
     assert sum(engine.widths) <= len(drafter.keys) == MAX_CONTEXT + TREE_ROWS
-    assert drafter.grow([1], GREEDY, SHAPE) == make_drafter().grow([1], GREEDY, SHAPE)
+    assert drafter.draft([1], GREEDY, SHAPE).tree == make_drafter().draft([1], GREEDY, SHAPE).tree
 
 
 def test_nothing_is_drafted_ahead_before_a_tree_or_behind_a_written_token() -> None:
     drafter = make_drafter()
     assert drafter.draft_ahead(SHAPE, lambda: False) == 0
-    drafter.grow([1, 2], GREEDY, SHAPE)
-    drafter.write([1, 2], GREEDY)
+    drafter.draft([1, 2], GREEDY, SHAPE)
+    drafter.next_token([1, 2], GREEDY)
     assert drafter.draft_ahead(SHAPE, lambda: False) == 0
 
 
 def test_a_tree_ranked_for_one_seed_does_not_serve_another() -> None:
     drafter = make_drafter()
     one, two = Sampling(temperature=1.0, seed=1), Sampling(temperature=1.0, seed=2)
-    drafter.grow([1, 2], one, SHAPE)
+    drafter.draft([1, 2], one, SHAPE)
     drafter.draft_ahead(SHAPE, steps(5))
-    assert drafter.grow([1, 2], two, SHAPE) == make_drafter().grow([1, 2], two, SHAPE)
+    assert drafter.draft([1, 2], two, SHAPE).tree == make_drafter().draft([1, 2], two, SHAPE).tree
 
 
 def test_what_was_drafted_without_any_rows_is_drafted_again() -> None:
     """The first rows come with the prompt's own token; the text itself is not read again."""
     engine = TransparentEngine()
     drafter = make_drafter(engine=engine)
-    tree = drafter.grow([1, 2], GREEDY, SHAPE)
+    tree = drafter.draft([1, 2], GREEDY, SHAPE).tree
     drafter.draft_ahead(SHAPE, lambda: False)
     drafter.add_rows(np.arange(2), feature_rows(10, 11))
     known = len(engine.widths)
@@ -138,7 +138,7 @@ def test_nodes_drafted_ahead_keep_the_rows_they_saw() -> None:
     engine = TransparentEngine()
     drafter = make_drafter(engine=engine)
     drafter.add_rows(np.arange(1), feature_rows(10))
-    tree = drafter.grow([1, 2], GREEDY, SHAPE)
+    tree = drafter.draft([1, 2], GREEDY, SHAPE).tree
     drafter.draft_ahead(SHAPE, lambda: False)
     first = tree.tokens[0]
     drafter.add_rows(np.arange(1, 2), feature_rows(11))

@@ -289,7 +289,7 @@ def test_a_link_that_came_up_before_the_answer_is_known_to_it(folders: Folders, 
             while not (runtime.link and runtime.link.welcome):
                 await asyncio.sleep(0.02)
             end, _, _ = await run_with(runtime)
-            return runtime.controller.pace.trip, runtime.controller.pace.curve is not None, end.stats.rounds
+            return runtime.controller.pace.rtt, runtime.controller.pace.curve is not None, end.stats.rounds
 
     verifier = make_verifier(folders)
     verifier.calibrate()

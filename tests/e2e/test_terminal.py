@@ -35,7 +35,7 @@ Folders = tuple[Path, Path, Path]
 
 
 def screen_of(local: bool = False) -> Screen:
-    pace = Pace(trip=0.062)
+    pace = Pace(rtt=0.062)
     return Screen(SimpleNamespace(controller=Controller(pace), link=object()), local)  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ replays the events and must give the same actions (times to a microsecond).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
@@ -16,46 +16,51 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 import outrider_core.protocol
-from edge_runtime.actions import Action, AddRows, Send
-from edge_runtime.policy import Policy
+from edge_runtime.actions import Action, AddRows, Send, WriteToken
+from edge_runtime.policy import Mode, Policy
 from edge_runtime.session import Session
+from edge_runtime.states import Event, State
 from edge_runtime.timing import Patience, RoundTimer
+from edge_runtime.tuning import Tuning
+from outrider_core.drafting.drafter import Draft, TreeShape
+from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
-from tests.edge_runtime.world import EVENTS, PATIENCE, World
+from outrider_core.protocol.wire import ERR_BUSY, ERR_TOO_LONG
+from tests.edge_runtime.world import EVENTS, PATIENCE, WELCOME, SimulatedLink, World, pinned
 from tests.protocol.make_vectors import fields_of, message_of, text
 
 FILE = Path(outrider_core.protocol.__file__).parent / "vectors" / "sessions.json"
 COUNT = 240
-#: methods of a session that are events
-CALLS = ("start", "link_up", "link_down", "message", "tree_ready", "token_written", "tick", "set_mode", "pause",
-         "proceed", "cancel", "stop")  # fmt: skip
+#: of these, sessions that choose for themselves
+CHOOSING = 40
+#: of these, recorded with a time that the session does not ask for
+TIMELESS = ("cancel", "stop")
 POLICIES = (
     Policy(), Policy(), Policy(writer="prefer-device", lead=4), Policy(writer="cloud-only"),
     Policy(writer="device-only"), Policy(on_return="keep"), Policy(offline="pause", min_confidence=0.5),
 )  # fmt: skip
-
-
-def state_of(session: Session) -> str:
-    """The box of docs/design.md's diagram that a session is in."""
-    if session.finished:
-        return "finished"
-    if session.alone:
-        stopped = bool(session.paused) or session.policy.writer == "cloud-only"
-        return "waiting for the link" if stopped else "writing alone"
-    if session.flight:
-        return "streaming" if session.flight.tree is None else "verifying"
-    return "drafting"
+CURVES = (CostCurve((1, 8, 32), (0.012, 0.015, 0.03)), CostCurve((1, 64), (0.025, 0.026)))
+CHOOSING_EVENTS = (
+    *["deliver"] * 40,
+    *["job"] * 20,
+    *["comparison"] * 6,
+    *["short", "short", "long", "cut", "connect", "connect", "connect", "silence"],
+    *["pause", "proceed", "proceed", "busy"],
+)  # fmt: skip
 
 
 def plain(value: Any) -> Any:
     """JSON form of an argument or a field."""
     match value:
-        case TokenTree():
-            return {"tokens": list(value.tokens), "parents": list(value.parents)}
+        case Draft():
+            tree = {"tokens": list(value.tree.tokens), "parents": list(value.tree.parents)}
+            other = {"scores": list(value.scores), "steps": value.steps, "ahead": value.ahead, "kept": value.kept}
+            return tree if value == Draft(value.tree) else tree | other
         case np.ndarray():
             return value.tolist()
         case msgspec.Struct():
@@ -69,18 +74,36 @@ def action_json(action: Action) -> list[Any]:
         return [name, fields_of(action.message)]
     if isinstance(action, AddRows):  # a row's content is checked by rows of outrider_core/protocol/vectors alone
         return [name, {"positions": action.positions.tolist()}]
-    return [name, {field: plain(value) for field, value in vars(action).items()}]
+    return [name, {field: plain(value) for field, value in vars(action).items() if value is not None}]
 
 
 def setup_of(session: Session) -> dict[str, Any]:
-    return {
-        "prompt": list(session.prompt), "sampling": msgspec.structs.asdict(session.sampling),
-        "eos_ids": sorted(session.eos_ids), "max_new": session.max_new, "max_context": session.max_context,
-        "row_shape": list(session.row_shape), "session": session.session_id.hex(), "stream": session.stream,
-        "patience": asdict(session.patience), "policy": asdict(session.policy),
+    """How a session was made. tuning: only where it is free to choose."""
+    tuning = session.tuning
+    setup = {
+        "prompt": list(session.prompt),
+        "sampling": msgspec.structs.asdict(session.sampling),
+        "eos_ids": sorted(session.eos_ids),
+        "max_new": session.max_new,
+        "max_context": session.max_context,
+        "row_shape": list(session.row_shape),
+        "session": session.session_id.hex(),
+        "stream": session.stream,
+        "patience": asdict(session.patience),
+        "policy": asdict(session.policy),
         "timer": {"floor": session.timer.floor, "ceiling": session.timer.ceiling, "first": session.timer.first},
         "mode": session.mode,
-    }  # fmt: skip
+    }
+    return (
+        setup if tuning.controller.pinned else setup | {"tuning": asdict(tuning.largest) | {"shaping": tuning.shaping}}
+    )
+
+
+def tuning_of(setup: dict[str, Any]) -> Tuning:
+    if "tuning" not in setup:
+        return pinned(Mode(setup["mode"]))
+    shape = dict(setup["tuning"])
+    return Tuning(shaping=shape.pop("shaping"), largest=TreeShape(**shape))
 
 
 def session_of(setup: dict[str, Any]) -> Session:
@@ -89,9 +112,9 @@ def session_of(setup: dict[str, Any]) -> Session:
         prompt=list(setup["prompt"]), sampling=Sampling(**setup["sampling"]), eos_ids=frozenset(setup["eos_ids"]),
         max_new=setup["max_new"], max_context=setup["max_context"], row_shape=RowShape(*setup["row_shape"]),
         session_id=bytes.fromhex(setup["session"]), stream=setup["stream"], patience=Patience(**setup["patience"]),
-        policy=Policy(**setup["policy"]), timer=RoundTimer(**setup["timer"]),
+        policy=Policy(**setup["policy"]), timer=RoundTimer(**setup["timer"]), tuning=tuning_of(setup),
     )  # fmt: skip
-    session.mode = setup["mode"]
+    session.mode = Mode(setup["mode"])
     return session
 
 
@@ -99,10 +122,19 @@ def replay(trace: dict[str, Any]) -> None:
     """Feed a trace's events to a new session; raise AssertionError where it acts otherwise."""
     session = session_of(trace["setup"])
     for number, (call, arguments, actions, state) in enumerate(trace["steps"]):
-        values = [argument_of(value) for value in arguments]
-        given = [action_json(action) for action in getattr(session, call)(*values)]
+        given = [action_json(action) for action in happen(session, call, [argument_of(value) for value in arguments])]
         assert same(given, actions), f"{trace['name']}, step {number}: {call} gives {given}, not {actions}"
-        assert state_of(session) == state
+        assert session.state == state
+
+
+def happen(session: Session, call: str, arguments: list[Any]) -> list[Action]:
+    """One step of a trace."""
+    if call in TIMELESS:
+        arguments.pop()
+    if call == "set_mode":
+        arguments[0] = session.tuning.controller.pinned = Mode(arguments[0])
+    actions: list[Action] = getattr(session, call)(*arguments)
+    return actions
 
 
 def same(one: Any, other: Any) -> bool:
@@ -117,16 +149,21 @@ def same(one: Any, other: Any) -> bool:
 
 def argument_of(value: Any) -> Any:
     if isinstance(value, dict):
-        return TokenTree(tuple(value["tokens"]), tuple(value["parents"])) if "parents" in value else message_of(value)
+        return draft_of(**value) if "parents" in value else message_of(value)
     return value
+
+
+def draft_of(tokens: list[int], parents: list[int], scores: Sequence[float] = (), **other: Any) -> Draft:
+    return Draft(TokenTree(tuple(tokens), tuple(parents)), tuple(scores), **other)
 
 
 class Recording:
     """Everything that is called on a session of a world, as it happens."""
 
     def __init__(self, world: World) -> None:
+        self.world, self.inside = world, False
         self.setup, self.steps = setup_of(world.session), list[Any]()
-        for call in CALLS:
+        for call in Event:
             setattr(world.session, call, self._recorded(world.session, call))
 
     def _recorded(self, session: Session, call: str) -> Callable[..., list[Action]]:
@@ -134,9 +171,13 @@ class Recording:
 
         @wraps(inner)
         def event(*arguments: Any) -> list[Action]:
-            given = [plain(argument) for argument in arguments]
+            if self.inside:  # an event that the session gives itself
+                return inner(*arguments)  # type: ignore[no-any-return]
+            given = [plain(argument) for argument in arguments] + [self.world.now] * (call in TIMELESS)
+            self.inside = True
             actions: list[Action] = inner(*arguments)
-            self.steps.append([call, given, [action_json(action) for action in actions], state_of(session)])
+            self.inside = False
+            self.steps.append([call, given, [action_json(action) for action in actions], session.state])
             return actions
 
         return event
@@ -147,7 +188,7 @@ def make_trace(number: int) -> dict[str, Any]:
     policy = POLICIES[number % len(POLICIES)]
     patience = PATIENCE if rng.random() < 0.7 else Patience(open=0.5, connect=0.2, silence=1.0, offline=2.0)
     world = World(rng, rng.choice([1, 6, 12]), policy, patience)
-    world.session.mode = "stream" if rng.random() < 0.25 else "tree"
+    world.begin_in(Mode.STREAM if rng.random() < 0.25 else Mode.TREE)
     recording = Recording(world)
     world.do(world.session.start(world.now))
     for event in rng.choices(EVENTS, k=rng.choice([0, 10, 40])):
@@ -155,9 +196,9 @@ def make_trace(number: int) -> dict[str, Any]:
             break
         world.happen(event)
         if world.verified and not world.session.finished and rng.random() < 0.05:
-            world.session.stop(1, world.now)  # not carried out: this world knows of no stop strings
+            world.session.stop(1)  # not carried out: this world knows of no stop strings
     if not world.session.finished and rng.random() < 0.1:
-        world.do(world.session.cancel(world.now))
+        world.do(world.session.cancel())
     if policy.writer == "device-only":
         while not world.session.finished:
             world.do(world.session.proceed(world.now))
@@ -169,6 +210,72 @@ def make_trace(number: int) -> dict[str, Any]:
         "setup": recording.setup,
         "steps": recording.steps,
     }
+
+
+def choosing_trace(number: int) -> dict[str, Any]:
+    """The session measures, and chooses trees or a stream and the size of what it asks for."""
+    rng = random.Random(1000 + number)
+    link = SimulatedLink(rng.choice([0.001, 0.02, 0.3]), rng.choice(CURVES), rng.choice([0.5, 1.0, 3.0]))
+    policies = [policy for policy in POLICIES if policy.writer != "device-only"]
+    policy = policies[number % len(policies)]
+    world = World(rng, 60, policy, link=link, tuning=Tuning(shaping=rng.random() < 0.8))
+    recording = Recording(world)
+    world.do(world.session.start(world.now))
+    for event in rng.choices(CHOOSING_EVENTS, k=120):
+        if world.session.finished:
+            break
+        world.happen(event)
+    if not world.session.finished:
+        world.do(world.session.cancel())
+    return {"name": f"chooses {number}: {policy.writer}", "setup": recording.setup, "steps": recording.steps}
+
+
+def refusal_traces() -> list[dict[str, Any]]:
+    """What ends or stalls an answer before a request is under way."""
+    traces = []
+
+    def begin(name: str, policy: Policy | None = None, max_new: int = 6) -> World:
+        world = World(random.Random(0), max_new, policy)
+        recording = Recording(world)
+        traces.append({"name": name, "setup": recording.setup, "steps": recording.steps})
+        world.do(world.session.start(world.now))
+        return world
+
+    begin("no room for a token", max_new=0)
+    world = begin("a verifier with less context than the prompt")
+    world.do(world.session.link_up(structs.replace(WELCOME, max_context=len(world.session.prompt)), world.now))
+    for writer, code in (("prefer-cloud", ERR_BUSY), ("cloud-only", ERR_BUSY), ("prefer-cloud", ERR_TOO_LONG)):
+        world = begin(f"refused while drafting, {writer}, code {code}", Policy(writer=writer))  # type: ignore[arg-type]
+        world.connect()
+        while world.to_device:
+            world.deliver()
+        assert world.session.state is State.DRAFTING
+        world.refuse(code)
+    return traces
+
+
+def left_stream_trace() -> dict[str, Any]:
+    """A stream is left for trees while provisional text is still to be verified."""
+    world = World(random.Random(3))
+    world.begin_in(Mode.STREAM)
+    recording = Recording(world)
+    world.do(world.session.start(world.now))
+    world.connect()
+    world.deliver()
+    world.deliver()
+    held = list(world.to_device)
+    world.to_device.clear()
+    world.tick(5.0)
+    for _ in range(3):
+        job = world.jobs.pop()
+        assert isinstance(job, WriteToken)
+        world.write(job, right=True, confidence=1.0)
+    world.to_device = held
+    world.deliver()
+    world.do(world.pin(Mode.TREE))
+    assert world.session.state is State.VERIFYING
+    world.settle()
+    return {"name": "a stream left while catching up", "setup": recording.setup, "steps": recording.steps}
 
 
 def looping_trace() -> dict[str, Any]:
@@ -186,9 +293,17 @@ def looping_trace() -> dict[str, Any]:
 
 
 def traces() -> list[dict[str, Any]]:
-    return [*(make_trace(number) for number in range(COUNT)), looping_trace()]
+    chosen = [choosing_trace(number) for number in range(CHOOSING)]
+    return [
+        *(make_trace(number) for number in range(COUNT)),
+        looping_trace(),
+        *chosen,
+        *refusal_traces(),
+        left_stream_trace(),
+    ]
 
 
 if __name__ == "__main__":
-    FILE.write_text(text(traces()), encoding="utf-8")
-    print(f"{FILE}: {COUNT + 1} traces, {FILE.stat().st_size:,} bytes")
+    made = traces()
+    FILE.write_text(text(made), encoding="utf-8")
+    print(f"{FILE}: {len(made)} traces, {FILE.stat().st_size:,} bytes")

@@ -9,25 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.pace import (
-    COMPARE_EVERY,
-    COMPARE_RARELY,
-    COMPARING,
-    LEAST_GAIN,
-    MARGIN,
-    MOST_GAIN,
-    SOON,
-    STREAM_TIMES,
-    TIMES,
-    TRYING,
-    Controller,
-    Pace,
-)
-from edge_runtime.runtime import LARGEST
+from edge_runtime.pace import Controller, Pace, PaceConfig
+from edge_runtime.policy import Mode
+from edge_runtime.tuning import LARGEST
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import Verify, Welcome, encode, pack_tree
 
+CONFIG = PaceConfig()
 #: seconds of steps: a CPU, where nodes are dear, and a GPU, where they cost nothing for long
 CPU = CostCurve((1, 8, 32, 64, 128), (0.012, 0.015, 0.024, 0.045, 0.09))
 GPU = CostCurve((1, 64, 128), (0.025, 0.026, 0.032))
@@ -38,16 +27,16 @@ def welcome(curve: CostCurve | None) -> Welcome:
 
 
 class Drafts:
-    """Trees with a known law: a node's probability, and whether the drafter overrates itself by `boast`."""
+    """Trees with a known distribution: a node's probability, and whether the drafter overrates itself by `boast`."""
 
     def __init__(self, sure: float, boast: float = 1.0, seed: int = 0) -> None:
         self.rng, self.boast = random.Random(seed), boast
-        self.law = [sure, 0.5 * (1 - sure), 0.2 * (1 - sure)]  # of a node's three children
+        self.probabilities = [sure, 0.5 * (1 - sure), 0.2 * (1 - sure)]  # of a node's three children
 
     def tree(self, nodes: int) -> tuple[TokenTree, list[float], list[float]]:
         """(tree of the likeliest nodes, claimed log path probabilities, true path probabilities)."""
         tokens, parents, true, depths = [], [], [], []
-        open_ = [(p, ROOT, 0, token) for token, p in enumerate(self.law)]
+        open_ = [(p, ROOT, 0, token) for token, p in enumerate(self.probabilities)]
         while len(tokens) < nodes:
             best = max(open_)
             open_.remove(best)
@@ -56,14 +45,14 @@ class Drafts:
             parents.append(parent)
             true.append(p)
             depths.append(depth + 1)
-            open_ += [(p * q, len(tokens) - 1, depth + 1, child) for child, q in enumerate(self.law)]
+            open_ += [(p * q, len(tokens) - 1, depth + 1, child) for child, q in enumerate(self.probabilities)]
         claimed = [float(np.log(min(1.0, p * self.boast**depth))) for p, depth in zip(true, depths, strict=True)]
         return TokenTree(tuple(tokens), tuple(parents)), claimed, true
 
     def walk(self, tree: TokenTree) -> list[int]:
         node, path = ROOT, list[int]()
         while True:
-            token = self.rng.choices(range(4), [*self.law, 1 - sum(self.law)])[0]
+            token = self.rng.choices(range(4), [*self.probabilities, 1 - sum(self.probabilities)])[0]
             child = tree.child(node, token) if token < 3 else None
             if child is None:
                 return path
@@ -73,36 +62,36 @@ class Drafts:
 
 @pytest.mark.parametrize("boast", [1.0, 1.25])
 @pytest.mark.parametrize("sure", [0.4, 0.7])
-@pytest.mark.parametrize("trip", [0.001, 0.06, 0.4])
+@pytest.mark.parametrize("rtt", [0.001, 0.06, 0.4])
 @pytest.mark.parametrize("curve", [CPU, GPU], ids=["cpu", "gpu"])
 def test_trees_are_nearly_as_good_as_the_best_fixed_size(
-    curve: CostCurve, trip: float, sure: float, boast: float
+    curve: CostCurve, rtt: float, sure: float, boast: float
 ) -> None:
     """Within 3 % of what an oracle that sweeps all sizes gets, once the device has seen sixty rounds.
 
     No more is drafted than seemed worth it.
     """
     drafts, pace = Drafts(sure, boast), Pace()
-    pace.linked(welcome(curve), trip)
-    whole, claimed, true = drafts.tree(64)
+    pace.linked(welcome(curve), rtt)
+    full, claimed, true = drafts.tree(64)
     draft_seconds = 0.004
 
     def rate(count: int) -> float:
-        return float((1 + sum(true[:count])) / (draft_seconds + trip + curve.at(1 + count)))
+        return float((1 + sum(true[:count])) / (draft_seconds + rtt + curve.at(1 + count)))
 
     def count() -> int:
         drafted = min(64, pace.worth_drafting())
-        return pace.worth_sending(whole.pruned(drafted, 64), claimed[:drafted])
+        return pace.worth_sending(full.pruned(drafted, 64), claimed[:drafted])
 
     for _ in range(60):
-        tree = whole.pruned(sent := count(), 64)
+        tree = full.pruned(sent := count(), 64)
         engine = curve.at(1 + sent)
         pace.waited(draft_seconds)
-        pace.verified(tree, claimed[:sent], drafts.walk(tree), trip + engine, engine, 0.0)
+        pace.verified(tree, claimed[:sent], drafts.walk(tree), rtt + engine, engine, 0.0)
     assert rate(count()) >= 0.97 * max(rate(size) for size in range(1, 65))
 
 
-def test_the_verifiers_load_is_followed() -> None:
+def test_the_verifiers_slowdown_is_followed() -> None:
     pace = Pace()
     pace.linked(welcome(CPU), 0.01)
     drafts = Drafts(0.6)
@@ -110,7 +99,7 @@ def test_the_verifiers_load_is_followed() -> None:
     calm = pace.worth_sending(tree, claimed)
     for _ in range(20):
         pace.verified(tree, claimed, drafts.walk(tree), 0.01 + 4 * CPU.at(49), 4 * CPU.at(49), 0.0)
-    assert pace.load == pytest.approx(4, rel=0.05) and pace.step(0) == pytest.approx(4 * CPU.at(1), rel=0.05)
+    assert pace.slowdown == pytest.approx(4, rel=0.05) and pace.step(0) == pytest.approx(4 * CPU.at(1), rel=0.05)
     assert pace.worth_sending(tree, claimed) < calm
 
 
@@ -122,7 +111,7 @@ def test_what_was_measured_of_a_verifier_outlives_its_connections() -> None:
         pace.streamed(2 * CPU.at(1), 2 * CPU.at(1), False)
     measured = pace.stream_rate(), pace.step(0), pace.step(8)
     pace.linked(welcome(CPU), 0.3)
-    assert (pace.stream_rate(), pace.step(0), pace.step(8)) == measured and pace.trip == 0.3
+    assert (pace.stream_rate(), pace.step(0), pace.step(8)) == measured and pace.rtt == 0.3
     pace.linked(welcome(GPU), 0.3)
     assert pace.stream_rate() == pytest.approx(1 / GPU.at(1))
     for _ in range(2):  # nobody knows whether it is the same
@@ -131,7 +120,7 @@ def test_what_was_measured_of_a_verifier_outlives_its_connections() -> None:
         pace.streamed(0.02, 0.02, False)
 
 
-def test_a_verifier_that_tells_no_costs_gets_whole_trees() -> None:
+def test_a_verifier_that_advertises_no_costs_gets_complete_trees() -> None:
     pace = Pace()
     pace.linked(welcome(None), 0.05)
     tree, claimed, _ = Drafts(0.6).tree(32)
@@ -145,10 +134,10 @@ def test_a_verifier_that_tells_no_costs_gets_whole_trees() -> None:
 
 def test_drafting_stops_sooner_where_time_is_dear() -> None:
     near, far = Pace(), Pace()
-    for pace, trip in ((near, 0.001), (far, 1.2)):
-        pace.linked(welcome(CPU), trip)
-        pace.drafted(0.012, 4, whole=True)
-    assert LEAST_GAIN <= far.gain() < near.gain() <= MOST_GAIN
+    for pace, rtt in ((near, 0.001), (far, 1.2)):
+        pace.linked(welcome(CPU), rtt)
+        pace.drafted(0.012, 4, from_scratch=True)
+    assert CONFIG.least_gain <= far.gain() < near.gain() <= CONFIG.most_gain
 
 
 @settings(max_examples=200, deadline=None)
@@ -156,12 +145,12 @@ def test_drafting_stops_sooner_where_time_is_dear() -> None:
 @example(0.125, 1.75, 0.125, 1.5, False, 2523725)  # nine switches, while a tree's step stood in for a token's
 @example(0.25, 1.5, 0.1875, 4.0, True, 0)  # seven, while two tokens were enough to leave a stream
 def test_the_controller_ends_in_the_faster_mode(
-    trip: float, tau: float, step: float, load: float, tells: bool, seed: int
+    rtt: float, tau: float, step: float, slowdown: float, tells: bool, seed: int
 ) -> None:
     """Measured with noise; wherever one mode is clearly better, it is used, and nobody flaps."""
     rng, curve = random.Random(seed), CostCurve((1, 64), (step, 1.5 * step))
     pace = Pace()
-    pace.linked(welcome(curve if tells else None), trip)
+    pace.linked(welcome(curve if tells else None), rtt)
     controller = Controller(pace)
     mode = controller.begin()
     tree = Drafts(0.5).tree(31)[0]
@@ -170,16 +159,16 @@ def test_the_controller_ends_in_the_faster_mode(
         rounds += 1
         noise = rng.uniform(0.95, 1.05)
         if mode == "tree":
-            engine = load * curve.at(32) * noise
+            engine = slowdown * curve.at(32) * noise
             accepted = int(tau - 1 + rng.random())
-            pace.verified(tree, [], list(range(accepted)), trip + engine, engine, 0.0)
+            pace.verified(tree, [], list(range(accepted)), rtt + engine, engine, 0.0)
         else:
-            pace.streamed(load * step * noise, load * step, overdue=False)
+            pace.streamed(slowdown * step * noise, slowdown * step, overdue=False)
             pace.foreseen(tree, [], list(range(int(tau - 1 + rng.random()))), 0.0)
         mode = controller.choose()
-    tree_rate, stream_rate = tau / (trip + load * curve.at(32)), 1 / (load * step)
+    tree_rate, stream_rate = tau / (rtt + slowdown * curve.at(32)), 1 / (slowdown * step)
     if not tells:  # the engine's time for a tree stands in for that of a token
-        stream_rate_seen = 1 / (load * curve.at(32))
+        stream_rate_seen = 1 / (slowdown * curve.at(32))
         clear = max(tree_rate, stream_rate_seen) > 1.6 * min(tree_rate, stream_rate_seen)
         wanted = "tree" if tree_rate > stream_rate else "stream"
         assert not clear or (tree_rate > stream_rate) != (tree_rate > stream_rate_seen) or mode == wanted
@@ -189,20 +178,20 @@ def test_the_controller_ends_in_the_faster_mode(
 
 
 def test_a_switch_wants_a_margin_twice_and_a_new_answer_none() -> None:
-    pace = Pace(curve=GPU, trip=0.2)
+    pace = Pace(curve=GPU, rtt=0.2)
     controller = Controller(pace)
-    assert pace.tree_rate() * MARGIN < (pace.stream_rate() or 0)
-    modes = [controller.choose() for _ in range(TIMES)]
-    assert modes == ["tree"] * (TIMES - 1) + ["stream"]
+    assert pace.tree_rate() * CONFIG.margin < (pace.stream_rate() or 0)
+    modes = [controller.choose() for _ in range(CONFIG.rounds_to_leave_trees)]
+    assert modes == ["tree"] * (CONFIG.rounds_to_leave_trees - 1) + ["stream"]
     assert Controller(pace).begin() == "stream"
-    close = Pace(curve=GPU, trip=0.01, exposed=0.0, tau=(0.01 + GPU.at(17)) / GPU.at(1) / ((1 + MARGIN) / 2))
+    close = Pace(curve=GPU, rtt=0.01, exposed=0.0, tau=(0.01 + GPU.at(17)) / GPU.at(1) / ((1 + CONFIG.margin) / 2))
     near_tie = Controller(close)
     assert [near_tie.choose() for _ in range(9)] == ["tree"] * 9
 
 
 def test_a_token_that_was_held_up_is_no_reason_to_leave_a_stream() -> None:
-    pace = Pace(curve=CPU, trip=0.05, tau=4.0)
-    controller = Controller(pace, mode="stream")
+    pace = Pace(curve=CPU, rtt=0.05, tau=4.0)
+    controller = Controller(pace, mode=Mode.STREAM)
 
     def arrive(*gaps: float) -> list[str]:
         modes = []
@@ -212,15 +201,19 @@ def test_a_token_that_was_held_up_is_no_reason_to_leave_a_stream() -> None:
         return modes
 
     assert arrive(0.012, 0.012, 8 * 0.012) == ["stream"] * 3
-    assert (pace.stream_rate() or 0) * MARGIN < pace.tree_rate()  # so it looks, until what was behind it is there
-    assert arrive(*[0.0001] * (STREAM_TIMES - 2), *[0.012] * 20) == ["stream"] * (STREAM_TIMES + 18)
+    assert (
+        pace.stream_rate() or 0
+    ) * CONFIG.margin < pace.tree_rate()  # so it looks, until what was behind it is there
+    assert arrive(*[0.0001] * (CONFIG.tokens_to_leave_stream - 2), *[0.012] * 20) == ["stream"] * (
+        CONFIG.tokens_to_leave_stream + 18
+    )
     assert arrive(*[0.1] * 30)[-1] == "tree" and controller.switches == 1
 
 
 @pytest.mark.parametrize("drafting", [0.0, 0.1])
 def test_a_stream_is_left_soon_where_an_answer_is_easy(drafting: float) -> None:
-    pace = Pace(curve=CPU, trip=0.01, exposed=0.004)
-    controller = Controller(pace, mode="stream")
+    pace = Pace(curve=CPU, rtt=0.01, exposed=0.004)
+    controller = Controller(pace, mode=Mode.STREAM)
 
     def write(sure: float, tokens: int) -> int:
         """Tokens that a stream brought, of so many."""
@@ -238,7 +231,7 @@ def test_a_stream_is_left_soon_where_an_answer_is_easy(drafting: float) -> None:
     assert write(0.7, 400) <= 24
 
 
-def converse(pace: Pace, curve: CostCurve, trip: float, tau: float, tokens: int) -> tuple[Controller, float]:
+def converse(pace: Pace, curve: CostCurve, rtt: float, tau: float, tokens: int) -> tuple[Controller, float]:
     """A long answer over a link that is not as `pace` believes: (controller, seconds)."""
     rng, controller, seconds, written = random.Random(1), Controller(pace), 0.0, 0
     tree, mode = Drafts(0.5).tree(15)[0], controller.begin()
@@ -246,67 +239,65 @@ def converse(pace: Pace, curve: CostCurve, trip: float, tau: float, tokens: int)
         before = mode
         if mode == "tree":
             engine, accepted = curve.at(16), int(tau - 1 + rng.random())
-            pace.verified(tree, [], list(range(accepted)), trip + engine, engine, 0.0)
-            seconds, written = seconds + trip + engine, written + 1 + accepted
+            pace.verified(tree, [], list(range(accepted)), rtt + engine, engine, 0.0)
+            seconds, written = seconds + rtt + engine, written + 1 + accepted
         else:
             pace.streamed(curve.at(1), curve.at(1), overdue=False)
             seconds, written = seconds + curve.at(1), written + 1
-            if written % COMPARE_EVERY == 0:
+            if written % CONFIG.compare_every == 0:
                 pace.foreseen(tree, [], list(range(int(tau - 1 + rng.random()))), 0.0)
         mode = controller.choose()
-        seconds += trip if (before, mode) == ("tree", "stream") else 0.0
+        seconds += rtt if (before, mode) == ("tree", "stream") else 0.0
     return controller, seconds
 
 
 def test_a_wrong_curve_is_found_out() -> None:
     """A disturbance while the verifier timed its steps: a token of a stream looks as dear as a tree of 15 nodes."""
-    true, told = CostCurve((1, 16, 64), (0.075, 0.11, 0.25)), CostCurve((1, 16, 64), (0.11, 0.11, 0.25))
+    true, advertised = CostCurve((1, 16, 64), (0.075, 0.11, 0.25)), CostCurve((1, 16, 64), (0.11, 0.11, 0.25))
     pace = Pace()
-    pace.linked(welcome(told), 0.06)
-    assert 1 / true.at(1) > MARGIN * 2.0 / (0.06 + true.at(16)) and (pace.stream_rate() or 0) < pace.tree_rate()
+    pace.linked(welcome(advertised), 0.06)
+    assert 1 / true.at(1) > CONFIG.margin * 2.0 / (0.06 + true.at(16)) and (pace.stream_rate() or 0) < pace.tree_rate()
     controller, _ = converse(pace, true, 0.06, 2.0, 300)
     assert controller.mode == "stream" and not controller.trial
     assert controller.trials == controller.switches == 1
 
 
-@pytest.mark.parametrize(
-    ("trip", "tau"), [(0.001, 1.5), (0.001, 1.9), (0.03, 1.9), (0.03, 2.5), (0.1, 2.8), (0.1, 4.0)]
-)
-def test_trials_cost_little_where_trees_are_better(trip: float, tau: float) -> None:
+@pytest.mark.parametrize(("rtt", "tau"), [(0.001, 1.5), (0.001, 1.9), (0.03, 1.9), (0.03, 2.5), (0.1, 2.8), (0.1, 4.0)])
+def test_trials_cost_little_where_trees_are_better(rtt: float, tau: float) -> None:
     curve = CostCurve((1, 16, 64), (0.075, 0.078, 0.09))
     pace = Pace(tau=tau)
-    pace.linked(welcome(curve), trip)
-    controller, seconds = converse(pace, curve, trip, tau, 2000)
+    pace.linked(welcome(curve), rtt)
+    controller, seconds = converse(pace, curve, rtt, tau, 2000)
     assert controller.trials >= 2 and controller.switches == 0
-    assert seconds <= (1 + TRYING) * 2000 * (trip + curve.at(16)) / tau
+    assert seconds <= (1 + CONFIG.trial_share) * 2000 * (rtt + curve.at(16)) / tau
 
 
 @pytest.mark.parametrize("pinned", ["tree", "stream"])
 def test_a_pinned_mode_stays(pinned: str) -> None:
-    controller = Controller(Pace(curve=GPU, trip=5.0), pinned)  # type: ignore[arg-type]
+    controller = Controller(Pace(curve=GPU, rtt=5.0), pinned)  # type: ignore[arg-type]
     assert controller.begin() == controller.choose() == pinned
 
 
 def test_a_stream_far_ahead_is_seldom_compared_with_trees() -> None:
-    for streamed in (0, SOON, SOON + 1, 1000):
+    for streamed in (0, CONFIG.early_tokens, CONFIG.early_tokens + 1, 1000):
         pace = Pace()
-        assert pace.compare_every(streamed) == COMPARE_EVERY
+        assert pace.compare_every(streamed) == CONFIG.compare_every
         pace.streamed(0.02, 0.018, overdue=False)
-        pace.trip, pace.tau = 0.03, 3.0
-        assert pace.compare_every(streamed) == COMPARE_EVERY
-        pace.trip = 0.3
-        assert pace.compare_every(streamed) == COMPARE_RARELY
+        pace.rtt, pace.tau = 0.03, 3.0
+        assert pace.compare_every(streamed) == CONFIG.compare_every
+        pace.rtt = 0.3
+        assert pace.compare_every(streamed) == CONFIG.compare_rarely
 
 
 @given(st.floats(0.005, 1), st.floats(0.001, 1), st.floats(0, 2))
-def test_comparing_takes_no_more_than_its_share(gap: float, seconds: float, trip: float) -> None:
-    pace = Pace(trip=trip)
+def test_comparing_takes_no_more_than_its_share(gap: float, seconds: float, rtt: float) -> None:
+    pace = Pace(rtt=rtt)
     pace.streamed(gap, gap, overdue=False)
     for _ in range(40):
         pace.foreseen(TokenTree.chain([1, 2, 3]), [], [0], seconds)
     assert pace.compared == pytest.approx(seconds, rel=0.01)
-    assert pace.compared <= COMPARING * pace.compare_every(SOON + 1) * gap * (1 + 1e-9)
-    assert pace.compare_every(SOON) in (COMPARE_EVERY, COMPARE_RARELY)
+    assert pace.compared <= CONFIG.comparison_share * pace.compare_every(CONFIG.early_tokens + 1) * gap * (1 + 1e-9)
+    assert pace.compare_every(CONFIG.early_tokens) in (CONFIG.compare_every, CONFIG.compare_rarely)
 
 
 def test_an_outage_does_not_make_a_stream_slow() -> None:
@@ -344,10 +335,10 @@ def test_little_more_is_drafted_than_was_worth_sending() -> None:
 
 @pytest.mark.parametrize(("draft", "ahead"), [(0.005, False), (0.08, True)])
 def test_drafting_ahead_wants_something_to_hide(draft: float, ahead: bool) -> None:
-    pace = Pace(curve=GPU, trip=0.06)
-    pace.drafted(0.5, 9, whole=False)  # a prompt was read
+    pace = Pace(curve=GPU, rtt=0.06)
+    pace.drafted(0.5, 9, from_scratch=False)  # a prompt was read
     assert not pace.drafts_ahead()
-    pace.drafted(draft, 4, whole=True)
+    pace.drafted(draft, 4, from_scratch=True)
     assert pace.drafts_ahead() == ahead
 
 
@@ -372,10 +363,10 @@ def test_what_trees_bring_is_told_from_their_promises() -> None:
 
 
 def test_a_wrong_curve_for_one_kind_of_step_says_nothing_of_the_other() -> None:
-    """A token takes half of what was told, a tree what was told; then both take three times as long."""
-    told = CostCurve((1, 16, 64), (0.1, 0.1, 0.2))
+    """A token takes half of what was advertised, a tree what was advertised; then both take three times as long."""
+    advertised = CostCurve((1, 16, 64), (0.1, 0.1, 0.2))
     tree, pace = Drafts(0.5).tree(15)[0], Pace()
-    pace.linked(welcome(told), 0.01)
+    pace.linked(welcome(advertised), 0.01)
     pace.verified(tree, [], [], 0.11, 0.1, 0.0)
     for _ in range(9):
         pace.streamed(0.05, 0.05, overdue=False)

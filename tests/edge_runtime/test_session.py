@@ -10,10 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.actions import Done, DraftAhead, DraftTree, Send, WriteToken
-from edge_runtime.policy import Policy
-from edge_runtime.session import CONFIDENCE_WINDOW, Session
+from edge_runtime.policy import Mode, Policy
+from edge_runtime.record import record_of, restore
+from edge_runtime.session import Session
+from edge_runtime.solo import CONFIDENCE_WINDOW
+from edge_runtime.states import PauseReason
 from edge_runtime.timing import Patience
 from edge_runtime.tokens import LOOP
+from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_BUSY, Error, Generate, Open, Verify, unpack_ids
@@ -55,7 +59,7 @@ def test_what_was_kept_stays_and_everything_else_is_the_targets(seed: int, event
         world.happen(event)
     world.settle()
     stats = world.session.stats
-    assert world.shown and stats.adopted == sum(end - begin for begin, end in world.session.adopted)
+    assert world.shown and stats.adopted == sum(end - begin for begin, end in world.session.text.adopted)
     assert world.done in ("stop", "length")
 
 
@@ -70,22 +74,28 @@ def test_an_answer_goes_on_from_its_record(seed: int, events: list[str], on_retu
         if first.done:
             break
         first.happen(event)
-    record = json.loads(json.dumps(first.session.record()))
+    record = json.loads(json.dumps(record_of(first.session)))
     second = World(random.Random(seed + 1), policy=policy)
     second.session = Session(
         prompt=record["prompt"], sampling=Sampling(**record["sampling"]), eos_ids=frozenset([EOS]),
         max_new=record["max_new"], max_context=64, row_shape=SHAPE, session_id=bytes.fromhex(record["session"]),
         patience=PATIENCE, policy=policy,
     )  # fmt: skip
-    second.session.restore(record)
-    assert second.session.text_ids == first.session.text_ids
-    second.shown = list(second.session.text_ids)
+    restore(second.session, record)
+    assert second.session.text.answer == first.session.text.answer
+    second.shown = list(second.session.text.answer)
     second.verified = len(second.session.committed) - len(PROMPT)
     second.session.stats.provisional = len(second.session.provisional)
     second.do(second.session.start(0.0))
     second.settle()
-    if not second.session.adopted:
+    if not second.session.text.adopted:
         assert second.shown == plain(PROMPT, 20)
+
+
+def test_a_record_of_another_version_is_refused() -> None:
+    session = World(random.Random(0)).session
+    with pytest.raises(ValueError, match="version 2"):
+        restore(session, record_of(session) | {"version": 2})
 
 
 def test_rows_reach_the_drafter_once_each() -> None:
@@ -101,8 +111,7 @@ def test_rows_reach_the_drafter_once_each() -> None:
 
 
 def test_silence_starts_writing_at_the_deadline_and_not_before() -> None:
-    world = World(random.Random(2))
-    world.session.patience = Patience(open=0.5)
+    world = World(random.Random(2), patience=Patience(open=0.5))
     world.do(world.session.start(0.0))
     world.connect()
     world.deaf = True  # the verifier never hears the VERIFY: a half-open link
@@ -136,15 +145,14 @@ def test_a_late_verdict_is_used() -> None:
 
 
 def test_without_a_link_the_answer_is_written_and_stays_unverified() -> None:
-    world = World(random.Random(4), max_new=6)
-    world.session.patience = Patience(connect=0.2, offline=2.0)
+    world = World(random.Random(4), max_new=6, patience=Patience(connect=0.2, offline=2.0))
     world.do(world.session.start(0.0))
     world.tick(0.2)
     for _ in range(12):
         world.run_job()
     assert 0 < len(world.shown) <= 6 and world.verified == 0
     world.tick(10.0)
-    assert world.done == "unverified" and world.shown == world.session.text_ids
+    assert world.done == "unverified" and world.shown == world.session.text.answer
 
 
 def test_busy_verifier_is_asked_again() -> None:
@@ -167,7 +175,7 @@ def test_cancel_ends_at_once() -> None:
     world = World(random.Random(6))
     world.do(world.session.start(0.0))
     world.connect()
-    world.do(world.session.cancel(0.1))
+    world.do(world.session.cancel())
     assert world.done == "cancelled"
     world.run_job()
     assert world.session.wake_at() is None
@@ -189,10 +197,10 @@ def test_the_drafter_drafts_on_while_a_verdict_is_awaited() -> None:
     world.do(world.session.start(0.0))
     world.connect()
     world.deliver(), world.deliver(), world.deliver()  # the prompt's own token
-    world.do(world.session.tree_ready(TokenTree(), world.jobs.pop().version, 0.0))
+    world.do(world.session.tree_ready(Draft(), world.jobs.pop().version, 0.0))
     assert "DraftAhead" not in world.trace
     version, verified = world.session.version, world.verified
-    actions = world.session.tree_ready(TokenTree(), world.jobs.pop().version, 0.0)
+    actions = world.session.tree_ready(Draft(), world.jobs.pop().version, 0.0)
     assert [type(action) for action in actions] == [Send, DraftAhead]
     assert actions[1] == DraftAhead(version)
     world.do(actions)
@@ -207,7 +215,7 @@ def test_the_first_token_waits_for_no_tree(ready: bool) -> None:
     (draft,) = session.start(0.0)
     assert isinstance(draft, DraftTree) and draft.prefix == PROMPT
     if ready:
-        assert not session.tree_ready(TokenTree.chain([1, 2]), draft.version, 0.0)
+        assert not session.tree_ready(Draft(TokenTree.chain([1, 2])), draft.version, 0.0)
     messages = [action.message for action in session.link_up(WELCOME, 0.0) if isinstance(action, Send)]
     assert [type(message) for message in messages] == [Open, Verify]
     assert isinstance(messages[1], Verify) and unpack_ids(messages[1].tokens) == ([1, 2] if ready else [])
@@ -216,7 +224,7 @@ def test_the_first_token_waits_for_no_tree(ready: bool) -> None:
 
 def test_streaming_asks_once_and_takes_what_comes() -> None:
     world = World(random.Random(2))
-    world.session.mode = "stream"
+    world.begin_in(Mode.STREAM)
     world.do(world.session.start(0.0))
     world.connect()
     while world.to_device:
@@ -229,7 +237,7 @@ def test_streaming_asks_once_and_takes_what_comes() -> None:
 
 def test_a_switch_in_mid_stream_cancels_and_opens_again_with_what_arrived() -> None:
     world = World(random.Random(2))
-    world.session.mode = "stream"
+    world.begin_in(Mode.STREAM)
     world.do(world.session.start(0.0))
     world.connect()
     for _ in range(4):
@@ -237,7 +245,7 @@ def test_a_switch_in_mid_stream_cancels_and_opens_again_with_what_arrived() -> N
     there = world.verified
     assert there == 2
     world.trace.clear()
-    world.do(world.session.set_mode("tree", 0.1))
+    world.do(world.pin(Mode.TREE))
     assert world.trace == ["Send", "Send", "DraftTree"]
     world.settle()
     assert world.shown == plain(PROMPT, 20) and world.session.stats.streamed == there
@@ -245,7 +253,7 @@ def test_a_switch_in_mid_stream_cancels_and_opens_again_with_what_arrived() -> N
 
 def test_a_stalled_stream_goes_on_from_the_drafter() -> None:
     world = World(random.Random(3))
-    world.session.mode = "stream"
+    world.begin_in(Mode.STREAM)
     world.do(world.session.start(0.0))
     world.connect()
     for _ in range(3):
@@ -330,11 +338,11 @@ def test_an_unsure_drafter_pauses_and_the_targets_return_ends_it() -> None:
         job = WriteToken(world.session.committed + world.session.provisional, world.session.version)
         world.jobs.clear()
         world.write(job, right=True, confidence=0.45)
-    assert world.trace[-1] == "Pause" and world.session.paused == "unsure" and not world.jobs
+    assert world.trace[-1] == "Pause" and world.session.solo.paused is PauseReason.UNSURE and not world.jobs
     world.connect()
     while not world.verified:
         world.deliver()
-    assert world.session.paused == ""
+    assert world.session.solo.paused is None
     world.settle()
     assert world.shown == plain(PROMPT, 20)
 
@@ -347,7 +355,7 @@ def test_a_stop_string_ends_the_answer_where_it_stood() -> None:
         world.deliver()
         world.run_job()
     kept = world.session.committed[:-2]
-    assert world.session.stop(2, 1.0)[-1] == Done("stop")
+    assert world.session.stop(2)[-1] == Done("stop")
     assert world.session.committed == kept and world.session.finished == "stop"
 
 
@@ -371,7 +379,7 @@ def test_a_request_is_numbered_and_says_what_it_hangs_below(kind: type) -> None:
     sent: list[object] = []
     world.send = sent.append  # type: ignore[method-assign]
     if kind is Generate:
-        world.session.mode = "stream"
+        world.begin_in(Mode.STREAM)
     world.do(world.session.start(0.0))
     world.verifier = object()  # type: ignore[assignment]
     world.do(world.session.link_up(WELCOME, 0.0))

@@ -18,6 +18,7 @@ import pytest
 from edge_runtime.actions import DraftTree, WriteToken
 from edge_runtime.policy import Policy
 from edge_runtime.timing import Patience, RoundTimer
+from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_BUSY, Error, Features, Opened, Verdict
 from tests.edge_runtime.world import PROMPT, VOCAB, World, plain, target
@@ -47,7 +48,7 @@ def successors(world: World, streaming: bool) -> list[tuple[str, World]]:
     if streaming:
         events.append("stream" if world.session.mode == "tree" else "draft")
     else:
-        events.append("pause" if not world.session.paused else "proceed")
+        events.append("pause" if not world.session.solo.paused else "proceed")
     after = []
     for event in events:
         copy = deepcopy(world)
@@ -71,7 +72,7 @@ def step(world: World, event: str) -> None:
         if isinstance(job, WriteToken):
             world.write(job, event == "right", 0.1)
         else:
-            world.do(session.tree_ready(tree(job, event == "right"), job.version, world.now))
+            world.do(session.tree_ready(Draft(tree(job, event == "right")), job.version, world.now))
     else:
         world.happen(event)
     # replies to what is not awaited any more say nothing to a session (test_session.py), and feature rows only speed
@@ -93,18 +94,38 @@ def key(world: World) -> Hashable:
     def ahead(moment: float | None) -> bool | None:
         return None if moment is None else moment > world.now
 
-    flight = s.flight and (s.flight.tree, ahead(s.flight.due), s.flight.seq - s.seq)
+    flight = s.flight and (s.flight.tree, ahead(s.flight.due), s.flight.seq - s.requests.seq)
     coming = tuple(
-        (m.seq - s.seq, m.base_len, m.accepted, m.bonus) if isinstance(m, Verdict) else type(m).__name__
+        (m.seq - s.requests.seq, m.base_len, m.accepted, m.bonus) if isinstance(m, Verdict) else type(m).__name__
         for m in world.to_device
     )
     jobs = tuple((type(job).__name__, job.version == s.version, tuple(job.prefix)) for job in world.jobs)
-    verifier = world.verifier and (tuple(world.verifier.tokens or ()), max(-2, world.verifier.seq - s.seq), world.deaf)
+    verifier = world.verifier and (
+        tuple(world.verifier.tokens or ()),
+        max(-2, world.verifier.seq - s.requests.seq),
+        world.deaf,
+    )
     return (
-        tuple(s.committed), tuple(s.provisional), tuple(s.adopted), s.alone, s.paused, s.linked, s.mode, s.busy,
-        s.fresh_open, s.seq == 0, s.ready_tree, s.finished, ahead(s.retry_at), ahead(s.connect_by),
-        ahead(s.give_up_at), flight, coming, jobs, verifier,
-    )  # fmt: skip
+        tuple(s.committed),
+        tuple(s.provisional),
+        tuple(s.text.adopted),
+        s.alone,
+        s.solo.paused,
+        s.linked,
+        s.mode,
+        s.busy,
+        s.requests.fresh_open,
+        s.requests.seq == 0,
+        s.ready and s.ready.tree,
+        s.finished,
+        ahead(s.deadlines.retry),
+        ahead(s.deadlines.connect),
+        ahead(s.deadlines.give_up),
+        flight,
+        coming,
+        jobs,
+        verifier,
+    )
 
 
 POLICIES = {
@@ -130,7 +151,7 @@ def test_every_order_of_events(name: str) -> None:
         here = key(world)
         if world.done:
             ends.add(here)
-            if world.done in ("stop", "length") and not world.session.adopted:
+            if world.done in ("stop", "length") and not world.session.text.adopted:
                 assert world.shown == expected and world.verified == len(expected)
             continue
         for _, after in successors(world, name == "streaming"):

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.edge_runtime.make_traces import CALLS, FILE, replay, traces
+from edge_runtime.states import TRANSITIONS, Event, State, allowed
+from tests.edge_runtime.make_traces import FILE, replay, traces
 
-#: arrows of the diagram in docs/design.md
-ARROWS = {
-    ("drafting", "verifying"), ("verifying", "drafting"), ("drafting", "streaming"), ("streaming", "drafting"),
-    ("verifying", "streaming"), ("drafting", "writing alone"), ("verifying", "writing alone"),
-    ("streaming", "writing alone"), ("writing alone", "drafting"), ("writing alone", "verifying"),
-    ("writing alone", "waiting for the link"), ("waiting for the link", "writing alone"),
-    ("drafting", "waiting for the link"), ("verifying", "waiting for the link"), ("streaming", "waiting for the link"),
-    ("waiting for the link", "drafting"), ("waiting for the link", "streaming"), ("writing alone", "streaming"),
-    ("drafting", "finished"),
-    ("verifying", "finished"), ("streaming", "finished"), ("writing alone", "finished"),
-    ("waiting for the link", "finished"),
-}  # fmt: skip
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +38,32 @@ def test_a_session_that_acts_otherwise_is_noticed(recorded: list[dict[str, Any]]
         replay(trace)
 
 
-def test_every_event_and_every_arrow_of_the_diagram_is_there(recorded: list[dict[str, Any]]) -> None:
-    calls = Counter(step[0] for trace in recorded for step in trace["steps"])
-    assert set(calls) == set(CALLS)
-    seen = set()
+def test_every_event_and_every_arrow_is_there_and_none_besides_the_table(recorded: list[dict[str, Any]]) -> None:
+    calls, arrows = set[Event](), set[tuple[State, State]]()
     for trace in recorded:
-        state = "drafting"
-        for step in trace["steps"]:
-            seen.add((state, step[3]))
-            state = step[3]
-    arrows = {(one, other) for one, other in seen if one != other}
-    assert arrows == ARROWS
+        state = State.DRAFTING
+        for call, _, _, after in trace["steps"]:
+            assert after in allowed(state, Event(call)), f"{trace['name']}: {call} leads from {state} to {after}"
+            calls.add(Event(call))
+            arrows.add((state, State(after)))
+            state = State(after)
+    assert calls == set(Event)
+    ends = {(state, State.FINISHED) for state in State}
+    table = {(state, after) for state, events in TRANSITIONS.items() for many in events.values() for after in many}
+    assert {(one, other) for one, other in arrows if one is not other} == table | ends - {(State.FINISHED,) * 2}
+
+
+def test_the_design_document_shows_the_table() -> None:
+    document = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    for state, events in TRANSITIONS.items():
+        for event, after in events.items():
+            assert f"| {state} | `{event}` | {', '.join(after)} |\n" in document
+
+
+def test_sessions_that_choose_switch_both_ways_and_compare(recorded: list[dict[str, Any]]) -> None:
+    steps = [step for trace in recorded if "tuning" in trace["setup"] for step in trace["steps"]]
+    actions = [action for step in steps for action in step[2]]
+    assert sum(name == "Compare" for name, _ in actions) >= 5
+    assert len({fields["gain"] for name, fields in actions if name == "DraftTree" and "gain" in fields}) > 20
+    asked = [action[1]["type"] for action in actions if action[0] == "Send"]
+    assert {"Verify", "Generate"} <= set(asked)

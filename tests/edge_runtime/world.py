@@ -6,13 +6,17 @@ Every action is checked as it is carried out; `expect_sound` holds after every e
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec import structs
 
 from edge_runtime.actions import (
     Action,
     AddRows,
     Adopt,
     Commit,
+    Compare,
     Done,
     DraftAhead,
     DraftTree,
@@ -25,13 +29,18 @@ from edge_runtime.actions import (
     Stall,
     WriteToken,
 )
-from edge_runtime.policy import Policy
+from edge_runtime.pace import Controller, Pace
+from edge_runtime.policy import Mode, Policy
 from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
+from edge_runtime.tuning import Tuning
+from outrider_core.drafting.drafter import Draft, TreeShape
+from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import (
+    ERR_BUSY,
     ERR_UNKNOWN,
     FINISH_EOS,
     FINISH_NONE,
@@ -123,23 +132,64 @@ class SimulatedVerifier:
         return verdicts
 
 
+@dataclass(frozen=True)
+class SimulatedLink:
+    """What a verifier and the way to it cost: seconds of a handshake, a curve, and what a step takes of its time."""
+
+    rtt: float
+    curve: CostCurve
+    slowdown: float
+
+    @property
+    def welcome(self) -> Welcome:
+        return structs.replace(WELCOME, costs=self.curve.pack())
+
+    def timed(self, verdict: Verdict, tokens: int) -> Verdict:
+        engine = self.slowdown * self.curve.at(tokens)
+        return structs.replace(verdict, engine_us=int(1e6 * engine), queue_us=int(1e5 * engine))
+
+
+def pinned(mode: Mode = Mode.TREE) -> Tuning:
+    """Nothing is chosen: one mode, and trees as large as they come."""
+    return Tuning(Controller(Pace(), mode), TreeShape(nodes=255, depth=64), shaping=False)
+
+
 class World:
-    """Runs a session against the simulated verifier; a random source picks what happens next."""
+    """Runs a session against the simulated verifier; a random source picks what happens next.
+
+    tuning: makes the session's choices; without it the mode is pinned (`pin`), and trees are sent as they are drafted.
+    link: what there is to measure; without it the session hears of no times.
+    """
 
     def __init__(
-        self, rng: random.Random, max_new: int = 20, policy: Policy | None = None, patience: Patience = PATIENCE,
+        self,
+        rng: random.Random,
+        max_new: int = 20,
+        policy: Policy | None = None,
+        patience: Patience = PATIENCE,
         timer: RoundTimer | None = None,
-    ) -> None:  # fmt: skip
-        self.rng, self.now = rng, 0.0
+        tuning: Tuning | None = None,
+        link: SimulatedLink | None = None,
+    ) -> None:
+        self.rng, self.now, self.link = rng, 0.0, link
         self.session = Session(
-            prompt=list(PROMPT), sampling=Sampling(), eos_ids=frozenset([EOS]), max_new=max_new, max_context=64,
-            row_shape=SHAPE, session_id=bytes(16), patience=patience, policy=policy or Policy(),
+            prompt=list(PROMPT),
+            sampling=Sampling(),
+            eos_ids=frozenset([EOS]),
+            max_new=max_new,
+            max_context=64,
+            row_shape=SHAPE,
+            session_id=bytes(16),
+            patience=patience,
+            policy=policy or Policy(),
             timer=timer or RoundTimer(),
-        )  # fmt: skip
+            tuning=tuning or pinned(),
+        )
         self.verifier: SimulatedVerifier | None = None
         self.deaf = False  # the link is half open: nothing gets through until it is cut
         self.to_device: list[ServerMessage] = []
         self.jobs: list[DraftTree | WriteToken] = []
+        self.comparisons: list[Compare] = []
         self.shown: list[int] = []  # what a user would see, built from the events alone
         self.verified = 0
         self.rows = 0
@@ -156,6 +206,8 @@ class World:
                 case DraftTree() | WriteToken():
                     assert not self.jobs, "one drafter job at a time"
                     self.jobs.append(action)
+                case Compare():
+                    self.comparisons.append(action)
                 case AddRows(rows=rows):
                     self.rows += len(rows)
                 case Commit(tokens=tokens, confirmed=confirmed):
@@ -187,8 +239,8 @@ class World:
         assert session.committed[: len(self.committed)] == self.committed, "committed text changed"
         self.committed = list(session.committed)
         answer = session.committed[len(PROMPT) :]
-        assert self.shown == answer + session.provisional == session.text_ids and self.verified == len(answer)
-        adopted = {position for begin, end in session.adopted for position in range(begin, end)}
+        assert self.shown == answer + session.provisional == session.text.answer and self.verified == len(answer)
+        adopted = {position for begin, end in session.text.adopted for position in range(begin, end)}
         for position in range(len(PROMPT), len(session.committed)):
             if position not in adopted:
                 assert session.committed[position] == target(session.committed[:position])
@@ -212,7 +264,10 @@ class World:
     def connect(self) -> None:
         if not self.verifier:
             self.verifier, self.to_device = SimulatedVerifier(), []
-            self.do(self.session.link_up(WELCOME, self.now))
+            if self.link:
+                self.do(self.session.link_up(self.link.welcome, self.now, self.link.rtt))
+            else:
+                self.do(self.session.link_up(WELCOME, self.now))
 
     def run_job(self) -> None:
         if not self.jobs:
@@ -221,7 +276,11 @@ class World:
         if isinstance(job, WriteToken):
             self.write(job, right=self.rng.random() < 0.7, confidence=round(self.rng.random(), 3))
         else:
-            self.do(self.session.tree_ready(self.tree(job), job.version, self.now))
+            draft = Draft(self.tree(job))
+            if self.link:
+                self.do(self.session.tree_ready(self.weighed(draft), job.version, self.now, 0.001 * self.rng.random()))
+            else:
+                self.do(self.session.tree_ready(draft, job.version, self.now))
 
     def write(self, job: WriteToken, right: bool, confidence: float) -> None:
         token = target(job.prefix)
@@ -244,13 +303,46 @@ class World:
             prefix.append(right)
         return TokenTree(tuple(tokens), tuple(parents))
 
+    def weighed(self, draft: Draft) -> Draft:
+        """With probabilities, and what it took."""
+        scores = tuple(sorted((round(-self.rng.expovariate(1.0), 4) for _ in draft.tree.tokens), reverse=True))
+        return Draft(draft.tree, scores, self.rng.randrange(1, 4), self.rng.random() < 0.3, self.rng.randrange(3))
+
+    def run_comparison(self) -> None:
+        if self.comparisons:
+            job = self.comparisons.pop()
+            draft = self.weighed(Draft(self.tree(DraftTree(job.prefix, 0, job.nodes, job.depth))))
+            self.do(self.session.tree_compared(draft, len(job.prefix), 0.001))
+
     def deliver(self) -> None:
         if self.to_device:
-            self.do(self.session.message(self.to_device.pop(0), self.now))
+            message = self.to_device.pop(0)
+            if self.link and isinstance(message, Verdict):
+                flight = self.session.flight
+                tree = flight.tree if flight else None
+                message = self.link.timed(message, 1 + len(tree or ()))
+                seconds = 1.1e-6 * message.engine_us + (0.0 if tree is None else self.link.rtt)
+                self.now = round(self.now + seconds, 6)
+            self.do(self.session.message(message, self.now))
+
+    def refuse(self, code: int) -> None:
+        """The verifier refuses what it was asked last."""
+        if self.verifier:
+            self.verifier.tokens, self.to_device = None, []
+            self.do(self.session.message(Error(code, "no", 0, 100), self.now))
 
     def tick(self, seconds: float) -> None:
         self.now = round(self.now + seconds, 6)
         self.do(self.session.tick(self.now))
+
+    def pin(self, mode: Mode) -> list[Action]:
+        """Whatever is measured, the session uses `mode` from here on."""
+        self.session.tuning.controller.pinned = mode
+        return self.session.set_mode(mode, self.now)
+
+    def begin_in(self, mode: Mode) -> None:
+        """The session is to start in `mode`."""
+        self.session.tuning.controller.pinned = self.session.mode = mode
 
     def happen(self, event: str) -> None:
         """One of EVENTS."""
@@ -271,9 +363,13 @@ class World:
             case "silence":
                 self.deaf = self.verifier is not None
             case "stream":
-                self.do(session.set_mode("stream", self.now))
+                self.do(self.pin(Mode.STREAM))
             case "draft":
-                self.do(session.set_mode("tree", self.now))
+                self.do(self.pin(Mode.TREE))
+            case "comparison":
+                self.run_comparison()
+            case "busy":
+                self.refuse(ERR_BUSY)
             case "pause":
                 self.do(session.pause(self.now))
             case "proceed":

@@ -156,6 +156,6 @@ def test_both_engines_draft_the_same_trees(bundles: Bundles, half: DeviceHalf, s
     for length, seen in ((1, 0), (40, 0), (40, 30), (89, 80)):
         for one in drafters:
             one.add_rows(np.arange(seen), rows[:seen])
-        trees = [one.grow(prefix[:length], sampling, shape) for one in drafters]
+        trees = [one.draft(prefix[:length], sampling, shape).tree for one in drafters]
         assert trees[0] == trees[1] and len(trees[0].tokens) == 24
-        assert len({one.write(prefix[: length + 1], sampling) for one in drafters}) == 1
+        assert len({one.next_token(prefix[: length + 1], sampling)[0] for one in drafters}) == 1

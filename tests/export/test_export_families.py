@@ -73,10 +73,10 @@ def drafts(bundle: Bundle, engine: Engine, rows: int) -> None:
     rng = np.random.default_rng(rows)
     prefix = rng.integers(4, manifest.vocab_size, 30).tolist()
     drafter.add_rows(np.arange(rows), rng.standard_normal((rows, 2, *bundle.row_shape), np.float32))
-    tree = drafter.grow(prefix, Sampling(), TreeShape(nodes=20, depth=5, breadth=4))
+    tree = drafter.draft(prefix, Sampling(), TreeShape(nodes=20, depth=5, breadth=4)).tree
     proposed = set(bundle.draft_ids.tolist())
     assert len(tree.tokens) == 20 and set(tree.tokens) <= proposed
-    assert drafter.write(prefix, Sampling()) in proposed
+    assert drafter.next_token(prefix, Sampling())[0] in proposed
 
 
 def writes_alone(bundle: Bundle, engine: str) -> None:

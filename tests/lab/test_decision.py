@@ -34,7 +34,7 @@ def drafted(lab: Lab, base: Contender, kind: str, prompt: list[int]) -> tuple[Re
     contender = RecordingContender(base, PROFILE, 0, kind)
     session, drafter = lab.open(prompt, SAMPLED, contender), contender.fresh()
     lab.prefill(session, contender, drafter)
-    tree = drafter.grow(prompt, SAMPLED, SHAPE)
+    tree = drafter.draft(prompt, SAMPLED, SHAPE).tree
     drafter.accept(lab.forward(session, tree).numpy())
     lab.close(session)
     return drafter, contender.examples

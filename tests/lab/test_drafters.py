@@ -82,7 +82,7 @@ def test_eagle_steps_equal_a_whole_forward(lab: Lab, contenders: dict[str, Conte
     hidden = target.model.model(torch.tensor([text])).last_hidden_state[0]
     written: list[int] = []
     for _ in range(4):
-        written.append(drafter.write(text + written, Sampling()))
+        written.append(drafter.next_token(text + written, Sampling())[0])
     ids, features = text[:], [torch.zeros(hidden.shape[1]), *hidden[:-1]]
     for token in written:
         n = len(ids)

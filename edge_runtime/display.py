@@ -1,0 +1,82 @@
+"""What a user sees of an answer: actions of the session in, events out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from edge_runtime.actions import Action, Adopt, Commit, Done, Pause, Provide, Resume, RollBack, Stall
+from edge_runtime.answer_text import AnswerText
+from edge_runtime.events import Adopted, Event, Finished, LinkState, LinkStatus, Provisional, RolledBack, Verified
+from edge_runtime.figures import Figures
+from edge_runtime.session import Session
+from edge_runtime.states import State
+
+
+class Display:
+    """Events of one answer, in order, until they are taken. stops: strings that end the text."""
+
+    def __init__(
+        self, session: Session, figures: Figures, decode: Callable[[list[int]], str], stops: Sequence[str]
+    ) -> None:
+        self._session, self._figures = session, figures
+        self._text = AnswerText(decode, stops)
+        self._text.commit(session.committed[len(session.prompt) :])
+        self._text.rebase(session.provisional)
+        self._events: list[Event] = []
+        self._status: LinkStatus | None = None
+
+    def take(self) -> list[Event]:
+        """The events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def keep(self, action: Commit | Adopt) -> int | None:
+        """Show tokens that stay. Returns how many of them follow a stop string; None where none came."""
+        text, tokens = self._text, action.tokens
+        count = text.commit(tokens)
+        text.rebase(self._session.provisional)
+        surplus = None if count is None else len(tokens) - count
+        if isinstance(action, Commit):
+            self._figures.committed()
+            self._events.append(Verified(*self._shown(), tokens[:count], action.confirmed))
+            self.tell(LinkStatus.VERIFIED, "")
+        else:
+            if surplus:
+                self._events.append(RolledBack(*self._shown(), surplus))
+            self._events.append(Adopted(*self._shown(), tokens[:count]))
+        return surplus
+
+    def show(self, action: Action) -> None:
+        """Show any other action; those that are not for a user's eyes change nothing."""
+        session = self._session
+        match action:
+            case Provide(token=token):
+                self._figures.wrote()
+                if not self._text.provide(token):
+                    session.enough()
+                self._events.append(Provisional(*self._shown(), token))
+            case RollBack(tokens=tokens):
+                self._text.rebase(session.provisional)
+                self._events.append(RolledBack(*self._shown(), len(tokens)))
+            case Stall(deadline=deadline):
+                self._figures.stalled(deadline)
+                waiting = session.state is State.WAITING
+                self.tell(LinkStatus.WAITING if waiting else LinkStatus.ALONE, "the verifier is silent")
+            case Pause(reason=reason):
+                self.tell(LinkStatus.WAITING, f"paused: {reason}")
+            case Resume():
+                self._figures.resumed()
+                self.tell(LinkStatus.VERIFIED, "")
+            case Done(reason=reason):
+                self._text.end()
+                self._events.append(Finished(*self._shown(), reason, session.text.answer, self._figures.end()))
+
+    def tell(self, status: LinkStatus, detail: str) -> None:
+        """The link's state, if it is not shown already."""
+        if status is not self._status:
+            self._status = status
+            self._events.append(LinkState(*self._shown(), status, detail))
+
+    def _shown(self) -> tuple[str, str]:
+        """(verified, provisional) text."""
+        return self._text.verified, self._text.provisional

@@ -1,0 +1,46 @@
+"""What an answer waits for: link events and finished jobs of the drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_runtime.link import LinkEvent
+from edge_runtime.session import Session
+from edge_runtime.worker import DrafterFailed
+from outrider_core.drafting.drafter import Draft
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """The tree of a DraftTree. asked, working: seconds since it was asked for; of these, in the drafter."""
+
+    session: Session
+    draft: Draft
+    version: int
+    asked: float
+    working: float
+
+
+@dataclass(frozen=True)
+class Written:
+    """The token of a WriteToken and its probability. asked: seconds since it was asked for."""
+
+    session: Session
+    token: int
+    probability: float
+    version: int
+    asked: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The tree of a Compare, below the first `base` tokens. working: seconds in the drafter."""
+
+    session: Session
+    draft: Draft
+    base: int
+    working: float
+
+
+#: jobs carry the session that asked: it may have been cancelled since
+InboxEvent = LinkEvent | Drafted | Written | Compared | DrafterFailed

@@ -1,0 +1,84 @@
+"""A session's requests to the drafter, run in the drafter's thread; results come to the answer's inbox."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from functools import partial
+
+from edge_runtime.actions import AddRows, Compare, DraftTree, WriteToken
+from edge_runtime.figures import Figures
+from edge_runtime.inbox import Compared, Drafted, InboxEvent, Written
+from edge_runtime.session import Session
+from edge_runtime.worker import DrafterFailed, DrafterThread
+from outrider_core.drafting.drafter import Draft, TreeShape
+
+
+class DrafterJobs:
+    """The jobs of one answer. To be made in the event loop that reads `inbox`."""
+
+    def __init__(
+        self, session: Session, worker: DrafterThread, inbox: asyncio.Queue[InboxEvent], figures: Figures
+    ) -> None:
+        self._session, self._worker, self._inbox, self._figures = session, worker, inbox, figures
+        self._loop = asyncio.get_running_loop()
+        worker.failed = self._failed
+
+    def draft(self, action: DraftTree) -> None:
+        session, drafter, shape, asked = self._session, self._worker.drafter, self._shape(action), time.monotonic()
+
+        def work() -> None:
+            began, draft = time.monotonic(), Draft()
+            if shape:
+                draft = drafter.draft(action.prefix, session.sampling, shape, lambda: session.version != action.version)
+            now = time.monotonic()
+            self._report(Drafted(session, draft, action.version, now - asked, now - began))
+
+        self._worker.submit(work)
+
+    def write(self, action: WriteToken) -> None:
+        session, drafter, asked = self._session, self._worker.drafter, time.monotonic()
+
+        def work() -> None:
+            token, probability = drafter.next_token(action.prefix, session.sampling)
+            self._report(Written(session, token, probability, action.version, time.monotonic() - asked))
+
+        self._worker.submit(work)
+
+    def compare(self, action: Compare) -> None:
+        session, drafter, shape = self._session, self._worker.drafter, self._shape(action)
+
+        def work() -> None:
+            began = time.monotonic()
+            draft = drafter.draft(action.prefix, session.sampling, shape) if shape else Draft()
+            self._report(Compared(session, draft, len(action.prefix), time.monotonic() - began))
+
+        self._worker.submit(work)
+
+    def draft_ahead(self) -> None:
+        """Draft on below the tree under way, if the session wants it; any other job ends that."""
+        session, version = self._session, self._session.version
+        if session.drafts_ahead:
+            self._worker.draft_ahead(
+                session.tuning.largest, lambda: session.version == version, self._figures.drafted_ahead
+            )
+
+    def add_rows(self, action: AddRows) -> None:
+        self._worker.submit(partial(self._worker.drafter.add_rows, action.positions, action.rows))
+
+    def _shape(self, action: DraftTree | Compare) -> TreeShape | None:
+        """The tree that is asked for; None where there is room for none."""
+        if action.depth < 1:
+            return None
+        largest = self._session.tuning.largest
+        gain = largest.gain if action.gain is None else action.gain
+        return replace(largest, nodes=max(1, action.nodes), depth=action.depth, gain=gain)
+
+    def _report(self, event: InboxEvent) -> None:
+        self._loop.call_soon_threadsafe(self._inbox.put_nowait, event)
+
+    def _failed(self, error: Exception) -> None:
+        failure = DrafterFailed(f"the drafter's engine failed: {error}")
+        failure.__cause__ = error
+        self._report(failure)

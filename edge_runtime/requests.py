@@ -1,0 +1,90 @@
+"""One answer's requests to the verifier: their numbers, the one under way, and when its reply is overdue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_runtime.actions import Send
+from edge_runtime.timing import Patience, RoundTimer
+from edge_runtime.tokens import SessionStats
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import Generate, Open, Verify, pack_ids, pack_tree
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue.
+
+    tree: None for a GENERATE. scores: log path probabilities of the tree's nodes. catching_up: the tree is the chain of
+    provisional tokens. after_open: the reply may take longer, as the verifier may have to read the whole text first.
+    streaming: of a GENERATE that brought a token already; `sent` is when the last one came.
+    """
+
+    seq: int
+    tree: TokenTree | None
+    sent: float
+    due: float
+    after_open: bool
+    scores: tuple[float, ...] = ()
+    catching_up: bool = False
+    streaming: bool = False
+
+
+class Requests:
+    """Numbers requests and learns how long replies take. stream, session_id: as on the wire.
+
+    timer: of rounds; it outlives the answer.
+    """
+
+    def __init__(
+        self,
+        stream: int,
+        session_id: bytes,
+        sampling: Sampling,
+        patience: Patience,
+        timer: RoundTimer,
+        stats: SessionStats,
+    ) -> None:
+        self._stream, self._session_id, self._sampling = stream, session_id, sampling
+        self._patience, self._timer, self._stats = patience, timer, stats
+        self._gaps = RoundTimer(timer.floor, timer.ceiling, timer.first)  # between streamed tokens
+        self.flight: Flight | None = None
+        self.seq = 0
+        self.fresh_open = False  # an OPEN was sent and no request since
+
+    def open(self, committed: list[int], rows_held: int) -> Send:
+        """OPEN with everything committed. Whatever was under way is forgotten."""
+        self.flight, self.fresh_open = None, True
+        held = min(rows_held, len(committed) - 1)
+        return Send(Open(self._stream, self._session_id, self.seq, pack_ids(committed), held, self._sampling))
+
+    def verify(
+        self, tree: TokenTree, base: int, now: float, scores: tuple[float, ...] = (), catching_up: bool = False
+    ) -> Send:
+        """VERIFY `tree` below the first `base` tokens."""
+        self._fly(tree, now, scores, catching_up)
+        tokens, parents = pack_tree(tree)
+        return Send(Verify(self._stream, self.seq, base, tokens, parents))
+
+    def generate(self, base: int, most: int, now: float) -> Send:
+        """GENERATE at most `most` tokens behind the first `base`."""
+        self._fly(None, now)
+        return Send(Generate(self._stream, self.seq, base, most, True))
+
+    def answered(self, flight: Flight, now: float) -> None:
+        """A verdict on `flight` came. A GENERATE stays under way: its next token is awaited."""
+        if not flight.after_open:
+            (self._gaps if flight.tree is None else self._timer).add(now - flight.sent)
+        self.flight = None
+        if flight.tree is None:
+            self.flight = Flight(flight.seq, None, now, now + self._gaps.timeout(), False, streaming=True)
+
+    def _fly(
+        self, tree: TokenTree | None, now: float, scores: tuple[float, ...] = (), catching_up: bool = False
+    ) -> None:
+        self.seq += 1
+        self._stats.calls += 1
+        after_open, self.fresh_open = self.fresh_open, False
+        wait = max(self._timer.timeout(), self._patience.open) if after_open else self._timer.timeout()
+        self.flight = Flight(self.seq, tree, now, now + wait, after_open, scores, catching_up)

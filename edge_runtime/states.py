@@ -1,0 +1,103 @@
+"""Where an answer stands, what may happen to it, and where that leads.
+
+`Session` implements these transitions; the tests hold it to the table, by a walk through every order of events and by
+the recorded traces, and `docs/design.md` shows it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """Where an answer stands. `TRANSITIONS` says how it gets from one state to the next."""
+
+    DRAFTING = "drafting"  #: no request is under way; the drafter is growing a tree, or waits for the first link
+    VERIFYING = "verifying"  #: the verdict on a tree is awaited
+    STREAMING = "streaming"  #: the target writes; its next token is awaited
+    ALONE = "writing alone"  #: the target is silent, and the drafter writes
+    WAITING = "waiting for the link"  #: the target is silent, and nothing is written
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"  #: its own end, or a stop string
+    LENGTH = "length"  #: it is as long as it may be
+    UNVERIFIED = "unverified"  #: the link never came back
+    UNREACHABLE = "unreachable"  #: the link never came back, and nothing may be written without it
+    CANCELLED = "cancelled"
+
+
+class PauseReason(StrEnum):
+    """Why nothing is written alone."""
+
+    UNSURE = "unsure"  #: the drafter gave its last tokens too little probability
+    ASKED = "asked"  #: somebody called `pause`
+
+
+class Event(StrEnum):
+    """What may happen to a session: the method of `Session` that is called."""
+
+    START = "start"
+    LINK_UP = "link_up"
+    LINK_DOWN = "link_down"
+    MESSAGE = "message"
+    TREE_READY = "tree_ready"
+    TREE_COMPARED = "tree_compared"
+    TOKEN_WRITTEN = "token_written"
+    TICK = "tick"
+    SET_MODE = "set_mode"
+    PAUSE = "pause"
+    PROCEED = "proceed"
+    CANCEL = "cancel"
+    STOP = "stop"
+
+
+#: state -> event -> states that it may lead to, besides staying. CANCEL and STOP lead from everywhere to FINISHED;
+#: nothing leads away from there. Where `keep` adopts what was written, a new link or a retry ends being alone at once.
+TRANSITIONS: dict[State, dict[Event, tuple[State, ...]]] = {
+    State.DRAFTING: {
+        Event.START: (State.ALONE, State.FINISHED),
+        Event.LINK_UP: (State.VERIFYING, State.STREAMING, State.FINISHED),
+        Event.LINK_DOWN: (State.ALONE, State.WAITING),
+        Event.MESSAGE: (State.ALONE, State.WAITING, State.FINISHED),
+        Event.TREE_READY: (State.VERIFYING,),
+        Event.TOKEN_WRITTEN: (State.VERIFYING,),
+        Event.TICK: (State.ALONE, State.WAITING),
+        Event.SET_MODE: (State.STREAMING,),
+        Event.PAUSE: (State.VERIFYING, State.STREAMING),
+    },
+    State.VERIFYING: {
+        Event.LINK_DOWN: (State.ALONE, State.WAITING),
+        Event.MESSAGE: (State.DRAFTING, State.STREAMING, State.ALONE, State.WAITING, State.FINISHED),
+        Event.TICK: (State.ALONE, State.WAITING),
+    },
+    State.STREAMING: {
+        Event.LINK_DOWN: (State.ALONE, State.WAITING),
+        Event.MESSAGE: (State.DRAFTING, State.VERIFYING, State.ALONE, State.WAITING, State.FINISHED),
+        Event.TICK: (State.ALONE, State.WAITING),
+        Event.SET_MODE: (State.DRAFTING, State.VERIFYING),
+    },
+    State.ALONE: {
+        Event.LINK_UP: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
+        Event.MESSAGE: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
+        Event.TOKEN_WRITTEN: (State.WAITING, State.FINISHED),
+        Event.TICK: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
+        Event.PAUSE: (State.WAITING,),
+    },
+    State.WAITING: {
+        Event.LINK_UP: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
+        Event.MESSAGE: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
+        Event.TICK: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
+        Event.PROCEED: (State.ALONE,),
+    },
+    State.FINISHED: {},
+}
+
+
+def allowed(before: State, event: Event) -> tuple[State, ...]:
+    """Where `event` may lead from `before`."""
+    end = (State.FINISHED,) if event in (Event.CANCEL, Event.STOP) else ()
+    return (before, *end, *TRANSITIONS[before].get(event, ()))

@@ -1,0 +1,149 @@
+"""What measurements decide for one answer: tree or stream, how large a tree, what to draft besides.
+
+Pure: times are handed in. `edge_runtime.pace` keeps the measurements and weighs them; this module says what was
+measured of an answer, and asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from edge_runtime.actions import Compare
+from edge_runtime.pace import Controller, Pace
+from edge_runtime.policy import Mode
+from edge_runtime.requests import Flight
+from edge_runtime.tokens import SessionStats
+from outrider_core.drafting.drafter import Draft, TreeShape
+from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
+from outrider_core.protocol.wire import Verdict, Welcome
+
+#: the largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds
+LARGEST = TreeShape(nodes=48)
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """A tree for comparison alone, below the first `base` tokens; drafting it took `seconds`."""
+
+    draft: Draft
+    base: int
+    seconds: float
+
+
+@dataclass
+class Tuning:
+    """Choices of one answer. controller: measurements and mode, which outlive it.
+
+    largest: bounds of every tree. shaping: draft and send less where that brings more tokens per second. ahead: draft
+    on while a verdict is awaited; None: where it hides enough.
+    """
+
+    controller: Controller = field(default_factory=lambda: Controller(Pace()))
+    largest: TreeShape = LARGEST
+    shaping: bool = True
+    ahead: bool | None = None
+
+    def __post_init__(self) -> None:
+        self._verdict_at: float | None = None
+        self._comparison: _Comparison | None = None  # whose outcome is not known yet
+
+    @property
+    def pace(self) -> Pace:
+        return self.controller.pace
+
+    # --- what was measured ---
+
+    def linked(self, welcome: Welcome, rtt: float) -> None:
+        """A handshake took `rtt` seconds."""
+        self.pace.linked(welcome, rtt)
+
+    def drafted(self, draft: Draft, seconds: float, stats: SessionStats) -> None:
+        """Drafting `draft` took the drafter `seconds`. Before the first round it had a prompt to read."""
+        later = stats.rounds > 0
+        self.pace.drafted(seconds, draft.steps, from_scratch=later and not draft.ahead)
+        if later:
+            stats.ahead_rounds += 1
+            stats.ahead_hits += draft.ahead
+            stats.ahead_used += draft.kept
+
+    def asked(self, now: float) -> None:
+        """A drafted tree was sent: since the last verdict, drafting was all that happened."""
+        if self._verdict_at is not None:
+            self.pace.waited(now - self._verdict_at)
+
+    def answered(self, flight: Flight, verdict: Verdict, now: float, overdue: bool, stats: SessionStats) -> None:
+        """`verdict` on `flight` came. overdue: it had been given up; an outage says nothing of the link."""
+        engine, queue, wait = verdict.engine_us / 1e6, verdict.queue_us / 1e6, now - flight.sent
+        self._verdict_at = now
+        if flight.tree is None:
+            if flight.streaming:  # the first token had to be asked for
+                self.pace.streamed(wait, engine, overdue)
+        elif not flight.catching_up and not flight.after_open:
+            stats.wait_seconds += wait
+            stats.engine_seconds += engine
+            if not overdue:
+                self.pace.verified(flight.tree, flight.scores, verdict.accepted, wait, engine, queue)
+
+    def compared(self, draft: Draft, base: int, seconds: float) -> None:
+        """A tree for comparison is ready, below the first `base` tokens; drafting it took `seconds`."""
+        self._comparison = _Comparison(draft, base, seconds)
+
+    def committed(self, tokens: list[int]) -> None:
+        """The text is `tokens` now. What came of the tree for comparison is measured once it is known."""
+        if self._comparison is None:
+            return
+        draft = self.worth_sending(self._comparison.draft)
+        path = foreseen(draft.tree, tokens[self._comparison.base :])
+        if path is not None:
+            self.pace.foreseen(draft.tree, draft.scores, path, self._comparison.seconds)
+            self._comparison = None
+
+    # --- what follows ---
+
+    def begin(self) -> Mode:
+        """The mode of an answer, or of its rest on a new link."""
+        return self.controller.begin()
+
+    def choose(self) -> Mode:
+        """The mode after a verdict."""
+        return self.controller.choose()
+
+    def tree_size(self, nodes: int, depth: int) -> tuple[int, int, float | None]:
+        """(nodes, levels, gain) of the next tree, where the session has room for `nodes` and `depth` levels.
+
+        gain: as of `TreeShape`; None: that of `largest`.
+        """
+        nodes, depth = min(self.largest.nodes, nodes), min(self.largest.depth, depth)
+        return (
+            (min(nodes, self.pace.worth_drafting()), depth, self.pace.gain()) if self.shaping else (nodes, depth, None)
+        )
+
+    def worth_sending(self, draft: Draft) -> Draft:
+        """What of a draft is sent."""
+        count = self.pace.worth_sending(draft.tree, draft.scores) if self.shaping else len(draft.tree)
+        tree = draft.tree.pruned(count, MAX_NODES)
+        return replace(draft, tree=tree, scores=draft.scores[: len(tree)])
+
+    def drafts_ahead(self) -> bool:
+        """Whether to draft on while a verdict is awaited."""
+        return self.pace.drafts_ahead() if self.ahead is None else self.ahead
+
+    def comparison(self, tokens: list[int], streamed: int) -> list[Compare]:
+        """`streamed` tokens into an answer's streams: a tree to draft below `tokens` now and then, so that tau stays
+        known. Where neither mode nor size is open, nobody wants to know it."""
+        wanted = self.shaping or self.controller.pinned is None
+        if not wanted or streamed % self.pace.compare_every(streamed):
+            return []
+        return [Compare(list(tokens), *self.tree_size(MAX_NODES, self.largest.depth))]
+
+
+def foreseen(tree: TokenTree, tokens: list[int]) -> list[int] | None:
+    """The path of `tree` that `tokens`, below its root, took; None while they have not left it."""
+    path, node = list[int](), ROOT
+    for token in tokens:
+        child = tree.child(node, token)
+        if child is None:
+            return path
+        path.append(child)
+        node = child
+    return None

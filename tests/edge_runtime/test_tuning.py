@@ -1,0 +1,90 @@
+"""What a session measures, and what follows for its requests."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from edge_runtime.actions import Compare, DraftTree, Send
+from edge_runtime.pace import Controller, Pace
+from edge_runtime.policy import Mode
+from edge_runtime.tuning import Tuning, foreseen
+from outrider_core.drafting.drafter import Draft
+from outrider_core.protocol.costs import CostCurve
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import Generate
+from tests.edge_runtime.world import SimulatedLink, World
+
+CURVE = CostCurve((1, 64), (0.02, 0.021))
+
+
+def streaming_world(rtt: float, tuning: Tuning | None = None) -> World:
+    """A link on which a stream is the faster mode, where a long answer has begun."""
+    world = World(random.Random(2), 60, link=SimulatedLink(rtt, CURVE, 1.0), tuning=tuning or Tuning())
+    world.do(world.session.start(0.0))
+    world.connect()
+    return world
+
+
+def test_a_session_begins_in_the_faster_mode() -> None:
+    assert streaming_world(0.5).session.mode is Mode.STREAM
+    assert streaming_world(0.0001).session.mode is Mode.TREE
+
+
+def test_the_time_to_a_streams_first_token_is_no_gap() -> None:
+    """It had to be asked for: after a verdict on a tree, too."""
+    world = streaming_world(0.0001)
+    pace, controller = world.session.tuning.pace, world.session.tuning.controller
+    while world.session.stats.rounds < 1:
+        world.run_job()
+        world.deliver()
+    controller.pinned = Mode.STREAM
+    while world.session.mode is Mode.TREE:
+        world.run_job()
+        world.deliver()
+    world.now += 5.0
+    world.deliver()
+    assert world.session.stats.streamed == 1 and pace.gaps == 0
+    world.deliver()
+    assert pace.gaps == 1 and pace.gap == pytest.approx(0.022, rel=0.01)
+
+
+def test_a_stream_is_compared_with_trees_and_what_comes_true_is_measured() -> None:
+    world = streaming_world(0.03)
+    pace = world.session.tuning.pace
+    while not world.comparisons:
+        world.deliver()
+    asked = world.comparisons.pop()
+    wrong = Draft(TokenTree.chain([0, 1]), (-0.1, -0.2), 2)
+    assert asked.prefix == world.session.committed and world.session.stats.streamed == len(asked.prefix) - 3 == 8
+    assert world.session.tree_compared(wrong, len(asked.prefix), 0.003) == [] and pace.compared == 0.0
+    world.deliver()
+    assert pace.compared == pytest.approx(0.2 * 0.003) and pace.nodes is not None
+
+
+def test_a_pinned_stream_of_fixed_trees_is_compared_with_nothing() -> None:
+    world = streaming_world(0.5, Tuning(Controller(Pace(), Mode.STREAM), shaping=False))
+    while not world.done:
+        world.deliver()
+    assert "Compare" not in world.trace and world.session.stats.streamed > 8
+
+
+def test_a_tree_that_is_far_too_large_is_sent_in_part() -> None:
+    world = streaming_world(0.0001)
+    while world.session.stats.rounds < 1:
+        world.run_job()
+        world.deliver()
+    (job,) = world.jobs
+    assert isinstance(job, DraftTree) and job.gain is not None
+    unlikely = Draft(TokenTree.chain([1] * 5), (-0.1, -9.0, -9.5, -9.6, -9.7))
+    sent = world.session.tree_ready(unlikely, job.version, world.now)[0]
+    assert isinstance(sent, Send) and not isinstance(sent.message, Generate)
+    assert world.session.flight and world.session.flight.tree and len(world.session.flight.tree) < 5
+
+
+def test_foreseen() -> None:
+    tree = TokenTree((1, 2, 3), (-1, 0, 0))
+    assert foreseen(tree, []) is None and foreseen(tree, [1]) is None
+    assert foreseen(tree, [9]) == [] and foreseen(tree, [1, 3, 7]) == [0, 2]
+    assert Compare([1], 8, 4).gain is None
