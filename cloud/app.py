@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from cloud.auth import Account, bearer
+from cloud.close_codes import CloseCode
 from cloud.connection import Stream
 from cloud.device_socket import DeviceSocket
 from cloud.metrics import CONTENT_TYPE
@@ -26,7 +27,6 @@ from outrider_core.chat_api.errors import ApiError
 from outrider_core.protocol.wire import SUBPROTOCOL
 
 HELLO_SECONDS = 10.0
-CLOSE_RESTART = 1012
 FOREIGN = "pages of this origin are refused; the operator can allow it with --allow-origin"
 TOKEN_NEEDED = "a valid token is needed: Authorization: Bearer TOKEN"
 #: at a shutdown, devices are asked to retry at times spread over this many seconds
@@ -85,7 +85,7 @@ class App:
         await asyncio.sleep(0.01)  # the engine thread has posted the last replies, this loop has yet to send them
         for index, socket in enumerate(list(self.sockets)):
             spread = RETRY_SPREAD * index / len(self.sockets)
-            socket.connection.close(CLOSE_RESTART, f"the verifier restarts; retry after {spread:.1f} s")
+            socket.connection.close(CloseCode.RESTART, f"the verifier restarts; retry after {spread:.1f} s")
         while self.sockets and loop.time() < until + 1.0:
             await asyncio.sleep(0.01)
 

@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any
 
 from cloud.auth import Account
+from cloud.close_codes import CloseCode
 from cloud.features import FeatureRows
 from cloud.jobs import Job, Reply
+from cloud.outbox import Outbox
 from cloud.service import Verifier
 from outrider_core.protocol.wire import (
     ERR_BOUNDS,
@@ -20,13 +22,11 @@ from outrider_core.protocol.wire import (
     ERR_ORDER,
     ERR_TOO_LONG,
     ERR_UNKNOWN,
-    FEATURE_CHUNK,
     PROTOCOL_VERSION,
     Cancel,
     ClientMessage,
     Close,
     Error,
-    Features,
     Generate,
     Hello,
     Open,
@@ -35,7 +35,6 @@ from outrider_core.protocol.wire import (
     Verify,
     WireError,
     decode_client,
-    encode,
     unpack_ids,
     unpack_tree,
 )
@@ -43,54 +42,12 @@ from outrider_core.protocol.wire import (
 MAX_STREAMS = 16
 #: malformed frames that one connection may send
 MAX_MALFORMED = 100
-#: while more frames than this wait for a slow reader, nothing is read from it
-MAX_WAITING = 8
 #: while more requests than this wait for the engine thread to admit them, nothing is read
 MAX_BACKLOG = 2 * MAX_STREAMS
 
 #: seconds after which a device may try the same verifier again
 RESTART_SECONDS = 1.0
 BUSY_SECONDS = 1.0
-
-CLOSE_POLICY = 1008
-CLOSE_MISMATCH = 4001
-
-
-class Outbox:
-    """Frames to send: messages first; feature rows, newest first, one chunk at a time when no message waits."""
-
-    def __init__(self) -> None:
-        self._messages: deque[bytes] = deque()
-        self._features: dict[int, FeatureRows] = {}  # per stream, the rows still to send
-
-    def put(self, message: ServerMessage) -> None:
-        self._messages.append(encode(message))
-
-    def put_features(self, stream: int, rows: FeatureRows) -> None:
-        if len(rows):
-            self._features[stream] = rows
-
-    def forget_features(self, stream: int) -> None:
-        self._features.pop(stream, None)
-
-    @property
-    def crowded(self) -> bool:
-        """Whether the device reads too slowly."""
-        return len(self._messages) > MAX_WAITING
-
-    def next(self) -> bytes | None:
-        """The next frame to send, or None."""
-        if self._messages:
-            return self._messages.popleft()
-        if not self._features:
-            return None
-        stream = next(iter(self._features))
-        rows = self._features.pop(stream)
-        start = max(rows.start, rows.stop - FEATURE_CHUNK // rows.shape.nbytes)
-        block = rows.block(start, rows.stop)
-        rows.truncate(start)
-        self.put_features(stream, rows)  # behind the other streams'
-        return encode(Features(stream, start, block))
 
 
 class Stream:
@@ -130,7 +87,7 @@ class Connection:
         wake: Callable[[], None],
     ) -> None:
         self.outbox = Outbox()
-        self.closing: tuple[int, str] | None = None  # close code and reason, once the outbox is empty
+        self.closing: tuple[CloseCode, str] | None = None  # close code and reason, once the outbox is empty
         self.greeted = False
         self.account = account
         self._verifier, self._post, self._wake = verifier, post, wake
@@ -154,9 +111,9 @@ class Connection:
             self._malformed += 1
             self._error(ERR_MALFORMED, str(error))
             if self._malformed >= MAX_MALFORMED:
-                self.close(CLOSE_POLICY, "too many malformed frames")
+                self.close(CloseCode.POLICY, "too many malformed frames")
 
-    def close(self, code: int, reason: str) -> None:
+    def close(self, code: CloseCode, reason: str) -> None:
         """Close the socket once the outbox is empty."""
         self.closing = (code, reason)
         self._wake()
@@ -176,7 +133,7 @@ class Connection:
             self._hello(message)
         elif not self.greeted:
             self._error(ERR_ORDER, "the first message must be HELLO")
-            self.close(CLOSE_POLICY, "no HELLO")
+            self.close(CloseCode.POLICY, "no HELLO")
         elif isinstance(message, Open):
             self._open(message)
         else:
@@ -207,7 +164,7 @@ class Connection:
                 if my != your
             ]
             self._error(ERR_MISMATCH, f"{'; '.join(differ)}; use a bundle made for this verifier")
-            self.close(CLOSE_MISMATCH, "protocol, target or drafter differ")
+            self.close(CloseCode.MISMATCH, "protocol, target or drafter differ")
             return
         self.greeted = True
         self._send(verifier.welcome())

@@ -8,13 +8,12 @@ import time
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from cloud.auth import Account, Bucket
-from cloud.connection import CLOSE_POLICY, Connection, Stream
+from cloud.close_codes import CloseCode
+from cloud.connection import Connection, Stream
 from cloud.service import Verifier
 
 #: frames read from one connection per second, on average; a device sends about ten
 FRAMES_PER_SECOND = 200.0
-CLOSE_UNSUPPORTED = 1003
-CLOSE_REVOKED = 4003
 
 
 class DeviceSocket:
@@ -64,7 +63,7 @@ class DeviceSocket:
                 async with asyncio.timeout_at(None if connection.greeted else deadline):
                     message = await self._websocket.receive()
             except TimeoutError:
-                connection.close(CLOSE_POLICY, "no HELLO in time")
+                connection.close(CloseCode.POLICY, "no HELLO in time")
                 await asyncio.Event().wait()
             if message["type"] == "websocket.disconnect":
                 return
@@ -72,10 +71,10 @@ class DeviceSocket:
             if connection.closing is not None:
                 continue
             if frame is None:
-                connection.close(CLOSE_UNSUPPORTED, "binary messages only")
+                connection.close(CloseCode.UNSUPPORTED, "binary messages only")
                 continue
             if connection.account.revoked:
-                connection.close(CLOSE_REVOKED, "the token is no longer valid")
+                connection.close(CloseCode.REVOKED, "the token is no longer valid")
                 continue
             self._metrics.bytes_in.inc(len(frame))
             connection.receive(frame)

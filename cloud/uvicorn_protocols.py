@@ -11,6 +11,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 
 from cloud.auth import Bucket
+from cloud.close_codes import CloseCode
 
 #: seconds a client may take from connecting to the end of its first request's headers
 FIRST_REQUEST = 10.0
@@ -20,7 +21,6 @@ LAST_READ = 5.0
 CONTROLS_PER_SECOND = 50.0
 #: fragments of one message; the size limit does not catch empty ones
 MAX_FRAGMENTS = 4096
-CLOSE_TOO_BIG = 1009
 
 
 class HttpProtocol(H11Protocol):
@@ -71,7 +71,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             super().handle_cont(event)
         elif not self.close_sent:
             self.frames = []
-            self.conn.fail(CLOSE_TOO_BIG, "too many fragments")
+            self.conn.fail(CloseCode.TOO_LARGE, "too many fragments")
             self.handle_parser_exception()
 
     def keepalive_timeout(self) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cloud.close_codes import CloseCode
 from cloud.scaling.options import Scale, ScaleError
 from cloud.settings import Settings, describe_errors
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME
 
 REPLICA_HEADER = b"x-replica"
-CLOSE_TOO_LARGE = 1009
 
 
 class Replica:
@@ -59,8 +59,9 @@ class _Ingress:
         async def bounded() -> Message:
             message = await receive()
             if message["type"] == "websocket.receive" and len(message.get("bytes") or b"") > MAX_CLIENT_FRAME:
-                await send({"type": "websocket.close", "code": CLOSE_TOO_LARGE, "reason": "frame too large"})
-                return {"type": "websocket.disconnect", "code": CLOSE_TOO_LARGE}
+                code = CloseCode.TOO_LARGE.value  # a plain int: Serve's proxy may not have our modules
+                await send({"type": "websocket.close", "code": code, "reason": "frame too large"})
+                return {"type": "websocket.disconnect", "code": code}
             return message
 
         async def named(message: Message) -> None:

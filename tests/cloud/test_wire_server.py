@@ -20,8 +20,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from cloud.auth import Accounts
-from cloud.connection import MAX_BACKLOG, MAX_MALFORMED, MAX_STREAMS, Connection, Outbox
+from cloud.connection import MAX_BACKLOG, MAX_MALFORMED, MAX_STREAMS, Connection
 from cloud.features import FeatureRows
+from cloud.outbox import Outbox
 from cloud.service import Verifier
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling

@@ -1,0 +1,16 @@
+"""Why the verifier closes a WebSocket."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class CloseCode(IntEnum):
+    """Close codes: RFC 6455's below 4000, the protocol's own from 4000 on."""
+
+    UNSUPPORTED = 1003  # a text frame
+    POLICY = 1008
+    TOO_LARGE = 1009
+    RESTART = 1012
+    MISMATCH = 4001  # protocol, target or drafter differ
+    REVOKED = 4003  # the token was revoked
