@@ -214,9 +214,9 @@ class EdgeRuntime:
         return self._run(begin)
 
     def resume(self, record: dict[str, Any]) -> AsyncGenerator[Event, None]:
-        """Go on with an answer that `record` told of, perhaps in a process that is no more. Events as of `generate`.
+        """Go on with an answer that `record` wrote down, perhaps in a process that has ended. Events as of `generate`.
 
-        Raises ValueError, when the first event is asked for, on a record that no `record` of this bundle wrote.
+        Raises ValueError, when the first event is asked for, on anything but a record of this bundle.
         """
 
         def begin() -> tuple[Session, list[str]]:

@@ -61,9 +61,14 @@ def look_at_bundle(folder: Path) -> tuple[Finding, Bundle | None]:
     size = sum(entry.bytes for entry in manifest.files.values())
     text = f"{folder}: {manifest.target}, {size / 1e6:.0f} MB, all hashes right"
     found = good(
-        "bundle", text, target=manifest.target_hash, drafter=manifest.drafter_hash, bytes=size,
-        engines={name: entry.quant for name, entry in manifest.engines.items()}, versions=manifest.versions,
-    )  # fmt: skip
+        "bundle",
+        text,
+        target=manifest.target_hash,
+        drafter=manifest.drafter_hash,
+        bytes=size,
+        engines={name: entry.quant for name, entry in manifest.engines.items()},
+        versions=manifest.versions,
+    )
     return found, bundle
 
 
@@ -84,8 +89,9 @@ def look_at_engine(bundle: Bundle, engine: str | None, threads: int) -> tuple[Fi
         steps.append(trees[-1] / max(1, draft.steps))
     step, tree = statistics.median(steps), statistics.median(trees)
     text = f"{type(drafter.engine).__name__}: loaded in {loaded:.1f} s, a tree in {1000 * tree:.0f} ms"
-    found = good("engine", text, load_seconds=round(loaded, 2), step_ms=round(1000 * step, 2),
-                 tree_ms=round(1000 * tree, 1))  # fmt: skip
+    found = good(
+        "engine", text, load_seconds=round(loaded, 2), step_ms=round(1000 * step, 2), tree_ms=round(1000 * tree, 1)
+    )
     if tree > 0.2:
         advice = "trees take longer than most round trips: use --threads, an int8 bundle, or --policy cloud-only"
         return Finding("engine", "warning", text, advice, found.figures), step
@@ -106,16 +112,28 @@ async def look_at_address(server: str, ca_file: Path | None) -> Finding:
     except socket.gaierror as error:
         return Finding("address", "bad", f"{host} has no address: {error.strerror}", "check the name and your DNS")
     except ssl.SSLCertVerificationError as error:
-        return Finding("address", "bad", f"the certificate of {host} is not trusted: {error.verify_message}",
-                       "give --ca-file, check this machine's clock, or sign in to the network you are on")  # fmt: skip
+        return Finding(
+            "address",
+            "bad",
+            f"the certificate of {host} is not trusted: {error.verify_message}",
+            "give --ca-file, check this machine's clock, or sign in to the network you are on",
+        )
     except ssl.SSLError as error:
         return Finding("address", "bad", f"{host}:{port} speaks no TLS: {error.reason}", "try ws:// instead of wss://")
     except TimeoutError:
-        return Finding("address", "bad", f"{host}:{port} does not answer within {LOOK_SECONDS:.0f} s",
-                       "a firewall may drop it: check the port, and whether you are on the right network")  # fmt: skip
+        return Finding(
+            "address",
+            "bad",
+            f"{host}:{port} does not answer within {LOOK_SECONDS:.0f} s",
+            "a firewall may drop it: check the port, and whether you are on the right network",
+        )
     except OSError as error:
-        return Finding("address", "bad", f"{host}:{port}: {error.strerror or error}",
-                       "start it: outrider verifier; or check host and port")  # fmt: skip
+        return Finding(
+            "address",
+            "bad",
+            f"{host}:{port}: {error.strerror or error}",
+            "start it: outrider verifier; or check host and port",
+        )
     took = time.perf_counter() - began
     writer.close()
     kind = "TLS" if secure else "plain text"
@@ -138,7 +156,7 @@ async def look_at_verifier(
         event = await asyncio.wait_for(events.get(), LOOK_SECONDS)
         if not isinstance(event, LinkUp):
             return [await _plain_text_to_tls(server) or _refusal(event)]
-        trips = [await link.ping() for _ in range(TRIES)]
+        rtts = [await link.ping() for _ in range(TRIES)]
     except (TimeoutError, OSError):
         silent = Finding(
             "verifier",
@@ -149,13 +167,13 @@ async def look_at_verifier(
         return [await _plain_text_to_tls(server) or silent]
     finally:
         task.cancel()
-    welcome, trip = event.welcome, statistics.median(trips)
+    welcome, rtt = event.welcome, statistics.median(rtts)
     pace = Pace(drafter_step=step)
-    pace.linked(welcome, trip)
+    pace.linked(welcome, rtt)
     text = f"{welcome.server or 'a verifier'}: same target and drafter, context {welcome.max_context}"
     found = [
         good("verifier", text, server=welcome.server, max_context=welcome.max_context, budget=welcome.tree_budget),
-        _round_trips(trips, pace),
+        _round_trips(rtts, pace),
     ]
     if welcome.max_context < manifest.max_context:
         text = f"the verifier holds {welcome.max_context} tokens, the bundle {manifest.max_context}"
@@ -191,10 +209,10 @@ def _refusal(event: LinkEvent) -> Finding:
     return Finding("verifier", "bad", text, advice)
 
 
-def _round_trips(trips: list[float], pace: Pace) -> Finding:
-    trip, worst = statistics.median(trips), max(trips)
-    figures: dict[str, Any] = {"rtt_ms": round(1000 * trip, 1), "rtt_ms_worst": round(1000 * worst, 1)}
-    text = f"{1000 * trip:.0f} ms, {1000 * worst:.0f} at worst"
+def _round_trips(rtts: list[float], pace: Pace) -> Finding:
+    rtt, worst = statistics.median(rtts), max(rtts)
+    figures: dict[str, Any] = {"rtt_ms": round(1000 * rtt, 1), "rtt_ms_worst": round(1000 * worst, 1)}
+    text = f"{1000 * rtt:.0f} ms, {1000 * worst:.0f} at worst"
     stream = pace.stream_rate()
     if stream is not None:
         trees = pace.tree_rate()
@@ -246,9 +264,15 @@ def look_at_versions() -> Finding:
 
 
 async def examine(
-    folder: Path, server: str | None, *, token: str | None = None, ca_file: Path | None = None,
-    engine: str | None = None, threads: int = 0, tell: Callable[[Finding], None] = lambda finding: None,
-) -> list[Finding]:  # fmt: skip
+    folder: Path,
+    server: str | None,
+    *,
+    token: str | None = None,
+    ca_file: Path | None = None,
+    engine: str | None = None,
+    threads: int = 0,
+    tell: Callable[[Finding], None] = lambda finding: None,
+) -> list[Finding]:
     """Every look that still makes sense after those before it; `tell` hears of each as it is done."""
     findings: list[Finding] = []
 
@@ -269,8 +293,9 @@ async def examine(
         found(Finding("server", "warning", "no --server given", "without one everything is written alone, unverified"))
         return findings
     looks: list[Callable[[], Awaitable[Finding]]] = [
-        lambda: look_at_address(server, ca_file), lambda: look_at_clock(server, ca_file)
-    ]  # fmt: skip
+        lambda: look_at_address(server, ca_file),
+        lambda: look_at_clock(server, ca_file),
+    ]
     for look in looks:
         if not found(await look()):
             return findings

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import sys
 import time
-import unicodedata
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -32,6 +31,8 @@ STATES = {
 #: seconds that text which was taken back stays on the screen, struck through
 GHOST_SECONDS = 1.5
 REFRESH_SECONDS = 1 / 12
+#: characters that could move the cursor or worse, to nothing
+CONTROL = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")})
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,8 @@ class Screen:
 
 
 def printable(text: str) -> str:
-    """Text as a terminal takes it: no control characters but line ends."""
-    return "".join(letter for letter in text if letter in "\n\t" or unicodedata.category(letter) != "Cc").expandtabs(4)
+    """Text as a terminal takes it: spaces for tabs, and no control characters but line ends."""
+    return text.translate(CONTROL).expandtabs(4)
 
 
 def summary(event: Finished) -> str:

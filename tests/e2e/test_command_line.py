@@ -72,7 +72,7 @@ def test_a_journal_without_a_folder_is_refused_in_one_line(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_the_help_of_a_command_begins_with_an_example(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_a_command_begins_with_an_example(command: str) -> None:
     done = subprocess.run([sys.executable, "-m", "outrider", command, "--help"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     first, example, *_ = done.stdout.splitlines()

@@ -11,7 +11,7 @@ from edge_runtime.reasons import with_reasons
 STATS = AnswerStats()
 
 
-def told(*steps: tuple[str, Event]) -> list[Event]:
+def explained(*steps: tuple[str, Event]) -> list[Event]:
     """What comes of events that each find the link with a reason."""
     now = ""
 
@@ -29,7 +29,7 @@ def told(*steps: tuple[str, Event]) -> list[Event]:
 def test_a_new_reason_is_a_link_state_of_its_own() -> None:
     alone = LinkState("", "", "alone", "the verifier is silent")
     written = Provisional("", "a", 1), Provisional("", "ab", 2), Provisional("", "abc", 3)
-    assert told(("", alone), ("refused", written[0]), ("refused", written[1]), ("no answer", written[2])) == [
+    assert explained(("", alone), ("refused", written[0]), ("refused", written[1]), ("no answer", written[2])) == [
         alone,
         written[0],
         LinkState("", "a", "alone", "refused"),
@@ -42,7 +42,7 @@ def test_a_new_reason_is_a_link_state_of_its_own() -> None:
 def test_details_carry_the_reason_and_a_verified_state_none() -> None:
     silent, verified = LinkState("", "", "waiting", "paused: asked"), LinkState("", "", "verified", "")
     token = Verified("a", "", [1], 0)
-    assert told(("refused", silent), ("", verified), ("lost", token)) == [
+    assert explained(("refused", silent), ("", verified), ("lost", token)) == [
         LinkState("", "", "waiting", "paused: asked: refused"),
         verified,
         token,
@@ -51,6 +51,6 @@ def test_details_carry_the_reason_and_a_verified_state_none() -> None:
 
 def test_an_end_says_why_only_where_it_waited_in_vain() -> None:
     for reason, detail in (("unverified", "refused"), ("unreachable", "refused"), ("stop", ""), ("length", "")):
-        assert told(("refused", Finished("", "", reason, [], STATS))) == [
+        assert explained(("refused", Finished("", "", reason, [], STATS))) == [
             Finished("", "", reason, [], STATS, detail=detail)
         ]

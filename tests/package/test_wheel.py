@@ -95,7 +95,7 @@ def test_every_public_name_can_be_imported(installed: Installed) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_version_is_told_by_command_and_module(installed: Installed) -> None:
+def test_command_and_module_print_the_version(installed: Installed) -> None:
     for command in (("outrider", "--version"), ("python", "-m", "outrider", "--version")):
         assert installed.run(*command).stdout == f"outrider {outrider.__version__}\n"
 
