@@ -107,7 +107,7 @@ class BlockingRuntime:
 
     async def _begin(
         self, stream: AsyncGenerator[Event, None], events: SimpleQueue[Event | None]
-    ) -> asyncio.Task[None]:  # fmt: skip
+    ) -> asyncio.Task[None]:
         """Let `stream` run into `events`, with None at its end."""
 
         async def pump() -> None:

@@ -62,12 +62,22 @@ class EdgeRuntime:
     """
 
     def __init__(
-        self, bundle: Bundle, server: str | LinkMaker | None, *, policy: Policy | None = None, threads: int = 0,
-        shape: TreeShape | None = None, patience: Patience | None = None, lookup: bool = True,
-        engine: str | Engine | None = None, ahead: bool | None = None, shaping: bool = True,
+        self,
+        bundle: Bundle,
+        server: str | LinkMaker | None,
+        *,
+        policy: Policy | None = None,
+        threads: int = 0,
+        shape: TreeShape | None = None,
+        patience: Patience | None = None,
+        lookup: bool = True,
+        engine: str | Engine | None = None,
+        ahead: bool | None = None,
+        shaping: bool = True,
         mode: Mode | Literal["tree", "stream"] | None = None,
-        token: str | None = None, ca_file: str | Path | None = None,
-    ) -> None:  # fmt: skip
+        token: str | None = None,
+        ca_file: str | Path | None = None,
+    ) -> None:
         self.bundle = bundle
         self.shape = shape or LARGEST
         self.policy = policy or Policy()
@@ -81,8 +91,13 @@ class EdgeRuntime:
         manifest = bundle.manifest
         self.drafter = Drafter(
             open_engine(bundle, engine, threads) if engine is None or isinstance(engine, str) else engine,
-            bundle.draft_ids, bundle.row_shape, manifest.sa_kv_heads, manifest.max_context, lookup, bundle.null_row,
-        )  # fmt: skip
+            bundle.draft_ids,
+            bundle.row_shape,
+            manifest.sa_kv_heads,
+            manifest.max_context,
+            lookup,
+            bundle.null_row,
+        )
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
         #: what happens: link events and finished drafter jobs
         self._inbox: asyncio.Queue[InboxEvent] = asyncio.Queue()
@@ -140,9 +155,17 @@ class EdgeRuntime:
         return text
 
     async def generate(
-        self, prompt: str | list[dict[str, str]] | list[int], *, max_new_tokens: int = 256, temperature: float = 0.0,
-        top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int | None = None, stop: Sequence[str] = (),
-    ) -> AsyncGenerator[Event, None]:  # fmt: skip
+        self,
+        prompt: str | list[dict[str, str]] | list[int],
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> AsyncGenerator[Event, None]:
         """Answer `prompt`: text, chat messages or token ids. Yields events, the last one `Finished`.
 
         max_new_tokens counts verified tokens only. temperature 0 is greedy. seed: the same seed gives the same text;
@@ -165,9 +188,9 @@ class EdgeRuntime:
             yield event
 
     async def resume(self, record: dict[str, Any]) -> AsyncGenerator[Event, None]:
-        """Go on with an answer that `record` told of, perhaps in a process that is no more. Events as of `generate`.
+        """Go on with an answer that `record` described, perhaps in a process that has ended. Events as of `generate`.
 
-        Raises ValueError on a record that no `record` of this bundle wrote.
+        Raises ValueError on anything that `record` did not write with this bundle.
         """
         try:
             if record["target"] != self.bundle.manifest.target_hash:

@@ -95,7 +95,7 @@ internal class Connection(
         if (answer is Error && answer.code == ERR_MISMATCH) throw LinkRefused(answer.text)
         if (answer is Error) throw IOException("the verifier refused: ${answer.text}")
         if (answer !is Welcome || answer.protocol != PROTOCOL_VERSION.toLong()) {
-            throw IOException("the other side is no Outrider verifier of this protocol version")
+            throw IOException("the other side is not an Outrider verifier of this protocol version")
         }
         return LinkUp(answer, rtt)
     }

@@ -46,7 +46,7 @@ data class TreeShape(val nodes: Int = 32, val depth: Int = 10, val breadth: Int 
  *
  * steps: engine steps since it was asked for. ahead: its root had been expanded ahead, with [kept] nodes below it.
  */
-class Draft(
+data class Draft(
     val tree: TokenTree = TokenTree(),
     val scores: List<Double> = emptyList(),
     val steps: Int = 0,

@@ -296,7 +296,7 @@ class Link(
         fun parse(url: String): URI {
             val parsed = runCatching { URI(url) }.getOrNull()
             val known = parsed?.scheme == "ws" || parsed?.scheme == "wss"
-            if (parsed == null || !known || parsed.host == null) throw LinkRefused("$url is no WebSocket address")
+            if (parsed == null || !known || parsed.host == null) throw LinkRefused("$url is not a WebSocket address")
             return parsed
         }
     }

@@ -52,7 +52,7 @@ class AnswerRecord(
                 fields.field<String>("session").hexToBytes(), fields.field("target"), fields.strings("stop"),
             )
             require(record.prompt.isNotEmpty() && record.session.size == 16 && record.stream in 0 until STREAMS) {
-                "no record of an answer"
+                "not a record of an answer"
             }
             return record
         }
