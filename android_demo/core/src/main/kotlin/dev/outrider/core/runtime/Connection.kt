@@ -32,7 +32,7 @@ internal class Destination(val address: URI, val headers: Map<String, String>, v
 
 /**
  * One connection to a verifier, from dialling on. Frames leave through a thread of their own, so that nobody waits for
- * a full buffer. sent: is told the bytes of every frame; pong: that a ping was answered.
+ * a full buffer. sent: called with the bytes of every frame; pong: that a ping was answered.
  */
 internal class Connection(
     private val destination: Destination,

@@ -113,11 +113,11 @@ class Drafter(
         val logits = advance(prefix)
         val high = logits.max().toDouble()
         val scale = if (sampling.greedy) 1.0 else sampling.temperature
-        val law = DoubleArray(logits.size) { (logits[it] - high) / scale }
-        normalise(law)
+        val logQ = DoubleArray(logits.size) { (logits[it] - high) / scale }
+        normalise(logQ)
         val noise = Noise(sampling.seed, prefix.size)
-        val best = law.indices.maxBy { if (sampling.greedy) law[it] else law[it] + noise.gumbel(draftIds[it]) }
-        return Written(draftIds[best], exp(law[best]))
+        val best = logQ.indices.maxBy { if (sampling.greedy) logQ[it] else logQ[it] + noise.gumbel(draftIds[it]) }
+        return Written(draftIds[best], exp(logQ[best]))
     }
 
     /**

@@ -145,7 +145,7 @@ class EdgeRuntime(
     }
 
     /**
-     * Go on with an answer that [record] told of, perhaps in a process that is no more. Events as of [generate].
+     * Go on with an answer that [record] described, perhaps in a process that has ended. Events as of [generate].
      *
      * Raises [IllegalArgumentException] on a record of another target.
      */

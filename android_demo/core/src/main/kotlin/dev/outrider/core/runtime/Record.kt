@@ -58,7 +58,7 @@ class AnswerRecord(
         }
 
         private fun span(value: Any?): Pair<Int, Int> {
-            val (first, last) = mapOf("span" to value).ints("span").also { require(it.size == 2) { "no span" } }
+            val (first, last) = mapOf("span" to value).ints("span").also { require(it.size == 2) { "not a span" } }
             return first to last
         }
     }
@@ -66,7 +66,7 @@ class AnswerRecord(
 
 internal fun ByteArray.toHex(): String = joinToString("") { (it.toInt() and 0xFF).toString(16).padStart(2, '0') }
 
-/** Raises [IllegalArgumentException] on what is no hexadecimal. */
+/** Raises [IllegalArgumentException] on what is not hexadecimal. */
 internal fun String.hexToBytes(): ByteArray {
     require(length % 2 == 0) { "half a byte" }
     return ByteArray(length / 2) { substring(2 * it, 2 * it + 2).toInt(16).toByte() }
