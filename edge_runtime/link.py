@@ -42,9 +42,9 @@ PATH = "/v1/verify"
 CONNECT_TIMEOUT = 5.0
 #: delays between attempts: the first retry comes fast, because an answer is waiting
 FIRST_RETRY, LAST_RETRY = 0.1, 3.0
-#: a silent connection has so long to answer a ping before another one is dialled beside it
+#: seconds that a silent connection has to answer a ping before another one is dialled beside it
 HEAD_START = 0.25
-#: one that says nothing is given up after so many calls of `renew`, even if it answers pings
+#: calls of `renew` after which a connection that says nothing is given up, even if it answers pings
 RENEWALS = 10
 #: what a network does to those who dial
 FAILURES = (OSError, TimeoutError, WebSocketException, WireError)
@@ -144,9 +144,13 @@ class Link:
     """
 
     def __init__(
-        self, server: str, hello: Hello, report: Callable[[LinkEvent], None], token: str | None = None,
+        self,
+        server: str,
+        hello: Hello,
+        report: Callable[[LinkEvent], None],
+        token: str | None = None,
         ca_file: str | Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.url, self.hello, self.report = verifier_url(server), hello, report
         parts = urlsplit(self.url)
         if token and parts.scheme == "ws" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
@@ -181,7 +185,7 @@ class Link:
                     return self._refuse(LinkRefused(text))
                 self.report(LinkDown(text))
             except InvalidURI as error:
-                return self._refuse(LinkRefused(f"{self.url} is no WebSocket address: {error}"))
+                return self._refuse(LinkRefused(f"{self.url} is not a WebSocket address: {error}"))
             except FAILURES as error:
                 self.report(LinkDown(reason_of(error)))
             while self._connection:
@@ -198,10 +202,18 @@ class Link:
         """A new connection whose handshake is done, and the seconds between HELLO and WELCOME."""
         async with asyncio.timeout(CONNECT_TIMEOUT):
             connection = await _Connect(
-                self.url, subprotocols=[SUBPROTOCOL], compression=None, max_size=MAX_SERVER_FRAME,  # type: ignore[list-item]
-                open_timeout=CONNECT_TIMEOUT, close_timeout=0.5, ping_interval=10, ping_timeout=20, proxy=None,
-                additional_headers=self._headers, ssl=self._tls,
-            )  # fmt: skip
+                self.url,
+                subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]
+                compression=None,
+                max_size=MAX_SERVER_FRAME,
+                open_timeout=CONNECT_TIMEOUT,
+                close_timeout=0.5,
+                ping_interval=10,
+                ping_timeout=20,
+                proxy=None,
+                additional_headers=self._headers,
+                ssl=self._tls,
+            )
             try:
                 asked = time.monotonic()
                 await connection.send(encode(self.hello))
@@ -217,7 +229,7 @@ class Link:
             raise WireError(f"the verifier refused: {answer.text}")
         if not isinstance(answer, Welcome) or answer.protocol != PROTOCOL_VERSION:
             connection.transport.abort()
-            raise WireError("the other side is no Outrider verifier of this protocol version")
+            raise WireError("the other side is not an Outrider verifier of this protocol version")
         return connection, answer, rtt
 
     def _take(self, connection: ClientConnection, welcome: Welcome, rtt: float) -> None:

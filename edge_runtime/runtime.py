@@ -67,12 +67,22 @@ class EdgeRuntime:
     """
 
     def __init__(
-        self, bundle: Bundle, server: str | LinkMaker | None, *, policy: Policy | None = None, threads: int = 0,
-        shape: TreeShape | None = None, patience: Patience | None = None, lookup: bool = True,
-        engine: str | Engine | None = None, ahead: bool | None = None, shaping: bool = True,
+        self,
+        bundle: Bundle,
+        server: str | LinkMaker | None,
+        *,
+        policy: Policy | None = None,
+        threads: int = 0,
+        shape: TreeShape | None = None,
+        patience: Patience | None = None,
+        lookup: bool = True,
+        engine: str | Engine | None = None,
+        ahead: bool | None = None,
+        shaping: bool = True,
         mode: Mode | Literal["tree", "stream"] | None = None,
-        token: str | None = None, ca_file: str | Path | None = None,
-    ) -> None:  # fmt: skip
+        token: str | None = None,
+        ca_file: str | Path | None = None,
+    ) -> None:
         self.bundle = bundle
         self.shape = shape or LARGEST
         self.policy = policy or Policy()
@@ -86,8 +96,13 @@ class EdgeRuntime:
         manifest = bundle.manifest
         self.drafter = Drafter(
             open_engine(bundle, engine, threads) if engine is None or isinstance(engine, str) else engine,
-            bundle.draft_ids, bundle.row_shape, manifest.sa_kv_heads, manifest.max_context, lookup, bundle.null_row,
-        )  # fmt: skip
+            bundle.draft_ids,
+            bundle.row_shape,
+            manifest.sa_kv_heads,
+            manifest.max_context,
+            lookup,
+            bundle.null_row,
+        )
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
         #: what happens: link events and finished drafter jobs
         self._inbox: asyncio.Queue[InboxEvent] = asyncio.Queue()

@@ -10,13 +10,13 @@ from outrider_core.drafting.drafter import Drafter, TreeShape
 
 
 class DrafterFailed(RuntimeError):
-    """The drafter's engine failed; the message is one line. What was verified so far has been told by events."""
+    """The drafter's engine failed; the message is one line. Events have shown what was verified so far."""
 
 
 class DrafterThread:
     """One thread owns the drafter. Any new job ends drafting ahead within one engine step.
 
-    failed: is told, in that thread, what a job raised.
+    failed: called in that thread with what a job raised.
     """
 
     def __init__(self, drafter: Drafter) -> None:

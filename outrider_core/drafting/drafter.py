@@ -30,7 +30,8 @@ from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
 MASKED = np.float32(-1e9)
 #: cache rows kept free for the expanded nodes of one tree
 TREE_ROWS = 512
-#: children known of an expanded node: so many, and up to so many if they are likely enough for a verdict to end there
+#: children known of an expanded node: at least the first number, and up to the second while a verdict is likely enough
+#: to end there
 LEAST_CHILDREN, CHILDREN = 16, 64
 LIKELY_CHILD = float(np.log(0.002))
 #: nodes less likely than this are not expanded ahead of a verdict
@@ -85,9 +86,15 @@ class Drafter:
     """
 
     def __init__(
-        self, engine: Engine, draft_ids: NDArray[np.int64], row_shape: RowShape, sa_kv_heads: int, max_context: int,
-        lookup: bool = True, null_row: Floats | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        draft_ids: NDArray[np.int64],
+        row_shape: RowShape,
+        sa_kv_heads: int,
+        max_context: int,
+        lookup: bool = True,
+        null_row: Floats | None = None,
+    ) -> None:
         self.engine, self.draft_ids, self.max_context = engine, draft_ids, max_context
         capacity = max_context + TREE_ROWS
         self.keys = np.zeros((capacity, sa_kv_heads, row_shape.head_dim), np.float32)
@@ -142,9 +149,15 @@ class Drafter:
         self.steps += 1
         seen = self.visible_rows()
         logits, keys, values = self.engine.step(
-            tokens, positions, wanted, mask, self.keys[:past], self.values[:past], self.row_keys[seen],
+            tokens,
+            positions,
+            wanted,
+            mask,
+            self.keys[:past],
+            self.values[:past],
+            self.row_keys[seen],
             self.row_values[seen],
-        )  # fmt: skip
+        )
         self.keys[past : past + len(tokens)] = keys
         self.values[past : past + len(tokens)] = values
         return logits
@@ -275,9 +288,9 @@ class Drafter:
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Token ids and log-probabilities [paths, candidates] of the likeliest tokens, lookup's guesses mixed in.
 
-        paths: tokens below the root. A guess of hit rate w gets w, the drafter's law the rest. The last column is for
-        guesses that are no candidates of the drafter, at probability 0 where there is none. Only candidates go through
-        float64.
+        paths: tokens below the root. A guess of hit rate w gets w, the drafter's distribution the rest. The last column
+        is for guesses that are not candidates of the drafter, at probability 0 where there is none. Only candidates go
+        through float64.
         """
         x = logits if sampling.greedy else logits / np.float32(sampling.temperature)
         high = x.max(-1, keepdims=True)

@@ -1,7 +1,7 @@
 """Prompt lookup: what followed when the text last stood at the same few tokens.
 
 Copied names, quoted passages and repeated lines are cheap to foresee this way, from any distance and outside the
-draft vocabulary. The drafter mixes the guess into its own law; like any candidate it can only cost speed.
+draft vocabulary. The drafter mixes the guess into its own distribution; like any candidate it can only cost speed.
 """
 
 from __future__ import annotations

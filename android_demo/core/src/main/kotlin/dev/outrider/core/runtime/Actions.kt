@@ -9,13 +9,22 @@ sealed interface Action
 class Send(val message: ClientMessage) : Action
 
 /**
- * Grow a tree of at most [nodes] nodes and [depth] levels below [prefix].
+ * Bounds of a tree: its nodes, its levels, and what another drafting step must promise; null: the runtime's own.
  *
- * Answer with [Session.treeReady]. depth may be 0: only the bonus token is wanted.
+ * depth may be 0: only the bonus token is wanted.
  */
-data class DraftTree(val prefix: List<Int>, val version: Int, val nodes: Int, val depth: Int) : Action
+data class TreeSize(val nodes: Int, val depth: Int, val gain: Double? = null)
 
-/** Grow the tree that was just sent on, until the session's version changes. No answer is wanted. */
+/** Draft a tree of at most [size] below [prefix]; answer with [Session.treeReady]. */
+data class DraftTree(val prefix: List<Int>, val version: Int, val size: TreeSize) : Action
+
+/**
+ * Draft a tree below [prefix] that is not sent: what comes of it is seen in the stream. Answer with
+ * [Session.treeCompared].
+ */
+data class Compare(val prefix: List<Int>, val size: TreeSize) : Action
+
+/** Grow the tree that was just sent on, where [Session.draftsAhead], until the session's version changes. */
 data class DraftAhead(val version: Int) : Action
 
 /** Let the drafter write one token behind [prefix]; answer with [Session.tokenWritten]. */
@@ -49,24 +58,4 @@ data class Pause(val reason: PauseReason) : Action
 data object Reconnect : Action
 
 /** The answer has ended. */
-data class Done(val reason: Ending) : Action
-
-/** Why nothing is written alone: the drafter is [UNSURE] of its text, or somebody [ASKED] for it. */
-enum class PauseReason { UNSURE, ASKED }
-
-/** Why an answer ended. */
-enum class Ending {
-    /** Its own end, or a stop string. */
-    STOP,
-
-    /** As long as it may be. */
-    LENGTH,
-
-    /** The link never came back. */
-    UNVERIFIED,
-
-    /** The link never came back, and nothing may be written without it. */
-    UNREACHABLE,
-
-    CANCELLED,
-}
+data class Done(val reason: FinishReason) : Action

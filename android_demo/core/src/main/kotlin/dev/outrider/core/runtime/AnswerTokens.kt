@@ -1,6 +1,6 @@
 package dev.outrider.core.runtime
 
-/** So many tokens that stand in the answer already are a loop. */
+/** This many tokens in a row that stand in the answer already are a loop. */
 private const val LOOP = 24
 
 /** Figures of one session. */
@@ -25,25 +25,71 @@ class SessionStats {
 
     /** VERIFY and GENERATE sent. */
     var calls = 0
+
+    /** Between VERIFY and its verdict, rounds of drafted trees only; and of that, the verifier's engine. */
+    var waitSeconds = 0.0
+    var engineSeconds = 0.0
+
+    /** Trees whose root could have been expanded ahead, whose root had been, and nodes expanded below such roots. */
+    var aheadRounds = 0
+    var aheadHits = 0
+    var aheadUsed = 0
+
+    /** A verdict brought [fresh] tokens. nodes: of the tree; null: a stream's. */
+    internal fun count(nodes: Int?, fresh: Int, catchingUp: Boolean) {
+        if (nodes == null) {
+            streamed += fresh
+        } else if (catchingUp) {
+            catchUpRounds++
+        } else {
+            rounds++
+            accepted += fresh - 1
+            this.nodes += nodes
+        }
+    }
 }
 
 /**
  * The tokens of one answer: `committed` ones were drawn by the target (or are the prompt), `provisional` ones behind
- * them were written by the drafter alone.
+ * them were written by the drafter alone. limit: tokens at most, prompt included.
  */
-internal class AnswerTokens(private val prompt: List<Int>, private val stats: SessionStats) {
+internal class AnswerTokens(
+    private val prompt: List<Int>,
+    var limit: Int,
+    private val eosIds: Set<Int>,
+    private val stats: SessionStats,
+) {
     val committed = prompt.toMutableList()
     var provisional = emptyList<Int>()
         private set
 
-    /** Spans of `committed` that the target never saw fit to say itself. */
+    /** Spans of `committed` that the target did not produce. */
     var adopted = emptyList<Pair<Int, Int>>()
         private set
 
-    val answer: List<Int> get() = committed.drop(prompt.size)
+    /** A stop string came in the provisional text. */
+    var enough = false
 
-    /** Committed and provisional tokens. */
-    val size: Int get() = committed.size + provisional.size
+    /** What the user sees: the answer's verified and provisional tokens. */
+    val answer: List<Int> get() = committed.drop(prompt.size) + provisional
+
+    /** Levels that a tree may have; the bonus token takes the last place. */
+    val room: Int get() = limit - committed.size - 1
+
+    /** The target ended the answer. */
+    val ended: Boolean get() = committed.last() in eosIds && committed.size > prompt.size
+
+    val over: Boolean get() = ended || committed.size >= limit
+
+    /** The text, provisional part included, is at its end; or the drafter only repeats itself. */
+    val full: Boolean
+        get() = enough || provisional.lastOrNull() in eosIds || committed.size + provisional.size >= limit || looping
+
+    /** What of [fresh], the target's next tokens, belongs to the answer. */
+    fun within(fresh: List<Int>): List<Int> {
+        val end = fresh.indexOfFirst { it in eosIds }.let { if (it < 0) fresh.size else it + 1 }
+        return fresh.take(minOf(end, limit - committed.size))
+    }
 
     fun all(): List<Int> = committed + provisional
 
@@ -59,11 +105,11 @@ internal class AnswerTokens(private val prompt: List<Int>, private val stats: Se
     }
 
     /** The last [LOOP] tokens were written alone and stand in the answer already. */
-    val looping: Boolean
+    private val looping: Boolean
         get() {
             val tail = provisional.takeLast(LOOP)
             if (tail.size < LOOP) return false
-            val all = answer + provisional
+            val all = answer
             return (0 until all.size - LOOP).any { all.subList(it, it + LOOP) == tail }
         }
 
@@ -80,6 +126,7 @@ internal class AnswerTokens(private val prompt: List<Int>, private val stats: Se
                 add(RollBack(rest))
             }
             rest = emptyList()
+            enough = false
         }
         provisional = rest
         committed += fresh

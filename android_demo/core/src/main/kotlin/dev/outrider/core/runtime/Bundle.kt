@@ -10,7 +10,7 @@ import java.security.MessageDigest
 private const val FORMAT_VERSION = 2L
 private const val MANIFEST = "manifest.json"
 
-/** The folder is no usable bundle. The message is one line that says what to do. */
+/** The folder is not a usable bundle. The message is one line that says what to do. */
 class BundleError(message: String) : Exception(message)
 
 /**

@@ -8,7 +8,7 @@ import kotlin.math.exp
 import kotlin.math.ln
 import kotlin.math.ln1p
 
-/** Children known of an expanded node: so many, and up to [CHILDREN] if they are likely enough to be a verdict's. */
+/** Children known of an expanded node: at least this many; up to [CHILDREN] if they are likely to be a verdict's. */
 private const val LEAST_CHILDREN = 16
 private const val CHILDREN = 64
 private val LIKELY_CHILD = ln(0.002)
@@ -19,7 +19,7 @@ private const val CANDIDATES = 512
 /** A token behind a node, and its log-probability; with sampling: among all candidates once the noise is known. */
 internal class Candidate(val token: Int, val logProb: Double)
 
-/** Ranks what may follow a node: the drafter's law, prompt lookup's guess and the noise of the draw. */
+/** Ranks what may follow a node: the drafter's distribution, prompt lookup's guess and the noise of the draw. */
 internal class Candidates(private val draftIds: IntArray, private val lookup: Lookup?) {
     /** Token id -> row of the LM head, or -1. */
     private val columns = IntArray(draftIds.max() + 1) { -1 }
@@ -48,38 +48,38 @@ internal class Candidates(private val draftIds: IntArray, private val lookup: Lo
         val total = high + ln(sum)
         val likeliest = top.largest(x, high, minOf(if (sampling.greedy) CHILDREN else CANDIDATES, vocab))
         val ids = IntArray(likeliest.size + 1) { draftIds[likeliest.getOrElse(it) { 0 }] }
-        val law = DoubleArray(ids.size) { Double.NEGATIVE_INFINITY }
-        for ((index, column) in likeliest.withIndex()) law[index] = x[column] - total
-        lookup?.guess(path)?.let { mix(it, ids, law) { column -> x[column] - total } }
+        val scores = DoubleArray(ids.size) { Double.NEGATIVE_INFINITY }
+        for ((index, column) in likeliest.withIndex()) scores[index] = x[column] - total
+        lookup?.guess(path)?.let { mix(it, ids, scores) { column -> x[column] - total } }
         if (!sampling.greedy) {
             val noise = Noise(sampling.seed, position)
-            for (index in law.indices) law[index] += noise.gumbel(ids[index])
-            val most = law.max()
-            for (index in law.indices) law[index] -= most
-            normalise(law)
+            for (index in scores.indices) scores[index] += noise.gumbel(ids[index])
+            val most = scores.max()
+            for (index in scores.indices) scores[index] -= most
+            normalise(scores)
         }
         // there is one place more than children, so that an empty last place is none of them
-        val best = largest(law, minOf(CHILDREN, vocab)).sortedByDescending { law[it] }
-        return best.filterIndexed { rank, it -> rank < LEAST_CHILDREN || law[it] > LIKELY_CHILD }
-            .map { Candidate(ids[it], law[it]) }
+        val best = largest(scores, minOf(CHILDREN, vocab)).sortedByDescending { scores[it] }
+        return best.filterIndexed { rank, it -> rank < LEAST_CHILDREN || scores[it] > LIKELY_CHILD }
+            .map { Candidate(ids[it], scores[it]) }
     }
 
     /**
-     * Mixes a guess of hit rate w into [law]: it gets w, the drafter's law the rest. The last place is for a guess that
-     * is no candidate of the drafter's; [logQ] is the drafter's law.
+     * Mixes a guess of hit rate w into [scores]: it gets w, the drafter's distribution the rest. The last place is for
+     * a guess that is not a candidate of the drafter; [logQ]: the drafter's log-probabilities.
      */
-    private inline fun mix(guess: Lookup.Guess, ids: IntArray, law: DoubleArray, logQ: (Int) -> Double) {
+    private inline fun mix(guess: Lookup.Guess, ids: IntArray, scores: DoubleArray, logQ: (Int) -> Double) {
         val rest = ln1p(-guess.weight)
-        for (index in law.indices) law[index] += rest
+        for (index in scores.indices) scores[index] += rest
         val known = ids.indexOf(guess.token).takeIf { it in 0 until ids.lastIndex }
         if (known != null) {
-            law[known] = logAddExp(law[known], ln(guess.weight))
+            scores[known] = logAddExp(scores[known], ln(guess.weight))
             return
         }
         val column = columns.getOrElse(guess.token) { -1 }
         val own = if (column >= 0) rest + logQ(column) else Double.NEGATIVE_INFINITY
         ids[ids.lastIndex] = guess.token
-        law[law.lastIndex] = logAddExp(own, ln(guess.weight))
+        scores[scores.lastIndex] = logAddExp(own, ln(guess.weight))
     }
 
     /** ln(e^one + e^other). */

@@ -156,7 +156,7 @@ class ChatTemplate(source: String) {
             val body = block()
             expect("endfor")
             return Node { scope, out ->
-                val list = items(scope) as? List<*> ?: throw TemplateError("$of is no list")
+                val list = items(scope) as? List<*> ?: throw TemplateError("$of is not a list")
                 for ((index, item) in list.withIndex()) {
                     val loop = mapOf(
                         "index" to index + 1L, "index0" to index.toLong(), "first" to (index == 0),
@@ -190,7 +190,7 @@ class ChatTemplate(source: String) {
             null -> "None"
             is Boolean -> if (value) "True" else "False"
             is String, is Long, Undefined -> value.toString()
-            else -> throw TemplateError("the template prints a value that is no text")
+            else -> throw TemplateError("the template prints a value that is not a text")
         }
 
         fun truth(value: Any?): Boolean = when (value) {

@@ -32,7 +32,7 @@ internal class Destination(val address: URI, val headers: Map<String, String>, v
 
 /**
  * One connection to a verifier, from dialling on. Frames leave through a thread of their own, so that nobody waits for
- * a full buffer. sent: is told the bytes of every frame; pong: that a ping was answered.
+ * a full buffer. sent: called with the bytes of every frame; pong: that a ping was answered.
  */
 internal class Connection(
     private val destination: Destination,
@@ -95,7 +95,7 @@ internal class Connection(
         if (answer is Error && answer.code == ERR_MISMATCH) throw LinkRefused(answer.text)
         if (answer is Error) throw IOException("the verifier refused: ${answer.text}")
         if (answer !is Welcome || answer.protocol != PROTOCOL_VERSION.toLong()) {
-            throw IOException("the other side is no Outrider verifier of this protocol version")
+            throw IOException("the other side is not an Outrider verifier of this protocol version")
         }
         return LinkUp(answer, rtt)
     }

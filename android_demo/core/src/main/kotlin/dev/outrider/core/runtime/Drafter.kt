@@ -46,7 +46,7 @@ data class TreeShape(val nodes: Int = 32, val depth: Int = 10, val breadth: Int 
  *
  * steps: engine steps since it was asked for. ahead: its root had been expanded ahead, with [kept] nodes below it.
  */
-class Draft(
+data class Draft(
     val tree: TokenTree = TokenTree(),
     val scores: List<Double> = emptyList(),
     val steps: Int = 0,
@@ -113,11 +113,11 @@ class Drafter(
         val logits = advance(prefix)
         val high = logits.max().toDouble()
         val scale = if (sampling.greedy) 1.0 else sampling.temperature
-        val law = DoubleArray(logits.size) { (logits[it] - high) / scale }
-        normalise(law)
+        val logQ = DoubleArray(logits.size) { (logits[it] - high) / scale }
+        normalise(logQ)
         val noise = Noise(sampling.seed, prefix.size)
-        val best = law.indices.maxBy { if (sampling.greedy) law[it] else law[it] + noise.gumbel(draftIds[it]) }
-        return Written(draftIds[best], exp(law[best]))
+        val best = logQ.indices.maxBy { if (sampling.greedy) logQ[it] else logQ[it] + noise.gumbel(draftIds[it]) }
+        return Written(draftIds[best], exp(logQ[best]))
     }
 
     /**

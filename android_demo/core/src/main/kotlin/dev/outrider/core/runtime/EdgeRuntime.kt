@@ -27,7 +27,7 @@ private const val CLOSE_SECONDS = 5L
  */
 data class Options(
     val policy: Policy = Policy(),
-    val shape: TreeShape = TreeShape(nodes = 48),
+    val shape: TreeShape = LARGEST,
     val patience: Patience = Patience(),
     val shaping: Boolean = true,
     val ahead: Boolean? = null,
@@ -69,17 +69,17 @@ class EdgeRuntime(
     private val alone = server == null || options.policy.writer == Writer.DEVICE_ONLY
     private val policy = if (alone) options.policy.copy(writer = Writer.DEVICE_ONLY) else options.policy
     private val manifest = bundle.manifest
-    private val inbox = Channel<News>(Channel.UNLIMITED)
+    private val inbox = Channel<InboxEvent>(Channel.UNLIMITED)
     private val link = if (alone) null else Link(
         server!!, Hello(PROTOCOL_VERSION, manifest.targetHash, manifest.drafterHash, "outrider-kotlin"),
-        { inbox.trySend(News.Linked(it)) }, options.token, options.tls, options.clearText,
+        { inbox.trySend(InboxEvent.Linked(it)) }, options.token, options.tls, options.clearText,
     )
     private val worker = DrafterThread(
         Drafter(
             engine, bundle.draftIds, manifest.rowShape, manifest.saKvHeads, manifest.maxContext, options.lookup,
             bundle.nullRow,
         ),
-    ) { inbox.trySend(News.Failed(it)) }
+    ) { inbox.trySend(InboxEvent.Failed(it)) }
     private val controller = Controller(Pace(), options.mode)
     private val timer = RoundTimer()
     private val busy = AtomicBoolean()
@@ -113,7 +113,7 @@ class EdgeRuntime(
      * and engine. May take seconds: not for an app's main thread.
      */
     override fun close() {
-        inbox.trySend(News.Asked(News.Wish.CANCEL))
+        inbox.trySend(InboxEvent.Asked(InboxEvent.Wish.CANCEL))
         link?.close(Close(stream))
         worker.close(CLOSE_SECONDS)
         engine.close()
@@ -145,7 +145,7 @@ class EdgeRuntime(
     }
 
     /**
-     * Go on with an answer that [record] told of, perhaps in a process that is no more. Events as of [generate].
+     * Go on with an answer that [record] described, perhaps in a process that has ended. Events as of [generate].
      *
      * Raises [IllegalArgumentException] on a record of another target.
      */
@@ -160,22 +160,19 @@ class EdgeRuntime(
 
     /** Write nothing alone until [proceed], e.g. as the battery is low. The target's text goes on coming. */
     fun pause() {
-        inbox.trySend(News.Asked(News.Wish.PAUSE))
+        inbox.trySend(InboxEvent.Asked(InboxEvent.Wish.PAUSE))
     }
 
     /** Write alone again where the policy lets. */
     fun proceed() {
-        inbox.trySend(News.Asked(News.Wish.PROCEED))
+        inbox.trySend(InboxEvent.Asked(InboxEvent.Wish.PROCEED))
     }
 
     private fun answer(stop: List<String>, begin: () -> Session): Flow<Event> = flow {
         check(busy.compareAndSet(false, true)) { "an answer is on its way" }
         try {
             val session = begin()
-            val answer = Answer(
-                session, link, worker, inbox, options.shape, bundle.tokenizer::decode, stop, options.ahead, controller,
-                options.shaping,
-            )
+            val answer = Answer(session, link, worker, inbox, bundle.tokenizer::decode, stop)
             try {
                 answer.run(this) { record = session.record(manifest.targetHash, stop) }
             } finally {
@@ -196,6 +193,7 @@ class EdgeRuntime(
         return Session(
             ids, sampling, manifest.eosIds, maxNew, manifest.maxContext, manifest.rowShape, sessionId, stream,
             rowsSeen.upTo(same), options.patience, timer, policy,
+            Tuning(controller, options.shape, options.shaping, options.ahead),
         )
     }
 }

@@ -1,4 +1,4 @@
-/** What an answer tells while it grows, and the figures it ends with. */
+/** Events that an answer yields while it grows, and the figures it ends with. */
 package dev.outrider.core.runtime
 
 /** After it a user sees [verified] text, the target's, and behind it [provisional] text, the drafter's own. */
@@ -30,7 +30,7 @@ class LinkChange(
 class Finished(
     override val verified: String,
     override val provisional: String,
-    val reason: Ending,
+    val reason: FinishReason,
     val tokenIds: List<Int>,
     val stats: AnswerStats,
 ) : Event()

@@ -3,13 +3,9 @@ package dev.outrider.core.runtime
 /** Collects the figures of one answer while it grows. */
 internal class Figures(private val session: Session, private val link: Link?) {
     var draftSeconds = 0.0
-    var waitSeconds = 0.0
-    var engineSeconds = 0.0
     var aheadNodes = 0
-    val stallSeconds = ArrayList<Double>()
-    private var aheadUsed = 0
-    private var aheadHits = 0
-    private var aheadRounds = 0
+    private val stallSeconds = ArrayList<Double>()
+    private var stalledAt: Double? = null
     private var firstToken = 0.0
     private val began = now()
     private val up = link?.traffic?.up ?: 0
@@ -19,12 +15,20 @@ internal class Figures(private val session: Session, private val link: Link?) {
         if (firstToken == 0.0) firstToken = now() - began
     }
 
-    fun drafted(news: News.TreeDrafted) {
-        draftSeconds += news.seconds
-        if (session.stats.rounds == 0) return
-        aheadRounds++
-        if (news.draft.ahead) aheadHits++
-        aheadUsed += news.draft.kept
+    /** A verdict that was due at [due] did not come. */
+    fun stalled(due: Double) {
+        stalledAt = due
+    }
+
+    /** A provisional token is shown. */
+    fun wrote() {
+        stalledAt?.let { stallSeconds += now() - it }
+        stalledAt = null
+    }
+
+    /** The target answers again. */
+    fun resumed() {
+        stalledAt = null
     }
 
     fun end(): AnswerStats {
@@ -35,7 +39,7 @@ internal class Figures(private val session: Session, private val link: Link?) {
             tokens, of.rounds, if (of.rounds > 0) (of.accepted + of.rounds) / of.rounds.toDouble() else 0.0, of.nodes,
             of.calls, of.streamed, seconds, tokens / seconds, firstToken,
             (link?.traffic?.up ?: 0) - up, (link?.traffic?.down ?: 0) - down,
-            draftSeconds, waitSeconds, engineSeconds, aheadNodes, aheadUsed, aheadHits, aheadRounds,
+            draftSeconds, of.waitSeconds, of.engineSeconds, aheadNodes, of.aheadUsed, of.aheadHits, of.aheadRounds,
             of.provisional, of.kept, of.rolledBack, of.adopted, of.stalls, of.pauses, of.opens, stallSeconds.toList(),
         )
     }

@@ -1,6 +1,6 @@
 package dev.outrider.core.runtime
 
-/** Text that is no JSON, or not the JSON that is wanted. */
+/** Text that is not JSON, or not the JSON that is wanted. */
 class JsonError(message: String) : IllegalArgumentException(message)
 
 /**

@@ -33,7 +33,7 @@ private const val PING_INTERVAL = 10L
 /** Milliseconds that a silent connection has to answer a ping before another one is dialled beside it. */
 private const val HEAD_START = 250L
 
-/** One that says nothing is given up after so many calls of [Link.renew], even if it answers pings. */
+/** Calls of [Link.renew] after which a connection that says nothing is given up, even if it answers pings. */
 private const val RENEWALS = 10
 
 /** The verifier will never accept this device (other target, drafter or protocol; no valid token). */
@@ -296,7 +296,7 @@ class Link(
         fun parse(url: String): URI {
             val parsed = runCatching { URI(url) }.getOrNull()
             val known = parsed?.scheme == "ws" || parsed?.scheme == "wss"
-            if (parsed == null || !known || parsed.host == null) throw LinkRefused("$url is no WebSocket address")
+            if (parsed == null || !known || parsed.host == null) throw LinkRefused("$url is not a WebSocket address")
             return parsed
         }
     }

@@ -4,7 +4,7 @@ package dev.outrider.core.runtime
  * Prompt lookup: what followed when the text last stood at the same few tokens.
  *
  * Copied names, quoted passages and repeated lines are cheap to foresee this way, from any distance and outside the
- * draft vocabulary. The drafter mixes the guess into its own law; like any candidate it can only cost speed.
+ * draft vocabulary. The drafter mixes the guess into its own distribution; like any candidate it can only cost speed.
  *
  * An index of every run of 1 to [LONGEST] tokens in a text that mostly grows at its end.
  */

@@ -2,8 +2,8 @@
  * What the device has measured of drafter, link and target, and what follows: tree size, when to stop, which mode.
  *
  * A round of tree drafting commits 1 + (sum of the sent nodes' acceptance probabilities) tokens and takes
- * exposed drafting + trip + step(nodes). A stream commits a token per step(0). Everything here maximises or compares
- * tokens per second by these two lines. Seconds throughout.
+ * exposed drafting + round-trip time + step(nodes). A stream commits a token per step(0). Everything here maximises or
+ * compares tokens per second by these two lines. Seconds throughout.
  */
 package dev.outrider.core.runtime
 
@@ -13,77 +13,67 @@ import dev.outrider.core.protocol.Welcome
 import kotlin.math.ceil
 import kotlin.math.exp
 
-/**
- * Weight of the newest observation; a token of a stream says less than a round, a tree drafted beside one stands for
- * the rounds between it and the last.
- */
-private const val SMOOTHING = 0.2
-private const val TOKEN_SMOOTHING = 0.1
-private const val COMPARED_SMOOTHING = 0.4
-
-/** Observations that a depth's calibration begins with, at "as predicted"; older ones fade. */
-private const val PRIOR = 4.0
-private const val FADING = 0.99
-
-/** Levels that are calibrated apart; deeper ones count as the last. */
-private const val DEPTHS = 12
-
-/**
- * Another mode must promise so much more, so many times in a row: beside trees, and beside a stream, where a token that
- * was held up is followed by a burst.
- */
-private const val MARGIN = 1.05
-private const val TIMES = 2
-private const val STREAM_TIMES = 8
-
-/** Tokens of a stream that is tried; not where it is guessed to bring less than this share of what trees do. */
-private const val TRIAL = 8
-private const val WORTH_A_TRIAL = 0.5
-
-/** Share of the time that trials may cost; after each, half as much, so many times. */
-private const val TRYING = 0.03
-private const val HALVINGS = 5
-
-/** Bounds of what a drafting step must promise, in accepted tokens. */
-private const val LEAST_GAIN = 0.01
-private const val MOST_GAIN = 0.6
-
-/** Of a tree, before one was drafted. */
-private const val SOME_NODES = 16.0
-
-/** A tree is drafted with so many times the nodes that were worth sending of those before it; at least so many. */
-private const val SPARE = 2
-private const val LEAST_NODES = 16
-
-/** Tokens of a stream between trees drafted beside it; where trees bring less than half of what it does. */
-private const val COMPARE_EVERY = 8
-private const val COMPARE_RARELY = 64
-
-/**
- * Share of a stream's time that drafting these trees may take, but for an answer's first streamed tokens: what is known
- * then is of other answers.
- */
-private const val COMPARING = 0.02
-private const val SOON = 32
-
-/** Share of a round that drafting must be for drafting ahead, which costs energy and spares a third of it at most. */
-private const val AHEAD_SHARE = 0.2
-
-/** Seconds that nothing is faster than, so that no rate is infinite. */
-private const val INSTANT = 1e-4
+/** The constants behind every choice of [Pace] and [Controller]; the Python runtime has the same. */
+class PaceConfig(
+    /** Weight of the newest round in a smoothed measurement. */
+    val smoothing: Double = 0.2,
+    /** Weight of the newest token of a stream: one token says less than a round. */
+    val tokenSmoothing: Double = 0.1,
+    /** Weight of a tree drafted beside a stream: it stands for all the rounds since the last one. */
+    val comparisonSmoothing: Double = 0.4,
+    /** Observations that each depth's calibration starts with, all of them "as predicted". */
+    val prior: Double = 4.0,
+    /** What an older observation still counts after one more tree. */
+    val fading: Double = 0.99,
+    /** Levels of a tree that are calibrated separately; deeper ones count as the last. */
+    val depths: Int = 12,
+    /** A node is taken to be accepted at most this many times as often as the drafter predicted. */
+    val mostCorrection: Double = 4.0,
+    /** The other mode must promise this many times the tokens per second. */
+    val margin: Double = 1.05,
+    /** Consecutive rounds in which it must, before trees are left for a stream. */
+    val roundsToLeaveTrees: Int = 2,
+    /** Consecutive tokens for which it must, before a stream is left: a delayed token is followed by a burst. */
+    val tokensToLeaveStream: Int = 8,
+    /** Tokens of a trial stream. */
+    val trialTokens: Int = 8,
+    /** No trial where a stream's predicted rate is below this share of the trees' rate. */
+    val worthATrial: Double = 0.5,
+    /** Share of the time that trials may cost at first; it is halved after each trial, this many times at most. */
+    val trialShare: Double = 0.03,
+    val trialHalvings: Int = 5,
+    /** Bounds, in accepted tokens, of what another drafting step must promise. */
+    val leastGain: Double = 0.01,
+    val mostGain: Double = 0.6,
+    /** Size of a tree, before the first was drafted. */
+    val firstNodes: Double = 16.0,
+    /** Nodes drafted per node that was worth sending in earlier trees, and nodes that are drafted in any case. */
+    val spare: Int = 2,
+    val leastNodes: Int = 16,
+    /** Tokens of a stream between two trees drafted beside it; the same where trees promise less than half its rate. */
+    val compareEvery: Int = 8,
+    val compareRarely: Int = 64,
+    /** Share of a stream's time that drafting these trees may take, but for an answer's first streamed tokens. */
+    val comparisonShare: Double = 0.02,
+    val earlyTokens: Int = 32,
+    /** Drafting ahead costs energy and hides a third of the drafting at most: not below this share of a round. */
+    val aheadShare: Double = 0.2,
+    /** No duration is taken to be shorter than this many seconds, so that rates stay finite. */
+    val leastSeconds: Double = 1e-4,
+)
 
 /** Smoothed measurements; they outlive answers. */
-class Pace {
+class Pace(val config: PaceConfig = PaceConfig()) {
     /**
-     * The verifier's, as WELCOME told, or null: a step takes a second. Steps of trees take [load] times as long now,
-     * of single tokens [tokenLoad].
+     * The verifier's, as WELCOME advertised it, or null: a step is taken to last a second. Steps for trees take
+     * [slowdown] times as long, steps for single tokens [tokenSlowdown].
      */
     private var curve: CostCurve? = null
-    private var load: Double? = null
-    private var tokenLoad: Double? = null
+    private var slowdown: Double? = null
+    private var tokenSlowdown: Double? = null
 
     /** A round without the verifier's engine and queue. */
-    private var trip: Double? = null
+    private var rtt: Double? = null
     private var queue = 0.0
 
     /** Drafting between a verdict and the next VERIFY. */
@@ -91,7 +81,7 @@ class Pace {
     private var drafterStep: Double? = null
 
     /** Drafting a tree of which nothing was there, and a tree for comparison. */
-    private var whole: Double? = null
+    private var fromScratch: Double? = null
     private var compared = 0.0
 
     /** Between tokens of a stream, of which there were [gaps]; late: tokens arrive that an outage held back. */
@@ -104,27 +94,27 @@ class Pace {
     private var nodes: Double? = null
 
     /** Accepted nodes, by depth: as the drafter predicted them, and as they came. */
-    private val predicted = DoubleArray(DEPTHS + 1) { PRIOR }
-    private val accepted = DoubleArray(DEPTHS + 1) { PRIOR }
+    private val predicted = DoubleArray(config.depths + 1) { config.prior }
+    private val accepted = DoubleArray(config.depths + 1) { config.prior }
 
     // --- measurements ---
 
-    /** A handshake took [trip]. Another verifier has other costs; what was measured of the same one stays. */
-    fun linked(welcome: Welcome, trip: Double) {
-        val told = CostCurve.unpack(welcome.costs)
-        this.trip = trip
-        if (told != null && told == curve) return
-        curve = told
-        load = null
-        tokenLoad = null
+    /** A handshake took [rtt]. Another verifier has other costs; what was measured of the same one stays. */
+    fun linked(welcome: Welcome, rtt: Double) {
+        val advertised = CostCurve.unpack(welcome.costs)
+        this.rtt = rtt
+        if (advertised != null && advertised == curve) return
+        curve = advertised
+        slowdown = null
+        tokenSlowdown = null
         gap = null
         gaps = 0
     }
 
-    /** [whole]: nothing of the tree was there before, and no prompt had to be read. */
-    fun drafted(seconds: Double, steps: Int, whole: Boolean) {
+    /** [fromScratch]: nothing of the tree was there before, and no prompt had to be read. */
+    fun drafted(seconds: Double, steps: Int, fromScratch: Boolean) {
         if (steps > 0) drafterStep = blend(drafterStep, seconds / steps)
-        if (whole) this.whole = blend(this.whole, seconds)
+        if (fromScratch) this.fromScratch = blend(this.fromScratch, seconds)
     }
 
     /** A tree's verdict came after [wait]: [path] was accepted; engine, queue: the verifier's own part of it. */
@@ -132,7 +122,7 @@ class Pace {
         tree: TokenTree, scores: List<Double>, path: List<Int>, wait: Double, engine: Double, queue: Double,
     ) {
         stepped(1 + tree.size, engine)
-        trip = blend(trip, maxOf(0.0, wait - engine - queue))
+        rtt = blend(rtt, maxOf(0.0, wait - engine - queue))
         this.queue = blend(this.queue, queue)
         brought(tree, scores, path)
     }
@@ -143,28 +133,28 @@ class Pace {
         late = overdue || (late && gap < engine / 2)
         if (late) return
         gaps++
-        this.gap = blend(this.gap, gap, maxOf(TOKEN_SMOOTHING, 1.0 / gaps))
+        this.gap = blend(this.gap, gap, maxOf(config.tokenSmoothing, 1.0 / gaps))
     }
 
     /** Of a tree drafted in [seconds] beside a stream, for comparison, [path] came true. */
     fun foreseen(tree: TokenTree, scores: List<Double>, path: List<Int>, seconds: Double) {
-        brought(tree, scores, path, COMPARED_SMOOTHING)
+        brought(tree, scores, path, config.comparisonSmoothing)
         compared = blend(compared, seconds)
     }
 
     /** Learn from what came of a tree. tau is what its nodes promise, calibrated: that varies less than luck does. */
-    private fun brought(tree: TokenTree, scores: List<Double>, path: List<Int>, weight: Double = SMOOTHING) {
+    private fun brought(tree: TokenTree, scores: List<Double>, path: List<Int>, weight: Double = config.smoothing) {
         nodes = blend(nodes, tree.size.toDouble(), weight)
         if (scores.size != tree.size || scores.isEmpty()) {
             tau = blend(tau, 1.0 + path.size, weight)
             return
         }
-        for (depth in 1..DEPTHS) {
-            predicted[depth] = PRIOR + FADING * (predicted[depth] - PRIOR)
-            accepted[depth] = PRIOR + FADING * (accepted[depth] - PRIOR)
+        for (depth in 1..config.depths) {
+            predicted[depth] = config.prior + config.fading * (predicted[depth] - config.prior)
+            accepted[depth] = config.prior + config.fading * (accepted[depth] - config.prior)
         }
-        for ((node, score) in scores.withIndex()) predicted[minOf(tree.depths[node], DEPTHS)] += exp(score)
-        for (depth in 1..path.size) accepted[minOf(depth, DEPTHS)] += 1.0
+        for ((node, score) in scores.withIndex()) predicted[minOf(tree.depths[node], config.depths)] += exp(score)
+        for (depth in 1..path.size) accepted[minOf(depth, config.depths)] += 1.0
         tau = blend(tau, expected(tree, scores).last(), weight)
     }
 
@@ -172,8 +162,8 @@ class Pace {
     private fun expected(tree: TokenTree, scores: List<Double>): List<Double> {
         var tokens = 1.0
         return scores.mapIndexed { node, score ->
-            val depth = minOf(tree.depths[node], DEPTHS)
-            tokens += minOf(1.0, exp(score) * minOf(4.0, accepted[depth] / predicted[depth]))
+            val depth = minOf(tree.depths[node], config.depths)
+            tokens += minOf(1.0, exp(score) * minOf(config.mostCorrection, accepted[depth] / predicted[depth]))
             tokens
         }
     }
@@ -184,13 +174,13 @@ class Pace {
 
     private fun stepped(tokens: Int, seconds: Double) {
         if (seconds <= 0) return
-        val now = seconds / told(tokens.toDouble())
-        val (own, other) = if (tokens > 1) load to tokenLoad else tokenLoad to load
+        val now = seconds / advertised(tokens.toDouble())
+        val (own, other) = if (tokens > 1) slowdown to tokenSlowdown else tokenSlowdown to slowdown
         val new = blend(own, now)
         // each keeps a level of its own, as the curve may be wrong for one of them, and they rise and fall together
         val followed = if (own == null || other == null) other else other * new / own
-        load = if (tokens > 1) new else followed
-        tokenLoad = if (tokens > 1) followed else new
+        slowdown = if (tokens > 1) new else followed
+        tokenSlowdown = if (tokens > 1) followed else new
     }
 
     // --- what follows ---
@@ -199,11 +189,11 @@ class Pace {
     fun treeRate(): Double = tau / round()
 
     /** Seconds of a round of tree drafting. */
-    fun round(): Double = maxOf(INSTANT, exposed + fixed() + treeStep())
+    fun round(): Double = maxOf(config.leastSeconds, exposed + fixed() + treeStep())
 
     /** Tokens per second of a stream, or null where nothing is known. */
     fun streamRate(): Double? {
-        gap?.let { return 1 / maxOf(INSTANT, it) }
+        gap?.let { return 1 / maxOf(config.leastSeconds, it) }
         val step = step(0.0)
         return if (step > 0) 1 / (step + queue) else null
     }
@@ -211,7 +201,7 @@ class Pace {
     /** Seconds that a short stream costs in place of trees: it must be asked for, and may be slower. */
     fun trialCost(): Double {
         val token = streamRate()?.let { 1 / it } ?: 0.0
-        return exposed + fixed() + TRIAL * maxOf(0.0, token - 1 / treeRate())
+        return exposed + fixed() + config.trialTokens * maxOf(0.0, token - 1 / treeRate())
     }
 
     /**
@@ -220,101 +210,45 @@ class Pace {
      * [streamed]: tokens of this answer's streams so far.
      */
     fun compareEvery(streamed: Int): Int {
-        val stream = streamRate() ?: return COMPARE_EVERY
-        val every = if (2 * treeRate() < stream) COMPARE_RARELY else COMPARE_EVERY
-        return if (streamed <= SOON) every else maxOf(every, ceil(compared * stream / COMPARING).toInt())
+        val stream = streamRate() ?: return config.compareEvery
+        val every = if (2 * treeRate() < stream) config.compareRarely else config.compareEvery
+        if (streamed <= config.earlyTokens) return every
+        return maxOf(every, ceil(compared * stream / config.comparisonShare).toInt())
     }
 
     /** Whether drafting is enough of a round to be hidden. */
-    fun draftsAhead(): Boolean = whole.let { it != null && it >= AHEAD_SHARE * (it + fixed() + treeStep()) }
+    fun draftsAhead(): Boolean = fromScratch.let { it != null && it >= config.aheadShare * (it + fixed() + treeStep()) }
 
     /** Accepted tokens that one more drafting step must promise to be worth its time. */
-    fun gain(): Double = (treeRate() * (drafterStep ?: 0.0)).coerceIn(LEAST_GAIN, MOST_GAIN)
+    fun gain(): Double = (treeRate() * (drafterStep ?: 0.0)).coerceIn(config.leastGain, config.mostGain)
 
     /** Nodes to draft of the next tree, so that there is a choice of what to send. */
-    fun worthDrafting(): Int = maxOf(LEAST_NODES, ceil(SPARE * (nodes ?: SOME_NODES)).toInt())
+    fun worthDrafting(): Int = maxOf(config.leastNodes, ceil(config.spare * (nodes ?: config.firstNodes)).toInt())
 
     /** How many nodes of [tree], best first, make most tokens per second; scores: log path probabilities. */
     fun worthSending(tree: TokenTree, scores: List<Double>): Int {
         if (scores.isEmpty()) return tree.size
         val rates = expected(tree, scores).mapIndexed { node, tokens ->
-            tokens / maxOf(INSTANT, exposed + fixed() + step(node + 1.0))
+            tokens / maxOf(config.leastSeconds, exposed + fixed() + step(node + 1.0))
         }
         return 1 + rates.indices.maxBy { rates[it] }
     }
 
     /** A round's time without drafting and the verifier's engine. */
-    private fun fixed() = (trip ?: 0.0) + queue
+    private fun fixed() = (rtt ?: 0.0) + queue
 
     /** Seconds of the verifier's engine for a tree as they are now. */
-    private fun treeStep() = step(nodes ?: SOME_NODES)
+    private fun treeStep() = step(nodes ?: config.firstNodes)
 
-    /** Seconds of the verifier's engine for a tree of so many nodes; 0: for a token of a stream. */
+    /** Seconds of the verifier's engine for a tree of [nodes] nodes; 0: for a token of a stream. */
     private fun step(nodes: Double): Double {
-        val load = if (nodes > 0) load ?: tokenLoad else tokenLoad ?: load
-        return (load ?: if (curve == null) 0.0 else 1.0) * told(1 + nodes)
+        val slowdown = if (nodes > 0) slowdown ?: tokenSlowdown else tokenSlowdown ?: slowdown
+        return (slowdown ?: if (curve == null) 0.0 else 1.0) * advertised(1 + nodes)
     }
 
-    /** Seconds of a step of so many tokens, as the verifier told; what it really takes is [load] times as long. */
-    private fun told(tokens: Double): Double = curve?.at(tokens) ?: 1.0
+    /** Seconds of a step of [tokens] as the verifier advertised; it really takes [slowdown] times as long. */
+    private fun advertised(tokens: Double): Double = curve?.at(tokens) ?: 1.0
 
-    private fun blend(old: Double?, new: Double, weight: Double = SMOOTHING): Double =
+    private fun blend(old: Double?, new: Double, weight: Double = config.smoothing): Double =
         if (old == null) new else old + weight * (new - old)
-}
-
-/**
- * Tree or stream: whichever promises more tokens per second, with hysteresis. pinned: always this one.
- *
- * Beside a stream, trees are drafted for comparison. Beside trees, nothing but the verifier's curve tells how long a
- * stream's tokens take, and that may be wrong: so now and then, where it could be the better one, one is tried.
- */
-class Controller(val pace: Pace, private val pinned: Mode? = null) {
-    private var mode = Mode.TREE
-    private var better = 0
-
-    /** Trials so far, tokens that are left of one, and seconds that the next may cost. */
-    private var trials = 0
-    private var trial = 0
-    private var saved = 0.0
-
-    /** The mode of a new answer: no hysteresis, nothing is under way. */
-    fun begin(): Mode {
-        better = STREAM_TIMES
-        return choose()
-    }
-
-    /** After every verdict. */
-    fun choose(): Mode {
-        if (pinned != null) return pinned
-        val stream = pace.streamRate() ?: return mode
-        val tree = pace.treeRate()
-        if (trial > 0) {
-            if (--trial == 0) endTrial(stream > MARGIN * tree)
-            return mode
-        }
-        val (now, other) = if (mode == Mode.TREE) tree to stream else stream to tree
-        better = if (other > MARGIN * now) better + 1 else 0
-        if (better >= if (mode == Mode.TREE) TIMES else STREAM_TIMES) {
-            mode = if (mode == Mode.TREE) Mode.STREAM else Mode.TREE
-            better = 0
-        } else if (mode == Mode.TREE && stream > WORTH_A_TRIAL * tree) {
-            maybeTry()
-        }
-        return mode
-    }
-
-    /** Begin a trial if enough was saved for it. */
-    private fun maybeTry() {
-        saved += TRYING * pace.round()
-        if (saved <= pace.trialCost() * (1 shl minOf(trials, HALVINGS))) return
-        mode = Mode.STREAM
-        trial = TRIAL
-        saved = 0.0
-        trials++
-    }
-
-    private fun endTrial(isBetter: Boolean) {
-        better = 0
-        if (!isBetter) mode = Mode.TREE
-    }
 }

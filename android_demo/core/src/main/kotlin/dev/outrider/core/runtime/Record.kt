@@ -52,13 +52,13 @@ class AnswerRecord(
                 fields.field<String>("session").hexToBytes(), fields.field("target"), fields.strings("stop"),
             )
             require(record.prompt.isNotEmpty() && record.session.size == 16 && record.stream in 0 until STREAMS) {
-                "no record of an answer"
+                "not a record of an answer"
             }
             return record
         }
 
         private fun span(value: Any?): Pair<Int, Int> {
-            val (first, last) = mapOf("span" to value).ints("span").also { require(it.size == 2) { "no span" } }
+            val (first, last) = mapOf("span" to value).ints("span").also { require(it.size == 2) { "not a span" } }
             return first to last
         }
     }
@@ -66,7 +66,7 @@ class AnswerRecord(
 
 internal fun ByteArray.toHex(): String = joinToString("") { (it.toInt() and 0xFF).toString(16).padStart(2, '0') }
 
-/** Raises [IllegalArgumentException] on what is no hexadecimal. */
+/** Raises [IllegalArgumentException] on what is not hexadecimal. */
 internal fun String.hexToBytes(): ByteArray {
     require(length % 2 == 0) { "half a byte" }
     return ByteArray(length / 2) { substring(2 * it, 2 * it + 2).toInt(16).toByte() }

@@ -73,8 +73,8 @@ private fun sink(heap: DoubleArray, from: Int) {
 }
 
 /**
- * e^[x] for x <= 0 to eight digits, with less work than the library's: a law is summed over the whole vocabulary
- * behind every node.
+ * e^[x] for x <= 0 to eight digits, with less work than the library's: behind every node a distribution is summed over
+ * the whole vocabulary.
  */
 internal fun quickExp(x: Double): Double {
     if (x < -700) return 0.0

@@ -8,19 +8,13 @@ import dev.outrider.core.protocol.ERR_UNKNOWN
 import dev.outrider.core.protocol.Error
 import dev.outrider.core.protocol.Features
 import dev.outrider.core.protocol.MAX_NODES
-import dev.outrider.core.protocol.Open
 import dev.outrider.core.protocol.Opened
 import dev.outrider.core.protocol.Resync
 import dev.outrider.core.protocol.RowShape
 import dev.outrider.core.protocol.Sampling
 import dev.outrider.core.protocol.ServerMessage
-import dev.outrider.core.protocol.TokenTree
 import dev.outrider.core.protocol.Verdict
 import dev.outrider.core.protocol.Welcome
-import dev.outrider.core.protocol.packIds
-
-/** A request whose reply is awaited. tree: null for a GENERATE. */
-internal class Flight(val seq: Long, val tree: TokenTree?, val sent: Double, val due: Double, val afterOpen: Boolean)
 
 /**
  * One answer as a pure state machine: events in, actions out. No I/O, no threads, no clock.
@@ -34,7 +28,8 @@ internal class Flight(val seq: Long, val tree: TokenTree?, val sent: Double, val
  * monotonic clock, handed in with each event. One thread calls; only [version] may be read from another.
  *
  * prompt: token ids of the conversation so far. maxNew: committed tokens at most. sessionId (16 bytes), stream: as on
- * the wire. rowShape: the drafter's. rowsSeen: of the prompt, as far as the drafter holds its rows.
+ * the wire. rowShape: the drafter's. rowsSeen: of the prompt, as far as the drafter holds its rows. [Tuning]: what
+ * measurements decide.
  */
 class Session(
     val prompt: List<Int>,
@@ -49,27 +44,26 @@ class Session(
     internal val patience: Patience = Patience(),
     internal val timer: RoundTimer = RoundTimer(),
     val policy: Policy = Policy(),
+    internal val tuning: Tuning = Tuning(),
 ) {
     val stats = SessionStats()
-    internal val text = AnswerTokens(prompt, stats)
+    internal val text = AnswerTokens(prompt, minOf(prompt.size + maxNew, maxContext), eosIds, stats)
+    internal val requests = Requests(stream, sessionId, sampling, patience, timer, stats)
+    internal val deadlines = Deadlines(patience.silence)
+    internal val solo = Solo(policy)
     val committed: List<Int> get() = text.committed
     val provisional: List<Int> get() = text.provisional
 
-    /** What the user sees: the answer's verified and provisional tokens. */
-    val textIds: List<Int> get() = text.answer + text.provisional
+    /** The request whose reply is awaited. */
+    internal val flight: Flight? get() = requests.flight
+
+    /** The target is silent. */
+    val alone: Boolean get() = solo.alone
 
     var mode = Mode.TREE
         internal set
-    var finished: Ending? = null
+    var finished: FinishReason? = null
         private set
-
-    /** The target is silent. */
-    var alone = false
-        internal set
-
-    /** Why nothing is written alone, where that is so. */
-    var paused: PauseReason? = null
-        internal set
 
     /** The drafter has a job of ours. */
     var busy = false
@@ -79,56 +73,68 @@ class Session(
     @Volatile
     var version = 0
         internal set
-    internal var flight: Flight? = null
-    internal var connectBy: Double? = null
-        private set
-
-    internal var textOver = false // see `enough`
     internal var linked = false
-    internal var readyTree: TokenTree? = null
-    internal var seq = 0L
-    internal var freshOpen = false // an OPEN was sent and no VERIFY since
-    private var heard = 0.0
-    internal var retryAt: Double? = null
-    internal var giveUpAt: Double? = null
+    internal var ready: Draft? = null // the tree to send next
     internal var maxNodes = 64
     internal var treeBudget = MAX_NODES // what the verifier asks for now; larger trees it may prune
-    internal var limit = minOf(prompt.size + maxNew, maxContext)
-    internal val gaps = RoundTimer(timer.floor, timer.ceiling, timer.first) // between streamed tokens
-    internal val confidence = ArrayDeque<Double>()
+
+    /** Trees and streams are alternatives. */
+    internal val targetFirst = policy.writer == Writer.PREFER_CLOUD || policy.writer == Writer.CLOUD_ONLY
+
+    val state: State
+        get() = when {
+            finished != null -> State.FINISHED
+            alone -> if (solo.mute) State.WAITING else State.ALONE
+            flight != null -> if (flight?.tree == null) State.STREAMING else State.VERIFYING
+            else -> State.DRAFTING
+        }
+
+    /** Whether the drafter is to grow the tree under way on: it has nothing else to do, and it is worth it. */
+    val draftsAhead: Boolean
+        get() = (flight?.tree?.size ?: 0) > 0 && provisional.isEmpty() && !busy && tuning.draftsAhead()
 
     // --- events ---
 
     /** Begin. Drafting starts at once, so that the first tree is ready when the link is. */
     fun start(now: Double): List<Action> {
-        heard = now
-        if (over()) return finish(if (ended()) Ending.STOP else Ending.LENGTH)
+        deadlines.heard = now
+        if (targetFirst) mode = tuning.begin()
+        if (text.over) return finish(if (text.ended) FinishReason.STOP else FinishReason.LENGTH)
         if (policy.writer == Writer.DEVICE_ONLY) return goOnAlone(now, now)
-        if (!linked) connectBy = now + patience.connect
+        if (!linked) deadlines.connect = now + patience.connect
         return work(now)
     }
 
-    /** The link is up and the hashes agree: OPEN with everything committed, and go on. */
-    fun linkUp(welcome: Welcome, now: Double): List<Action> {
+    /**
+     * The link is up and the hashes agree: OPEN with everything committed, and go on.
+     *
+     * rtt: seconds of the handshake, if it happened during this answer.
+     */
+    fun linkUp(welcome: Welcome, now: Double, rtt: Double? = null): List<Action> {
+        val actions = if (rtt == null) emptyList() else {
+            tuning.linked(welcome, rtt)
+            if (targetFirst) changeMode(tuning.begin(), now) else emptyList()
+        }
         linked = true
-        heard = now
+        deadlines.heard = now
         maxNodes = minOf(welcome.maxNodes, MAX_NODES)
         treeBudget = welcome.treeBudget.orAll()
-        limit = minOf(limit, welcome.maxContext)
-        return open(now)
+        text.limit = minOf(text.limit, welcome.maxContext)
+        return actions + open(now)
     }
 
     fun linkDown(now: Double): List<Action> {
         linked = false
-        flight = null
-        retryAt = null
-        if (finished != null || connectBy != null) return emptyList() // before a first link `connectBy` decides
+        requests.flight = null
+        deadlines.retry = null
+        // before a first link its deadline decides
+        if (finished != null || deadlines.connect != null) return emptyList()
         return goOnAlone(now, now)
     }
 
     /** A message for this stream arrived. */
     fun message(message: ServerMessage, now: Double): List<Action> {
-        heard = now
+        deadlines.heard = now
         if (finished != null) return emptyList()
         return when (message) {
             is Verdict -> verdict(message, now)
@@ -139,49 +145,52 @@ class Session(
         }
     }
 
-    /** The drafter finished a tree (its answer to [DraftTree]). */
-    fun treeReady(tree: TokenTree, version: Int, now: Double): List<Action> {
+    /** The drafter finished a tree in [seconds] (its answer to [DraftTree]). */
+    fun treeReady(draft: Draft, version: Int, now: Double, seconds: Double = 0.0): List<Action> {
         busy = false
-        if (version == this.version) readyTree = tree
+        tuning.drafted(draft, seconds, stats)
+        if (version == this.version) ready = tuning.worthSending(draft)
         return work(now)
+    }
+
+    /** The drafter finished a tree below the first [base] tokens in [seconds] (its answer to [Compare]). */
+    fun treeCompared(draft: Draft, base: Int, seconds: Double): List<Action> {
+        tuning.compared(draft, base, seconds)
+        return emptyList()
     }
 
     /** The drafter wrote a token, to which it gives the probability [sure] (its answer to [WriteToken]). */
     fun tokenWritten(token: Int, sure: Double, version: Int, now: Double): List<Action> {
         busy = false
         val actions = mutableListOf<Action>()
-        if (version == this.version && mayWrite() && finished == null) {
+        if (version == this.version && solo.mayWrite(provisional.size) && finished == null) {
             text.provide(token)
             this.version++
             actions += Provide(token)
-            actions += weigh(sure)
+            if (solo.doubts(sure)) actions += pauseFor(PauseReason.UNSURE)
         }
         return actions + work(now)
     }
 
-    /** Time passed; see [wakeAt]. */
+    /** When [tick] wants to be called, or null. */
+    fun wakeAt(): Double? = pending().minOfOrNull { (_, moment) -> moment }
+
+    /** Time passed: act on the first deadline that has passed. */
     fun tick(now: Double): List<Action> {
-        if (finished != null) return emptyList()
-        val waiting = flight
-        return when {
-            connectBy.passed(now) -> {
-                val due = connectBy!!
-                connectBy = null
+        val (deadline, due) = pending().firstOrNull { (_, moment) -> now >= moment } ?: return emptyList()
+        return when (deadline) {
+            Deadline.CONNECT -> {
+                deadlines.connect = null
                 goOnAlone(due, now)
             }
-            giveUpAt.passed(now) ->
-                finish(if (policy.writer == Writer.CLOUD_ONLY) Ending.UNREACHABLE else Ending.UNVERIFIED)
-            retryAt.passed(now) -> {
-                retryAt = null
-                open(now)
-            }
-            waiting == null -> emptyList()
-            now >= waiting.due && !alone -> goOnAlone(waiting.due, now)
-            now >= renewAt(waiting) -> {
-                heard = now
+            Deadline.GIVE_UP ->
+                finish(if (policy.writer == Writer.CLOUD_ONLY) FinishReason.UNREACHABLE else FinishReason.UNVERIFIED)
+            Deadline.RETRY -> open(now)
+            Deadline.REPLY -> goOnAlone(due, now)
+            Deadline.RENEW -> {
+                deadlines.heard = now
                 listOf(Reconnect)
             }
-            else -> emptyList()
         }
     }
 
@@ -190,7 +199,7 @@ class Session(
         if (mode == this.mode || finished != null) return emptyList()
         this.mode = mode
         version++
-        readyTree = null
+        ready = null
         val generating = flight.let { it != null && it.tree == null }
         // a GENERATE ends by CANCEL; OPEN says how much of it arrived
         return if (generating) listOf(Send(Cancel(stream))) + open(now) else work(now)
@@ -198,112 +207,97 @@ class Session(
 
     /** Write nothing alone until [proceed]: the battery is low, or the user said so. */
     fun pause(now: Double): List<Action> {
-        if (finished != null || paused == PauseReason.ASKED) return emptyList()
+        if (finished != null || solo.paused == PauseReason.ASKED) return emptyList()
         return listOf(pauseFor(PauseReason.ASKED)) + work(now)
     }
 
     /** Write alone again where the policy lets. */
     fun proceed(now: Double): List<Action> {
-        if (finished != null || paused == null) return emptyList()
-        paused = null
-        giveUpAt = null
-        confidence.clear()
+        if (finished != null || solo.paused == null) return emptyList()
+        deadlines.giveUp = null
+        solo.proceed()
         return work(now)
     }
 
-    fun cancel(): List<Action> = if (finished != null) emptyList() else finish(Ending.CANCELLED)
+    fun cancel(): List<Action> = if (finished != null) emptyList() else finish(FinishReason.CANCELLED)
 
     /** A stop string ended the text [surplus] committed tokens ago; even if they ended the answer themselves. */
     fun stop(surplus: Int): List<Action> {
         text.withdraw(surplus)
-        return finish(Ending.STOP)
+        return finish(FinishReason.STOP)
     }
 
     /** A stop string came in the provisional text: nothing more is written, unless it is taken back. */
     fun enough() {
-        textOver = true
-    }
-
-    /** When [tick] wants to be called, or null. */
-    fun wakeAt(): Double? {
-        if (finished != null) return null
-        val reply = flight?.let { if (alone) renewAt(it) else minOf(renewAt(it), it.due) }
-        return listOfNotNull(connectBy, giveUpAt, retryAt, reply).minOrNull()
+        text.enough = true
     }
 
     // --- a record that survives the process ---
 
     /** What [restore] needs. target: the bundle's hash; stop: the strings that end the answer. */
     fun record(target: String, stop: List<String>) = AnswerRecord(
-        prompt, text.answer, text.provisional, text.adopted, sampling, maxNew, seq, stream, sessionId, target, stop,
+        prompt, committed.drop(prompt.size), provisional, text.adopted, sampling, maxNew, requests.seq, stream,
+        sessionId, target, stop,
     )
 
     /** Take up a recorded answer, before [start]. The session was made with the record's prompt and settings. */
     fun restore(record: AnswerRecord) {
         text.restore(record)
-        seq = record.seq
+        requests.seq = record.seq
     }
 
     // --- inside ---
 
-    /** When an open but silent link may be dead. */
-    private fun renewAt(flight: Flight) = maxOf(heard, flight.due) + patience.silence
+    private fun pending() = if (finished != null) emptyList() else deadlines.pending(flight, alone)
 
     private fun error(message: Error, now: Double): List<Action> = when {
         // what is under way is still answered; then the link goes down and comes up elsewhere
         message.code == ERR_GOING_AWAY && message.stream == -1 -> emptyList()
         message.code == ERR_UNKNOWN -> open(now)
-        message.code == ERR_TOO_LONG -> finish(Ending.LENGTH)
+        message.code == ERR_TOO_LONG -> finish(FinishReason.LENGTH)
         else -> {
-            val told = message.code == ERR_BUSY || message.code == ERR_GOING_AWAY
-            flight = null
-            retryAt = now + if (told) maxOf(0.05, message.retryAfterMs / 1000.0) else 1.0
+            val advised = message.code == ERR_BUSY || message.code == ERR_GOING_AWAY
+            requests.flight = null
+            deadlines.retry = now + if (advised) maxOf(0.05, message.retryAfterMs / 1000.0) else 1.0
             goOnAlone(now, now)
         }
     }
 
+    /** OPEN with everything committed; whatever was under way is forgotten. */
     internal fun open(now: Double): List<Action> {
-        flight = null
-        freshOpen = true
-        retryAt = null
-        connectBy = null
+        requests.flight = null
+        deadlines.retry = null
+        deadlines.connect = null
         val actions = if (policy.onReturn == OnReturn.KEEP) adopt() else emptyList()
-        if (over()) return actions + finish(if (ended()) Ending.STOP else Ending.LENGTH)
+        if (text.over) return actions + finish(if (text.ended) FinishReason.STOP else FinishReason.LENGTH)
         stats.opens++
-        val have = minOf(rowsSeen.leading, committed.size - 1)
-        return actions + Send(Open(stream, sessionId, seq, packIds(committed), have, sampling)) + work(now)
+        return actions + requests.open(committed, rowsSeen.leading) + work(now)
     }
 
     internal fun pauseFor(reason: PauseReason): Pause {
-        paused = reason
+        solo.paused = reason
         stats.pauses++
         version++ // a token under way is not wanted any more
         return Pause(reason)
     }
 
-    internal fun ended() = committed.last() in eosIds && committed.size > prompt.size
-
-    private fun over() = ended() || committed.size >= limit
-
     /** The target is silent: go on without it. */
     private fun goOnAlone(due: Double, now: Double): List<Action> {
         if (alone) return work(now)
-        alone = true
-        readyTree = null
+        solo.alone = true
+        ready = null
         version++
         stats.stalls++
         return listOf(Stall(due)) + work(now)
     }
 
-    internal fun finish(reason: Ending): List<Action> = buildList {
+    internal fun finish(reason: FinishReason): List<Action> = buildList {
         finished = reason
         if (flight.let { it != null && it.tree == null } && linked) add(Send(Cancel(stream))) // else it would write on
-        val whole = reason == Ending.STOP || reason == Ending.LENGTH
-        if (whole && provisional.isNotEmpty()) add(RollBack(text.rollBack()))
+        val verified = reason == FinishReason.STOP || reason == FinishReason.LENGTH
+        if (verified && provisional.isNotEmpty()) add(RollBack(text.rollBack()))
         add(Done(reason))
     }
-
-    private fun Double?.passed(now: Double) = this != null && now >= this
 
     private fun Int.orAll() = if (this > 0) this else MAX_NODES
 }

@@ -128,7 +128,7 @@ class BytePairTokenizer private constructor(
                 // a pair, or as one text with a space between
                 val (one, other) = (row as? List<*>)?.map { it as String } ?: (row as String).split(' ', limit = 2)
                 val ids = listOf(one, other, one + other)
-                    .map { vocab[it] ?: throw TokenizerError("tokenizer.json joins $it, which is no token") }
+                    .map { vocab[it] ?: throw TokenizerError("tokenizer.json joins $it, which is not a token") }
                 merges[key(ids[0], ids[1])] = Merge(rank, ids[2])
             }
             return merges

@@ -1,57 +1,45 @@
-/** What a verdict changes: the one rule for late verdicts, catching up and the normal round. */
+/** What a verdict does to an answer: commit, confirm or roll back, measure, and choose how to go on. */
 package dev.outrider.core.runtime
 
 import dev.outrider.core.protocol.FINISH_NONE
 import dev.outrider.core.protocol.Verdict
 
+/** The accepted path and the bonus token are the target's; see [Session] for the rule. */
 internal fun Session.verdict(verdict: Verdict, now: Double): List<Action> {
     val flight = flight
-    if (flight == null || verdict.seq != flight.seq || verdict.baseLen != committed.size) {
-        return emptyList() // of an earlier life of this session
+    val base = committed.size
+    if (flight == null || verdict.seq != flight.seq || verdict.baseLen != base) {
+        return emptyList() // stale: its request was given up
     }
+    tuning.answered(flight, verdict, now, alone, stats)
+    requests.answered(flight, now)
     if (verdict.treeBudget > 0) treeBudget = verdict.treeBudget
     val nodes = flight.tree?.tokens.orEmpty()
-    var fresh = verdict.path.mapNotNull(nodes::getOrNull) + verdict.bonus
-    val base = committed.size
-    val end = fresh.indexOfFirst { it in eosIds }.let { if (it < 0) fresh.size else it + 1 }
-    fresh = fresh.take(minOf(end, limit - base))
-    count(flight, fresh.size, now)
+    val fresh = text.within(verdict.path.mapNotNull(nodes::getOrNull) + verdict.bonus)
+    stats.count(flight.tree?.size, fresh.size, provisional.isNotEmpty())
     val same = text.agreeing(fresh)
     if (policy.onReturn == OnReturn.KEEP && same < minOf(fresh.size, provisional.size)) {
-        val actions = addRows(base - 1, verdict.rows, 1 + same) + commit(fresh.take(same))
-        return actions + resume() + open(now)
+        val rows = addRows(base - 1, verdict.rows, 1 + same)
+        val actions = rows + commit(fresh.take(same)) + resume() + open(now)
+        return actions + choose(now)
     }
     val actions = addRows(base - 1, verdict.rows) + commit(fresh) + resume()
-    return actions + when {
-        ended() -> finish(Ending.STOP)
-        committed.size >= limit || verdict.finish != FINISH_NONE -> finish(Ending.LENGTH)
-        else -> work(now)
+    if (text.over || verdict.finish != FINISH_NONE) {
+        return actions + finish(if (text.ended) FinishReason.STOP else FinishReason.LENGTH)
     }
+    val streaming = targetFirst && this.flight != null
+    val compare = if (streaming) tuning.comparison(committed, stats.streamed) else emptyList()
+    return actions + compare + choose(now) + work(now)
 }
 
-/** Learn from a verdict's time and content. A GENERATE stays under way: its next token is awaited. */
-private fun Session.count(flight: Flight, fresh: Int, now: Double) {
-    if (!flight.afterOpen) (if (flight.tree == null) gaps else timer).add(now - flight.sent)
-    if (flight.tree == null) {
-        stats.streamed += fresh
-        this.flight = Flight(flight.seq, null, now, now + gaps.timeout(), false)
-        return
-    }
-    this.flight = null
-    if (provisional.isNotEmpty()) {
-        stats.catchUpRounds++
-    } else {
-        stats.rounds++
-        stats.accepted += fresh - 1
-        stats.nodes += flight.tree.size
-    }
-}
+/** Tree or stream from here on. */
+private fun Session.choose(now: Double): List<Action> =
+    if (finished != null || !targetFirst) emptyList() else changeMode(tuning.choose(), now)
 
 private fun Session.commit(fresh: List<Int>): List<Action> {
-    if (text.agreeing(fresh) < fresh.size) textOver = false // the target draws otherwise, or says more
     version++
-    readyTree = null
-    return text.commit(fresh)
+    ready = null
+    return text.commit(fresh).also { tuning.committed(committed) }
 }
 
 internal fun Session.adopt(): List<Action> {
@@ -63,10 +51,8 @@ internal fun Session.adopt(): List<Action> {
 
 private fun Session.resume(): List<Action> {
     if (!alone) return emptyList()
-    alone = false
-    giveUpAt = null
-    if (paused == PauseReason.UNSURE) paused = null
-    confidence.clear()
+    deadlines.giveUp = null
+    solo.targetIsBack()
     return listOf(Resume)
 }
 

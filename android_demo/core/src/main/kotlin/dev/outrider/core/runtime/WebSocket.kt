@@ -26,13 +26,13 @@ private const val GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 private const val LONGEST_HEAD = 16 * 1024
 private const val LONGEST_BODY = 1024
 
-/** Characters of it that are told. */
+/** Characters of it that are shown. */
 private const val LONGEST_TEXT = 200
 
 /** The other side broke RFC 6455, or closed. */
 class WebSocketError(message: String) : IOException(message)
 
-/** The other side answered the handshake with HTTP [status] and [text]. [page]: by a web page, so it is no verifier. */
+/** The handshake was answered with HTTP [status] and [text]. [page]: by a web page, so it is not a verifier. */
 class HandshakeRefused(val status: Int, val text: String, val page: Boolean) : IOException(text)
 
 /**
@@ -75,7 +75,7 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
     }
 
     /**
-     * The next message; control frames are answered or told of meanwhile.
+     * The next message; control frames are answered or reported meanwhile.
      *
      * answer: sends a pong or the closing frame that the other side's wants. pong: one came. Raises [WebSocketError]
      * where the other side closes or breaks the rules, or another [IOException].
@@ -165,7 +165,7 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
         return head.trim().lines()
     }
 
-    /** What an error page says, as far as its length is told. */
+    /** What an error page says, as far as its length is stated. */
     private fun refusal(status: Int, fields: Map<String, String>): HandshakeRefused {
         val body = readBody(fields)
         val page = "html" in fields["content-type"].orEmpty() || body.startsWith("<") || "location" in fields

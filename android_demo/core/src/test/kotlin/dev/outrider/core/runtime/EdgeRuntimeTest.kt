@@ -35,7 +35,7 @@ class EdgeRuntimeTest {
         runtime().use { runtime ->
             val events = runtime.generate("Why?", Request(maxNewTokens = 12)).toList()
             val end = assertIs<Finished>(events.last())
-            assertEquals(Ending.UNVERIFIED, end.reason)
+            assertEquals(FinishReason.UNVERIFIED, end.reason)
             assertEquals(12, end.tokenIds.size)
             assertEquals(letters.decode(end.tokenIds), end.provisional)
             assertEquals("", end.verified)
@@ -70,7 +70,7 @@ class EdgeRuntimeTest {
                     runtime.close()
                     closed = true
                 }
-                if (event is Finished) assertEquals(Ending.CANCELLED, event.reason)
+                if (event is Finished) assertEquals(FinishReason.CANCELLED, event.reason)
             }
         }
     }

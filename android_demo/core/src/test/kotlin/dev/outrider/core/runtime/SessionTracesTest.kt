@@ -29,7 +29,7 @@ class SessionTracesTest {
                 assertEquals(state, stateOf(session), where)
             }
         }
-        assertEquals(12, calls.size)
+        assertEquals(13, calls.size)
     }
 
     @Test
@@ -56,47 +56,73 @@ class SessionTracesTest {
                 named(policy.field("writer")), named(policy.field("on_return")), named(policy.field("offline")),
                 policy.double("min_confidence"), policy.int("lead"),
             ),
+            tuning = tuningOf(setup),
         )
         session.mode = named(setup.field("mode"))
         return session
     }
 
+    /** Sessions that are not free to choose have one mode, and trees as large as they come. */
+    private fun tuningOf(setup: Any?): Tuning {
+        val free = (setup as Map<*, *>)["tuning"]
+        val controller = Controller(Pace(), named<Mode>(setup.field("mode")))
+        if (free == null) return Tuning(controller, TreeShape(255, 64), shaping = false)
+        val largest = TreeShape(free.int("nodes"), free.int("depth"), free.int("breadth"), free.double("gain"))
+        return Tuning(largest = largest, shaping = free.field("shaping"))
+    }
+
     private fun Session.call(call: String, arguments: List<Any?>): List<Action> {
-        val now = (arguments.last() as Number).toDouble()
         fun int(index: Int) = (arguments[index] as Long).toInt()
+        fun double(index: Int) = (arguments[index] as Number).toDouble()
         return when (call) {
-            "start" -> start(now)
-            "link_up" -> linkUp(Vectors.message(arguments[0]) as Welcome, now)
-            "link_down" -> linkDown(now)
-            "message" -> message(Vectors.message(arguments[0]) as ServerMessage, now)
-            "tree_ready" -> treeReady(TokenTree(arguments[0].ints("tokens"), arguments[0].ints("parents")), int(1), now)
-            "token_written" -> tokenWritten(int(0), (arguments[1] as Number).toDouble(), int(2), now)
-            "tick" -> tick(now)
-            "set_mode" -> changeMode(named(arguments[0] as String), now)
-            "pause" -> pause(now)
-            "proceed" -> proceed(now)
+            "start" -> start(double(0))
+            "link_up" -> linkUp(
+                Vectors.message(arguments[0]) as Welcome, double(1), if (arguments.size > 2) double(2) else null,
+            )
+            "link_down" -> linkDown(double(0))
+            "message" -> message(Vectors.message(arguments[0]) as ServerMessage, double(1))
+            "tree_ready" -> treeReady(
+                draftOf(arguments[0]), int(1), double(2), if (arguments.size > 3) double(3) else 0.0,
+            )
+            "tree_compared" -> treeCompared(draftOf(arguments[0]), int(1), double(2))
+            "token_written" -> tokenWritten(int(0), double(1), int(2), double(3))
+            "tick" -> tick(double(0))
+            "set_mode" -> {
+                val mode = named<Mode>(arguments[0] as String)
+                tuning.controller.pinned = mode
+                changeMode(mode, double(1))
+            }
+            "pause" -> pause(double(0))
+            "proceed" -> proceed(double(0))
             "cancel" -> cancel()
             "stop" -> stop(int(0))
             else -> error("no event $call")
         }
     }
 
-    /** The box of docs/design.md's diagram that a session is in. */
-    private fun stateOf(session: Session): String = when {
-        session.finished != null -> "finished"
-        session.alone && session.paused == null && session.policy.writer != Writer.CLOUD_ONLY -> "writing alone"
-        session.alone -> "waiting for the link"
-        session.flight != null -> if (session.flight?.tree == null) "streaming" else "verifying"
-        else -> "drafting"
+    /** A tree; where more is recorded of its draft, that too. */
+    private fun draftOf(fields: Any?): Draft {
+        val tree = TokenTree(fields.ints("tokens"), fields.ints("parents"))
+        if ("scores" !in fields as Map<*, *>) return Draft(tree)
+        val scores = fields.field<List<Number>>("scores").map(Number::toDouble)
+        return Draft(tree, scores, fields.int("steps"), fields.field("ahead"), fields.int("kept"))
     }
+
+    private fun stateOf(session: Session): String = when (session.state) {
+        State.ALONE -> "writing alone"
+        State.WAITING -> "waiting for the link"
+        else -> session.state.name.lowercase()
+    }
+
+    private fun sizeOf(size: TreeSize): Map<String, Any> =
+        mapOf("nodes" to size.nodes, "depth" to size.depth) + (size.gain?.let { mapOf("gain" to it) } ?: emptyMap())
 
     private fun json(action: Action): List<Any?> = listOf(
         action::class.simpleName,
         when (action) {
             is Send -> Vectors.fields(action.message)
-            is DraftTree -> with(action) {
-                mapOf("prefix" to prefix, "version" to version, "nodes" to nodes, "depth" to depth)
-            }
+            is DraftTree -> mapOf("prefix" to action.prefix, "version" to action.version) + sizeOf(action.size)
+            is Compare -> mapOf("prefix" to action.prefix) + sizeOf(action.size)
             is DraftAhead -> mapOf("version" to action.version)
             is WriteToken -> mapOf("prefix" to action.prefix, "version" to action.version)
             is AddRows -> mapOf("positions" to action.positions.toList())

@@ -1,0 +1,80 @@
+package dev.outrider.core.runtime
+
+/** What a user sees of an answer: actions of the session in, events out. stops: strings that end the text. */
+internal class Display(
+    private val session: Session,
+    private val figures: Figures,
+    decode: (List<Int>) -> String,
+    stops: List<String>,
+) {
+    private val text = AnswerText(decode, stops)
+    private val events = ArrayDeque<Event>()
+    private var status: LinkState? = null
+
+    init {
+        text.commit(session.committed.drop(session.prompt.size))
+        text.rebase(session.provisional)
+    }
+
+    /** The next event that was not taken yet. */
+    fun take(): Event? = events.removeFirstOrNull()
+
+    /** Show tokens that stay. Gives how many of them follow a stop string; null where none came. */
+    fun keep(action: Commit): Int? {
+        figures.committed()
+        val count = text.commit(action.tokens)
+        text.rebase(session.provisional)
+        events += Verified(text.verified, text.provisional, action.tokens.upTo(count), action.confirmed)
+        tell(LinkState.VERIFIED, "")
+        return count?.let { action.tokens.size - it }
+    }
+
+    /** As [keep] of a [Commit]. */
+    fun keep(action: Adopt): Int? {
+        val count = text.commit(action.tokens)
+        text.rebase(session.provisional)
+        val surplus = count?.let { action.tokens.size - it }
+        if (surplus != null && surplus > 0) events += RolledBack(text.verified, text.provisional, surplus)
+        events += Adopted(text.verified, text.provisional, action.tokens.upTo(count))
+        return surplus
+    }
+
+    fun show(action: Provide) {
+        figures.wrote()
+        if (!text.provide(action.token)) session.enough()
+        events += Provisional(text.verified, text.provisional, action.token)
+    }
+
+    fun show(action: RollBack) {
+        text.rebase(session.provisional)
+        events += RolledBack(text.verified, text.provisional, action.tokens.size)
+    }
+
+    fun show(action: Stall) {
+        figures.stalled(action.deadline)
+        val waiting = session.state == State.WAITING
+        tell(if (waiting) LinkState.WAITING else LinkState.ALONE, "the verifier is silent")
+    }
+
+    fun show(action: Pause) = tell(LinkState.WAITING, "paused: ${action.reason.name.lowercase()}")
+
+    /** The target answers again. */
+    fun resumed() {
+        figures.resumed()
+        tell(LinkState.VERIFIED, "")
+    }
+
+    fun show(action: Done) {
+        text.end()
+        events += Finished(text.verified, text.provisional, action.reason, session.text.answer, figures.end())
+    }
+
+    /** The link's state, if it is not shown already. */
+    fun tell(state: LinkState, detail: String) {
+        if (state == status) return
+        status = state
+        events += LinkChange(text.verified, text.provisional, state, detail)
+    }
+
+    private fun List<Int>.upTo(count: Int?): List<Int> = if (count == null) this else subList(0, count)
+}

@@ -1,0 +1,28 @@
+package dev.outrider.core.runtime
+
+/** What an answer waits for. Jobs carry the session that asked: it may have been cancelled since. */
+internal sealed interface InboxEvent {
+    /** The link reports. */
+    class Linked(val event: LinkEvent) : InboxEvent
+
+    /** The tree of a [DraftTree]. asked, working: seconds since it was asked for; of these, in the drafter. */
+    class Drafted(val session: Session, val draft: Draft, val version: Int, val asked: Double, val working: Double) :
+        InboxEvent
+
+    /** The token of a [WriteToken]. asked: seconds since it was asked for. */
+    class TokenWritten(val session: Session, val written: Written, val version: Int, val asked: Double) : InboxEvent
+
+    /** The tree of a [Compare], below the first [base] tokens. working: seconds in the drafter. */
+    class Compared(val session: Session, val draft: Draft, val base: Int, val working: Double) : InboxEvent
+
+    /** [nodes] were expanded ahead. */
+    class Ahead(val session: Session, val nodes: Int) : InboxEvent
+
+    /** The engine threw [error]. */
+    class Failed(val error: Exception) : InboxEvent
+
+    /** Somebody asks for something. */
+    class Asked(val wish: Wish) : InboxEvent
+
+    enum class Wish { PAUSE, PROCEED, CANCEL }
+}
