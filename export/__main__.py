@@ -11,10 +11,12 @@ from pathlib import Path
 from export.train_command import add_train_options, describe_presets, next_command, read_train_options
 from export.train_options import OptionsError
 from outrider_core.arguments import positive_int, positive_ints
+from outrider_core.models.folders import default_drafter
 from outrider_core.models.target import DEFAULT_TARGET, TargetError
 
 EPILOG = """\
 examples:
+  python -m export bundle --output-dir build/bundle                  the default drafter, for the default target
   python -m export train --prompts prompts.jsonl --output-dir drafters/mine
   python -m export import --source moa-llama3/ --target llama3/ --output-dir drafters/llama3
   python -m export bundle --drafter drafters/mine --output-dir build/bundle --dry-run
@@ -123,7 +125,12 @@ def build_parser(prog: str = "python -m export") -> argparse.ArgumentParser:
 def add_bundle_options(parser: argparse.ArgumentParser) -> None:
     """The options of `bundle`, which `optimum-cli export outrider` shares."""
     parser.add_argument("--target", default=DEFAULT_TARGET, help="alias, Hugging Face id or folder")
-    parser.add_argument("--drafter", type=Path, required=True, help="folder that `train` or `import` wrote")
+    parser.add_argument(
+        "--drafter",
+        type=Path,
+        default=default_drafter(),
+        help="folder that `train` or `import` wrote; default: the default target's own",
+    )
     parser.add_argument("--output-dir", type=Path, required=True, help="folder to write; replaced if it is a bundle")
     parser.add_argument("--format", default="onnx", help="engine files, by commas: onnx, executorch")
     parser.add_argument(

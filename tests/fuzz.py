@@ -130,7 +130,7 @@ class Mutator:
                 tokens = PROMPT if rng.random() < 0.8 else [rng.randrange(VOCAB) for _ in range(size)]
                 have = rng.choice([0, 1, 4, 5, 1 << 20])
                 return Open(
-                    stream, rng.choice(SESSIONS), rng.choice([0, 0, 0, seq]), pack_ids(tokens), have, self.law()
+                    stream, rng.choice(SESSIONS), rng.choice([0, 0, 0, seq]), pack_ids(tokens), have, self.sampling()
                 )
             case 3:
                 return Cancel(stream) if rng.random() < 0.5 else Close(stream)
@@ -139,7 +139,7 @@ class Mutator:
             case _:
                 return Verify(stream, seq, base_len, *pack_tree(self.tree()))
 
-    def law(self) -> Sampling:
+    def sampling(self) -> Sampling:
         """Sampling parameters, often at their bounds."""
         pick = self.rng.choice
         if pick([True, False]):
@@ -179,9 +179,9 @@ class Mutator:
                 case 5:  # the header says another number of elements
                     lie = self.rng.choice([-1, 1, 3])
                 case 6 if isinstance(message, Open):
-                    law: list[Any] = [0.7, 5, 0.9, 0.1, 7]
-                    law[self.rng.randrange(5)] = self.rng.choice([*FLOATS, *INTEGERS])
-                    parts[-1] = pack(law)
+                    fields: list[Any] = [0.7, 5, 0.9, 0.1, 7]
+                    fields[self.rng.randrange(5)] = self.rng.choice([*FLOATS, *INTEGERS])
+                    parts[-1] = pack(fields)
                 case _:
                     parts[at] = self.element()
         count = max(0, len(parts) + lie)

@@ -23,7 +23,7 @@ Positive = Annotated[int, Meta(ge=1)]
 
 
 class BundleError(RuntimeError):
-    """The folder is no usable bundle. The message is one line that says what to do."""
+    """The folder is not a usable bundle. The message is one line that says what to do."""
 
 
 class FileEntry(Struct):

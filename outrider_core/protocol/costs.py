@@ -35,7 +35,7 @@ class CostCurve:
 
 
 def unpack_costs(data: bytes) -> CostCurve | None:
-    """The inverse of `CostCurve.pack`; None for bytes that are no ascending curve of positive times."""
+    """The inverse of `CostCurve.pack`; None for bytes that are not an ascending curve of positive times."""
     if not data or len(data) % 8:
         return None
     tokens, micros = np.frombuffer(data, "<u4").reshape(-1, 2).astype(np.int64).T.tolist()

@@ -55,7 +55,7 @@ def unpack_rows(data: bytes | memoryview, shape: RowShape) -> NDArray[np.float32
     """The inverse: float32 rows [n, 2, heads, head_dim]. Raises ValueError on a wrong length."""
     count, rest = divmod(len(data), shape.nbytes)
     if rest:
-        raise ValueError(f"{len(data)} bytes of rows are no multiple of {shape.nbytes}")
+        raise ValueError(f"{len(data)} bytes of rows are not a multiple of {shape.nbytes}")
     split = count * shape.scale_bytes
     scales = np.frombuffer(data[:split], "<f2").astype(np.float32).reshape(count, 2, shape.heads, 1)
     width = shape.head_dim + 1 >> 1

@@ -36,7 +36,7 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True):
 
 
 def log_probs(logits: NDArray[np.floating], sampling: Sampling) -> NDArray[np.float64]:
-    """The law tokens are drawn from: float64 log-probabilities [vocab], -inf where cut off.
+    """The distribution tokens are drawn from: float64 log-probabilities [vocab], -inf where cut off.
 
     Temperature first, then top-k, then top-p, then min-p, each on what the one before left. For greedy
     parameters: the log-softmax at temperature 1.

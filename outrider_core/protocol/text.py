@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 
-#: what decoders write for bytes that are no character, or not yet
+#: what decoders write for bytes that are not a character, or not yet one
 REPLACEMENT = "\ufffd"
 #: a UTF-8 character has at most four bytes, so more tokens than this never wait for one character
 CHARACTER_TOKENS = 4

@@ -15,7 +15,7 @@ MAX_NODES = 255
 
 
 class TreeError(ValueError):
-    """A list of tokens and parents is no valid tree."""
+    """A list of tokens and parents is not a valid tree."""
 
 
 @dataclass(frozen=True)

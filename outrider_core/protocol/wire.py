@@ -223,7 +223,7 @@ def pack_ids(ids: list[int] | tuple[int, ...]) -> bytes:
 def unpack_ids(data: bytes) -> list[int]:
     """uint32 ids. Raises WireError unless the length is a multiple of four."""
     if len(data) % 4:
-        raise WireError(f"{len(data)} bytes are no uint32 ids")
+        raise WireError(f"{len(data)} bytes are not uint32 ids")
     ids: list[int] = np.frombuffer(data, "<u4").tolist()
     return ids
 
@@ -234,7 +234,7 @@ def pack_tree(tree: TokenTree) -> tuple[bytes, bytes]:
 
 
 def unpack_tree(tokens: bytes, parents: bytes) -> TokenTree:
-    """The inverse. Raises WireError on anything that is no tree."""
+    """The inverse. Raises WireError on anything that is not a tree."""
     try:
         return TokenTree(tuple(unpack_ids(tokens)), tuple(ROOT if p == 255 else p for p in parents))
     except TreeError as error:

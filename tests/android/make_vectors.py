@@ -38,7 +38,7 @@ def row_vectors() -> list[dict[str, Any]]:
 
 
 def sampling_vectors() -> list[dict[str, Any]]:
-    """Logits, parameters and position; the law's logarithms (null: cut off) and the draw."""
+    """Logits, parameters and position; the distribution's logarithms (null: cut off) and the draw."""
     rng = np.random.default_rng(1)
     settings = [
         Sampling(), Sampling(1.0, seed=5), Sampling(0.7, top_k=3, seed=6), Sampling(1.3, top_p=0.8, seed=7),
@@ -49,11 +49,11 @@ def sampling_vectors() -> list[dict[str, Any]]:
     for number in range(48):
         sampling = settings[number % len(settings)]
         logits = np.round(3 * rng.standard_normal(2 + number), 4).astype(np.float32)
-        law = log_probs(logits, sampling)
+        distribution = log_probs(logits, sampling)
         vectors.append(
             {
                 "logits": logits.tolist(), "sampling": msgspec.structs.asdict(sampling), "position": 7 * number,
-                "law": [None if value == -np.inf else value for value in law.tolist()],
+                "law": [None if value == -np.inf else value for value in distribution.tolist()],
                 "token": draw(logits, sampling, 7 * number),
             }
         )  # fmt: skip

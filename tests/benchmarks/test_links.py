@@ -109,17 +109,17 @@ def test_round_trips_have_the_mean_and_the_spread_of_the_profile() -> None:
         profile = replace(PROFILES[name], loss=0)
         for dilation in (1.0, 4.0):
             link = EmulatedLink(1, profile, dilation=dilation)
-            trips = [1000 / dilation * link.arrival(1, link.arrival(1, 0.0)) for _ in range(5000)]
-            assert statistics.mean(trips) == pytest.approx(profile.rtt, rel=0.03)
-            assert statistics.stdev(trips) == pytest.approx(profile.jitter, rel=0.05)
+            round_trips = [1000 / dilation * link.arrival(1, link.arrival(1, 0.0)) for _ in range(5000)]
+            assert statistics.mean(round_trips) == pytest.approx(profile.rtt, rel=0.03)
+            assert statistics.stdev(round_trips) == pytest.approx(profile.jitter, rel=0.05)
 
 
 def test_chance_is_seeded() -> None:
     profile = PROFILES["congested"]
     links = [EmulatedLink(1, profile, seed) for seed in (1, 1, 2)]
-    trips = [[link.arrival(3, 0.0) for _ in range(20)] for link in links]
-    assert trips[0] == trips[1] != trips[2]
-    assert min(trips[0]) > 0 and len(set(trips[0])) == 20
+    round_trips = [[link.arrival(3, 0.0) for _ in range(20)] for link in links]
+    assert round_trips[0] == round_trips[1] != round_trips[2]
+    assert min(round_trips[0]) > 0 and len(set(round_trips[0])) == 20
 
 
 async def luck(link: EmulatedLink, phase: float) -> list[float]:

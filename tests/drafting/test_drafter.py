@@ -33,7 +33,7 @@ NULL_ROW = np.array([[[0.25, -0.5]], [[3.0, 4.0]]], np.float32)
 
 
 def logits_of(sequence: tuple[int, ...], row_count: int) -> Floats:
-    """A fixed random law for every visible sequence and number of rows that cross-attention reads."""
+    """A fixed random distribution for every visible sequence and number of rows that cross-attention reads."""
     rng = np.random.default_rng([len(sequence), row_count, *sequence])
     return (2.5 * rng.standard_normal(len(DRAFT_IDS))).astype(np.float32)
 
@@ -88,12 +88,12 @@ def reference_tree(prefix: list[int], sampling: Sampling, shape: TreeShape) -> s
     todo: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     while todo:
         path, score = todo.pop()
-        law = log_q(prefix + list(path), sampling)
-        for rank, column in enumerate(np.argsort(-law)[:CHILDREN]):
-            if rank >= LEAST_CHILDREN and law[column] <= LIKELY_CHILD:
+        distribution = log_q(prefix + list(path), sampling)
+        for rank, column in enumerate(np.argsort(-distribution)[:CHILDREN]):
+            if rank >= LEAST_CHILDREN and distribution[column] <= LIKELY_CHILD:
                 break
             child = (*path, int(DRAFT_IDS[column]))
-            pool[child] = score + law[column]
+            pool[child] = score + distribution[column]
             better = sum(other > pool[child] for other in pool.values())
             if len(child) < shape.depth and better < shape.nodes:
                 todo.append((child, pool[child]))
@@ -150,7 +150,7 @@ def test_written_tokens_are_the_laws_own_draw() -> None:
 
 
 def test_shared_noise_puts_the_targets_draw_first() -> None:
-    """Where drafter and target agree on the law, the target's seeded draw is always the first child."""
+    """Where drafter and target agree on the distribution, the target's seeded draw is always the first child."""
     prefix = [5, 6]
     full = np.full(VOCAB, -np.inf)
     full[DRAFT_IDS] = logits_of((5, 6), 1)

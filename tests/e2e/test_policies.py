@@ -294,8 +294,8 @@ def test_a_link_that_came_up_before_the_answer_is_known_to_it(folders: Folders, 
     verifier = make_verifier(folders)
     verifier.calibrate()
     with serve(verifier) as address:
-        trip, told, rounds = asyncio.run(run(address))
-    assert trip is not None and trip >= 0.4 and told
+        rtt, advertised, rounds = asyncio.run(run(address))
+    assert rtt is not None and rtt >= 0.4 and advertised
     assert rounds == 0  # at 0.4 s a round, a tiny target that streams is faster from the first token on
 
 

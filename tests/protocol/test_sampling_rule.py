@@ -1,4 +1,4 @@
-"""The draw: its law, its cuts, and that the test of the law notices a bias."""
+"""The draw: its distribution, its cuts, and that the test of the distribution notices a bias."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def softmax(logits: NDArray[np.float64], temperature: float = 1.0) -> NDArray[np
     return weights / weights.sum()
 
 
-def chi_square(pick: Callable[[int], int], law: NDArray[np.float64]) -> float:
-    """Pearson's statistic of DRAWS picks (one per seed) against the law."""
-    counts = np.bincount([pick(seed) for seed in range(DRAWS)], minlength=len(law))
-    expected = DRAWS * law
+def chi_square(pick: Callable[[int], int], distribution: NDArray[np.float64]) -> float:
+    """Pearson's statistic of DRAWS picks (one per seed) against the distribution."""
+    counts = np.bincount([pick(seed) for seed in range(DRAWS)], minlength=len(distribution))
+    expected = DRAWS * distribution
     return float(((counts - expected) ** 2 / expected).sum())
 
 
@@ -46,10 +46,10 @@ def test_draws_follow_the_softmax_at_a_temperature() -> None:
 
 def test_top_k_draws_stay_inside_and_follow_the_renormalised_law() -> None:
     kept = sorted(LOGITS)[-3] <= LOGITS
-    law = np.where(kept, softmax(LOGITS), 0.0)
+    distribution = np.where(kept, softmax(LOGITS), 0.0)
     counts = np.bincount([draw(LOGITS, Sampling(1.0, 3, seed=seed), 1) for seed in range(DRAWS)], minlength=8)
     assert counts[~kept].sum() == 0
-    expected = DRAWS * (law / law.sum())[kept]
+    expected = DRAWS * (distribution / distribution.sum())[kept]
     assert ((counts[kept] - expected) ** 2 / expected).sum() < 18.4  # 2 degrees of freedom, 1 in 10,000
 
 
@@ -102,8 +102,8 @@ def test_law_equals_the_naive_reference(seed: int, vocab: int, sampling: Samplin
 @given(st.integers(0, 10_000), st.floats(0.05, 5.0))
 def test_law_sums_to_one_behind_every_cut(seed: int, temperature: float) -> None:
     logits = np.random.default_rng(seed).normal(0, 3, 30)
-    law = np.exp(log_probs(logits, Sampling(temperature, 9, 0.8, 0.1)))
-    assert law.sum() == pytest.approx(1.0, abs=1e-12)
+    distribution = np.exp(log_probs(logits, Sampling(temperature, 9, 0.8, 0.1)))
+    assert distribution.sum() == pytest.approx(1.0, abs=1e-12)
 
 
 def test_law_of_greedy_parameters_is_the_softmax() -> None:
@@ -129,8 +129,8 @@ def test_top_p_just_below_one_keeps_almost_everything(top_p: float) -> None:
     rng = np.random.default_rng(0)
     for _ in range(30):
         logits = rng.normal(0, 3, 5000)
-        law = log_probs(logits, Sampling(1.0, top_p=top_p))
-        assert np.exp(log_probs(logits, Sampling(1.0))[np.isneginf(law)]).sum() < 1e-12
+        distribution = log_probs(logits, Sampling(1.0, top_p=top_p))
+        assert np.exp(log_probs(logits, Sampling(1.0))[np.isneginf(distribution)]).sum() < 1e-12
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}])

@@ -25,7 +25,7 @@ class BundleStore(val root: File) {
 
     /**
      * The folder with the bundle of [source], copied if it is not there yet. [room] is asked before the first byte is
-     * written. May take seconds. Raises [BundleError] for what is no bundle, [NoRoom], or [IOException].
+     * written. May take seconds. Raises [BundleError] for what is not a bundle, [NoRoom], or [IOException].
      */
     fun install(source: BundleSource, room: (Needs) -> Room): File {
         val text = source.manifest()
@@ -129,7 +129,7 @@ internal class Listing(val files: Map<String, Entry>, val needs: Needs) {
             val sha256 = (entry as? Map<*, *>)?.get("sha256") as? String
             val plain = name is String && name.isNotEmpty() && File(name).name == name && name != "." && name != ".."
             if (!plain || name == MANIFEST || bytes == null || bytes < 0 || sha256 == null) {
-                throw BundleError("$MANIFEST is no bundle's; export the bundle again")
+                throw BundleError("$MANIFEST does not belong to a bundle; export the bundle again")
             }
             return name to Entry(bytes, sha256)
         }

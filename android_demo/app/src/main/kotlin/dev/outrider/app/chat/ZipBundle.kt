@@ -14,7 +14,7 @@ class ZipBundle(private val open: () -> InputStream) : BundleSource {
     override fun manifest(): String {
         var text: String? = null
         each { name, stream -> if (name == "manifest.json" && text == null) text = manifestText(stream) }
-        return text ?: throw BundleError("the file is no zip of a bundle: it has no manifest.json")
+        return text ?: throw BundleError("the file is not a zipped bundle: it has no manifest.json")
     }
 
     override fun read(take: (name: String, stream: InputStream) -> Unit) = each(take)

@@ -23,7 +23,7 @@ data class RowShape(val heads: Int, val headDim: Int) {
  * Returns float32 `[n, 2, heads, headDim]`, flat. Raises [IllegalArgumentException] on a wrong length.
  */
 fun unpackRows(data: ByteArray, shape: RowShape): FloatArray {
-    require(data.size % shape.bytes == 0) { "${data.size} bytes of rows are no multiple of ${shape.bytes}" }
+    require(data.size % shape.bytes == 0) { "${data.size} bytes of rows are not a multiple of ${shape.bytes}" }
     val groups = data.size / shape.bytes * 2 * shape.heads
     val scales = ByteBuffer.wrap(data).order(ByteOrder.LITTLE_ENDIAN)
     val rows = FloatArray(groups * shape.headDim)

@@ -28,7 +28,7 @@ data class Sampling(
 }
 
 /**
- * The law tokens are drawn from: log-probabilities `[vocab]`, -inf where cut off.
+ * The distribution tokens are drawn from: log-probabilities `[vocab]`, -inf where cut off.
  *
  * Temperature first, then top-k, then top-p, then min-p, each on what the one before left. For greedy parameters: the
  * log-softmax at temperature 1.
@@ -62,8 +62,8 @@ fun logProbs(logits: FloatArray, sampling: Sampling): DoubleArray {
 fun draw(logits: FloatArray, sampling: Sampling, position: Int): Int {
     if (sampling.greedy) return logits.indices.maxBy { logits[it] }
     val noise = Noise(sampling.seed, position)
-    val law = logProbs(logits, sampling)
-    return law.indices.maxBy { law[it] + noise.gumbel(it) }
+    val distribution = logProbs(logits, sampling)
+    return distribution.indices.maxBy { distribution[it] + noise.gumbel(it) }
 }
 
 /** Subtracts the logarithm of the sum of exponentials. */

@@ -1,7 +1,7 @@
 /** Tokens in, text out while they arrive: no half characters, nothing of a stop string or behind it. */
 package dev.outrider.core.protocol
 
-/** What decoders write for bytes that are no character, or not yet. */
+/** What decoders write for bytes that are not a character, or not yet one. */
 const val REPLACEMENT = '\uFFFD'
 
 /** A UTF-8 character has at most four bytes, so more tokens than this never wait for one character. */

@@ -6,7 +6,7 @@ const val ROOT = -1
 /** A parent is one byte on the wire and 255 means the root. */
 const val MAX_NODES = 255
 
-/** A list of tokens and parents is no valid tree. */
+/** A list of tokens and parents is not a valid tree. */
 class TreeError(message: String) : IllegalArgumentException(message)
 
 /**

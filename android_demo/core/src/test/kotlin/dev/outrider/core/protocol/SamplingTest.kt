@@ -12,18 +12,18 @@ import kotlin.test.assertNotNull
 import kotlin.test.assertNull
 
 /** Sampling, feature rows and cost curves as the vectors have them. */
-class LawsTest {
+class SamplingTest {
     @Test
     fun drawsFollowTheVectors() {
         for (row in Vectors.read("sampling")) {
             val logits = row.field<List<Number>>("logits").map { it.toFloat() }.toFloatArray()
             val sampling = Vectors.sampling(row.field<Any>("sampling"))
             val wanted = row.field<List<Number?>>("law")
-            val law = logProbs(logits, sampling)
-            assertEquals(wanted.size, law.size)
+            val distribution = logProbs(logits, sampling)
+            assertEquals(wanted.size, distribution.size)
             for ((token, value) in wanted.withIndex()) {
-                if (value == null) assertEquals(Double.NEGATIVE_INFINITY, law[token])
-                else assertEquals(value.toDouble(), law[token], 1e-9)
+                if (value == null) assertEquals(Double.NEGATIVE_INFINITY, distribution[token])
+                else assertEquals(value.toDouble(), distribution[token], 1e-9)
             }
             assertEquals(row.int("token"), draw(logits, sampling, row.int("position")))
         }
