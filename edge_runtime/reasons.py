@@ -24,14 +24,12 @@ async def with_reasons(events: AsyncIterator[Event], reason: Callable[[], str]) 
             case LinkState():
                 state, shown = event.state, why
                 yield (
-                    replace(event, detail=f"{event.detail}: {why}")
-                    if why and state is not LinkStatus.VERIFIED
-                    else event
+                    replace(event, detail=f"{event.detail}: {why}") if why and state != LinkStatus.VERIFIED else event
                 )
             case Finished():
                 yield replace(event, detail=why) if event.reason in UNANSWERED else event
             case _:
                 yield event
-                if why and why != shown and state is not LinkStatus.VERIFIED:
+                if why and why != shown and state != LinkStatus.VERIFIED:
                     shown = why
                     yield LinkState(event.verified, event.provisional, state, why)

@@ -265,4 +265,4 @@ def test_chat_answers_line_by_line(verifier: VerifierProcess) -> None:
         capture_output=True, cwd=ROOT, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout and done.stdout.count("verified tokens") == 2
+    assert "Paris" in done.stdout and done.stderr.count("verified tokens") == 2
