@@ -138,7 +138,7 @@ class TargetGraph:
         config, graph = self.config, self.graph
         heads, kv, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         name = f"layers.{layer}.self_attn"
-        exponent = self._value_exponent(layer)
+        exponent = self.value_exponent(layer)
         query_scale = np.float32(1.0 if config.head_norms else width**-0.5)
         weight = np.concatenate(
             [
@@ -202,7 +202,7 @@ class TargetGraph:
         summed = graph.op("ReduceSum", graph.op("MatMul", shares, values), graph.ints(0), keepdims=1)
         return graph.op("Cast", graph.op("Div", summed, total), to=TensorProto.FLOAT)
 
-    def _value_exponent(self, layer: int) -> int:
+    def value_exponent(self, layer: int) -> int:
         """The power of two by which a layer's values are multiplied before they are rounded to integers.
 
         A norm's output has a Euclidean length of at most sqrt(hidden_size) before its gains, which bounds every value;
