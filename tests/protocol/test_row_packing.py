@@ -92,5 +92,5 @@ def test_memoryview_is_accepted() -> None:
 @pytest.mark.parametrize("change", [-1, 1, -3])
 def test_wrong_length_is_a_value_error(change: int) -> None:
     shape = RowShape(3, 64)
-    with pytest.raises(ValueError, match="no multiple of 204"):
+    with pytest.raises(ValueError, match="not a multiple of 204"):
         unpack_rows(bytes(2 * shape.nbytes + change), shape)
