@@ -8,7 +8,7 @@ import java.nio.ByteOrder
 import java.nio.FloatBuffer
 import java.nio.LongBuffer
 
-/** What the exported graphs call their tensors; outrider_core/drafting/engines says the same. In the order of the graph. */
+/** What the graphs call their tensors, in their order; outrider_core/drafting/engines says the same. */
 internal val INPUTS =
     listOf("tokens", "positions", "wanted", "sa_mask", "sa_keys", "sa_values", "row_keys", "row_values")
 internal val OUTPUTS = listOf("logits", "new_keys", "new_values")
