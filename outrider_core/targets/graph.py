@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from outrider_core.targets.config import TargetConfig
-from outrider_core.targets.quantise import BLOCK, quantise8
+from outrider_core.targets.quantise import Rotation, hadamard, hadamard_block, quantise8, rotate_blocks
 from outrider_core.targets.weights import Floats, Weights
 
 #: rows of the KV pool that lie together, head by head
@@ -98,19 +98,20 @@ class TargetGraph:
     ) -> None:
         self.config, self.weights, self.max_context, self.done = config, weights, max_context, done
         self.graph = Builder()
+        self._rotation = Rotation(config.hidden_size)
 
     def build(self) -> onnx.ModelProto:
         """The whole model.
 
-        Inputs: ids, positions int64 [1, T]; mask float32 [blocks, 1, group * T, POOL_BLOCK] (0 or -inf; the tokens'
+        Inputs: ids int64 [T]; positions int64 [1, T]; mask float32 [blocks, 1, group * T, POOL_BLOCK] (0 or -inf; the tokens'
         rows again for each query head of a group); slots int64 [1, kv_heads, T, 3] (block, head, row of each new
         token); wanted int64 [R]; keys_<layer> float32 and values_<layer> float64 [blocks, kv_heads, POOL_BLOCK,
         head_dim].
-        Outputs: logits float32 [1, R, vocab], and new_keys_<layer>, new_values_<layer>, to be bound to the inputs' own
+        Outputs: logits float32 [R, vocab], and new_keys_<layer>, new_values_<layer>, to be bound to the inputs' own
         memory.
         """
         config, graph = self.config, self.graph
-        ids = graph.input("ids", TensorProto.INT64, [1, "tokens"])
+        ids = graph.input("ids", TensorProto.INT64, ["tokens"])
         graph.input("positions", TensorProto.INT64, [1, "tokens"])
         graph.input("mask", TensorProto.FLOAT, ["blocks", 1, "queries", POOL_BLOCK])
         graph.input("slots", TensorProto.INT64, [1, config.num_key_value_heads, "tokens", 3])
@@ -119,19 +120,18 @@ class TargetGraph:
         graph.constant("cosines", cosines)
         graph.constant("sines", sines)
         embedding = self.weights.read("embed_tokens")
-        residual = graph.op("Gather", graph.constant("embedding", embedding), ids)
-        graph.output("logits", TensorProto.FLOAT, [1, "wanted", config.vocab_size])
-        normed = self._norm(residual, "layers.0.input_layernorm")
+        residual = graph.op("Gather", graph.constant("embedding", self._rotation.apply(embedding)), ids)
+        graph.output("logits", TensorProto.FLOAT, ["wanted", config.vocab_size])
+        ones = graph.constant("ones", np.ones(config.hidden_size, np.float32))
+        normed = graph.op("SimplifiedLayerNormalization", residual, ones, epsilon=config.rms_norm_eps, axis=-1)
         for layer in range(config.num_hidden_layers):
             mixed = self._attention(layer, normed)
-            normed, residual = self._add_and_norm(mixed, residual, f"layers.{layer}.post_attention_layernorm")
-            last = layer + 1 == config.num_hidden_layers
-            following = "norm" if last else f"layers.{layer + 1}.input_layernorm"
-            normed, residual = self._add_and_norm(self._mlp(layer, normed), residual, following)
+            normed, residual = self._add_and_norm(mixed, residual)
+            normed, residual = self._add_and_norm(self._mlp(layer, normed), residual)
             self.done(layer)
         head = embedding if config.tie_word_embeddings else self.weights.read("lm_head")
-        chosen = graph.op("Gather", normed, wanted, axis=1)
-        graph.op("Identity", self._linear("lm_head", chosen, head), name="logits")
+        chosen = graph.op("Gather", normed, wanted)
+        self._linear("lm_head", chosen, self._reading(head, "norm"), output="logits")
         return graph.model("target")
 
     def _attention(self, layer: int, x: str) -> str:
@@ -156,7 +156,7 @@ class TargetGraph:
                     self.weights.read(f"{name}.v_proj.bias") * np.float32(2.0**exponent),
                 ]
             )
-        joined = self._linear(f"{name}.qkv", x, weight, bias)
+        joined = self._linear(f"{name}.qkv", x, self._reading(weight, f"layers.{layer}.input_layernorm"), bias)
         by_head = graph.op("Reshape", joined, graph.ints(1, -1, heads + 2 * kv, width))
         by_head = graph.op("Transpose", by_head, perm=[0, 2, 1, 3])  # [1, heads, T, width]
         query_key, value = graph.ops("Split", by_head, graph.ints(heads + kv, kv), names=2, axis=1)
@@ -172,10 +172,9 @@ class TargetGraph:
         values = self._store(f"values_{layer}", value, TensorProto.DOUBLE)
         mixed = graph.op("Reshape", self._mix(query, keys, values), graph.ints(1, heads, -1, width))
         mixed = graph.op("Transpose", mixed, perm=[0, 2, 1, 3])
-        mixed = graph.op("Reshape", mixed, graph.ints(1, -1, heads * width))
-        output_bias = self.weights.read(f"{name}.o_proj.bias") if config.output_bias else None
+        mixed = graph.op("Reshape", mixed, graph.ints(-1, heads * width))
         weight = self.weights.read(f"{name}.o_proj") * np.float32(2.0**-exponent)
-        return self._linear(f"{name}.o_proj", mixed, weight, output_bias)
+        return self._linear(f"{name}.o_proj", mixed, *self._writing(weight, f"{name}.o_proj", config.output_bias))
 
     def _store(self, name: str, fresh: str, kind: int) -> str:
         """Write the new tokens' rows into their slots of a pool. The output is bound to the input's own memory."""
@@ -222,39 +221,61 @@ class TargetGraph:
         if config.mlp_bias:
             names = (f"{name}.gate_proj.bias", f"{name}.up_proj.bias")
             bias = np.concatenate([self.weights.read(each) for each in names])
-        gate, up = graph.ops("Split", self._linear(f"{name}.gate_up", x, both, bias), names=2, axis=-1, num_outputs=2)
+        weight = self._reading(both, f"layers.{layer}.post_attention_layernorm")
+        gate, up = graph.ops("Split", self._linear(f"{name}.gate_up", x, weight, bias), names=2, axis=-1, num_outputs=2)
         gated = graph.op("Mul", graph.op("QuickGelu", gate, domain=_MICROSOFT, alpha=1.0), up)  # SiLU(gate) * up
-        down_bias = self.weights.read(f"{name}.down_proj.bias") if config.mlp_bias else None
-        return self._linear(f"{name}.down_proj", gated, self.weights.read(f"{name}.down_proj"), down_bias)
+        down, down_bias = self._writing(self.weights.read(f"{name}.down_proj"), f"{name}.down_proj", config.mlp_bias)
+        block = hadamard_block(config.intermediate_size)
+        if block > 1:
+            matrix = graph.constant("hadamard", hadamard(block))
+            turned = graph.op("MatMul", graph.op("Reshape", gated, graph.ints(-1, block)), matrix)
+            gated = graph.op("Reshape", turned, graph.ints(-1, config.intermediate_size))
+        return self._linear(f"{name}.down_proj", gated, rotate_blocks(down, block), down_bias)
 
-    def _linear(self, name: str, x: str, weight: Floats, bias: Floats | None = None) -> str:
-        """x [..., K] times the 8-bit table of weight [N, K]; activations are quantised row by row, block by block."""
+    def _reading(self, weight: Floats, norm: str) -> Floats:
+        """The weight of a layer that reads the normalised residual: gains taken in, inputs rotated."""
+        return self._rotation.apply(weight * self.weights.read(norm))
+
+    def _writing(self, weight: Floats, name: str, biased: bool) -> tuple[Floats, Floats | None]:
+        """Weight and bias of a layer that adds to the residual: outputs rotated."""
+        bias = self._rotation.apply(self.weights.read(f"{name}.bias")) if biased else None
+        return np.ascontiguousarray(self._rotation.apply(weight.T).T), bias
+
+    def _linear(self, name: str, x: str, weight: Floats, bias: Floats | None = None, output: str = "") -> str:
+        """x [T, K] times the 8-bit table of weight [N, K]. Each row of x is rounded to 8 bits by its own largest value.
+
+        The products are summed as integers, so a row's result does not depend on the other rows.
+        """
+        graph = self.graph
         table, scales = quantise8(weight)
-        inputs = [x, self.graph.constant(f"{name}.table", table), self.graph.constant(f"{name}.scales", scales)]
-        product = self.graph.op(
-            "MatMulNBits",
-            *inputs,
+        largest = graph.op("ReduceMax", graph.op("Abs", x), graph.ints(1), keepdims=1)
+        step = graph.constant("activation_step", np.array(1 / 127, np.float32))
+        zero = graph.constant("activation_zero", np.array(128, np.uint8))
+        product = graph.op(
+            "MatMulIntegerToFloat",
+            graph.op("QuantizeLinear", graph.op("Div", x, largest), step, zero),
+            graph.constant(f"{name}.table", table.T),
+            step,
+            graph.constant(f"{name}.scales", scales),
+            zero,
             domain=_MICROSOFT,
-            K=weight.shape[1],
-            N=weight.shape[0],
-            bits=8,
-            block_size=BLOCK,
-            accuracy_level=4,
         )
-        return product if bias is None else self.graph.op("Add", product, self.graph.constant(f"{name}.bias", bias))
+        if bias is None:
+            return graph.op("Mul", product, largest, name=output)
+        product = graph.op("Mul", product, largest)
+        return graph.op("Add", product, graph.constant(f"{name}.bias", bias), name=output)
 
     def _norm(self, x: str, name: str, scale: float = 1.0) -> str:
         gains = self.graph.constant(name, self.weights.read(name) * np.float32(scale))
         return self.graph.op("SimplifiedLayerNormalization", x, gains, epsilon=self.config.rms_norm_eps, axis=-1)
 
-    def _add_and_norm(self, x: str, residual: str, name: str) -> tuple[str, str]:
-        """(norm of the sum, the sum)."""
-        gains = self.graph.constant(name, self.weights.read(name))
+    def _add_and_norm(self, x: str, residual: str) -> tuple[str, str]:
+        """(the normalised sum without gains, the sum)."""
         normed, _, _, total = self.graph.ops(
             "SkipSimplifiedLayerNormalization",
             x,
             residual,
-            gains,
+            "ones",
             names=[self.graph.fresh(), "", "", self.graph.fresh()],
             domain=_MICROSOFT,
             epsilon=self.config.rms_norm_eps,

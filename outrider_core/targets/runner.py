@@ -91,7 +91,7 @@ class OnnxRunner:
         blocks = -(-(part.past + count) // POOL_BLOCK)
         self._bind(first, blocks)
         chain = len(part.chain)
-        ids = np.array([[*part.chain, *part.tree.tokens]], np.int64)
+        ids = np.array([*part.chain, *part.tree.tokens], np.int64)
         steps = [*range(chain), *(chain - 1 + depth for depth in part.tree.depths)]
         wanted = np.arange(chain - 1, count) if part.wanted else np.arange(0)
         feeds: dict[str, NDArray[Any]] = {
@@ -105,7 +105,7 @@ class OnnxRunner:
             self._binding.bind_cpu_input(name, value)
         self._binding.bind_output("logits", "cpu")
         self._session.run_with_iobinding(self._binding)
-        logits: Floats = self._binding.get_outputs()[-1].numpy()[0]
+        logits: Floats = self._binding.get_outputs()[-1].numpy()
         return logits
 
     def _bind(self, first: int, blocks: int) -> None:

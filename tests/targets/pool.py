@@ -48,7 +48,7 @@ class Pool:
         slots[..., 1] = np.arange(kv)[:, None]
         tiled = np.tile(mask, (self.config.group, 1)).reshape(-1, self.blocks, POOL_BLOCK)
         inputs = {
-            "ids": np.array([ids]),
+            "ids": np.array(ids),
             "positions": np.array([positions]),
             "mask": np.ascontiguousarray(tiled.transpose(1, 0, 2)[:, None]),
             "slots": slots,
@@ -58,7 +58,7 @@ class Pool:
         names = [output.name for output in self.session.get_outputs()]
         outputs = dict(zip(names, self.session.run(None, inputs), strict=True))
         self.memory = {name: outputs[f"new_{name}"] for name in self.memory}
-        logits: Floats = outputs["logits"][0]
+        logits: Floats = outputs["logits"]
         return logits
 
     def chain(self, ids: Sequence[int], past: Sequence[int], rows: Sequence[int]) -> Floats:

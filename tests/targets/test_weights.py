@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from outrider_core.models.target import DEFAULT_TARGET, gguf_of, resolve_target
-from outrider_core.targets.quantise import BLOCK, dequantise8, quantise8
+from outrider_core.targets.quantise import Rotation, hadamard_block, quantise8, rotate_blocks
 from outrider_core.targets.weights import BrokenWeights, GgufWeights, SafetensorsWeights
 
 
@@ -60,12 +60,20 @@ def test_damage_is_named(tmp_path: Path) -> None:
 
 
 def test_a_table_is_within_half_a_step() -> None:
-    weight = np.random.default_rng(0).normal(size=(40, 3 * BLOCK - 5)).astype(np.float32)
+    weight = np.random.default_rng(0).normal(size=(40, 91)).astype(np.float32)
     weight[3] = 0
     table, scales = quantise8(weight)
-    assert table.shape == (40, 3, BLOCK) and scales.shape == (40, 3)
-    steps = np.repeat(np.abs(scales), BLOCK, 1)[:, : weight.shape[1]]
-    # one step where +128 would be needed: the range reaches one step further on the side of the largest weight
-    assert (np.abs(dequantise8(table, scales, weight.shape[1]) - weight) <= 1.001 * steps).all()
-    assert np.median(np.abs(dequantise8(table, scales, weight.shape[1]) - weight) / steps) < 0.5
-    np.testing.assert_array_equal(dequantise8(table, scales, weight.shape[1])[3], 0)
+    assert table.shape == (40, 91) and scales.shape == (40,)
+    assert (np.abs(table * scales[:, None] - weight) <= 0.501 * scales[:, None]).all()
+    np.testing.assert_array_equal(table[3], 0)
+
+
+@pytest.mark.parametrize("size", [32, 48, 576, 7])
+def test_a_rotation_keeps_products_and_spreads_outliers(size: int) -> None:
+    rotation, rng = Rotation(size), np.random.default_rng(1)
+    a, b = rng.normal(size=(5, size)).astype(np.float32), rng.normal(size=(3, size)).astype(np.float32)
+    np.testing.assert_allclose(rotation.apply(a) @ rotation.apply(b).T, a @ b.T, atol=1e-4)
+    one_channel = np.eye(size, dtype=np.float32)
+    assert np.abs(rotation.apply(one_channel)).max() <= 1.5 / np.sqrt(size)
+    if (block := hadamard_block(size)) > 1:
+        np.testing.assert_allclose(rotate_blocks(a, block) @ rotate_blocks(b, block).T, a @ b.T, atol=1e-4)
