@@ -57,7 +57,8 @@ def _log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1.0:
         ordered = x.sort(descending=True, stable=True).values
         kept = torch.where(ordered >= cut, ordered.exp(), 0.0)
-        reached = kept.cumsum(0) >= sampling.top_p * kept.sum()
+        mass = kept.cumsum(0)
+        reached = mass >= sampling.top_p * mass[-1]  # its own last sum, as in protocol.sampling
         cut = torch.maximum(cut, ordered[reached.int().argmax()])
     if sampling.min_p > 0.0:
         cut = torch.maximum(cut, x.max() + x.new_tensor(sampling.min_p).log())

@@ -12,11 +12,14 @@ from cloud.drawing import _gumbel, draw_on_device, draw_tokens
 from outrider_core.protocol.noise import gumbel_noise, noise_key
 from outrider_core.protocol.sampling import Sampling, draw
 
+#: the mass of all tokens, summed in another order, may never reach such a share of itself
+JUST_BELOW_ONE = [1 - 2**-53, 1 - 4e-16, 1 - 1e-15, 1 - 1e-12]
+
 samplings = st.builds(
     Sampling,
     temperature=st.sampled_from([0.0, 1e-6, 0.3, 0.7, 1.0, 5.0]),
     top_k=st.sampled_from([0, 1, 5, 50, 1000]),
-    top_p=st.sampled_from([1.0, 0.9, 0.3, 1e-6]),
+    top_p=st.sampled_from([1.0, *JUST_BELOW_ONE, 0.9, 0.3, 1e-6]),
     min_p=st.sampled_from([0.0, 0.05, 1.0]),
     seed=st.integers(0, 2**63 - 1),
 )
@@ -30,6 +33,16 @@ def test_same_tokens(rules: list[Sampling], seed: int, position: int, single: bo
     want = [draw(row, rule, at) for row, rule, at in zip(logits, rules, positions, strict=True)]
     assert draw_on_device(torch.from_numpy(logits), rules, positions) == want
     assert draw_tokens(torch.from_numpy(logits), rules, positions) == want
+
+
+@pytest.mark.parametrize("top_p", JUST_BELOW_ONE)
+@pytest.mark.parametrize("vocab", [301, 49152])
+def test_same_tokens_with_top_p_just_below_one(top_p: float, vocab: int) -> None:
+    rules = [Sampling(temperature=1.0, top_p=top_p, seed=seed) for seed in range(12)]
+    logits = np.random.default_rng(0).normal(0, 1, (len(rules), vocab)).astype(np.float32)
+    want = [draw(row, rule, 5) for row, rule in zip(logits, rules, strict=True)]
+    assert want != logits.argmax(1).tolist()
+    assert draw_on_device(torch.from_numpy(logits), rules, [5] * len(rules)) == want
 
 
 def test_same_noise() -> None:
