@@ -10,10 +10,10 @@ from cloud import log
 from cloud.colocated import Colocated
 from cloud.engine import Engine, Segment
 from cloud.engine_metrics import EngineMetrics
-from cloud.jobs import Job
+from cloud.jobs import Job, PendingSession
 from cloud.metrics import Metrics
 from cloud.replies import RoundReplies, answer_open
-from cloud.request_queue import RequestQueue
+from cloud.request_queue import RequestQueue, short_id
 from cloud.scheduler import ScheduledSession, Scheduler
 from cloud.sessions import SessionStore
 from cloud.step import Step
@@ -124,7 +124,7 @@ class Batcher:
             paths = self._engine.step(
                 [Segment(part.pending.session, part.chain, part.tree, part.rows_wanted) for part in scheduled]
             )
-            step = Step(scheduled, paths, began, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
         except Exception:
             log.exception("step failed", sessions=len(scheduled))
             if scheduled:
@@ -132,10 +132,25 @@ class Batcher:
             else:
                 self._requests.fail_all()
             return
+        good = [(part, path) for part, path in zip(scheduled, paths, strict=True) if path is None or not path.failed]
+        if len(good) < len(scheduled):
+            self._fail_numbers(
+                [part.pending for part, path in zip(scheduled, paths, strict=True) if path and path.failed]
+            )
+        step = Step([part for part, _ in good], [path for _, path in good], began, seconds)
         drafts = step.drafts()
         self.scheduler.observe(drafts.sizes, drafts.accepted)
         self._metrics.observe(step, drafts)
         self._reply(step)
+
+    def _fail_numbers(self, sessions: list[PendingSession]) -> None:
+        """The target's logits for these sessions were not numbers, so nothing can be drawn from them."""
+        names = [short_id(pending.session.id) for pending in sessions]
+        log.error("logits are not numbers", sessions=names, hint="a wider --dtype may help")
+        self._metrics.count_unusable(len(sessions))
+        self._requests.fail(
+            sessions, "the target's logits for this text are not numbers; the operator can try a wider --dtype"
+        )
 
     def _reply(self, step: Step) -> None:
         replies = RoundReplies(step, self.scheduler.tree_budget)

@@ -54,6 +54,7 @@ class Metrics:
         self.bytes_out = counter("sent_bytes", "Bytes of WebSocket messages sent")
         self.errors = counter("errors", "ERROR messages sent, by code", "code")
         self.refused = counter("refused", "Handshakes and HTTP requests refused, by reason", "reason")
+        self.unusable_logits = counter("unusable_logits", "Rounds failed because the target's logits were not numbers")
         self.draining = gauge("draining", "1 while the verifier shuts down, else 0")
         self._build = Info("outrider:build", "Version, target and drafter", registry=self.registry)
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloud.acceptance import NO_TOKEN
 from cloud.drawing import _gumbel, draw_on_device, draw_tokens
 from outrider_core.protocol.noise import gumbel_noise, noise_key
 from outrider_core.protocol.sampling import Sampling, draw
@@ -43,6 +44,17 @@ def test_same_tokens_with_top_p_just_below_one(top_p: float, vocab: int) -> None
     want = [draw(row, rule, 5) for row, rule in zip(logits, rules, strict=True)]
     assert want != logits.argmax(1).tolist()
     assert draw_on_device(torch.from_numpy(logits), rules, [5] * len(rules)) == want
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nothing_is_drawn_from_what_is_not_a_number(bad: float) -> None:
+    rules = [Sampling(), Sampling(temperature=1.0, top_k=5, top_p=0.9, seed=3), Sampling(), Sampling(temperature=0.5)]
+    logits = np.random.default_rng(0).normal(0, 1, (4, 301)).astype(np.float32)
+    logits[:2, 250 if bad != -np.inf else slice(None)] = bad
+    logits[2:, :10] = -np.inf  # a masked token is no fault
+    want = [NO_TOKEN, NO_TOKEN, *(draw(row, rule, 5) for row, rule in zip(logits[2:], rules[2:], strict=True))]
+    assert draw_on_device(torch.from_numpy(logits), rules, [5] * 4) == want
+    assert draw_tokens(torch.from_numpy(logits), rules, [5] * 4) == want
 
 
 def test_same_noise() -> None:
