@@ -80,7 +80,7 @@ class App:
         until = loop.time() + seconds
         for socket in self.sockets:
             socket.connection.going_away()
-        while not self.verifier.idle and loop.time() < until:
+        while not self.verifier.idle and self.verifier.alive and loop.time() < until:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)  # the engine thread has posted the last replies, this loop has yet to send them
         for index, socket in enumerate(list(self.sockets)):
@@ -96,10 +96,14 @@ class App:
         await asyncio.to_thread(self.verifier.stop)
 
     async def _healthz(self, _: Request) -> Response:
-        return _status(self.verifier.alive, "alive", "the engine thread has ended or hangs")
+        if why := self.verifier.broken:
+            return _status(503, f"broken: {why}")
+        return _status(200, "draining" if self.verifier.draining else "alive")
 
     async def _readyz(self, _: Request) -> Response:
-        return _status(self.verifier.ready, "ready", "not ready")
+        if why := self.verifier.broken:
+            return _status(503, f"broken: {why}")
+        return _status(503, "draining") if self.verifier.draining else _status(200, "ready")
 
     async def _metrics(self, request: Request) -> Response:
         local = request.client is not None and is_loopback(request.client.host)
@@ -167,5 +171,5 @@ def create_app(verifier: Verifier, settings: Settings) -> Starlette:
     return App(verifier, allow_origin=settings.allow_origin, max_connections=settings.max_connections).asgi
 
 
-def _status(good: bool, yes: str, no: str) -> Response:
-    return PlainTextResponse(f"{yes if good else no}\n", 200 if good else 503)
+def _status(status: int, text: str) -> Response:
+    return PlainTextResponse(f"{text}\n", status)

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import ssl
+import threading
 from types import FrameType
 
 import uvicorn
@@ -20,18 +21,29 @@ from cloud.settings import Settings
 from cloud.uvicorn_protocols import HttpProtocol, WebSocketProtocol
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME
 
+#: exit status where the engine is broken, or where the end itself hangs (EX_SOFTWARE of sysexits)
+EXIT_BROKEN = 70
+#: how often the engine is asked whether it is broken
+WATCH_SECONDS = 0.5
+#: seconds after the last answer in which sockets close, requests are cut and the engine thread ends
+LAST_SECONDS = 8.0
+
 
 class HttpServer(uvicorn.Server):
     """One process that serves one verifier.
 
     SIGTERM or SIGINT drains it: /readyz turns 503, devices get ERROR 9, answers under way end, sockets close with 1012,
-    the process exits with 0. A second signal ends the process at once. SIGHUP reloads the token file.
+    the process exits with 0. A second signal ends the process at once. SIGHUP reloads the token file. A broken
+    engine ends the process too, with `status` EXIT_BROKEN. Whatever hangs, the end takes at most LAST_SECONDS more than
+    answers under way are given.
     """
 
     def __init__(self, verifier: Verifier, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
         self.app = App(verifier, allow_origin=settings.allow_origin, max_connections=settings.max_connections)
         options = {} if tls is None else {"ssl_context_factory": lambda _config, _default: tls}
         super().__init__(uvicorn_config(self.app.asgi, **options))
+        self.status = 0
+        self._verifier = verifier
         self._accounts, self._seconds = verifier.accounts, settings.shutdown_timeout
         self._ending: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -40,6 +52,7 @@ class HttpServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
         await super().startup(sockets)
+        self._watching = asyncio.create_task(self._watch())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._ending is not None or self._loop is None:
@@ -48,11 +61,23 @@ class HttpServer(uvicorn.Server):
 
     def _end(self) -> None:
         if self._ending is None:
-            log.info("ending", seconds_at_most=self._seconds)
             self._ending = asyncio.create_task(self._drain())
+            limit = threading.Timer(self._seconds + LAST_SECONDS, os._exit, (EXIT_BROKEN,))
+            limit.daemon = True
+            limit.start()
+            log.info("ending", seconds_at_most=self._seconds)
+
+    async def _watch(self) -> None:
+        """End the process once the engine is broken."""
+        while (why := self._verifier.broken) is None:
+            await asyncio.sleep(WATCH_SECONDS)
+        self.status = EXIT_BROKEN
+        log.error("broken: the process ends and is to be started again", why=why, status=EXIT_BROKEN)
+        self._end()
 
     async def _drain(self) -> None:
         await self.app.drain(self._seconds)
+        self._watching.cancel()  # from here on the engine thread is to end
         self.should_exit = True
 
     def _reload(self) -> None:
@@ -80,6 +105,6 @@ def uvicorn_config(app: Starlette, **options: object) -> uvicorn.Config:
         "access_log": False,
         "log_config": None,
         "proxy_headers": False,
-        "timeout_graceful_shutdown": 5,
+        "timeout_graceful_shutdown": 3,
     }
     return uvicorn.Config(app, **{**defaults, **options})  # type: ignore[arg-type]

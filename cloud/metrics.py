@@ -6,11 +6,24 @@ label for a session, a prompt or a client's address.
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from cloud import log
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+class _LogDrops(Collector):
+    """Lines that the process could not log."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily("outrider:log_lines_dropped", "Log lines dropped, by this process", log.dropped())
 
 
 class Metrics:
@@ -54,8 +67,10 @@ class Metrics:
         self.bytes_out = counter("sent_bytes", "Bytes of WebSocket messages sent")
         self.errors = counter("errors", "ERROR messages sent, by code", "code")
         self.refused = counter("refused", "Handshakes and HTTP requests refused, by reason", "reason")
+        self.step_failures = counter("step_failures", "Steps that nothing came of")
         self.unusable_logits = counter("unusable_logits", "Rounds failed because the target's logits were not numbers")
         self.draining = gauge("draining", "1 while the verifier shuts down, else 0")
+        self.registry.register(_LogDrops())
         self._build = Info("outrider:build", "Version, target and drafter", registry=self.registry)
 
     def serving(self, **facts: str) -> None:

@@ -75,6 +75,12 @@ class Settings(BaseSettings):
     prefill_chunk: Annotated[int, Field(ge=1, le=4096, description="prompt tokens per step, all sessions together")] = (
         512
     )
+    max_step_failures: Annotated[
+        int, Field(ge=1, description="failed steps in a row after which the verifier counts as broken and ends")
+    ] = 10
+    max_step_seconds: Annotated[
+        float, Field(gt=0, description="a step that takes longer counts as hung: the verifier is broken and ends")
+    ] = 120.0
     colocated_drafter: Annotated[
         bool, Field(description="draft on the server where the target decodes alone (GENERATE, chat completions)")
     ] = False

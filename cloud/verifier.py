@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifie
 
     prog: how it was called, for help.
     """
+    _open_standard_streams()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     try:
@@ -71,13 +72,15 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
     listener.listen(server.config.backlog)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print(
+    _say(
         f"verifier ready: {'wss' if context else 'ws'}://{shown}:{port}/v1/verify target={verifier.target_hash} "
         f"drafter={verifier.drafter_hash} max_context={verifier.max_context} max_nodes={verifier.max_nodes} "
-        f"max_sessions={settings.max_sessions} kv_tokens={settings.kv_tokens}",
-        flush=True,
+        f"max_sessions={settings.max_sessions} kv_tokens={settings.kv_tokens}"
     )
     server.run(sockets=[listener])
+    if server.status:
+        log.settle()
+        os._exit(server.status)  # what is broken may hang or crash while Python takes it down
     return 0
 
 
@@ -124,6 +127,21 @@ def _listen(host: str, port: int) -> socket.socket:
 def _leave(_number: int, _frame: FrameType | None) -> None:
     """Exit 0 while loading. Once it serves, `cloud.http_server.HttpServer` has its own handlers."""
     raise SystemExit(0)
+
+
+def _say(line: str) -> None:
+    """Print on standard output, whose reader may be gone."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - else Python would try again at the end, and exit with 120
+
+
+def _open_standard_streams() -> None:
+    """Give closed standard streams a place, so that no file or socket gets their numbers and then the log."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
 
 
 def _fail(text: str) -> int:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 
+import httpx
 import pytest
+import torch
+from websockets.exceptions import InvalidStatus
 
 from cloud.jobs import Reply
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
-from outrider_core.protocol.wire import ERR_INTERNAL, Error, Verdict
-from tests.cloud.drive import make_verifier, started
+from outrider_core.protocol.wire import ERR_INTERNAL, Error, Open, Opened, Verdict, pack_ids
+from tests.cloud.drive import Client, make_verifier, serve, started
 from tests.tiny import plain_decode, tiny_model
 
 POISON = 77
@@ -42,6 +45,29 @@ def test_a_session_whose_logits_are_not_numbers_fails_alone(sampling: Sampling) 
             assert tokens == PROMPT + truth[: len(tokens) - 3]
         text = verifier.metrics.text().decode()
     assert "outrider:unusable_logits_total 3.0" in text
+
+
+def test_a_device_broken_for_good_is_not_ready() -> None:
+    verifier = make_verifier(tiny_model(), (), max_step_failures=3)
+    with serve(verifier) as address:
+        healths = [httpx.get(f"http://{address}/{path}") for path in ("healthz", "readyz")]
+        assert [(health.status_code, health.text) for health in healths] == [(200, "alive\n"), (200, "ready\n")]
+        verifier.engine.runner.forward = broken  # type: ignore[method-assign]
+        with Client(address) as client:
+            for _ in range(3):
+                client.send(Open(0, os.urandom(16), 0, pack_ids(PROMPT), 0, Sampling()))
+                assert isinstance(client.any(), Opened)
+                assert client.receive(Error).code == ERR_INTERNAL
+        for path in ("healthz", "readyz"):
+            health = httpx.get(f"http://{address}/{path}")
+            assert (health.status_code, health.text) == (503, "broken: 3 steps in a row failed\n")
+        with pytest.raises(InvalidStatus) as refused:
+            Client(address)
+        assert refused.value.response.status_code == 503
+
+
+def broken(parts: object) -> torch.Tensor:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 def expect_not_numbers(reply: Reply) -> None:

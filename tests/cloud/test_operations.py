@@ -8,13 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-import torch
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cloud.auth import main as make_token
@@ -25,76 +22,18 @@ from outrider_core.protocol.wire import (
     ERR_GOING_AWAY,
     Error,
     Generate,
-    Hello,
     Open,
     Verdict,
     Verify,
     pack_ids,
     pack_tree,
 )
-from tests.cloud.drive import Client
-from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
-
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-MODEL = tiny_model(dtype=torch.float32)
-PROMPT = [5, 6, 7]
-TRUTH = plain_decode(MODEL, PROMPT, Sampling(), 60, eos_ids=())
-
-
-class Running:
-    """A verifier process on the tiny target; step_ms: its steps take at least so long."""
-
-    def __init__(self, folder: Path, *flags: str, step_ms: int = 0) -> None:
-        self.target_hash = (folder / "hash").read_text()
-        limits = ["--max-context", "128", "--max-nodes", "16", "--kv-tokens", "1024", "--port", "0"]
-        models = ["--model", str(folder / "target"), "--drafter", str(folder / "drafter")]
-        module = ["benchmarks.slow_target", "--step-ms", str(step_ms)] if step_ms else ["cloud.verifier"]
-        self.log = folder / "log"
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", *module, *models, *limits, *flags],
-                cwd=ROOT,
-                env=ENVIRONMENT,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert "verifier ready" in line, self.log.read_text()
-        self.address = line.split("//")[1].split("/")[0]
-        self.hello = Hello(1, self.target_hash, line.split("drafter=")[1].split()[0])
-
-    def client(self, token: str = "") -> Client:
-        return Client(self.address, self.hello, token=token)
-
-    def metric(self, name: str) -> float:
-        for line in httpx.get(f"http://{self.address}/metrics").text.splitlines():
-            if line.startswith(name + " ") or line.startswith(name + "{"):
-                return float(line.rsplit(" ", 1)[1])
-        raise AssertionError(name)
+from tests.cloud.running import ENVIRONMENT, PROMPT, ROOT, TRUTH, running, save_folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("operations")
-    # no token ends an answer, so that answers are as long as the tests want
-    model = tiny_model(dtype=torch.float32)
-    model.config.eos_token_id = model.generation_config.eos_token_id = None
-    (folder / "hash").write_text(save_tiny_target(folder / "target", model))
-    save_tiny_drafter(folder / "drafter", model, (folder / "hash").read_text())
-    return folder
-
-
-@contextmanager
-def running(folder: Path, *flags: str, step_ms: int = 0) -> Iterator[Running]:
-    server = Running(folder, *flags, step_ms=step_ms)
-    try:
-        yield server
-    finally:
-        server.process.kill()
-        server.process.communicate()
+    return save_folder(tmp_path_factory.mktemp("operations"))
 
 
 def test_metrics_and_logs_count_and_hold_no_text(folder: Path) -> None:
@@ -154,8 +93,9 @@ def test_sigterm_lets_answers_end_and_says_so(folder: Path) -> None:
         with pytest.raises(InvalidStatus) as late:
             server.client()
         assert late.value.response.status_code == 503
-        assert httpx.get(f"http://{server.address}/readyz").status_code == 503
-        assert httpx.get(f"http://{server.address}/healthz").status_code == 200
+        for path, status in (("readyz", 503), ("healthz", 200)):
+            health = httpx.get(f"http://{server.address}/{path}")
+            assert (health.status_code, health.text) == (status, "draining\n")
         while len(got) < 60:
             message = writer.any()
             if isinstance(message, Verdict):
