@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from enum import StrEnum
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -15,10 +14,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cloud.auth import Account, bearer
+from cloud.auth import bearer
 from cloud.close_codes import CloseCode
 from cloud.connection import Stream
 from cloud.device_socket import DeviceSocket
+from cloud.limits import WAITING, Account, Gate, Refusal
 from cloud.metrics import CONTENT_TYPE
 from cloud.openai import openai_routes
 from cloud.service import Verifier
@@ -33,35 +33,25 @@ TOKEN_NEEDED = "a valid token is needed: Authorization: Bearer TOKEN"
 RETRY_SPREAD = 1.0
 
 
-class Refusal(StrEnum):
-    """Why a handshake or HTTP request was refused; the label of `outrider:refused_total`."""
-
-    NOT_READY = "not_ready"
-    ORIGIN = "origin"
-    TOKEN = "token"
-    CONNECTIONS = "connections"
-    SUBPROTOCOL = "subprotocol"
-
-
 class App:
     """The app of one verifier, and the state that its sockets share. `asgi` is what to serve.
 
-    hello_seconds: how long a device may take to say HELLO. allow_origin: web pages that may connect. max_connections:
-    sockets at a time; further ones get 503. extra_routes: served beside the verifier's own.
+    settings: who may connect, and how often. hello_seconds: how long a device may take to say HELLO. extra_routes:
+    served beside the verifier's own.
     """
 
     def __init__(
         self,
         verifier: Verifier,
+        settings: Settings,
         hello_seconds: float = HELLO_SECONDS,
-        allow_origin: Sequence[str] = (),
-        max_connections: int = 10_000,
         extra_routes: Sequence[BaseRoute] = (),
     ) -> None:
         self.verifier, self._hello_seconds = verifier, hello_seconds
+        self.gate = Gate(settings, verifier.metrics)
         self._streams: dict[bytes, Stream] = {}
         self.sockets: set[DeviceSocket] = set()
-        self._allow_origin, self._max_connections = set(allow_origin), max_connections
+        self._allow_origin = set(settings.allow_origin)
         routes: list[BaseRoute] = [
             Route("/healthz", self._healthz),
             Route("/readyz", self._readyz),
@@ -70,7 +60,7 @@ class App:
             *extra_routes,
         ]
         if verifier.tokenizer is not None:
-            routes += openai_routes(verifier, verifier.model_name, verifier.tokenizer, self.admit)
+            routes += openai_routes(verifier, verifier.model_name, verifier.tokenizer, self.admit, self.gate)
         self.asgi = Starlette(routes=routes, lifespan=self._lifespan)
 
     async def drain(self, seconds: float) -> None:
@@ -119,11 +109,11 @@ class App:
     def admit(self, request: Request) -> Account:
         """The account of an HTTP request. Raises ApiError 401 or 403."""
         if self.foreign(request):
-            self.verifier.metrics.refused.labels(Refusal.ORIGIN).inc()
+            self.gate.refused(Refusal.ORIGIN)
             raise ApiError(403, FOREIGN, code="origin_not_allowed")
         account = self.account(request)
         if account is None:
-            self.verifier.metrics.refused.labels(Refusal.TOKEN).inc()
+            self.gate.refused(Refusal.TOKEN)
             raise ApiError(401, TOKEN_NEEDED, code="invalid_api_key")
         return account
 
@@ -142,7 +132,9 @@ class App:
             return Refusal.ORIGIN, 403, FOREIGN
         if account is None:
             return Refusal.TOKEN, 401, TOKEN_NEEDED
-        if len(self.sockets) >= self._max_connections:
+        if account.crowded:
+            return Refusal.ACCOUNT, 429, "all connections of this token are taken; close one"
+        if len(self.sockets) >= self.gate.max_connections:
             return Refusal.CONNECTIONS, 503, "all connections of this verifier are taken; try again later"
         if SUBPROTOCOL not in websocket.scope["subprotocols"]:
             return Refusal.SUBPROTOCOL, 400, f"WebSocket subprotocol {SUBPROTOCOL} is required"
@@ -153,22 +145,28 @@ class App:
         refusal = self._refusal(websocket, account)
         if refusal is not None or account is None:
             reason, status, text = refusal or (Refusal.TOKEN, 401, TOKEN_NEEDED)
-            self.verifier.metrics.refused.labels(reason).inc()
+            self.gate.refused(reason)
             await websocket.send_denial_response(PlainTextResponse(text + "\n", status))
             return
-        with contextlib.suppress(WebSocketDisconnect, OSError):
-            await websocket.accept(SUBPROTOCOL)
-            socket = DeviceSocket(websocket, self.verifier, account, self._streams, self._hello_seconds)
-            self.sockets.add(socket)
-            try:
-                await socket.run()
-            finally:
-                self.sockets.discard(socket)
+        account.connections += 1
+        if (waiting := websocket.scope.get("state", {}).get(WAITING)) is not None:
+            waiting.belongs_to(account)
+        try:
+            with contextlib.suppress(WebSocketDisconnect, OSError):
+                await websocket.accept(SUBPROTOCOL)
+                socket = DeviceSocket(websocket, self.verifier, account, self._streams, self._hello_seconds)
+                self.sockets.add(socket)
+                try:
+                    await socket.run()
+                finally:
+                    self.sockets.discard(socket)
+        finally:
+            account.connections -= 1
 
 
 def create_app(verifier: Verifier, settings: Settings) -> Starlette:
     """The app of one verifier, for any ASGI server. It starts the engine thread and stops it at shutdown."""
-    return App(verifier, allow_origin=settings.allow_origin, max_connections=settings.max_connections).asgi
+    return App(verifier, settings).asgi
 
 
 def _status(status: int, text: str) -> Response:

@@ -8,10 +8,10 @@ import signal
 import socket
 import ssl
 import threading
+from functools import partial
 from types import FrameType
 
 import uvicorn
-from starlette.applications import Starlette
 
 from cloud import log
 from cloud.app import App
@@ -39,9 +39,11 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(self, verifier: Verifier, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
-        self.app = App(verifier, allow_origin=settings.allow_origin, max_connections=settings.max_connections)
+        self.app = App(verifier, settings)
         options = {} if tls is None else {"ssl_context_factory": lambda _config, _default: tls}
-        super().__init__(uvicorn_config(self.app.asgi, **options))
+        super().__init__(uvicorn_config(self.app, **options))
+        if settings.max_connections > (most := self.app.gate.most_sockets):
+            log.warning("fewer sockets than --max-connections: raise the limit of open files", sockets_at_most=most)
         self.status = 0
         self._verifier = verifier
         self._accounts, self._seconds = verifier.accounts, settings.shutdown_timeout
@@ -51,6 +53,10 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        if self.config.is_ssl:  # else a silent socket would keep its TLS handshake for a minute, uncounted
+            self._loop.create_server = partial(  # type: ignore[method-assign]
+                self._loop.create_server, ssl_handshake_timeout=self.app.gate.request_seconds
+            )
         await super().startup(sockets)
         self._watching = asyncio.create_task(self._watch())
 
@@ -91,11 +97,11 @@ class HttpServer(uvicorn.Server):
             log.error("tokens not read, the old ones stay", why=str(error))
 
 
-def uvicorn_config(app: Starlette, **options: object) -> uvicorn.Config:
+def uvicorn_config(app: App, **options: object) -> uvicorn.Config:
     """How uvicorn serves the app. Feature rows do not compress, so deflate is off."""
     defaults: dict[str, object] = {
-        "http": HttpProtocol,
-        "ws": WebSocketProtocol,
+        "http": partial(HttpProtocol, app.gate),
+        "ws": partial(WebSocketProtocol, app.gate),
         "ws_max_size": MAX_CLIENT_FRAME,
         "ws_per_message_deflate": False,
         "ws_ping_interval": 20.0,
@@ -107,4 +113,4 @@ def uvicorn_config(app: Starlette, **options: object) -> uvicorn.Config:
         "proxy_headers": False,
         "timeout_graceful_shutdown": 3,
     }
-    return uvicorn.Config(app, **{**defaults, **options})  # type: ignore[arg-type]
+    return uvicorn.Config(app.asgi, **{**defaults, **options})  # type: ignore[arg-type]

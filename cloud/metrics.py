@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    Metric,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
@@ -62,15 +71,17 @@ class Metrics:
         self.tree_budget = gauge("tree_budget", "Nodes per tree that devices are asked to stay within")
         self.sessions = gauge("sessions", "Session records kept")
         self.connections = gauge("connections", "Open WebSockets")
+        self.sockets = gauge("sockets", "Open sockets, WebSockets included")
         self.opened = counter("opens", "OPENs answered, by what the verifier still had of the session", "found")
         self.bytes_in = counter("received_bytes", "Bytes of WebSocket messages received")
         self.bytes_out = counter("sent_bytes", "Bytes of WebSocket messages sent")
         self.errors = counter("errors", "ERROR messages sent, by code", "code")
-        self.refused = counter("refused", "Handshakes and HTTP requests refused, by reason", "reason")
+        self.refused = counter("refused", "Handshakes, requests and sockets refused or cut, by reason", "reason")
         self.step_failures = counter("step_failures", "Steps that nothing came of")
         self.unusable_logits = counter("unusable_logits", "Rounds failed because the target's logits were not numbers")
         self.draining = gauge("draining", "1 while the verifier shuts down, else 0")
         self.registry.register(_LogDrops())
+        ProcessCollector(registry=self.registry)  # process_*: memory, descriptors, processor time
         self._build = Info("outrider:build", "Version, target and drafter", registry=self.registry)
 
     def serving(self, **facts: str) -> None:

@@ -50,7 +50,18 @@ class Settings(BaseSettings):
     allow_origin: Annotated[
         list[str], Field(description="web pages that may connect, as https://host[:port]; others are refused")
     ] = []
-    max_connections: Annotated[int, Field(ge=1, description="sockets at a time; further ones get 503")] = 10_000
+    max_connections: Annotated[int, Field(ge=1, description="WebSockets at a time; further ones get 503")] = 10_000
+    sockets_per_address: Annotated[
+        int | None,
+        Field(ge=0, description="sockets of one address at a time; 0: no limit; default: 1024, on loopback no limit"),
+    ] = None
+    request_seconds: Annotated[
+        float,
+        Field(gt=0, description="seconds that a client may take for the headers of a request, or for a TLS handshake"),
+    ] = 10.0
+    message_seconds: Annotated[
+        float, Field(gt=0, description="seconds that a client may take from a message's first byte to its last")
+    ] = 20.0
 
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16", "float64"], Field(description="the target's number format")

@@ -21,9 +21,11 @@ from starlette.routing import Mount
 from structlog.testing import capture_logs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from cloud.auth import Account, Accounts
+from cloud.auth import Accounts
+from cloud.limits import Account, Gate
 from cloud.openai import openai_routes
 from cloud.service import Verifier
+from cloud.settings import Settings
 from outrider_core.chat_api.asgi import MAX_BODY
 from outrider_core.chat_api.requests import NEUTRAL
 from outrider_core.protocol.sampling import Sampling
@@ -463,8 +465,10 @@ def test_a_fault_nobody_foresaw_is_a_500_and_logs_no_text() -> None:
     def everybody(_: Request) -> Account:
         return account
 
+    gate = Gate(Settings(), verifier.metrics)
     routes: Any = [
-        Mount(f"/{index}", routes=openai_routes(verifier, NAME, each, everybody)) for index, each in enumerate(made)
+        Mount(f"/{index}", routes=openai_routes(verifier, NAME, each, everybody, gate))
+        for index, each in enumerate(made)
     ]
     with serve(verifier, extra_routes=routes) as address, capture_logs() as logs:
         for index, (_, status, param, text) in enumerate(cases):
