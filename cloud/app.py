@@ -20,7 +20,7 @@ from cloud.connection import Stream
 from cloud.device_socket import DeviceSocket
 from cloud.limits import WAITING, Account, Gate, Refusal
 from cloud.metrics import CONTENT_TYPE
-from cloud.openai import openai_routes
+from cloud.openai import no_such_route, openai_routes
 from cloud.service import Verifier
 from cloud.settings import Settings, is_loopback
 from outrider_core.chat_api.errors import ApiError
@@ -61,7 +61,9 @@ class App:
         ]
         if verifier.tokenizer is not None:
             routes += openai_routes(verifier, verifier.model_name, verifier.tokenizer, self.admit, self.gate)
-        self.asgi = Starlette(routes=routes, lifespan=self._lifespan)
+        self.asgi = Starlette(
+            routes=routes, lifespan=self._lifespan, exception_handlers={404: no_such_route, 405: no_such_route}
+        )
 
     async def drain(self, seconds: float) -> None:
         """Accept nothing new, tell the devices, let rounds under way end for at most `seconds`, close the sockets."""

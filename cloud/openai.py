@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 from jinja2 import TemplateError
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -107,6 +108,14 @@ def openai_routes(
         Route("/v1/models", _answered(models)),
         Route("/v1/models/{name:path}", _answered(model)),
     ]
+
+
+async def no_such_route(request: HTTPConnection, error: Exception) -> Response:
+    """The answer to a path or method that is not served."""
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    text = f"{request.scope.get('method', 'GET')} {request.url.path} is not served here; "
+    text += "there are POST /v1/chat/completions and GET /v1/models"
+    return _refusal(ApiError(status, text, code="method_not_allowed" if status == 405 else "unknown_url"))
 
 
 def _answered(
