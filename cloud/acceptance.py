@@ -10,6 +10,8 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE
 
+#: what is drawn from logits that are not numbers (NaN, infinite), as of a number format that overflows
+NO_TOKEN = -1
 #: (rows of the logits, sampling and absolute position of each) -> tokens
 Draw = Callable[[list[int], list[Sampling], list[int]], list[int]]
 
@@ -23,6 +25,11 @@ class AcceptedPath(NamedTuple):
     accepted: list[int]
     bonus: int
     finish: int
+
+    @property
+    def failed(self) -> bool:
+        """Whether the logits were not numbers: nothing of it may be committed."""
+        return self.bonus == NO_TOKEN
 
 
 @dataclass(frozen=True)

@@ -4,64 +4,63 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from enum import StrEnum
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cloud.auth import Account, bearer
+from cloud.auth import bearer
 from cloud.close_codes import CloseCode
 from cloud.connection import Stream
 from cloud.device_socket import DeviceSocket
+from cloud.limits import WAITING, Account, Gate, Refusal
 from cloud.metrics import CONTENT_TYPE
-from cloud.openai import openai_routes
+from cloud.openai import no_such_route, openai_routes
 from cloud.service import Verifier
 from cloud.settings import Settings, is_loopback
 from outrider_core.chat_api.errors import ApiError
 from outrider_core.protocol.wire import SUBPROTOCOL
 
 HELLO_SECONDS = 10.0
-FOREIGN = "pages of this origin are refused; the operator can allow it with --allow-origin"
+FOREIGN = (
+    "pages of this origin are refused; the operator can allow it with --allow-origin, "
+    "and the name under which they reach this verifier with --allow-host"
+)
+#: what a proxy adds: the client is not on this machine, though the socket is
+FORWARDED = {"forwarded", "x-forwarded-for", "x-real-ip", "via"}
 TOKEN_NEEDED = "a valid token is needed: Authorization: Bearer TOKEN"
 #: at a shutdown, devices are asked to retry at times spread over this many seconds
 RETRY_SPREAD = 1.0
 
 
-class Refusal(StrEnum):
-    """Why a handshake or HTTP request was refused; the label of `outrider:refused_total`."""
-
-    NOT_READY = "not_ready"
-    ORIGIN = "origin"
-    TOKEN = "token"
-    CONNECTIONS = "connections"
-    SUBPROTOCOL = "subprotocol"
-
-
 class App:
     """The app of one verifier, and the state that its sockets share. `asgi` is what to serve.
 
-    hello_seconds: how long a device may take to say HELLO. allow_origin: web pages that may connect. max_connections:
-    sockets at a time; further ones get 503. extra_routes: served beside the verifier's own.
+    settings: who may connect, and how often. hello_seconds: how long a device may take to say HELLO. extra_routes:
+    served beside the verifier's own.
     """
 
     def __init__(
         self,
         verifier: Verifier,
+        settings: Settings,
         hello_seconds: float = HELLO_SECONDS,
-        allow_origin: Sequence[str] = (),
-        max_connections: int = 10_000,
         extra_routes: Sequence[BaseRoute] = (),
     ) -> None:
         self.verifier, self._hello_seconds = verifier, hello_seconds
+        self.gate = Gate(settings, verifier.metrics)
         self._streams: dict[bytes, Stream] = {}
         self.sockets: set[DeviceSocket] = set()
-        self._allow_origin, self._max_connections = set(allow_origin), max_connections
+        self._allow_origin, self._allow_host = set(settings.allow_origin), {settings.host, *settings.allow_host}
+        self._metrics_account = settings.metrics_account
         routes: list[BaseRoute] = [
             Route("/healthz", self._healthz),
             Route("/readyz", self._readyz),
@@ -70,8 +69,20 @@ class App:
             *extra_routes,
         ]
         if verifier.tokenizer is not None:
-            routes += openai_routes(verifier, verifier.model_name, verifier.tokenizer, self.admit)
-        self.asgi = Starlette(routes=routes, lifespan=self._lifespan)
+            routes += openai_routes(verifier, verifier.model_name, verifier.tokenizer, self.admit, self.gate)
+        pages = Middleware(
+            CORSMiddleware,
+            allow_origins=settings.allow_origin,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["retry-after", "x-request-id"],
+        )
+        self.asgi = Starlette(
+            middleware=[pages] if settings.allow_origin else [],
+            routes=routes,
+            lifespan=self._lifespan,
+            exception_handlers={404: no_such_route, 405: no_such_route},
+        )
 
     async def drain(self, seconds: float) -> None:
         """Accept nothing new, tell the devices, let rounds under way end for at most `seconds`, close the sockets."""
@@ -80,7 +91,7 @@ class App:
         until = loop.time() + seconds
         for socket in self.sockets:
             socket.connection.going_away()
-        while not self.verifier.idle and loop.time() < until:
+        while not self.verifier.idle and self.verifier.alive and loop.time() < until:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)  # the engine thread has posted the last replies, this loop has yet to send them
         for index, socket in enumerate(list(self.sockets)):
@@ -96,15 +107,24 @@ class App:
         await asyncio.to_thread(self.verifier.stop)
 
     async def _healthz(self, _: Request) -> Response:
-        return _status(self.verifier.alive, "alive", "the engine thread has ended or hangs")
+        if why := self.verifier.broken:
+            return _status(503, f"broken: {why}")
+        return _status(200, "draining" if self.verifier.draining else "alive")
 
     async def _readyz(self, _: Request) -> Response:
-        return _status(self.verifier.ready, "ready", "not ready")
+        if why := self.verifier.broken:
+            return _status(503, f"broken: {why}")
+        return _status(503, "draining") if self.verifier.draining else _status(200, "ready")
 
     async def _metrics(self, request: Request) -> Response:
-        local = request.client is not None and is_loopback(request.client.host)
-        if not local and self.account(request) is None:
-            return PlainTextResponse("a token is needed\n", 401, {"WWW-Authenticate": "Bearer"})
+        local, required = _is_local(request), self.verifier.accounts.required
+        if not local or FORWARDED & set(request.headers.keys()) or self.rebound(request):
+            account = self.account(request)
+            if (local and not required) or account is None or self._metrics_account not in ("", account.name):
+                self.gate.refused(Refusal.TOKEN)
+                return PlainTextResponse(
+                    "a token that may read metrics is needed\n", 401, {"WWW-Authenticate": "Bearer"}
+                )
         return Response(self.verifier.metrics.text(), media_type=CONTENT_TYPE)
 
     def account(self, connection: HTTPConnection) -> Account | None:
@@ -114,12 +134,12 @@ class App:
 
     def admit(self, request: Request) -> Account:
         """The account of an HTTP request. Raises ApiError 401 or 403."""
-        if self.foreign(request):
-            self.verifier.metrics.refused.labels(Refusal.ORIGIN).inc()
+        if self.foreign(request) or (_is_local(request) and self.rebound(request)):
+            self.gate.refused(Refusal.ORIGIN)
             raise ApiError(403, FOREIGN, code="origin_not_allowed")
         account = self.account(request)
         if account is None:
-            self.verifier.metrics.refused.labels(Refusal.TOKEN).inc()
+            self.gate.refused(Refusal.TOKEN)
             raise ApiError(401, TOKEN_NEEDED, code="invalid_api_key")
         return account
 
@@ -128,7 +148,23 @@ class App:
         origin = connection.headers.get("origin")
         if origin is None or origin in self._allow_origin:
             return False
-        return urlsplit(origin).netloc != connection.headers.get("host")
+        return origin.partition("://")[2] != connection.headers.get("host") or self.rebound(connection)
+
+    def rebound(self, connection: HTTPConnection) -> bool:
+        """Whether the request names a host that may be anybody's: a page can make its own name point to this machine.
+
+        Where a token is needed, which such a page has not got, any name will do.
+        """
+        if self.verifier.accounts.required:
+            return False
+        try:
+            name = urlsplit("//" + connection.headers.get("host", "")).hostname or ""
+            if name == "localhost" or name in self._allow_host:
+                return False
+            ipaddress.ip_address(name)
+        except ValueError:
+            return True
+        return False
 
     def _refusal(self, websocket: WebSocket, account: Account | None) -> tuple[Refusal, int, str] | None:
         """Why a handshake is refused, with HTTP status and text; None if it is not."""
@@ -138,7 +174,9 @@ class App:
             return Refusal.ORIGIN, 403, FOREIGN
         if account is None:
             return Refusal.TOKEN, 401, TOKEN_NEEDED
-        if len(self.sockets) >= self._max_connections:
+        if account.crowded:
+            return Refusal.ACCOUNT, 429, "all connections of this token are taken; close one"
+        if len(self.sockets) >= self.gate.max_connections:
             return Refusal.CONNECTIONS, 503, "all connections of this verifier are taken; try again later"
         if SUBPROTOCOL not in websocket.scope["subprotocols"]:
             return Refusal.SUBPROTOCOL, 400, f"WebSocket subprotocol {SUBPROTOCOL} is required"
@@ -149,23 +187,33 @@ class App:
         refusal = self._refusal(websocket, account)
         if refusal is not None or account is None:
             reason, status, text = refusal or (Refusal.TOKEN, 401, TOKEN_NEEDED)
-            self.verifier.metrics.refused.labels(reason).inc()
+            self.gate.refused(reason)
             await websocket.send_denial_response(PlainTextResponse(text + "\n", status))
             return
-        with contextlib.suppress(WebSocketDisconnect, OSError):
-            await websocket.accept(SUBPROTOCOL)
-            socket = DeviceSocket(websocket, self.verifier, account, self._streams, self._hello_seconds)
-            self.sockets.add(socket)
-            try:
-                await socket.run()
-            finally:
-                self.sockets.discard(socket)
+        account.connections += 1
+        if (waiting := websocket.scope.get("state", {}).get(WAITING)) is not None:
+            waiting.belongs_to(account)
+        try:
+            with contextlib.suppress(WebSocketDisconnect, OSError):
+                await websocket.accept(SUBPROTOCOL)
+                socket = DeviceSocket(websocket, self.verifier, account, self._streams, self._hello_seconds)
+                self.sockets.add(socket)
+                try:
+                    await socket.run()
+                finally:
+                    self.sockets.discard(socket)
+        finally:
+            account.connections -= 1
 
 
 def create_app(verifier: Verifier, settings: Settings) -> Starlette:
     """The app of one verifier, for any ASGI server. It starts the engine thread and stops it at shutdown."""
-    return App(verifier, allow_origin=settings.allow_origin, max_connections=settings.max_connections).asgi
+    return App(verifier, settings).asgi
 
 
-def _status(good: bool, yes: str, no: str) -> Response:
-    return PlainTextResponse(f"{yes if good else no}\n", 200 if good else 503)
+def _is_local(connection: HTTPConnection) -> bool:
+    return connection.client is not None and is_loopback(connection.client.host)
+
+
+def _status(status: int, text: str) -> Response:
+    return PlainTextResponse(f"{text}\n", status)

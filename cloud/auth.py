@@ -1,7 +1,7 @@
 """Who may use the verifier, and how much of it: a file of hashed tokens with limits, reloaded on SIGHUP.
 
     # name     sha256 of the token, hex      limits (all optional)
-    app-1      9f86d081884c7d65...           sessions=32 verifies=100 prefill=20000 nodes=5000
+    app-1      9f86d081884c7d65...           sessions=32 connections=64 verifies=100 prefill=20000 nodes=5000
 
 `python -m cloud.auth FILE NAME` creates a token, prints it once and adds its line.
 """
@@ -16,78 +16,19 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
-#: seconds of its rate that an account may use at once
-BURST = 3.0
+from cloud.limits import UNLIMITED, Account, Limits
+
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class AuthError(RuntimeError):
     """The token file cannot be used; one line that says where and why."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one account may do. sessions: streams open at a time, and records kept; the others are per second."""
-
-    sessions: int = 32
-    verifies: float = 100.0  # VERIFYs; a token that the target writes alone counts as one
-    prefill: float = 20_000.0  # tokens of OPENs
-    nodes: float = 5_000.0  # nodes of trees
-
-
-UNLIMITED = Limits(1 << 31, float("inf"), float("inf"), float("inf"))
-
-
-class Bucket:
-    """A token bucket that may go into debt: any single request passes, the next one waits until the debt is paid."""
-
-    def __init__(self, rate: float, clock: Callable[[], float]) -> None:
-        self._rate, self._clock = rate, clock
-        self._level, self._at = rate * BURST, clock()
-
-    def wait(self) -> float:
-        """Seconds until something may be taken; 0 if it may now."""
-        if self._rate == float("inf"):
-            return 0.0
-        now = self._clock()
-        self._level = min(self._rate * BURST, self._level + (now - self._at) * self._rate)
-        self._at = now
-        return 0.0 if self._level > 0 else (1.0 - self._level) / self._rate
-
-    def take(self, amount: float) -> None:
-        """Use `amount`, even into debt."""
-        self._level -= amount
-
-
-class Account:
-    """One client of the verifier. streams: sessions it has open now, on all its connections."""
-
-    def __init__(self, name: str, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
-        self.name, self.limits = name, limits
-        self.revoked = False
-        self.streams = 0
-        self._buckets = {kind: Bucket(getattr(limits, kind), clock) for kind in ("verifies", "prefill", "nodes")}
-
-    def charge(self, **amounts: float) -> float:
-        """Take amounts by kind (verifies, prefill, nodes). Returns 0, or seconds to wait if nothing was taken."""
-        if wait := max(self._buckets[kind].wait() for kind in amounts):
-            return wait
-        self.spend(**amounts)
-        return 0.0
-
-    def spend(self, **amounts: float) -> None:
-        """Take amounts that were already used, even into debt."""
-        for kind, amount in amounts.items():
-            self._buckets[kind].take(amount)
-
-    def scoped(self, session: bytes) -> bytes:
-        """The verifier's own id [16 bytes] of this account's session: no account can name another's."""
-        return hashlib.blake2b(session, digest_size=16, key=hashlib.sha256(self.name.encode()).digest()).digest()
 
 
 @dataclass
@@ -105,6 +46,9 @@ class Accounts:
 
     def __len__(self) -> int:
         return len(self._by_digest)
+
+    def __iter__(self) -> Iterator[Account]:
+        return iter(self._by_digest.values())
 
     @property
     def required(self) -> bool:
@@ -143,7 +87,7 @@ def _read(path: Path) -> list[tuple[bytes, str, Limits]]:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise AuthError(f"{path}: cannot be read: {error}") from None
-    kinds = {limit.name: (int if limit.name == "sessions" else float) for limit in fields(Limits)}
+    kinds = {limit.name: _number(limit) for limit in fields(Limits)}
     accounts: list[tuple[bytes, str, Limits]] = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
@@ -170,6 +114,10 @@ def _read(path: Path) -> list[tuple[bytes, str, Limits]]:
     return accounts
 
 
+def _number(limit: Field[Any]) -> Callable[[str], float]:
+    return int if isinstance(limit.default, int) else float
+
+
 def bearer(authorization: str | None, subprotocols: Sequence[str] = ()) -> str | None:
     """The token of an `Authorization: Bearer` header, or of a `bearer.TOKEN` subprotocol (browsers set no headers)."""
     scheme, _, token = (authorization or "").partition(" ")
@@ -188,8 +136,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, help="token file (the verifier's --auth-file), created if missing")
     parser.add_argument("name", help="who the token is for: letters, digits, dot, dash, underscore")
     for limit in fields(Limits):
-        kind = int if limit.name == "sessions" else float
-        parser.add_argument(f"--{limit.name}", type=kind, metavar="N", help=f"limit (default {limit.default:g})")
+        parser.add_argument(
+            f"--{limit.name}", type=_number(limit), metavar="N", help=f"limit (default {limit.default:g})"
+        )
     arguments = parser.parse_args(argv)
     limits = [f"{f.name}={v:g}" for f in fields(Limits) if (v := getattr(arguments, f.name)) is not None]
     token = secrets.token_urlsafe(32)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from cloud import log
 from cloud.colocated import Colocated
 from cloud.engine import Engine, Segment
 from cloud.engine_metrics import EngineMetrics
-from cloud.jobs import Job
+from cloud.jobs import Job, PendingSession
 from cloud.metrics import Metrics
 from cloud.replies import RoundReplies, answer_open
-from cloud.request_queue import RequestQueue
+from cloud.request_queue import RequestQueue, short_id
 from cloud.scheduler import ScheduledSession, Scheduler
 from cloud.sessions import SessionStore
 from cloud.step import Step
@@ -40,6 +41,8 @@ class Batcher:
         max_context: int,
         max_nodes: int,
         prefill_chunk: int,
+        max_step_failures: int,
+        max_step_seconds: float,
         fixed_budget: int = 0,
         colocated: Colocated | None = None,
     ) -> None:
@@ -47,7 +50,9 @@ class Batcher:
         self.scheduler = Scheduler(engine.pool, TreeBudget(max_nodes), prefill_chunk, fixed_budget, colocated)
         self._requests = RequestQueue(store, engine.pool, metrics, self.scheduler.budget, max_context)
         self._metrics = EngineMetrics(metrics, engine.pool)
-        self._watchdog = Watchdog()
+        self._watchdog = Watchdog(max_step_seconds)
+        self._max_failures, self._failures = max_step_failures, 0
+        self._broken: str | None = None
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -55,16 +60,23 @@ class Batcher:
         """Start the thread."""
         self._thread.start()
 
-    def stop(self, timeout: float = 5.0) -> None:
+    def stop(self, timeout: float = 3.0) -> None:
         """End the thread after the running step, waiting at most `timeout` seconds; what still waits gets no reply."""
         self._queue.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout)
 
     @property
+    def broken(self) -> str | None:
+        """Why no request can be answered any more, or None. It stays broken."""
+        if self._watchdog.hung:
+            return "the engine hangs in a step"
+        return self._broken or (None if self._thread.is_alive() else "the engine thread does not run")
+
+    @property
     def alive(self) -> bool:
-        """The thread runs and does not hang in a step."""
-        return self._thread.is_alive() and not self._watchdog.hung
+        """The thread runs, does not hang in a step, and not every step fails."""
+        return self.broken is None
 
     @property
     def idle(self) -> bool:
@@ -76,6 +88,15 @@ class Batcher:
         self._queue.put(job)
 
     def _run(self) -> None:
+        try:
+            self._turns()
+        except BaseException as error:
+            self._broken = f"the engine thread ended: {type(error).__name__}"
+            log.exception("engine thread ended")
+            with suppress(Exception):
+                self._requests.fail_all()
+
+    def _turns(self) -> None:
         while self._take():
             self._store.expire(self._requests.session_ids)
             if self._requests:
@@ -124,18 +145,45 @@ class Batcher:
             paths = self._engine.step(
                 [Segment(part.pending.session, part.chain, part.tree, part.rows_wanted) for part in scheduled]
             )
-            step = Step(scheduled, paths, began, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
         except Exception:
             log.exception("step failed", sessions=len(scheduled))
+            self._count_failure()
             if scheduled:
                 self._requests.fail([part.pending for part in scheduled])
             else:
                 self._requests.fail_all()
             return
+        good = [(part, path) for part, path in zip(scheduled, paths, strict=True) if path is None or not path.failed]
+        if len(good) < len(scheduled):
+            self._fail_numbers(
+                [part.pending for part, path in zip(scheduled, paths, strict=True) if path and path.failed]
+            )
+        if good:
+            self._failures = 0
+        else:
+            self._count_failure()
+        step = Step([part for part, _ in good], [path for _, path in good], began, seconds)
         drafts = step.drafts()
         self.scheduler.observe(drafts.sizes, drafts.accepted)
         self._metrics.observe(step, drafts)
         self._reply(step)
+
+    def _count_failure(self) -> None:
+        """Count a step that nothing came of. Too many in a row mean that the device is broken for good."""
+        self._failures += 1
+        self._metrics.count_failed_step()
+        if self._failures >= self._max_failures:
+            self._broken = f"{self._failures} steps in a row failed"
+
+    def _fail_numbers(self, sessions: list[PendingSession]) -> None:
+        """The target's logits for these sessions were not numbers, so nothing can be drawn from them."""
+        names = [short_id(pending.session.id) for pending in sessions]
+        log.error("logits are not numbers", sessions=names, hint="a wider --dtype may help")
+        self._metrics.count_unusable(len(sessions))
+        self._requests.fail(
+            sessions, "the target's logits for this text are not numbers; the operator can try a wider --dtype"
+        )
 
     def _reply(self, step: Step) -> None:
         replies = RoundReplies(step, self.scheduler.tree_budget)

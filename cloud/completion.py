@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from cloud import log
-from cloud.auth import Account
 from cloud.jobs import Job, Reply
+from cloud.limits import Account
 from cloud.service import Verifier
 from outrider_core.chat_api.asgi import send_completion, send_error, unless_gone
 from outrider_core.chat_api.errors import ApiError
@@ -53,13 +53,12 @@ class EngineSession:
     """A session of the engine in which the target decodes `ids` alone, until it is done or closed.
 
     Replies wait here for a slow reader, at most `max_new` of them. The engine's session is freed with the last reply,
-    whether or not the client has read it.
+    whether or not the client has read it. `account` has counted it among its streams already; `close` takes it off.
     """
 
     def __init__(self, verifier: Verifier, account: Account, ids: list[int], sampling: Sampling, max_new: int) -> None:
         self._verifier, self._loop = verifier, asyncio.get_running_loop()
         self._account = account
-        account.streams += 1
         self._replies: asyncio.Queue[tuple[Reply, bool]] = asyncio.Queue()
         self._session = session = secrets.token_bytes(16)
         self._closed = False

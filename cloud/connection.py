@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cloud.auth import Account
 from cloud.close_codes import CloseCode
 from cloud.features import FeatureRows
 from cloud.jobs import Job, Reply
+from cloud.limits import Account
 from cloud.outbox import Outbox
 from cloud.service import Verifier
 from outrider_core.protocol.wire import (
@@ -171,26 +171,30 @@ class Connection:
 
     def _open(self, message: Open) -> None:
         verifier, number = self._verifier, message.stream
-        tokens = unpack_ids(message.tokens)
-        if not tokens:
+        count = len(message.tokens) // 4
+        if not count:
             self._error(ERR_BOUNDS, "OPEN needs at least one token", number)
-        elif max(tokens) >= verifier.vocab_size:
-            self._error(ERR_BOUNDS, f"token {max(tokens)} is outside the vocabulary of {verifier.vocab_size}", number)
-        elif len(tokens) > verifier.max_context:
-            self._error(ERR_TOO_LONG, f"{len(tokens)} tokens; the context holds {verifier.max_context}", number)
+        elif count > verifier.max_context:
+            self._error(ERR_TOO_LONG, f"{count} tokens; the context holds {verifier.max_context}", number)
         elif number not in self._streams and len(self._streams) >= MAX_STREAMS:
             self._error(ERR_BUSY, f"{MAX_STREAMS} streams are open on this connection: CLOSE one", number, BUSY_SECONDS)
         elif not self._draining(number):
             session = self.account.scoped(message.session)
-            for old in (self._streams.get(number), self._streams_by_session.get(session)):
-                if old is not None:
-                    old.connection._unbind(old)
-            if self.account.streams >= self.account.limits.sessions:
-                limit = self.account.limits.sessions
+            before = {self._streams.get(number), self._streams_by_session.get(session)} - {None}
+            limit = self.account.limits.sessions
+            if self.account.streams - len(before) >= limit:
                 self._error(ERR_BUSY, f"this token's {limit} sessions are open: CLOSE one", number, BUSY_SECONDS)
                 return
-            if self._limited(number, prefill=len(tokens)):
+            if self._limited(number, prefill=count):
                 return
+            tokens = unpack_ids(message.tokens)  # takes time, so it is charged first
+            if max(tokens) >= verifier.vocab_size:
+                text = f"token {max(tokens)} is outside the vocabulary of {verifier.vocab_size}"
+                self._error(ERR_BOUNDS, text, number)
+                return
+            for stream in before:
+                if stream is not None:
+                    stream.connection._unbind(stream)
             stream = Stream(self, number, session)
             self._streams[number] = self._streams_by_session[session] = stream
             self.account.streams += 1

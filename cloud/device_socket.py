@@ -7,13 +7,10 @@ import time
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from cloud.auth import Account, Bucket
 from cloud.close_codes import CloseCode
 from cloud.connection import Connection, Stream
+from cloud.limits import BYTES_PER_FRAME, FRAMES_PER_SECOND, Account, Bucket
 from cloud.service import Verifier
-
-#: frames read from one connection per second, on average; a device sends about ten
-FRAMES_PER_SECOND = 200.0
 
 
 class DeviceSocket:
@@ -78,7 +75,7 @@ class DeviceSocket:
                 continue
             self._metrics.bytes_in.inc(len(frame))
             connection.receive(frame)
-            self._frames.take(1)
+            self._frames.take(1 + len(frame) // BYTES_PER_FRAME)  # a long one takes the loop's time like several
             if pause := self._frames.wait():
                 await asyncio.sleep(pause)  # nothing is read meanwhile: a flood fills its own socket
             while connection.outbox.crowded and connection.closing is None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from cloud.acceptance import NO_TOKEN
 from outrider_core.protocol.noise import noise_key
 from outrider_core.protocol.sampling import Sampling, draw
 
@@ -19,12 +21,18 @@ _MASK = 0xFFFFFFFF
 
 
 def draw_tokens(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
-    """One token per row of logits [n, vocab], drawn for absolute position positions[i]."""
+    """One token per row of logits [n, vocab], drawn for absolute position positions[i].
+
+    NO_TOKEN where a row's largest logit is not a finite number, as it is not where any of them is NaN.
+    """
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
     if logits.device.type == "cpu":
         rows = logits.numpy()
-        return [draw(row, sampling, at) for row, sampling, at in zip(rows, samplings, positions, strict=True)]
+        return [
+            draw(row, sampling, at) if np.isfinite(row.max()) else NO_TOKEN
+            for row, sampling, at in zip(rows, samplings, positions, strict=True)
+        ]
     return draw_on_device(logits, samplings, positions)
 
 
@@ -36,7 +44,7 @@ def draw_on_device(logits: Tensor, samplings: Sequence[Sampling], positions: Seq
         scores = torch.stack([_log_probs(logits[row], samplings[row]) for row in sampled])
         keys = torch.tensor([noise_key(samplings[row].seed, positions[row]) for row in sampled], device=logits.device)
         tokens[sampled] = _first_argmax(scores + _gumbel(keys, logits.shape[1]))
-    drawn: list[int] = tokens.tolist()
+    drawn: list[int] = torch.where(logits.amax(-1).isfinite(), tokens, NO_TOKEN).tolist()
     return drawn
 
 
@@ -57,7 +65,8 @@ def _log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1.0:
         ordered = x.sort(descending=True, stable=True).values
         kept = torch.where(ordered >= cut, ordered.exp(), 0.0)
-        reached = kept.cumsum(0) >= sampling.top_p * kept.sum()
+        mass = kept.cumsum(0)
+        reached = mass >= sampling.top_p * mass[-1]  # its own last sum, as in protocol.sampling
         cut = torch.maximum(cut, ordered[reached.int().argmax()])
     if sampling.min_p > 0.0:
         cut = torch.maximum(cut, x.max() + x.new_tensor(sampling.min_p).log())

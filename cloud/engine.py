@@ -53,18 +53,21 @@ class Engine:
     def step(self, segments: Sequence[Segment]) -> list[AcceptedPath | None]:
         """Run all segments, for which the pool must hold rows. Returns a path per segment, None where it has no tree.
 
-        Sessions change only if everything succeeded: their tokens, feature rows and used pool rows grow.
+        Sessions change only if everything succeeded: their tokens, feature rows and used pool rows grow. One whose path
+        has `failed` does not change.
         """
         parts = [self._part(segment) for segment in segments]
         paths = self._accept(segments, self._forward(parts))
         self._compact(segments, paths)
         used = [
-            part.past + len(part.chain) + (len(path.accepted) if path else 0)
+            part.past if path and path.failed else part.past + len(part.chain) + (len(path.accepted) if path else 0)
             for part, path in zip(parts, paths, strict=True)
         ]
         features = self._features(segments, used)
         for segment, path, rows_used, packed in zip(segments, paths, used, features, strict=True):
             session = segment.session
+            if path is not None and path.failed:
+                continue
             self.pool.extent(session.id).used = rows_used
             session.rows.append(packed)
             if path is not None and segment.tree is not None:
@@ -99,7 +102,7 @@ class Engine:
         """Move accepted nodes' rows right behind the prefix, for all sessions at once."""
         sources, targets = list[int](), list[int]()
         for segment, path in zip(segments, paths, strict=True):
-            if path is None:
+            if path is None or path.failed:
                 continue
             extent = self.pool.extent(segment.session.id)
             first = extent.base + extent.used + segment.chain

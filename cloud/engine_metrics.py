@@ -30,6 +30,14 @@ class EngineMetrics:
         metrics.step_seconds.observe(step.seconds)
         metrics.running.set(len(step.scheduled))
 
+    def count_failed_step(self) -> None:
+        """Count a step that nothing came of."""
+        self._metrics.step_failures.inc()
+
+    def count_unusable(self, sessions: int) -> None:
+        """Count sessions whose logits were not numbers."""
+        self._metrics.unusable_logits.inc(sessions)
+
     def report(self, pending: int, sessions: int, tree_budget: int) -> None:
         """Set the gauges, after each step and each sleep."""
         metrics = self._metrics

@@ -7,31 +7,47 @@ import os
 import signal
 import socket
 import ssl
+import threading
+from functools import partial
 from types import FrameType
 
 import uvicorn
-from starlette.applications import Starlette
 
 from cloud import log
 from cloud.app import App
 from cloud.auth import AuthError
 from cloud.service import Verifier
 from cloud.settings import Settings
+from cloud.tls import reload_certificate
 from cloud.uvicorn_protocols import HttpProtocol, WebSocketProtocol
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME
+
+#: exit status where the engine is broken, or where the end itself hangs (EX_SOFTWARE of sysexits)
+EXIT_BROKEN = 70
+#: how often the engine is asked whether it is broken
+WATCH_SECONDS = 0.5
+#: seconds after the last answer in which sockets close, requests are cut and the engine thread ends
+LAST_SECONDS = 8.0
 
 
 class HttpServer(uvicorn.Server):
     """One process that serves one verifier.
 
     SIGTERM or SIGINT drains it: /readyz turns 503, devices get ERROR 9, answers under way end, sockets close with 1012,
-    the process exits with 0. A second signal ends the process at once. SIGHUP reloads the token file.
+    the process exits with 0. A second signal ends the process at once. SIGHUP reads token file and certificate
+    again. A broken engine ends the process too, with `status` EXIT_BROKEN. Whatever hangs, the end takes at most
+    LAST_SECONDS more than answers under way are given.
     """
 
     def __init__(self, verifier: Verifier, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
-        self.app = App(verifier, allow_origin=settings.allow_origin, max_connections=settings.max_connections)
+        self.app = App(verifier, settings)
         options = {} if tls is None else {"ssl_context_factory": lambda _config, _default: tls}
-        super().__init__(uvicorn_config(self.app.asgi, **options))
+        super().__init__(uvicorn_config(self.app, **options))
+        if settings.max_connections > (most := self.app.gate.most_sockets):
+            log.warning("fewer sockets than --max-connections: raise the limit of open files", sockets_at_most=most)
+        self.status = 0
+        self._verifier = verifier
+        self._settings, self._tls = settings, tls
         self._accounts, self._seconds = verifier.accounts, settings.shutdown_timeout
         self._ending: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -39,7 +55,12 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        if self.config.is_ssl:  # else a silent socket would keep its TLS handshake for a minute, uncounted
+            self._loop.create_server = partial(  # type: ignore[method-assign]
+                self._loop.create_server, ssl_handshake_timeout=self.app.gate.request_seconds
+            )
         await super().startup(sockets)
+        self._watching = asyncio.create_task(self._watch())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._ending is not None or self._loop is None:
@@ -48,17 +69,38 @@ class HttpServer(uvicorn.Server):
 
     def _end(self) -> None:
         if self._ending is None:
-            log.info("ending", seconds_at_most=self._seconds)
             self._ending = asyncio.create_task(self._drain())
+            limit = threading.Timer(self._seconds + LAST_SECONDS, os._exit, (EXIT_BROKEN,))
+            limit.daemon = True
+            limit.start()
+            log.info("ending", seconds_at_most=self._seconds)
+
+    async def _watch(self) -> None:
+        """End the process once the engine is broken."""
+        while (why := self._verifier.broken) is None:
+            await asyncio.sleep(WATCH_SECONDS)
+        self.status = EXIT_BROKEN
+        log.error("broken: the process ends and is to be started again", why=why, status=EXIT_BROKEN)
+        self._end()
 
     async def _drain(self) -> None:
         await self.app.drain(self._seconds)
+        self._watching.cancel()  # from here on the engine thread is to end
         self.should_exit = True
 
     def _reload(self) -> None:
-        if not self._accounts.required:
-            log.info("nothing to reload: started without --auth-file")
-            return
+        if not self._accounts.required and self._tls is None:
+            log.info("nothing to reload: started without --auth-file and --tls-cert")
+        if self._accounts.required:
+            self._reload_tokens()
+        if self._tls is not None:
+            try:
+                reload_certificate(self._tls, self._settings)
+                log.info("certificate read again")
+            except (OSError, ssl.SSLError) as error:
+                log.error("certificate not read, the old one stays", why=str(error))
+
+    def _reload_tokens(self) -> None:
         try:
             self._accounts.reload()
             log.info("tokens read again", tokens=len(self._accounts))
@@ -66,11 +108,11 @@ class HttpServer(uvicorn.Server):
             log.error("tokens not read, the old ones stay", why=str(error))
 
 
-def uvicorn_config(app: Starlette, **options: object) -> uvicorn.Config:
+def uvicorn_config(app: App, **options: object) -> uvicorn.Config:
     """How uvicorn serves the app. Feature rows do not compress, so deflate is off."""
     defaults: dict[str, object] = {
-        "http": HttpProtocol,
-        "ws": WebSocketProtocol,
+        "http": partial(HttpProtocol, app.gate),
+        "ws": partial(WebSocketProtocol, app.gate),
         "ws_max_size": MAX_CLIENT_FRAME,
         "ws_per_message_deflate": False,
         "ws_ping_interval": 20.0,
@@ -80,6 +122,6 @@ def uvicorn_config(app: Starlette, **options: object) -> uvicorn.Config:
         "access_log": False,
         "log_config": None,
         "proxy_headers": False,
-        "timeout_graceful_shutdown": 5,
+        "timeout_graceful_shutdown": 3,
     }
-    return uvicorn.Config(app, **{**defaults, **options})  # type: ignore[arg-type]
+    return uvicorn.Config(app.asgi, **{**defaults, **options})  # type: ignore[arg-type]

@@ -6,11 +6,33 @@ label for a session, a prompt or a client's address.
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from collections.abc import Iterator
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    Metric,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from cloud import log
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+class _LogDrops(Collector):
+    """Lines that the process could not log."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily("outrider:log_lines_dropped", "Log lines dropped, by this process", log.dropped())
 
 
 class Metrics:
@@ -49,12 +71,17 @@ class Metrics:
         self.tree_budget = gauge("tree_budget", "Nodes per tree that devices are asked to stay within")
         self.sessions = gauge("sessions", "Session records kept")
         self.connections = gauge("connections", "Open WebSockets")
+        self.sockets = gauge("sockets", "Open sockets, WebSockets included")
         self.opened = counter("opens", "OPENs answered, by what the verifier still had of the session", "found")
         self.bytes_in = counter("received_bytes", "Bytes of WebSocket messages received")
         self.bytes_out = counter("sent_bytes", "Bytes of WebSocket messages sent")
         self.errors = counter("errors", "ERROR messages sent, by code", "code")
-        self.refused = counter("refused", "Handshakes and HTTP requests refused, by reason", "reason")
+        self.refused = counter("refused", "Handshakes, requests and sockets refused or cut, by reason", "reason")
+        self.step_failures = counter("step_failures", "Steps that nothing came of")
+        self.unusable_logits = counter("unusable_logits", "Rounds failed because the target's logits were not numbers")
         self.draining = gauge("draining", "1 while the verifier shuts down, else 0")
+        self.registry.register(_LogDrops())
+        ProcessCollector(registry=self.registry)  # process_*: memory, descriptors, processor time
         self._build = Info("outrider:build", "Version, target and drafter", registry=self.registry)
 
     def serving(self, **facts: str) -> None:

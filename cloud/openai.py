@@ -7,40 +7,40 @@ there. No request text is logged.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
 from jinja2 import TemplateError
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cloud.auth import Account
 from cloud.completion import RETRY_SECONDS, Completion, as_api_error
+from cloud.limits import BYTES_PER_TOKEN, Account, Gate, Refusal
 from cloud.service import Verifier
+from cloud.tokenising import FairWorker
 from outrider_core.chat_api.asgi import ClientGone, read_body
 from outrider_core.chat_api.errors import ApiError
 from outrider_core.chat_api.replies import model_card, model_list
-from outrider_core.chat_api.requests import check_model, parse
+from outrider_core.chat_api.requests import ChatRequest, check_model, parse
 from outrider_core.protocol.text import Detokeniser
 
 
 def openai_routes(
-    verifier: Verifier, model_name: str, tokenizer: Any, admit: Callable[[Request], Account]
+    verifier: Verifier, model_name: str, tokenizer: Any, admit: Callable[[Request], Account], gate: Gate
 ) -> list[Route]:
     """Routes for the app of `verifier`, which serves its target as `model_name`.
 
     tokenizer: the target's own transformers tokenizer; completions are refused if it has no chat template.
-    admit(request): returns the account that asks, or raises ApiError.
+    admit(request): returns the account that asks, or raises ApiError. gate: counts what is refused.
     """
     card = model_card(model_name)
     skip = frozenset(tokenizer.all_special_ids)
-    # a long prompt would hold up the event loop; one thread, because tokenizers are not safe for several
-    worker = ThreadPoolExecutor(1, "tokenizer")
+    worker = FairWorker("tokenizer")  # a long prompt would hold up the event loop
 
     def decode(ids: list[int]) -> str:
         text: str = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -58,13 +58,41 @@ def openai_routes(
     async def chat(request: Request) -> Response | Completion:
         account = admit(request)
         _check_ready(verifier)
-        _check_limits(account, 0)  # do not tokenise for an account over its limits
-        asked = parse(await read_body(request.receive))
-        check_model(asked.model, model_name)
-        ids = await asyncio.get_running_loop().run_in_executor(worker, encode, asked.conversation)
-        _check_prompt(ids, verifier)
-        _check_limits(account, len(ids))
+        if account.busy:
+            gate.refused(Refusal.SESSIONS)
+            text = f"this token's {account.limits.sessions} sessions are all in use"
+            raise ApiError(429, text, None, "rate_limit_exceeded", RETRY_SECONDS)
+        account.streams += 1  # from here on, so that what waits to be read and tokenised is bounded too
+        try:
+            asked, ids = await prepare(request, account)
+        except BaseException:
+            account.streams -= 1
+            raise
         return Completion(verifier, account, model_name, asked, ids, Detokeniser(decode, skip))
+
+    async def prepare(request: Request, account: Account) -> tuple[ChatRequest, list[int]]:
+        """The request and its prompt. Charged by its bytes before it is tokenised, however that ends."""
+        charge(account, 0)  # read and tokenise nothing for an account over its limits
+        body = await read_body(request.receive)
+        asked = parse(body)
+        check_model(asked.model, model_name)
+        paid = len(body) // BYTES_PER_TOKEN
+        charge(account, paid)
+        ids = await worker.run(account.name, partial(encode, asked.conversation))
+        try:
+            _check_prompt(ids, verifier)
+        except ApiError:
+            gate.refused(Refusal.TOO_LONG)
+            raise
+        account.spend(prefill=len(ids) - paid)
+        return asked, ids
+
+    def charge(account: Account, prompt: int) -> None:
+        """Charge a prompt's tokens. Each token written counts as a verify, charged when it comes."""
+        if wait := account.charge(prefill=prompt, verifies=0):
+            gate.refused(Refusal.RATE)
+            text = "over this token's limit of tokens per second"
+            raise ApiError(429, text, None, "rate_limit_exceeded", math.ceil(wait))
 
     async def models(request: Request) -> Response:
         admit(request)
@@ -80,6 +108,14 @@ def openai_routes(
         Route("/v1/models", _answered(models)),
         Route("/v1/models/{name:path}", _answered(model)),
     ]
+
+
+async def no_such_route(request: HTTPConnection, error: Exception) -> Response:
+    """The answer to a path or method that is not served."""
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    text = f"{request.scope.get('method', 'GET')} {request.url.path} is not served here; "
+    text += "there are POST /v1/chat/completions and GET /v1/models"
+    return _refusal(ApiError(status, text, code="method_not_allowed" if status == 405 else "unknown_url"))
 
 
 def _answered(
@@ -122,13 +158,3 @@ def _check_prompt(ids: list[int], verifier: Verifier) -> None:
         raise ApiError(400, text, "messages", "context_length_exceeded")
     if max(ids) >= verifier.vocab_size:  # would fail the step of every session
         raise ApiError(400, f"the prompt holds token {max(ids)}, which the model does not know", "messages")
-
-
-def _check_limits(account: Account, prompt: int) -> None:
-    """Charge the prompt's tokens. Each token written counts as a verify, charged when it comes."""
-    if account.streams >= account.limits.sessions:
-        text = f"this token's {account.limits.sessions} sessions are all in use"
-        raise ApiError(429, text, None, "rate_limit_exceeded", RETRY_SECONDS)
-    if wait := account.charge(prefill=prompt, verifies=0):
-        text = "over this token's limit of tokens per second"
-        raise ApiError(429, text, None, "rate_limit_exceeded", math.ceil(wait))

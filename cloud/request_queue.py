@@ -97,14 +97,14 @@ class RequestQueue:
         """Give the other sessions the older claim on the pool."""
         self._pending[pending.session.id] = self._pending.pop(pending.session.id)
 
-    def fail(self, sessions: list[PendingSession]) -> None:
-        """A step of `sessions` failed: they keep their text, lose their keys and values, and are told to OPEN again."""
+    def fail(self, sessions: list[PendingSession], why: str = "the verifier failed in this step; OPEN again") -> None:
+        """A step of `sessions` failed: they keep their text, lose their keys and values, and are told why."""
         for pending in sessions:
             self._pending.pop(pending.session.id, None)
             self._pool.release(pending.session.id)
             for job in (pending.opening, pending.round):
                 if job is not None:
-                    job.fail(ERR_INTERNAL, "the verifier failed in this step; OPEN again")
+                    job.fail(ERR_INTERNAL, why)
 
     def fail_all(self) -> None:
         """Fail every pending session."""

@@ -75,6 +75,8 @@ class Verifier:
             max_context=self.max_context,
             max_nodes=self.max_nodes,
             prefill_chunk=settings.prefill_chunk,
+            max_step_failures=settings.max_step_failures,
+            max_step_seconds=settings.max_step_seconds,
             fixed_budget=min(settings.tree_budget, self.max_nodes),
             colocated=None if device is None else Colocated(device, self.max_context),
         )
@@ -106,8 +108,13 @@ class Verifier:
 
     @property
     def alive(self) -> bool:
-        """Whether the engine thread runs and does not hang."""
+        """Whether requests can be answered: the opposite of `broken`."""
         return self._batcher.alive
+
+    @property
+    def broken(self) -> str | None:
+        """Why no request can be answered any more: the engine thread has ended or hangs, or every step fails."""
+        return self._batcher.broken
 
     @property
     def idle(self) -> bool:

@@ -50,7 +50,24 @@ class Settings(BaseSettings):
     allow_origin: Annotated[
         list[str], Field(description="web pages that may connect, as https://host[:port]; others are refused")
     ] = []
-    max_connections: Annotated[int, Field(ge=1, description="sockets at a time; further ones get 503")] = 10_000
+    allow_host: Annotated[
+        list[str], Field(description="names by which web pages may reach the verifier, beside localhost and addresses")
+    ] = []
+    metrics_account: Annotated[
+        str, Field(description="the token, by name, that may read /metrics from other machines; empty: any")
+    ] = ""
+    max_connections: Annotated[int, Field(ge=1, description="WebSockets at a time; further ones get 503")] = 10_000
+    sockets_per_address: Annotated[
+        int | None,
+        Field(ge=0, description="sockets of one address at a time; 0: no limit; default: 1024, on loopback no limit"),
+    ] = None
+    request_seconds: Annotated[
+        float,
+        Field(gt=0, description="seconds that a client may take for the headers of a request, or for a TLS handshake"),
+    ] = 10.0
+    message_seconds: Annotated[
+        float, Field(gt=0, description="seconds that a client may take from a message's first byte to its last")
+    ] = 20.0
 
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16", "float64"], Field(description="the target's number format")
@@ -75,6 +92,12 @@ class Settings(BaseSettings):
     prefill_chunk: Annotated[int, Field(ge=1, le=4096, description="prompt tokens per step, all sessions together")] = (
         512
     )
+    max_step_failures: Annotated[
+        int, Field(ge=1, description="failed steps in a row after which the verifier counts as broken and ends")
+    ] = 10
+    max_step_seconds: Annotated[
+        float, Field(gt=0, description="a step that takes longer counts as hung: the verifier is broken and ends")
+    ] = 120.0
     colocated_drafter: Annotated[
         bool, Field(description="draft on the server where the target decodes alone (GENERATE, chat completions)")
     ] = False
@@ -161,6 +184,12 @@ def _config_path(flags: Sequence[str]) -> Path | None:
             return Path(flag.removeprefix("--config="))
     named = os.environ.get("VERIFIER_CONFIG")
     return Path(named) if named else None
+
+
+def unknown_variables() -> list[str]:
+    """Names in the environment that look like settings and are none, as Kubernetes makes for a Service "verifier"."""
+    known = {f"VERIFIER_{name.upper()}" for name in Settings.model_fields}
+    return sorted(name for name in os.environ if name.upper().startswith("VERIFIER_") and name.upper() not in known)
 
 
 def describe_errors(error: ValidationError) -> str:

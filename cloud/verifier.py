@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from cloud import log
-from cloud.settings import Settings, describe_errors, read_settings
+from cloud.settings import Settings, describe_errors, read_settings, unknown_variables
+from cloud.tls import tls_context
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifier") -> int:
@@ -25,6 +26,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifie
 
     prog: how it was called, for help.
     """
+    _open_standard_streams()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     try:
@@ -39,10 +41,12 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifie
         print(settings.as_toml(), end="")
         return 0
     log.write_to_stderr(settings)
+    for name in unknown_variables():
+        log.warning("unknown variable in the environment: no setting has this name", name=name)
     if int(os.environ.get("RANK", "0")) > 0:
         return _follow(settings)
     try:
-        context = _tls(settings)
+        context = tls_context(settings)  # now, so that a wrong key fails before a large model is loaded
         listener = _listen(settings.host, settings.port)
     except ssl.SSLError as error:
         return _fail(f"--tls-cert, --tls-key: {error.reason or error}")
@@ -71,13 +75,15 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
     listener.listen(server.config.backlog)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print(
+    _say(
         f"verifier ready: {'wss' if context else 'ws'}://{shown}:{port}/v1/verify target={verifier.target_hash} "
         f"drafter={verifier.drafter_hash} max_context={verifier.max_context} max_nodes={verifier.max_nodes} "
-        f"max_sessions={settings.max_sessions} kv_tokens={settings.kv_tokens}",
-        flush=True,
+        f"max_sessions={settings.max_sessions} kv_tokens={settings.kv_tokens}"
     )
     server.run(sockets=[listener])
+    if server.status:
+        log.settle()
+        os._exit(server.status)  # what is broken may hang or crash while Python takes it down
     return 0
 
 
@@ -96,18 +102,6 @@ def _follow(settings: Settings) -> int:
     return 0
 
 
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    """Read now, so that a wrong key fails before a large model is loaded."""
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    for path in (settings.tls_cert, settings.tls_key):
-        path.open("rb").close()  # a clear error where ssl gives none
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    return context
-
-
 def _listen(host: str, port: int) -> socket.socket:
     """Bind now, so that a taken port fails before a large model is loaded; listening comes later."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -124,6 +118,21 @@ def _listen(host: str, port: int) -> socket.socket:
 def _leave(_number: int, _frame: FrameType | None) -> None:
     """Exit 0 while loading. Once it serves, `cloud.http_server.HttpServer` has its own handlers."""
     raise SystemExit(0)
+
+
+def _say(line: str) -> None:
+    """Print on standard output, whose reader may be gone."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - else Python would try again at the end, and exit with 120
+
+
+def _open_standard_streams() -> None:
+    """Give closed standard streams a place, so that no file or socket gets their numbers and then the log."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
 
 
 def _fail(text: str) -> int:

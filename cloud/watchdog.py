@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 
-#: a step that takes longer counts as hung
-HUNG_SECONDS = 120.0
-
 
 class Watchdog:
-    """Written by the engine thread, read by any other."""
+    """Written by the engine thread, read by any other. seconds: a step that takes longer counts as hung."""
 
-    def __init__(self) -> None:
-        self.busy = False
+    def __init__(self, seconds: float) -> None:
+        self.busy, self._seconds = False, seconds
         self._began = time.monotonic()
 
     def begin(self) -> None:
@@ -25,5 +22,5 @@ class Watchdog:
 
     @property
     def hung(self) -> bool:
-        """Whether the present work has taken longer than HUNG_SECONDS."""
-        return self.busy and time.monotonic() - self._began > HUNG_SECONDS
+        """Whether the present work has taken too long."""
+        return self.busy and time.monotonic() - self._began > self._seconds

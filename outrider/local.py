@@ -22,8 +22,8 @@ from typing import Any
 
 import structlog
 
-from cloud.auth import UNLIMITED, Account
 from cloud.connection import Connection
+from cloud.limits import UNLIMITED, Account
 from cloud.service import Verifier, load_verifier
 from cloud.settings import Settings
 from edge_runtime.link import Arrived, LinkDown, LinkEvent, LinkRefused, LinkUp, Traffic, frame_bytes

@@ -33,8 +33,12 @@ def tiny_model(
     head_dim: int | None = None,
     tied: bool = False,
     dtype: torch.dtype = torch.float64,
+    rope: dict[str, Any] | None = None,
 ) -> Any:
-    """A random causal LM in eval mode whose logits are spread enough to make sampling matter."""
+    """A random causal LM in eval mode whose logits are spread enough to make sampling matter.
+
+    rope: parameters of its rotary embedding, in the spelling of config.json.
+    """
     config = FAMILIES[family](
         vocab_size=vocab,
         hidden_size=hidden,
@@ -49,6 +53,7 @@ def tiny_model(
         bos_token_id=1,
         pad_token_id=0,
         sliding_window=None,
+        **({"rope_parameters": {"rope_theta": 10_000.0, **rope}} if rope else {}),
     )
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)

@@ -24,9 +24,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "top_logprobs": (0,),
     "tools": ([],),
-    "tool_choice": ("none",),
+    "tool_choice": ("none", "auto"),  # no tools can be given, so nothing is chosen
     "functions": ([],),
-    "function_call": ("none",),
+    "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -48,7 +48,8 @@ class Message(Struct):
     """One message of the conversation."""
 
     role: str
-    content: str | list[Part]
+    content: str | list[Part] | None = None
+    tool_calls: list[Any] | None = None
 
 
 class StreamOptions(Struct):
@@ -57,7 +58,8 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-Tokens = Annotated[int, Meta(ge=1, lt=2**31)]
+#: -1, as many clients send it, is the same as absent
+Tokens = Annotated[int, Meta(ge=-1, lt=2**31)]
 
 
 class ChatRequest(Struct):
@@ -71,7 +73,7 @@ class ChatRequest(Struct):
     max_completion_tokens: Tokens | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=2**32)] | None = None
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | list[str] | None = None
@@ -81,16 +83,17 @@ class ChatRequest(Struct):
         """How to sample. By OpenAI's defaults: temperature 1 and a random seed."""
         return Sampling(
             temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=self.top_k or 0,
+            top_k=max(self.top_k or 0, 0),
             top_p=1.0 if self.top_p is None else max(self.top_p, 1e-9),  # 0 asks for the most likely token
             min_p=self.min_p or 0.0,
-            seed=secrets.randbits(63) if self.seed is None else self.seed & (2**63 - 1),
+            seed=secrets.randbits(63) if self.seed is None or self.seed == -1 else self.seed & (2**63 - 1),
         )
 
     @property
     def stops(self) -> list[str]:
-        """Stop strings."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+        """Stop strings; empty ones stop nothing."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [stop for stop in stops if stop]
 
     @property
     def include_usage(self) -> bool:
@@ -99,7 +102,8 @@ class ChatRequest(Struct):
 
     def token_limit(self, available: int) -> int:
         """The most tokens to write where the context has space for `available`."""
-        return min(self.max_completion_tokens or self.max_tokens or available, available)
+        limits = [limit for limit in (self.max_completion_tokens, self.max_tokens) if limit is not None and limit > 0]
+        return min([*limits[:1], available])
 
     @property
     def conversation(self) -> list[dict[str, str]]:
@@ -123,9 +127,14 @@ def parse(body: bytes) -> ChatRequest:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
     for index, message in enumerate(asked.messages):
         _check_message(message, f"messages[{index}]")
-    if len(asked.stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in asked.stops):
+    if len(asked.stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in asked.stops):
         text = f"stop takes up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters"
         raise ApiError(400, text, "stop")
+    for name in ("max_tokens", "max_completion_tokens"):
+        if getattr(asked, name) == 0:
+            raise ApiError(
+                400, f"{name} must be above 0; leave it out, or send -1, for no limit but the context's", name
+            )
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(400, "stream_options needs stream: true", "stream_options")
     return asked
@@ -140,8 +149,14 @@ def _check_supported(fields: dict[str, Any]) -> None:
 
 
 def _check_message(message: Message, where: str) -> None:
+    if message.role in ("tool", "function") or message.tool_calls:
+        text = "tools are not supported: leave out tool calls and their results, or send them as text of other messages"
+        field = "role" if message.role in ("tool", "function") else "tool_calls"
+        raise ApiError(400, text, f"{where}.{field}", "unsupported_content")
     if message.role not in ROLES:
         raise ApiError(400, f"role must be one of {', '.join(ROLES)}", f"{where}.role")
+    if message.content is None and message.role != "assistant":
+        raise ApiError(400, f"a message of role {message.role} needs content", f"{where}.content")
     for index, part in enumerate(message.content if isinstance(message.content, list) else []):
         if part.type != "text" or part.text is None:
             text = 'content parts must be {"type": "text", "text": ...}; images, audio and files are not supported'
@@ -151,7 +166,7 @@ def _check_message(message: Message, where: str) -> None:
 def _content(message: Message) -> str:
     if isinstance(message.content, str):
         return message.content
-    return "".join(part.text or "" for part in message.content)
+    return "".join(part.text or "" for part in message.content or ())
 
 
 def _param(message: str) -> str | None:

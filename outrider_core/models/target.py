@@ -30,6 +30,8 @@ ALIASES = {
 
 #: Attention families whose key/value layout the verifier's engine is tested on.
 SUPPORTED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+#: rotary embeddings whose angles depend on the position alone, up to the target's longest context
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
 class TargetError(RuntimeError):
@@ -243,6 +245,10 @@ def open_target(name: str = DEFAULT_TARGET) -> TargetFiles:
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if layer_types != {"full_attention"} or (window and getattr(config, "use_sliding_window", True)):
         raise TargetError(f"{name}: sliding-window or linear attention layers are not supported")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in ROPE_TYPES:  # longrope's angles depend on the longest text of a step, so on other sessions
+        scaled = f"{', '.join(ROPE_TYPES[1:-1])} or {ROPE_TYPES[-1]}"
+        raise TargetError(f"{name}: rope_type {rope} is not supported; choose a target with {scaled}, or with none")
     return TargetFiles(config, tokenizer, name, folder, hash_model_folder(folder), eos_ids)
 
 

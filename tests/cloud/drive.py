@@ -96,10 +96,11 @@ class Direct:
 
 @contextmanager
 def serve(verifier: Verifier, uvicorn_options: dict[str, Any] | None = None, **options: Any) -> Iterator[str]:
-    """A real uvicorn server on loopback; yields host:port. options: of cloud.app.App."""
+    """A real uvicorn server on loopback; yields host:port. options: settings, or of cloud.app.App."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn_config(App(verifier, **options).asgi, **(uvicorn_options or {}))
+    own = {name: options.pop(name) for name in ("hello_seconds", "extra_routes") if name in options}
+    config = uvicorn_config(App(verifier, Settings(**options), **own), **(uvicorn_options or {}))
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from cloud.auth import Account, Accounts, AuthError, Limits, bearer, main
+from cloud.auth import Accounts, AuthError, bearer, main
+from cloud.limits import Account, Limits
 from cloud.service import Verifier
 from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from outrider_core.protocol.sampling import Sampling

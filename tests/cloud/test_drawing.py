@@ -8,15 +8,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloud.acceptance import NO_TOKEN
 from cloud.drawing import _gumbel, draw_on_device, draw_tokens
 from outrider_core.protocol.noise import gumbel_noise, noise_key
 from outrider_core.protocol.sampling import Sampling, draw
+
+#: the mass of all tokens, summed in another order, may never reach such a share of itself
+JUST_BELOW_ONE = [1 - 2**-53, 1 - 4e-16, 1 - 1e-15, 1 - 1e-12]
 
 samplings = st.builds(
     Sampling,
     temperature=st.sampled_from([0.0, 1e-6, 0.3, 0.7, 1.0, 5.0]),
     top_k=st.sampled_from([0, 1, 5, 50, 1000]),
-    top_p=st.sampled_from([1.0, 0.9, 0.3, 1e-6]),
+    top_p=st.sampled_from([1.0, *JUST_BELOW_ONE, 0.9, 0.3, 1e-6]),
     min_p=st.sampled_from([0.0, 0.05, 1.0]),
     seed=st.integers(0, 2**63 - 1),
 )
@@ -30,6 +34,27 @@ def test_same_tokens(rules: list[Sampling], seed: int, position: int, single: bo
     want = [draw(row, rule, at) for row, rule, at in zip(logits, rules, positions, strict=True)]
     assert draw_on_device(torch.from_numpy(logits), rules, positions) == want
     assert draw_tokens(torch.from_numpy(logits), rules, positions) == want
+
+
+@pytest.mark.parametrize("top_p", JUST_BELOW_ONE)
+@pytest.mark.parametrize("vocab", [301, 49152])
+def test_same_tokens_with_top_p_just_below_one(top_p: float, vocab: int) -> None:
+    rules = [Sampling(temperature=1.0, top_p=top_p, seed=seed) for seed in range(12)]
+    logits = np.random.default_rng(0).normal(0, 1, (len(rules), vocab)).astype(np.float32)
+    want = [draw(row, rule, 5) for row, rule in zip(logits, rules, strict=True)]
+    assert want != logits.argmax(1).tolist()
+    assert draw_on_device(torch.from_numpy(logits), rules, [5] * len(rules)) == want
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nothing_is_drawn_from_what_is_not_a_number(bad: float) -> None:
+    rules = [Sampling(), Sampling(temperature=1.0, top_k=5, top_p=0.9, seed=3), Sampling(), Sampling(temperature=0.5)]
+    logits = np.random.default_rng(0).normal(0, 1, (4, 301)).astype(np.float32)
+    logits[:2, 250 if bad != -np.inf else slice(None)] = bad
+    logits[2:, :10] = -np.inf  # a masked token is no fault
+    want = [NO_TOKEN, NO_TOKEN, *(draw(row, rule, 5) for row, rule in zip(logits[2:], rules[2:], strict=True))]
+    assert draw_on_device(torch.from_numpy(logits), rules, [5] * 4) == want
+    assert draw_tokens(torch.from_numpy(logits), rules, [5] * 4) == want
 
 
 def test_same_noise() -> None:

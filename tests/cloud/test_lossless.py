@@ -109,10 +109,22 @@ def test_many_sessions_with_evictions_and_replicas(family: str) -> None:
     assert sum(talk.accepted for talk in talks) > 20
 
 
+#: rotary embeddings that scale, with an original context between the session's length and its neighbours'
+LONG = {"factor": 4.0, "original_max_position_embeddings": 45}
+ROPES: list[dict[str, Any] | None] = [
+    None,
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "dynamic", **LONG},
+    {"rope_type": "yarn", **LONG},
+    {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **LONG},
+]
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_session_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rope", ROPES, ids=lambda rope: (rope or {}).get("rope_type", "default"))
+def test_a_session_does_not_depend_on_its_neighbours(dtype: torch.dtype, rope: dict[str, Any] | None) -> None:
     """Logits, keys and values of one tree, alone and among others with chains and trees of their own."""
-    model = tiny_model("llama", seed=3, vocab=VOCAB, dtype=dtype)
+    model = tiny_model("llama", seed=3, vocab=VOCAB, dtype=dtype, rope=rope)
     rng = random.Random(1)
     prompt = [rng.randrange(4, VOCAB) for _ in range(30)]
     tree = random_tree(random.Random(5), [10, 11, 12, 13, 14, 15], VOCAB)

@@ -21,9 +21,11 @@ from starlette.routing import Mount
 from structlog.testing import capture_logs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from cloud.auth import Account, Accounts
+from cloud.auth import Accounts
+from cloud.limits import Account, Gate
 from cloud.openai import openai_routes
 from cloud.service import Verifier
+from cloud.settings import Settings
 from outrider_core.chat_api.asgi import MAX_BODY
 from outrider_core.chat_api.requests import NEUTRAL
 from outrider_core.protocol.sampling import Sampling
@@ -126,7 +128,7 @@ def slow_down(verifier: Verifier, seconds: float, fail_after: int | None = None)
 SAMPLINGS: list[tuple[dict[str, Any], Sampling]] = [
     (GREEDY, Sampling()),
     ({"seed": 7}, Sampling(1.0, seed=7)),
-    ({"temperature": None, "top_p": 1, "seed": -1}, Sampling(1.0, seed=2**63 - 1)),
+    ({"temperature": None, "top_p": 1, "seed": -2}, Sampling(1.0, seed=2**63 - 2)),
     ({"temperature": 0.7, "top_p": 0.9, "seed": 8}, Sampling(0.7, 0, 0.9, seed=8)),
     ({"temperature": 1.5, "top_k": 20, "min_p": 0.05, "seed": 9}, Sampling(1.5, 20, 1.0, 0.05, 9)),
     ({"temperature": 2, "top_p": 0, "seed": 9}, Sampling()),
@@ -271,6 +273,51 @@ def test_fields_that_do_nothing_are_accepted(url: str) -> None:
     assert complete(url, **GREEDY, **dict.fromkeys(NEUTRAL))
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool_choice": "auto"},
+        {"function_call": "auto"},
+        {"max_tokens": -1, "max_completion_tokens": 24},
+        {"max_completion_tokens": -1},
+        {"top_k": -1},
+        {"stop": ""},
+        {"stop": ["", ""]},
+        {"stop": []},
+        {"seed": -1},
+    ],
+)
+def test_what_common_clients_send_for_nothing_is_accepted(url: str, fields: dict[str, Any]) -> None:
+    assert text_of(complete(url, **GREEDY, **fields)) == words(truth(Sampling(), 24))
+
+
+def test_an_assistant_may_have_said_nothing(url: str) -> None:
+    silent = [{"role": "assistant", "content": None}, {"role": "assistant"}, {"role": "assistant", "content": ""}]
+    answers = {text_of(complete(url, **GREEDY, messages=[*MESSAGES, said])) for said in silent}
+    assert len(answers) == 1
+
+
+def test_seed_minus_one_is_random(url: str) -> None:
+    answers = {text_of(complete(url, temperature=2.0, seed=-1)) for _ in range(5)}
+    assert len(answers) > 1
+    assert len({text_of(complete(url, temperature=2.0, seed=-2)) for _ in range(3)}) == 1
+
+
+def test_tool_messages_are_refused_by_name(url: str) -> None:
+    error = refused(post(url, messages=[*MESSAGES, {"role": "tool", "content": "x"}]), 400, "messages[1].role")
+    assert "tools are not supported" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/embeddings", 404), ("POST", "/nowhere", 404), ("GET", "/chat/completions", 405)],
+)
+def test_unknown_routes_answer_as_openai_does(url: str, method: str, path: str, status: int) -> None:
+    error = refused(httpx.request(method, url + path), status, None)
+    assert error["code"] == ("unknown_url" if status == 404 else "method_not_allowed")
+    assert "/v1/chat/completions" in error["message"]
+
+
 def test_models(url: str) -> None:
     listed = httpx.get(f"{url}/models").json()
     assert listed["object"] == "list" and [card["id"] for card in listed["data"]] == [NAME]
@@ -299,10 +346,10 @@ def refused(answer: httpx.Response, status: int, param: str | None) -> dict[str,
         ("logprobs", True),
         ("top_logprobs", 3),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "auto"),
+        ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("functions", [{"name": "f"}]),
-        ("function_call", "auto"),
+        ("function_call", {"name": "f"}),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema", "json_schema": {}}),
         ("frequency_penalty", 0.5),
@@ -326,13 +373,12 @@ def test_unsupported_fields_are_named(url: str, name: str, value: Any, streaming
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 1.1}, "top_p"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"min_p": 2}, "min_p"),
         ({"seed": 2**63}, "seed"),
         ({"seed": 1.5}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_completion_tokens": -1}, "max_completion_tokens"),
-        ({"stop": ""}, "stop"),
+        ({"max_completion_tokens": -2}, "max_completion_tokens"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
         ({"stop": ["a", 1]}, "stop[1]"),
         ({"stop": "x" * 1001}, "stop"),
@@ -345,7 +391,9 @@ def test_unsupported_fields_are_named(url: str, name: str, value: Any, streaming
         ({"messages": "hello"}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[...].content"),
         ({"messages": [*MESSAGES, {"role": "tool", "content": "x"}]}, "messages[1].role"),
-        ({"messages": [{"role": "assistant", "content": None}]}, "messages[...].content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[...].content"),
+        ({"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [{}]}]}, "messages[1].tool_calls"),
+        ({"messages": [*MESSAGES, {"role": "critic", "content": "x"}]}, "messages[1].role"),
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[...].content[...].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
         (
@@ -463,8 +511,10 @@ def test_a_fault_nobody_foresaw_is_a_500_and_logs_no_text() -> None:
     def everybody(_: Request) -> Account:
         return account
 
+    gate = Gate(Settings(), verifier.metrics)
     routes: Any = [
-        Mount(f"/{index}", routes=openai_routes(verifier, NAME, each, everybody)) for index, each in enumerate(made)
+        Mount(f"/{index}", routes=openai_routes(verifier, NAME, each, everybody, gate))
+        for index, each in enumerate(made)
     ]
     with serve(verifier, extra_routes=routes) as address, capture_logs() as logs:
         for index, (_, status, param, text) in enumerate(cases):

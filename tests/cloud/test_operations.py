@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-import torch
+import trustme
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cloud.auth import main as make_token
@@ -25,76 +26,18 @@ from outrider_core.protocol.wire import (
     ERR_GOING_AWAY,
     Error,
     Generate,
-    Hello,
     Open,
     Verdict,
     Verify,
     pack_ids,
     pack_tree,
 )
-from tests.cloud.drive import Client
-from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
-
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-MODEL = tiny_model(dtype=torch.float32)
-PROMPT = [5, 6, 7]
-TRUTH = plain_decode(MODEL, PROMPT, Sampling(), 60, eos_ids=())
-
-
-class Running:
-    """A verifier process on the tiny target; step_ms: its steps take at least so long."""
-
-    def __init__(self, folder: Path, *flags: str, step_ms: int = 0) -> None:
-        self.target_hash = (folder / "hash").read_text()
-        limits = ["--max-context", "128", "--max-nodes", "16", "--kv-tokens", "1024", "--port", "0"]
-        models = ["--model", str(folder / "target"), "--drafter", str(folder / "drafter")]
-        module = ["benchmarks.slow_target", "--step-ms", str(step_ms)] if step_ms else ["cloud.verifier"]
-        self.log = folder / "log"
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", *module, *models, *limits, *flags],
-                cwd=ROOT,
-                env=ENVIRONMENT,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert "verifier ready" in line, self.log.read_text()
-        self.address = line.split("//")[1].split("/")[0]
-        self.hello = Hello(1, self.target_hash, line.split("drafter=")[1].split()[0])
-
-    def client(self, token: str = "") -> Client:
-        return Client(self.address, self.hello, token=token)
-
-    def metric(self, name: str) -> float:
-        for line in httpx.get(f"http://{self.address}/metrics").text.splitlines():
-            if line.startswith(name + " ") or line.startswith(name + "{"):
-                return float(line.rsplit(" ", 1)[1])
-        raise AssertionError(name)
+from tests.cloud.running import ENVIRONMENT, PROMPT, ROOT, TRUTH, running, save_folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("operations")
-    # no token ends an answer, so that answers are as long as the tests want
-    model = tiny_model(dtype=torch.float32)
-    model.config.eos_token_id = model.generation_config.eos_token_id = None
-    (folder / "hash").write_text(save_tiny_target(folder / "target", model))
-    save_tiny_drafter(folder / "drafter", model, (folder / "hash").read_text())
-    return folder
-
-
-@contextmanager
-def running(folder: Path, *flags: str, step_ms: int = 0) -> Iterator[Running]:
-    server = Running(folder, *flags, step_ms=step_ms)
-    try:
-        yield server
-    finally:
-        server.process.kill()
-        server.process.communicate()
+    return save_folder(tmp_path_factory.mktemp("operations"))
 
 
 def test_metrics_and_logs_count_and_hold_no_text(folder: Path) -> None:
@@ -154,8 +97,9 @@ def test_sigterm_lets_answers_end_and_says_so(folder: Path) -> None:
         with pytest.raises(InvalidStatus) as late:
             server.client()
         assert late.value.response.status_code == 503
-        assert httpx.get(f"http://{server.address}/readyz").status_code == 503
-        assert httpx.get(f"http://{server.address}/healthz").status_code == 200
+        for path, status in (("readyz", 503), ("healthz", 200)):
+            health = httpx.get(f"http://{server.address}/{path}")
+            assert (health.status_code, health.text) == (status, "draining\n")
         while len(got) < 60:
             message = writer.any()
             if isinstance(message, Verdict):
@@ -267,3 +211,59 @@ def test_wrong_settings_are_one_line(flags: list[str], says: str) -> None:
     result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     lines = result.stderr.strip().splitlines()
     assert result.returncode == 2 and len(lines) == 1 and says in lines[0], result.stderr
+
+
+def test_unknown_variables_are_named_in_the_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "VERIFIER_MAX_NOEDS", "5")
+    monkeypatch.setitem(ENVIRONMENT, "VERIFIER_MAX_SESSIONS", "5")
+    with running(folder) as server:
+        lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+    assert [line["name"] for line in lines if "unknown variable" in line["event"]] == ["VERIFIER_MAX_NOEDS"]
+
+
+def peer_name(address: str, authority: trustme.CA) -> str:
+    """The common name of the certificate that new connections see."""
+    host, port = address.split(":")
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    with (
+        socket.create_connection((host, int(port)), timeout=10) as raw,
+        context.wrap_socket(raw, server_hostname="localhost") as peer,
+    ):
+        subject: Any = peer.getpeercert()["subject"]  # type: ignore[index]
+    return str(dict(pair for group in subject for pair in group)["commonName"])
+
+
+def test_sighup_reads_the_certificate_again(folder: Path, tmp_path: Path) -> None:
+    """New connections see a new pair; a broken one changes nothing and is logged. The health check speaks TLS."""
+    authority = trustme.CA()
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+
+    def issue(name: str) -> None:
+        issued = authority.issue_cert("localhost", common_name=name)
+        chain.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
+        key.write_bytes(issued.private_key_pem.bytes())
+
+    issue("first")
+    tls = ["--tls-cert", str(chain), "--tls-key", str(key)]
+    with running(folder, *tls) as server:
+        assert peer_name(server.address, authority) == "first"
+        issue("second")
+        server.process.send_signal(signal.SIGHUP)
+        until = time.monotonic() + 20
+        while peer_name(server.address, authority) != "second":
+            assert time.monotonic() < until
+        good = key.read_bytes()
+        issue("third")
+        key.write_bytes(good)  # does not belong to the third
+        server.process.send_signal(signal.SIGHUP)
+        while "certificate not read" not in server.log.read_text():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        assert peer_name(server.address, authority) == "second"
+        port = server.address.split(":")[1]
+        for flags, status in (([*tls, "--port", port], 0), (["--port", port], 1), ([*tls, "--port", "1"], 1)):
+            command = [sys.executable, "-m", "cloud.healthcheck", *flags]
+            asked = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+            assert asked.returncode == status, asked.stderr
+            assert len(asked.stderr.splitlines()) == status

@@ -444,10 +444,9 @@ def test_endless_empty_fragments_are_bounded(address: str) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /v1/verify HTTP/1.1\r\nHost:", b"\r\n"])
-def test_sockets_that_ask_nothing_are_dropped(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+def test_sockets_that_ask_nothing_are_dropped(sent: bytes) -> None:
     """Within the time for a first request; a device that has shaken hands stays."""
-    monkeypatch.setattr("cloud.uvicorn_protocols.FIRST_REQUEST", 0.3)
-    with serve(make_verifier(MODEL, ())) as address, Client(address) as device:
+    with serve(make_verifier(MODEL, ()), request_seconds=0.3) as address, Client(address) as device:
         host, port = address.split(":")
         with socket.create_connection((host, int(port)), timeout=10) as silent:
             silent.sendall(sent)

@@ -206,6 +206,16 @@ def test_sliding_window_is_refused(tmp_path: Path, config: Any) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_rotary_embedding_that_depends_on_neighbours_is_refused(tmp_path: Path) -> None:
+    """LongRoPE picks its factors by the longest text of a step, so a session's text would depend on its neighbours."""
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 40, "factor": 4.0}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    model = tiny_model(rope={**rope, **factors}, dtype=torch.float32)
+    save_tiny_target(tmp_path / "t", model)
+    with pytest.raises(TargetError, match=r"longrope.*not supported.*linear, dynamic, yarn or llama3"):
+        load_target(str(tmp_path / "t"))
+
+
 def test_missing_cuda_device(saved: Path) -> None:
     with pytest.raises(TargetError, match="torch sees no CUDA device; use --device cpu"):
         load_target(str(saved), device="cuda")

@@ -1,0 +1,95 @@
+"""Verifier processes on a tiny target, for tests of how they are operated."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.wire import Hello
+from tests.cloud.drive import Client
+from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+MODEL = tiny_model(dtype=torch.float32)
+PROMPT = [5, 6, 7]
+TRUTH = plain_decode(MODEL, PROMPT, Sampling(), 60, eos_ids=())
+
+
+class Running:
+    """A verifier process on the tiny target.
+
+    step_ms: its steps take at least so long. fault: the file that tests.cloud.faulty_verifier reads. stderr: a file
+    descriptor; by default the file `log`. wait: for the ready line.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        step_ms: int = 0,
+        fault: Path | None = None,
+        stderr: int | None = None,
+        wait: bool = True,
+    ) -> None:
+        self.target_hash = (folder / "hash").read_text()
+        limits = ["--max-context", "128", "--max-nodes", "16", "--kv-tokens", "1024", "--port", "0"]
+        models = ["--model", str(folder / "target"), "--drafter", str(folder / "drafter")]
+        module = ["benchmarks.slow_target", "--step-ms", str(step_ms)] if step_ms else ["cloud.verifier"]
+        if fault is not None:
+            module = ["tests.cloud.faulty_verifier", str(fault)]
+        self.log = folder / "log"
+        with self.log.open("a") as log:
+            log.truncate(0)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *module, *models, *limits, *flags],
+                cwd=ROOT,
+                env=ENVIRONMENT,
+                stdout=subprocess.PIPE,
+                stderr=log if stderr is None else stderr,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        if not wait:
+            return
+        line = self.process.stdout.readline()
+        assert "verifier ready" in line, self.log.read_text()
+        self.address = line.split("//")[1].split("/")[0]
+        self.hello = Hello(1, self.target_hash, line.split("drafter=")[1].split()[0])
+
+    def client(self, token: str = "") -> Client:
+        return Client(self.address, self.hello, token=token)
+
+    def metric(self, name: str) -> float:
+        for line in httpx.get(f"http://{self.address}/metrics").text.splitlines():
+            if line.startswith(name + " ") or line.startswith(name + "{"):
+                return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(name)
+
+
+@contextmanager
+def running(folder: Path, *flags: str, **options: Any) -> Iterator[Running]:
+    server = Running(folder, *flags, **options)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+def save_folder(folder: Path) -> Path:
+    """Target, drafter and hash, as `Running` wants them. No token ends an answer: they are as long as tests want."""
+    model = tiny_model(dtype=torch.float32)
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    (folder / "hash").write_text(save_tiny_target(folder / "target", model))
+    save_tiny_drafter(folder / "drafter", model, (folder / "hash").read_text())
+    return folder

@@ -1,0 +1,75 @@
+"""Faults of the engine: what cannot be computed fails alone, what is broken for good is told and ended."""
+
+from __future__ import annotations
+
+import os
+
+import httpx
+import pytest
+import torch
+from websockets.exceptions import InvalidStatus
+
+from cloud.jobs import Reply
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import ERR_INTERNAL, Error, Open, Opened, Verdict, pack_ids
+from tests.cloud.drive import Client, make_verifier, serve, started
+from tests.tiny import plain_decode, tiny_model
+
+POISON = 77
+PROMPT = [5, 6, 7]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_p=0.9, seed=7)])
+def test_a_session_whose_logits_are_not_numbers_fails_alone(sampling: Sampling) -> None:
+    model = tiny_model()
+    truth = plain_decode(model, PROMPT, sampling, 12, eos_ids=())
+    assert POISON not in truth
+    model.model.embed_tokens.weight[POISON] = float("nan")
+    verifier = make_verifier(model, ())
+    with started(verifier) as direct:
+        good, bad = os.urandom(16), os.urandom(16)
+        direct.open(good, PROMPT, 0, sampling)
+        tokens = list(PROMPT)
+        for seq in range(1, 4):
+            direct.open(bad, [POISON, 5, 6], 0, sampling)  # again each time: its extent may be another's next
+            replies = [
+                direct.verify(bad, 1, 3, TokenTree.chain([9])),
+                direct.verify(good, seq, len(tokens), TokenTree.chain(truth[len(tokens) - 3 :][:2])),
+            ]
+            failed, verdict = (queue.get(timeout=20) for queue in replies)
+            expect_not_numbers(failed)
+            assert isinstance(verdict, Verdict)
+            assert list(verdict.accepted) == [0, 1]
+            tokens += [*truth[len(tokens) - 3 :][:2], verdict.bonus]
+            assert tokens == PROMPT + truth[: len(tokens) - 3]
+        text = verifier.metrics.text().decode()
+    assert "outrider:unusable_logits_total 3.0" in text
+
+
+def test_a_device_broken_for_good_is_not_ready() -> None:
+    verifier = make_verifier(tiny_model(), (), max_step_failures=3)
+    with serve(verifier) as address:
+        healths = [httpx.get(f"http://{address}/{path}") for path in ("healthz", "readyz")]
+        assert [(health.status_code, health.text) for health in healths] == [(200, "alive\n"), (200, "ready\n")]
+        verifier.engine.runner.forward = broken  # type: ignore[method-assign]
+        with Client(address) as client:
+            for _ in range(3):
+                client.send(Open(0, os.urandom(16), 0, pack_ids(PROMPT), 0, Sampling()))
+                assert isinstance(client.any(), Opened)
+                assert client.receive(Error).code == ERR_INTERNAL
+        for path in ("healthz", "readyz"):
+            health = httpx.get(f"http://{address}/{path}")
+            assert (health.status_code, health.text) == (503, "broken: 3 steps in a row failed\n")
+        with pytest.raises(InvalidStatus) as refused:
+            Client(address)
+        assert refused.value.response.status_code == 503
+
+
+def broken(parts: object) -> torch.Tensor:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def expect_not_numbers(reply: Reply) -> None:
+    assert isinstance(reply, Error), reply
+    assert reply.code == ERR_INTERNAL and "not numbers" in reply.text

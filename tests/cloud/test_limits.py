@@ -1,0 +1,314 @@
+"""Each bound of the resource model is hit while another client works on: it gets right answers all the time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from cloud.auth import Accounts
+from cloud.auth import main as make_token
+from cloud.service import Verifier
+from cloud.tokenising import FairWorker
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import ERR_BOUNDS, ERR_BUSY, ERR_TOO_LONG, Error, Open, pack_ids
+from tests.cloud.drive import Client, make_verifier, serve
+from tests.cloud.running import running, save_folder
+from tests.tiny import plain_decode, tiny_model, tiny_tokenizer
+
+MODEL = tiny_model()
+PROMPT = [5, 6, 7]
+TRUTH = plain_decode(MODEL, PROMPT, Sampling(), 40, eos_ids=())
+HALF = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Half: "
+WHOLE = HALF + b"y\r\n\r\n"
+ASK = {"model": "tiny", "messages": [{"role": "user", "content": "w5 w6"}], "max_tokens": 3, "temperature": 0}
+
+
+class House:
+    """A verifier that serves; `tokens` by name of the account."""
+
+    def __init__(self, verifier: Verifier, address: str, tokens: dict[str, str]) -> None:
+        self.verifier, self.address, self.tokens = verifier, address, tokens
+
+    def client(self, name: str) -> Client:
+        return Client(self.address, token=self.tokens[name])
+
+    def connect(self, source: str = "127.0.0.1") -> socket.socket:
+        host, port = self.address.split(":")
+        return socket.create_connection((host, int(port)), timeout=20, source_address=(source, 0))
+
+    def post(self, name: str, ask: dict[str, Any]) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.tokens[name]}"}
+        return httpx.post(f"http://{self.address}/v1/chat/completions", json=ask, headers=headers, timeout=60)
+
+    def refused(self, reason: str) -> float:
+        value = self.verifier.metrics.registry.get_sample_value("outrider:refused_total", {"reason": reason})
+        return value or 0.0
+
+    @contextmanager
+    def other_client_at_work(self) -> Iterator[None]:
+        """Rounds of another token, before, during and after what the test does: each must be right."""
+        stop, rounds, faults = threading.Event(), list[int](), list[BaseException]()
+
+        def work() -> None:
+            try:
+                while not stop.is_set() or len(rounds) < 3:
+                    with self.client("other") as client:
+                        client.open(PROMPT)
+                        for seq, at in enumerate(range(0, 12, 3), 1):
+                            verdict = client.verify(seq, 3 + at, TokenTree.chain(TRUTH[at : at + 2]))
+                            assert list(verdict.accepted) == [0, 1] and verdict.bonus == TRUTH[at + 2]
+                    assert httpx.get(f"http://{self.address}/healthz", timeout=20).status_code == 200
+                    rounds.append(1)
+            except BaseException as error:
+                faults.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(60)
+        assert not faults, faults
+        assert len(rounds) >= 3
+
+
+@contextmanager
+def house(folder: Path, *limits: str, capsys: pytest.CaptureFixture[str], **settings: Any) -> Iterator[House]:
+    tokens = {}
+    for name in ("bad", "other"):
+        make_token([str(folder / "tokens"), name, *(limits if name == "bad" else [])])
+        tokens[name] = capsys.readouterr().out.strip()
+    verifier = make_verifier(MODEL, (), kv_tokens=4096)
+    verifier.accounts = Accounts(folder / "tokens")
+    verifier.tokenizer, verifier.model_name = tiny_tokenizer(), "tiny"
+    with serve(verifier, **settings) as address:
+        yield House(verifier, address, tokens)
+
+
+def ends(peer: socket.socket) -> bytes:
+    """What the server says until it cuts the socket."""
+    said = bytearray()
+    with suppress(ConnectionError):
+        while got := peer.recv(65536):
+            said += got
+    return bytes(said)
+
+
+def drip(peer: socket.socket, seconds: float = 20) -> None:
+    """A byte every 50 ms until the socket is cut."""
+    until = time.monotonic() + seconds
+    with suppress(OSError):
+        while time.monotonic() < until:
+            peer.sendall(b"y")
+            time.sleep(0.05)
+        raise AssertionError("the socket was not cut")
+
+
+def wait(condition: Callable[[], bool], seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("before", [b"", WHOLE, WHOLE * 3])
+def test_half_a_request_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str], before: bytes) -> None:
+    """Also a second one, and also when it goes on, a byte at a time."""
+    with house(tmp_path, capsys=capsys, request_seconds=1.0) as at, at.other_client_at_work():
+        with at.connect() as silent, at.connect() as slow:
+            for peer in (silent, slow):
+                peer.sendall(before + HALF)
+            drip(slow)
+            ends(silent)
+        assert at.refused("slow_request") >= 2
+
+
+def test_a_body_dripped_behind_its_refusal_is_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloud.uvicorn_protocols.LAST_READ", 0.5)
+    with house(tmp_path, capsys=capsys) as at, at.other_client_at_work():
+        for path in (b"v1/chat/completions", b"healthz", b"nowhere"):
+            with at.connect() as peer:
+                peer.sendall(b"POST /" + path + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n")
+                assert peer.recv(12) in (b"HTTP/1.1 401", b"HTTP/1.1 404", b"HTTP/1.1 405")
+                drip(peer)
+        assert at.refused("slow_request") == 3
+
+
+def test_a_refused_body_that_comes_in_time_keeps_the_connection(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with house(tmp_path, capsys=capsys) as at, httpx.Client(base_url=f"http://{at.address}") as client:
+        for _ in range(3):
+            assert client.post("/v1/chat/completions", content=b"x" * 300_000).status_code == 401
+        assert client.get("/healthz").status_code == 200
+
+
+def test_a_reply_that_nobody_reads_is_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloud.uvicorn_protocols.UNREAD", 0.5)
+    with house(tmp_path, capsys=capsys) as at, at.other_client_at_work():
+        with at.connect() as peer, suppress(ConnectionError):
+            while not at.refused("unread"):
+                peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 10)
+        assert at.refused("unread") == 1
+
+
+def test_sockets_of_one_address_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """WebSockets count too; a closed one makes room."""
+    with house(tmp_path, capsys=capsys, sockets_per_address=6) as at, at.other_client_at_work():
+        peers = [at.connect("127.0.0.2") for _ in range(9)]
+        wait(lambda: at.refused("address_sockets") == 3)
+        peers[0].close()
+        wait(lambda: at.verifier.metrics.registry.get_sample_value("outrider:sockets") in (5.0, 6.0, 7.0))
+        with at.connect("127.0.0.2") as again:
+            again.sendall(WHOLE)
+            assert again.recv(15) == b"HTTP/1.1 200 OK"
+        for peer in peers:
+            peer.close()
+
+
+def test_connections_of_one_token_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with house(tmp_path, "--sessions", "2", capsys=capsys, max_connections=7) as at, at.other_client_at_work():
+        clients = [at.client("bad") for _ in range(4)]  # twice its sessions
+        with pytest.raises(InvalidStatus) as refused:
+            at.client("bad")
+        assert refused.value.response.status_code == 429 and at.refused("account_connections") == 1
+        clients.pop().socket.close()
+        wait(lambda: sum(account.connections for account in at.verifier.accounts) <= 4)
+        at.client("bad").socket.close()
+        for client in clients:
+            client.socket.close()
+    wait(lambda: not any(account.connections for account in at.verifier.accounts))
+
+
+def test_a_message_that_does_not_end_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of a frame, a frame that comes a byte at a time, and fragments without an end."""
+    with house(tmp_path, capsys=capsys, message_seconds=1.0) as at, at.other_client_at_work():
+        for index in range(3):
+            client = at.client("bad")
+            raw = client.socket.socket
+            raw.sendall(bytes([0x02 if index == 2 else 0x82, 0xFF, *(1 << 20).to_bytes(8, "big"), 0, 0, 0, 0]) + b"x")
+            if index:
+                drip(raw)
+            with pytest.raises(ConnectionClosed) as closed:
+                client.socket.recv(timeout=20)
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
+        assert at.refused("slow_message") == 3
+    assert not any(account.waiting for account in at.verifier.accounts)
+
+
+def test_bytes_that_wait_for_their_messages_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On all connections of a token together."""
+    half = bytes([0x82, 0xFF, *(1 << 20).to_bytes(8, "big"), 0, 0, 0, 0]) + bytes(60_000)
+    with house(tmp_path, "--waiting", "200000", capsys=capsys) as at, at.other_client_at_work():
+        clients = [at.client("bad") for _ in range(10)]
+        for client in clients:
+            with suppress(ConnectionError):
+                client.socket.socket.sendall(half)
+        wait(lambda: at.refused("waiting_bytes") == 7)
+        assert max(account.waiting for account in at.verifier.accounts) <= 200_000
+        for client in clients:
+            client.socket.socket.close()
+        wait(lambda: not any(account.waiting for account in at.verifier.accounts))
+
+
+def test_prompts_are_charged_before_they_are_tokenised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = {**ASK, "messages": [{"role": "user", "content": "w5 " * 100_000}]}
+    with house(tmp_path, capsys=capsys) as at, at.other_client_at_work():
+        first, second = at.post("bad", long), at.post("bad", long)
+        assert first.status_code == 400 and first.json()["error"]["code"] == "context_length_exceeded"
+        assert second.status_code == 429 and int(second.headers["retry-after"]) >= 0
+        assert at.post("other", ASK).status_code == 200
+        assert (at.refused("too_long"), at.refused("rate")) == (1, 1)
+
+
+def test_prompts_that_wait_to_be_tokenised_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They count as sessions from the first byte of the body on."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nContent-Length: 9999\r\n\r\n{"
+    with house(tmp_path, "--sessions", "3", capsys=capsys) as at, at.other_client_at_work():
+        peers = [at.connect() for _ in range(3)]
+        for peer in peers:
+            peer.sendall(head % at.tokens["bad"].encode())
+        wait(lambda: sum(account.streams for account in at.verifier.accounts if account.name == "bad") == 3)
+        assert at.post("bad", ASK).status_code == 429 and at.refused("sessions") == 1
+        assert at.post("other", ASK).status_code == 200
+        for peer in peers:
+            peer.close()
+        wait(lambda: not any(account.streams for account in at.verifier.accounts if account.name == "bad"))
+        assert at.post("bad", ASK).status_code == 200
+
+
+def test_an_open_is_charged_before_its_tokens_are_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    foreign = pack_ids([1 << 30] * 100)
+    with (
+        house(tmp_path, "--prefill", "10", capsys=capsys) as at,
+        at.other_client_at_work(),
+        at.client("bad") as client,
+    ):
+        codes = []
+        for tokens in (pack_ids([5] * 129), foreign, foreign):
+            client.send(Open(0, os.urandom(16), 0, tokens, 0, Sampling()))
+            codes.append(client.receive(Error).code)
+        assert codes == [ERR_TOO_LONG, ERR_BOUNDS, ERR_BUSY]
+
+
+def test_accounts_take_turns_at_the_tokenizer() -> None:
+    done: list[str] = []
+
+    async def run() -> None:
+        worker = FairWorker("test")
+        begun = threading.Event()
+        first = asyncio.create_task(worker.run("bad", begun.wait))
+        calls = [worker.run("bad", lambda: done.append("bad")) for _ in range(5)]
+        calls += [worker.run("other", lambda: done.append("other")) for _ in range(2)]
+        tasks = [asyncio.create_task(call) for call in calls]
+        await asyncio.sleep(0.05)
+        tasks[1].cancel()
+        begun.set()
+        await asyncio.gather(first, *tasks, return_exceptions=True)
+        with pytest.raises(ZeroDivisionError):
+            await worker.run("bad", lambda: 1 // 0)
+        assert await worker.run("bad", lambda: 7) == 7
+
+    asyncio.run(run())
+    assert done == ["other", "bad", "other", "bad", "bad", "bad"]
+
+
+def test_strangers_cannot_take_all_descriptors(tmp_path: Path) -> None:
+    """A process with few descriptors, and a stranger with more sockets than that, each with half a request."""
+    folder = save_folder(tmp_path)
+    with running(folder, "--sockets-per-address", "20", "--request-seconds", "2") as server:
+        open_now = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (open_now + 60, open_now + 60))
+        host, port = server.address.split(":")
+        peers = []
+        for index in range(200):
+            peer = socket.create_connection((host, int(port)), timeout=20, source_address=("127.0.0.2", 0))
+            with suppress(ConnectionError):
+                peer.sendall(HALF)
+            peers.append(peer)
+            if index % 20 == 0:
+                assert httpx.get(f"http://{server.address}/healthz", timeout=20).status_code == 200
+        with server.client() as client:
+            client.open([5, 6, 7])
+        text = httpx.get(f"http://{server.address}/metrics").text
+        assert "process_open_fds" in text and "process_resident_memory_bytes" in text
+        for peer in peers:
+            peer.close()
