@@ -100,6 +100,9 @@ class EdgeRuntime(
     /** Bytes on the wire since the runtime began; null where nobody is asked. */
     val traffic: Traffic? get() = link?.traffic
 
+    /** Why there is no connection; "" while there is one, none was tried yet or nobody is asked. */
+    val linkError: String get() = link?.error.orEmpty()
+
     /** Seconds between HELLO and WELCOME of the last connection; null before the first. */
     val roundTrip: Double? get() = link?.roundTrip
 
@@ -126,9 +129,8 @@ class EdgeRuntime(
     /**
      * Answer a conversation. The flow's last event is [Finished]; whoever stops collecting cancels the answer.
      *
-     * Raises [IllegalArgumentException] on a prompt that leaves no room; while it is collected, [LinkRefused] if the
-     * verifier serves another target or drafter, [IllegalStateException] if another answer is on its way, or what the
-     * engine throws.
+     * Raises [IllegalArgumentException] on a prompt that leaves no room; while it is collected,
+     * [IllegalStateException] if another answer is on its way, or what the engine throws.
      */
     fun generate(messages: List<ChatMessage>, request: Request = Request()): Flow<Event> =
         generateFromIds(bundle.renderChat(messages), request)

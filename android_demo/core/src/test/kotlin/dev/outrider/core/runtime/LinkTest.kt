@@ -31,7 +31,7 @@ class LinkTest {
 
     @Test
     fun whatIsNoAddressIsRefused() {
-        for (server in listOf("ftp://host", "ws://", "wss://a b", "ws:host")) {
+        for (server in listOf("ftp://host", "ws://", "wss://a b", "ws:host", "wss://h:99999", "wss://h:0", "wss://a..b")) {
             assertFailsWith<LinkRefused>(server) { link(server) }
         }
         assertFailsWith<LinkRefused> { link("localhost:1", "two\r\nlines") }
