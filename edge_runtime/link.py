@@ -13,6 +13,7 @@ import os
 import random
 import ssl
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,8 +49,11 @@ REFUSED_RETRY = 30.0
 HEAD_START = 0.25
 #: calls of `renew` after which a connection that says nothing is given up, even if it answers pings
 RENEWALS = 10
-#: what a network does to those who dial; UnicodeError: of a name that has no form for the DNS
-FAILURES = (OSError, TimeoutError, UnicodeError, WebSocketException, WireError)
+#: what a network does to those who dial; UnicodeError: of a name that has no form for the DNS; ImportError: of a SOCKS
+#: proxy without the package for it
+FAILURES = (OSError, TimeoutError, UnicodeError, ImportError, WebSocketException, WireError)
+#: hosts that are this machine
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class LinkRefused(RuntimeError):
@@ -120,6 +124,22 @@ def address_of(server: str) -> SplitResult:
     return parts
 
 
+def in_clear_text(server: str) -> bool:
+    """Whether conversations with `server` can be read on their way. Raises LinkRefused where it is not an address."""
+    parts = address_of(server)
+    return parts.scheme == "ws" and parts.hostname not in LOOPBACK
+
+
+def proxy_of(server: str) -> str | None:
+    """The proxy that the environment or the system names for `server`, or None; for people. Raises LinkRefused."""
+    parts = address_of(server)
+    if parts.hostname in LOOPBACK or urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    schemes = ("wss", "socks", "https") if parts.scheme == "wss" else ("ws", "socks", "https", "http")
+    proxies = urllib.request.getproxies()
+    return next((proxies[scheme] for scheme in schemes if scheme in proxies), None)
+
+
 def tls_context(ca_file: str | Path | None) -> ssl.SSLContext:
     """What the system trusts, and `ca_file`. Raises LinkRefused where that holds no certificates."""
     context = ssl.create_default_context()
@@ -162,7 +182,8 @@ class Link:
     """Keeps one connection to `server` alive and hands events to `report`, in order.
 
     token: sent as `Authorization: Bearer`, never in clear text to another machine. ca_file: PEM certificates to trust
-    beside the system's. Raises LinkRefused where that cannot be.
+    beside the system's. Proxies are those of the environment (`HTTPS_PROXY`, `NO_PROXY`...) or of the system. Raises
+    LinkRefused where that cannot be.
     """
 
     def __init__(
@@ -175,9 +196,10 @@ class Link:
     ) -> None:
         self.url, self.hello, self.report = verifier_url(server), hello, report
         parts = address_of(server)
-        if token and parts.scheme == "ws" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
+        if token and in_clear_text(server):
             raise LinkRefused(f"{self.url} would carry the token in clear text; use wss://")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._proxied = parts.hostname not in LOOPBACK
         self._tls = tls_context(ca_file) if parts.scheme == "wss" else None
         self.traffic = Traffic()
         self.welcome: Welcome | None = None  # while there is a connection
@@ -227,7 +249,7 @@ class Link:
                 close_timeout=0.5,
                 ping_interval=10,
                 ping_timeout=20,
-                proxy=None,
+                proxy=True if self._proxied else None,
                 additional_headers=self._headers,
                 ssl=self._tls,
             )

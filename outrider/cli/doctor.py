@@ -19,7 +19,18 @@ from urllib.request import Request, urlopen
 from rich.console import Console
 from rich.table import Table
 
-from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp, address_of, tls_context, verifier_url
+from edge_runtime.link import (
+    Link,
+    LinkDown,
+    LinkEvent,
+    LinkRefused,
+    LinkUp,
+    address_of,
+    in_clear_text,
+    proxy_of,
+    tls_context,
+    verifier_url,
+)
 from edge_runtime.pace import Pace
 from edge_runtime.runtime import EdgeRuntime
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
@@ -106,6 +117,9 @@ async def look_at_address(server: str, ca_file: Path | None) -> Finding:
         return Finding("address", "bad", str(error), "use the address the verifier's operator gave you")
     host, secure = parts.hostname or "", parts.scheme == "wss"
     port = parts.port or (443 if secure else 80)
+    if proxy := proxy_of(server):
+        advice = "if the verifier is not reached: unset the proxy, or name the host in NO_PROXY"
+        return Finding("address", "warning", f"{host}:{port} is reached through the proxy {proxy}", advice)
     began = time.perf_counter()
     try:
         context = tls_context(ca_file) if secure else None
@@ -140,6 +154,9 @@ async def look_at_address(server: str, ca_file: Path | None) -> Finding:
     took = time.perf_counter() - began
     writer.close()
     kind = "TLS" if secure else "plain text"
+    if in_clear_text(server):
+        text = f"{host}:{port} connects, and whoever is on the way can read the conversation"
+        return Finding("address", "warning", text, "ask the operator for a wss:// address")
     return good("address", f"{host}:{port} connects in {1000 * took:.0f} ms, {kind}", connect_ms=round(1000 * took, 1))
 
 
