@@ -94,9 +94,12 @@ def test_this_machine_and_excepted_hosts_are_asked_directly(
 
 @pytest.mark.parametrize(
     ("named", "status", "reason"),
-    [("http://127.0.0.1:{port}", b"407 Proxy Authentication Required", "407"), ("socks5://127.0.0.1:{port}", b"", "socks"),
-     ("ftp://127.0.0.1:{port}", b"", "ftp")],
-)  # fmt: skip
+    [
+        ("http://127.0.0.1:{port}", b"407 Proxy Authentication Required", "407"),
+        ("socks5://127.0.0.1:{port}", b"", "socks"),
+        ("ftp://127.0.0.1:{port}", b"", "ftp"),
+    ],
+)
 def test_a_proxy_that_does_not_do_is_the_reason(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch, named: str, status: bytes, reason: str
 ) -> None:
