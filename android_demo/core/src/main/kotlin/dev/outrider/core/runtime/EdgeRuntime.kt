@@ -39,14 +39,18 @@ data class Options(
 )
 
 /**
- * What is asked for. maxNewTokens counts verified tokens only. sampling: its seed gives the same text again. stop:
- * strings that end the answer; they are not part of it.
+ * What is asked for. maxNewTokens, at least 1, counts verified tokens only. sampling: its seed gives the same text again.
+ * stop: strings that end the answer; they are not part of it. Raises [IllegalArgumentException] on another length.
  */
 data class Request(
     val maxNewTokens: Int = 256,
     val sampling: Sampling = Sampling(),
     val stop: List<String> = emptyList(),
-)
+) {
+    init {
+        require(maxNewTokens >= 1) { "maxNewTokens must be at least 1, not $maxNewTokens" }
+    }
+}
 
 /**
  * The public API: answers prompts and streams typed events ([Event]).
@@ -140,6 +144,9 @@ class EdgeRuntime(
         require(prompt.size in 1 until manifest.maxContext) {
             "the prompt has ${prompt.size} tokens; 1 to ${manifest.maxContext - 1} fit this bundle"
         }
+        require(prompt.all { it in 0 until manifest.vocabSize }) {
+            "token ids of the prompt must be at least 0 and below ${manifest.vocabSize}"
+        }
         return answer(request.stop.filter(String::isNotEmpty)) {
             stream = (stream + 1) % STREAMS
             begin(prompt, request.sampling, request.maxNewTokens)
@@ -171,7 +178,9 @@ class EdgeRuntime(
     }
 
     private fun answer(stop: List<String>, begin: () -> Session): Flow<Event> = flow {
-        check(busy.compareAndSet(false, true)) { "an answer is on its way" }
+        check(busy.compareAndSet(false, true)) {
+            "an answer is on its way; collect it to its end or cancel it, or make a runtime for each conversation"
+        }
         try {
             val session = begin()
             val answer = Answer(session, link, worker, inbox, bundle.tokenizer::decode, stop)
