@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from edge_runtime.link import Arrived, Link, LinkEvent, LinkRefused, LinkUp
+from edge_runtime.link import Arrived, Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import (
@@ -85,8 +85,8 @@ async def _dialled(server: str, bundle: Bundle) -> AsyncIterator[tuple[Link, asy
     task = asyncio.create_task(link.run())
     try:
         while not isinstance(event := await asyncio.wait_for(events.get(), 30), LinkUp):
-            if isinstance(event, LinkRefused):
-                raise event
+            if isinstance(event, LinkDown) and event.refused:
+                raise LinkRefused(event.reason)
         yield link, events
     finally:
         task.cancel()
@@ -127,8 +127,8 @@ async def _one(
             link.renew()
         if time.monotonic() - heard > max(silence, GIVE_UP):
             raise TimeoutError(f"the verifier at {link.url} has said nothing for {time.monotonic() - heard:.0f} s")
-        if isinstance(event, LinkRefused):
-            raise event
+        if isinstance(event, LinkDown) and event.refused:
+            raise LinkRefused(event.reason)
         if isinstance(event, LinkUp):
             await ask(afresh=True)
         if not isinstance(event, Arrived) or getattr(event.message, "stream", stream) != stream:

@@ -27,6 +27,7 @@ from outrider_core.chat_api.asgi import ClientGone, read_body
 from outrider_core.chat_api.errors import ApiError
 from outrider_core.chat_api.replies import model_card, model_list
 from outrider_core.chat_api.requests import ChatRequest, check_model, parse
+from outrider_core.chat_boundary import boundary_of, render_chat
 from outrider_core.protocol.text import Detokeniser
 
 
@@ -39,6 +40,7 @@ def openai_routes(
     admit(request): returns the account that asks, or raises ApiError. gate: counts what is refused.
     """
     card = model_card(model_name)
+    boundary = boundary_of(tokenizer)
     skip = frozenset(tokenizer.all_special_ids)
     worker = FairWorker("tokenizer")  # a long prompt would hold up the event loop
 
@@ -50,10 +52,9 @@ def openai_routes(
         if not tokenizer.chat_template:
             raise ApiError(400, f"{model_name} has no chat template; serve an instruct model", "model")
         try:
-            ids: list[int] = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
-        except TemplateError as error:
+            return boundary.encode(conversation, partial(render_chat, tokenizer))
+        except (TemplateError, ValueError) as error:
             raise ApiError(400, f"the chat template of {model_name} refuses this: {error}", "messages") from None
-        return ids
 
     async def chat(request: Request) -> Response | Completion:
         account = admit(request)

@@ -42,16 +42,18 @@ class Answer:
         inbox: asyncio.Queue[InboxEvent],
         decode: Callable[[list[int]], str],
         stops: Sequence[str],
+        why: str = "",
     ) -> None:
+        """why: why there is no connection; "" while there is one or none was tried yet."""
         self.session, self.stops = session, stops
-        self._link, self._inbox = link, inbox
+        self._link, self._inbox, self._down = link, inbox, why
         self._figures = Figures(session, link)
-        self._display = Display(session, self._figures, decode, stops)
+        self._display = Display(session, self._figures, decode, stops, why)
         self._jobs = DrafterJobs(session, worker, inbox, self._figures)
         self._held = HeldToken(session)
 
     async def run(self) -> AsyncIterator[Event]:
-        """Events until the answer has ended. Raises LinkRefused or DrafterFailed."""
+        """Events until the answer has ended. Raises DrafterFailed, and LinkRefused as `link` reports it."""
         session, link = self.session, self._link
         self._display.tell(LinkStatus.CONNECTING, link.url if link else "no server given")
         if link and link.refused:
@@ -102,16 +104,21 @@ class Answer:
             case Compared():
                 await self._do(session.tree_compared(event.draft, event.base, event.working))
             case LinkUp():
-                await self._do(session.link_up(event.welcome, now, event.rtt))
+                self._down = ""
+                await self._explained(session.link_up(event.welcome, now, event.rtt))
             case LinkDown():
-                if session.deadlines.connecting:
-                    self._display.tell(LinkStatus.CONNECTING, event.reason)
-                await self._do(session.link_down(now))
+                self._down = event.reason
+                await self._explained(session.link_down(now, event.refused))
             case Arrived(message=message):
                 if getattr(message, "stream", session.stream) in (session.stream, -1):
-                    await self._do(session.message(message, now))
+                    await self._explained(session.message(message, now))
             case LinkRefused() | DrafterFailed():
                 raise event
+
+    async def _explained(self, actions: list[Action]) -> None:
+        """Do what followed from the link, and show the reason where the verifier does not answer."""
+        self._display.because(self._down or self.session.complaint)
+        await self._do(actions)
 
     async def _do(self, actions: list[Action]) -> None:
         for action in actions:

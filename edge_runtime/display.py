@@ -9,16 +9,27 @@ from edge_runtime.answer_text import AnswerText
 from edge_runtime.events import Adopted, Event, Finished, LinkState, LinkStatus, Provisional, RolledBack, Verified
 from edge_runtime.figures import Figures
 from edge_runtime.session import Session
-from edge_runtime.states import State
+from edge_runtime.states import FinishReason, State
+
+#: how an answer ends that waited for the verifier in vain
+UNANSWERED = (FinishReason.UNVERIFIED, FinishReason.UNREACHABLE)
 
 
 class Display:
-    """Events of one answer, in order, until they are taken. stops: strings that end the text."""
+    """Events of one answer, in order, until they are taken.
+
+    stops: strings that end the text. why: why the verifier does not answer; "" while it does or nothing is known.
+    """
 
     def __init__(
-        self, session: Session, figures: Figures, decode: Callable[[list[int]], str], stops: Sequence[str]
+        self,
+        session: Session,
+        figures: Figures,
+        decode: Callable[[list[int]], str],
+        stops: Sequence[str],
+        why: str = "",
     ) -> None:
-        self._session, self._figures = session, figures
+        self._session, self._figures, self._why = session, figures, why
         self._text = AnswerText(decode, stops)
         self._text.commit(session.committed[len(session.prompt) :])
         self._text.rebase(session.provisional)
@@ -69,12 +80,24 @@ class Display:
                 self.tell(LinkStatus.VERIFIED, "")
             case Done(reason=reason):
                 self._text.end()
-                self._events.append(Finished(*self._shown(), reason, session.text.answer, self._figures.end()))
+                detail = self._why or session.complaint if reason in UNANSWERED else session.complaint
+                answer, stats = session.text.answer, self._figures.end()
+                self._events.append(Finished(*self._shown(), reason, answer, stats, detail))
+
+    def because(self, why: str) -> None:
+        """Why the verifier does not answer, or "". It is shown at once where the link's state says so already."""
+        if why == self._why:
+            return
+        self._why = why
+        if why and self._status not in (None, LinkStatus.VERIFIED):
+            self._events.append(LinkState(*self._shown(), self._status, why))
 
     def tell(self, status: LinkStatus, detail: str) -> None:
         """The link's state, if it is not shown already."""
         if status is not self._status:
             self._status = status
+            if self._why and status is not LinkStatus.VERIFIED:
+                detail = f"{detail}: {self._why}"
             self._events.append(LinkState(*self._shown(), status, detail))
 
     def _shown(self) -> tuple[str, str]:

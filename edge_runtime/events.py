@@ -67,7 +67,7 @@ class LinkState(Event):
 class Finished(Event):
     """The answer's end; stats: `AnswerStats`.
 
-    detail: where the verifier was waited for in vain, why there is no connection.
+    detail: where the verifier was waited for in vain, or had no room, why.
     """
 
     reason: FinishReason

@@ -13,13 +13,14 @@ import os
 import random
 import ssl
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
+from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.http11 import Response
 
 from outrider_core.protocol.wire import (
@@ -42,16 +43,21 @@ PATH = "/v1/verify"
 CONNECT_TIMEOUT = 5.0
 #: delays between attempts: the first retry comes fast, because an answer is waiting
 FIRST_RETRY, LAST_RETRY = 0.1, 3.0
+#: the longest delay after a refusal: another version may answer at this address, now or when an upgrade is done
+REFUSED_RETRY = 30.0
 #: seconds that a silent connection has to answer a ping before another one is dialled beside it
 HEAD_START = 0.25
 #: calls of `renew` after which a connection that says nothing is given up, even if it answers pings
 RENEWALS = 10
-#: what a network does to those who dial
-FAILURES = (OSError, TimeoutError, WebSocketException, WireError)
+#: what a network does to those who dial; UnicodeError: of a name that has no form for the DNS; ImportError: of a SOCKS
+#: proxy without the package for it
+FAILURES = (OSError, TimeoutError, UnicodeError, ImportError, WebSocketException, WireError)
+#: hosts that are this machine
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class LinkRefused(RuntimeError):
-    """The verifier will never accept this device (other target, drafter or protocol; no valid token)."""
+    """No link can be made like this: not an address, other target, drafter or protocol, no valid token."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,10 @@ class LinkUp:
 
 @dataclass(frozen=True)
 class LinkDown:
+    """refused: the verifier that answered does not accept this device; another one at this address may."""
+
     reason: str
+    refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,39 @@ def verifier_url(server: str) -> str:
     url = server if "://" in server else f"ws://{server}"
     url = url.replace("http://", "ws://", 1).replace("https://", "wss://", 1).rstrip("/")
     return url if url.endswith(PATH) else url + PATH
+
+
+def address_of(server: str) -> SplitResult:
+    """The parts of `verifier_url(server)`. Raises LinkRefused where nobody could ever be dialled there."""
+    url = verifier_url(server)
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("ws", "wss") and parts.hostname and parts.port != 0
+        if not known or any(character.isspace() for character in url):
+            raise ValueError
+        parts.hostname.encode("idna")  # type: ignore[union-attr]
+    except ValueError:
+        raise LinkRefused(
+            f"{server!r} is not an address; write host:port, ws://host:port or wss://host, with ports up to 65535 and "
+            "IPv6 addresses in brackets"
+        ) from None
+    return parts
+
+
+def in_clear_text(server: str) -> bool:
+    """Whether conversations with `server` can be read on their way. Raises LinkRefused where it is not an address."""
+    parts = address_of(server)
+    return parts.scheme == "ws" and parts.hostname not in LOOPBACK
+
+
+def proxy_of(server: str) -> str | None:
+    """The proxy that the environment or the system names for `server`, or None; for people. Raises LinkRefused."""
+    parts = address_of(server)
+    if parts.hostname in LOOPBACK or urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    schemes = ("wss", "socks", "https") if parts.scheme == "wss" else ("ws", "socks", "https", "http")
+    proxies = urllib.request.getproxies()
+    return next((proxies[scheme] for scheme in schemes if scheme in proxies), None)
 
 
 def tls_context(ca_file: str | Path | None) -> ssl.SSLContext:
@@ -140,7 +182,8 @@ class Link:
     """Keeps one connection to `server` alive and hands events to `report`, in order.
 
     token: sent as `Authorization: Bearer`, never in clear text to another machine. ca_file: PEM certificates to trust
-    beside the system's. Raises LinkRefused where that cannot be.
+    beside the system's. Proxies are those of the environment (`HTTPS_PROXY`, `NO_PROXY`...) or of the system. Raises
+    LinkRefused where that cannot be.
     """
 
     def __init__(
@@ -152,20 +195,21 @@ class Link:
         ca_file: str | Path | None = None,
     ) -> None:
         self.url, self.hello, self.report = verifier_url(server), hello, report
-        parts = urlsplit(self.url)
-        if token and parts.scheme == "ws" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
+        parts = address_of(server)
+        if token and in_clear_text(server):
             raise LinkRefused(f"{self.url} would carry the token in clear text; use wss://")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._proxied = parts.hostname not in LOOPBACK
         self._tls = tls_context(ca_file) if parts.scheme == "wss" else None
         self.traffic = Traffic()
         self.welcome: Welcome | None = None  # while there is a connection
-        self.refused: LinkRefused | None = None
+        self.refused: LinkRefused | None = None  # never: what refuses today may accept tomorrow
         self._connection: ClientConnection | None = None
         self._beside: asyncio.Task[None] | None = None  # dials another one
         self._renewals = 0  # since it last said something
 
     async def run(self) -> None:
-        """Connect, receive, reconnect; ends only by cancellation or a refusal."""
+        """Connect, receive, reconnect; ends only by cancellation."""
         try:
             await self._run()
         finally:
@@ -175,28 +219,23 @@ class Link:
     async def _run(self) -> None:
         delay = FIRST_RETRY
         while True:
+            down = None
             try:
                 self._take(*await self._dial())
             except LinkRefused as error:
-                return self._refuse(error)
+                down = LinkDown(str(error), refused=True)
             except InvalidStatus as error:
                 text, page = _what_came(error.response)
-                if error.response.status_code in (401, 403) and not page:
-                    return self._refuse(LinkRefused(text))
-                self.report(LinkDown(text))
-            except InvalidURI as error:
-                return self._refuse(LinkRefused(f"{self.url} is not a WebSocket address: {error}"))
+                down = LinkDown(text, refused=error.response.status_code in (401, 403) and not page)
             except FAILURES as error:
-                self.report(LinkDown(reason_of(error)))
+                down = LinkDown(reason_of(error))
+            if down:
+                self.report(down)
             while self._connection:
                 delay = FIRST_RETRY
                 await self._receive(self._connection)
             await asyncio.sleep(delay * random.uniform(0.7, 1.3))
-            delay = min(LAST_RETRY, delay * 2)
-
-    def _refuse(self, error: LinkRefused) -> None:
-        self.refused = error
-        self.report(error)
+            delay = min(REFUSED_RETRY if down and down.refused else LAST_RETRY, delay * 2)
 
     async def _dial(self) -> tuple[ClientConnection, Welcome, float]:
         """A new connection whose handshake is done, and the seconds between HELLO and WELCOME."""
@@ -210,7 +249,7 @@ class Link:
                 close_timeout=0.5,
                 ping_interval=10,
                 ping_timeout=20,
-                proxy=None,
+                proxy=True if self._proxied else None,
                 additional_headers=self._headers,
                 ssl=self._tls,
             )
@@ -229,7 +268,7 @@ class Link:
             raise WireError(f"the verifier refused: {answer.text}")
         if not isinstance(answer, Welcome) or answer.protocol != PROTOCOL_VERSION:
             connection.transport.abort()
-            raise WireError("the other side is not an Outrider verifier of this protocol version")
+            raise LinkRefused("the other side is not an Outrider verifier of this protocol version; update one of them")
         return connection, answer, rtt
 
     def _take(self, connection: ClientConnection, welcome: Welcome, rtt: float) -> None:

@@ -21,7 +21,6 @@ from edge_runtime.inbox import InboxEvent
 from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from edge_runtime.pace import Controller, Pace
 from edge_runtime.policy import Mode, Policy
-from edge_runtime.reasons import with_reasons
 from edge_runtime.record import record_of, restore
 from edge_runtime.rows_seen import RowsSeen
 from edge_runtime.session import Session
@@ -108,6 +107,7 @@ class EdgeRuntime:
         self._inbox: asyncio.Queue[InboxEvent] = asyncio.Queue()
         self.link: VerifierLink | None = None
         self.link_error = ""  # why there is no connection; "" while there is one or none was tried yet
+        self.link_refused = False  # a verifier was there, and did not accept this device
         if isinstance(server, str):
             self.link = Link(server, hello, self._linked, token, ca_file)
         elif server:
@@ -157,11 +157,11 @@ class EdgeRuntime:
     def _linked(self, event: LinkEvent) -> None:
         match event:
             case LinkUp():
-                self.link_error = ""
-            case LinkDown(reason=reason):
-                self.link_error = reason
+                self.link_error, self.link_refused = "", False
+            case LinkDown(reason=reason, refused=refused):
+                self.link_error, self.link_refused = reason, refused
             case LinkRefused():
-                self.link_error = str(event)
+                self.link_error, self.link_refused = str(event), True
         self._inbox.put_nowait(event)
 
     def encode_prompt(self, prompt: str | list[dict[str, str]]) -> list[int]:
@@ -205,8 +205,8 @@ class EdgeRuntime:
         cancels.
         Raises ValueError at once on an argument out of bounds and on a prompt that leaves no room. While events are
         read: RuntimeError where the runtime is not entered or an answer is already on its way, DrafterFailed where
-        the device's engine fails, LinkRefused if the verifier serves another target or drafter, or
-        (`outrider.local.EngineFailed`) fails in this process.
+        the device's engine fails, LinkRefused only of a verifier in this process (`outrider.local`): what one elsewhere
+        refuses, another at its address may accept, so it is a link that is down, with the reason in `LinkState.detail`.
         """
         sampling = checked_sampling(temperature, top_k, top_p, min_p, seed)
         length, stops = checked_length(max_new_tokens), checked_stops(stop)
@@ -272,9 +272,11 @@ class EdgeRuntime:
         async with self._alone():
             session, stop = begin()
             self._catch_up()
-            answer = self._answer = Answer(session, self.link, self._worker, self._inbox, self.decode, stop)
+            answer = self._answer = Answer(
+                session, self.link, self._worker, self._inbox, self.decode, stop, self.link_error
+            )
             try:
-                async for event in with_reasons(answer.run(), lambda: self.link_error):
+                async for event in answer.run():
                     yield event
             finally:
                 await answer.close()

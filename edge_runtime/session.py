@@ -9,7 +9,8 @@ verified; at the first difference the provisional rest is rolled back (`repair`)
 provisional tokens remain, the next VERIFY is the chain of them instead of a drafted tree.
 
 Times are seconds on any monotonic clock, handed in with each event. `edge_runtime.states` lists which state may
-follow which; `edge_runtime.verdicts` has what a verdict does, `edge_runtime.tuning` what measurements decide.
+follow which; `edge_runtime.verdicts` and `edge_runtime.refusals` have what replies do, `edge_runtime.tuning` what
+measurements decide.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from edge_runtime.actions import (
 )
 from edge_runtime.deadlines import Deadline, Deadlines
 from edge_runtime.policy import Mode, Policy
+from edge_runtime.refusals import REFUSED_SECONDS, expect_return, no_room, take_error
 from edge_runtime.requests import Flight, Requests
 from edge_runtime.rows_seen import RowsSeen
 from edge_runtime.solo import Solo
@@ -44,10 +46,6 @@ from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import MAX_NODES, TokenTree
 from outrider_core.protocol.wire import (
-    ERR_BUSY,
-    ERR_GOING_AWAY,
-    ERR_TOO_LONG,
-    ERR_UNKNOWN,
     Cancel,
     Error,
     Features,
@@ -83,18 +81,21 @@ class Session:
 
     def __post_init__(self) -> None:
         self.stats = SessionStats()
-        limit = min(len(self.prompt) + self.max_new, self.max_context)
-        self.text = AnswerTokens(list(self.prompt), len(self.prompt), limit, self.eos_ids, self.stats)
+        self.text = AnswerTokens(list(self.prompt), len(self.prompt), self._own_limit, self.eos_ids, self.stats)
         self.requests = Requests(self.stream, self.session_id, self.sampling, self.patience, self.timer, self.stats)
         self.deadlines = Deadlines(self.patience.silence)
         self.solo = Solo(self.policy)
         self.mode = Mode.TREE
         self.finished: FinishReason | None = None
         self.linked = False
+        self.refused = False  # this link's verifier will never take what it was asked
+        self.complaint = ""  # why the verifier refused what it was asked last; "" once it has answered
+        self.return_wait = self.patience.offline  # for the target's return, where nothing more can be written
         self.ready: Draft | None = None  # the tree to send next
         self.busy = False  # the drafter has a job of ours
         self.version = 0  # of what the drafter is asked for: a job of another one is stale
         self.max_nodes = 64
+        self.context = self.max_context  # the verifier's
         self.tree_budget = MAX_NODES  # what the verifier asks for now; larger trees it may prune
 
     @property
@@ -106,6 +107,11 @@ class Session:
         if self.flight:
             return State.STREAMING if self.flight.tree is None else State.VERIFYING
         return State.DRAFTING
+
+    @property
+    def _own_limit(self) -> int:
+        """Tokens of the text at most, whatever the verifier's context."""
+        return min(len(self.prompt) + self.max_new, self.max_context)
 
     @property
     def flight(self) -> Flight | None:
@@ -142,7 +148,7 @@ class Session:
         if self.text.over:
             return self.finish(FinishReason.STOP if self.text.ended else FinishReason.LENGTH)
         if self.policy.writer == "device-only":
-            return self._alone(now, now)
+            return self.go_on_alone(now, now)
         if not self.linked:
             self.deadlines.connect = now + self.patience.connect
         return self.work(now)
@@ -160,14 +166,19 @@ class Session:
         self.linked, self.deadlines.heard = True, now
         self.max_nodes = min(welcome.max_nodes, MAX_NODES)
         self.tree_budget = welcome.tree_budget or MAX_NODES
-        self.text.limit = min(self.text.limit, welcome.max_context)
+        self.context = welcome.max_context
+        self.text.limit = min(self._own_limit, self.context)
+        self.refused, self.complaint, self.return_wait = False, "", self.patience.offline
         return actions + self.open(now)
 
-    def link_down(self, now: float) -> list[Action]:
+    def link_down(self, now: float, refused: bool = False) -> list[Action]:
+        """There is no link. refused: a verifier was there, and does not accept this device; another one may."""
         self.linked, self.requests.flight, self.deadlines.retry = False, None, None
+        if refused:
+            expect_return(self, min(self.patience.offline, REFUSED_SECONDS), now)
         if self.finished or self.deadlines.connect is not None:  # before a first link `connect_by` decides
             return []
-        return self._alone(now, now)
+        return self.go_on_alone(now, now)
 
     def message(self, message: ServerMessage, now: float) -> list[Action]:
         """A message for this stream arrived."""
@@ -181,16 +192,8 @@ class Session:
                 return self.add_rows(message.start, message.rows)
             case Resync():
                 return self.open(now) if self.flight else []
-            case Error(code=code, stream=-1) if code == ERR_GOING_AWAY:
-                return []  # what is under way is still answered; then the link goes down and comes up elsewhere
-            case Error(code=code) if code == ERR_UNKNOWN:
-                return self.open(now)
-            case Error(code=code) if code == ERR_TOO_LONG:
-                return self.finish(FinishReason.LENGTH)
             case Error():
-                wait = max(0.05, message.retry_after_ms / 1000) if message.code in (ERR_BUSY, ERR_GOING_AWAY) else 1.0
-                self.requests.flight, self.deadlines.retry = None, now + wait
-                return self._alone(now, now)
+                return take_error(self, message, now)
             case Opened() | Welcome():
                 return []
 
@@ -229,14 +232,14 @@ class Session:
         match deadline:
             case Deadline.CONNECT:
                 self.deadlines.connect = None
-                return self._alone(due, now)
+                return self.go_on_alone(due, now)
             case Deadline.GIVE_UP:
                 silent = self.policy.writer == "cloud-only"
                 return self.finish(FinishReason.UNREACHABLE if silent else FinishReason.UNVERIFIED)
             case Deadline.RETRY:
                 return self.open(now)
             case Deadline.REPLY:
-                return self._alone(due, now)
+                return self.go_on_alone(due, now)
             case Deadline.RENEW:
                 self.deadlines.heard = now
                 return [Reconnect()]
@@ -289,7 +292,7 @@ class Session:
         """Whatever can be done next: ask the target, ask for a tree, or write alone."""
         if self.finished:
             return []
-        can_ask = self.linked and self.flight is None and self.deadlines.retry is None
+        can_ask = self.linked and not self.refused and self.flight is None and self.deadlines.retry is None
         if can_ask and self.provisional:
             return [self._verify_chain(now), *self._write(now)]
         if self.solo.writes_first:
@@ -315,7 +318,7 @@ class Session:
         self.requests.flight, self.deadlines.retry, self.deadlines.connect = None, None, None
         actions = adopt(self) if self.policy.on_return == "keep" else []
         if self.text.over:
-            return actions + self.finish(FinishReason.STOP if self.text.ended else FinishReason.LENGTH)
+            return actions + self.finish(FinishReason.STOP if self.text.ended else no_room(self))
         self.stats.opens += 1
         return [*actions, self.requests.open(self.committed, self.rows_seen.leading()), *self.work(now)]
 
@@ -327,7 +330,8 @@ class Session:
 
     def _verify_chain(self, now: float) -> Send:
         """Catch up: have the provisional text verified."""
-        chain = TokenTree.chain(self.provisional[: self.max_nodes])
+        levels = min(self.max_nodes, self.context - len(self.committed))
+        chain = TokenTree.chain(self.provisional[: max(0, levels)])
         return self.requests.verify(chain, len(self.committed), now, catching_up=True)
 
     def _generate(self, now: float) -> Send:
@@ -339,7 +343,7 @@ class Session:
 
     # --- writing alone, and the end ---
 
-    def _alone(self, due: float, now: float) -> list[Action]:
+    def go_on_alone(self, due: float, now: float) -> list[Action]:
         """The target is silent: go on without it."""
         if self.alone:
             return self.work(now)
@@ -353,7 +357,8 @@ class Session:
         """Ask for one more provisional token, where one may be written and the answer is not full."""
         can_go_on = self.solo.may_write(len(self.provisional)) and not self.text.full
         if self.alone and not can_go_on:
-            self.deadlines.give_up = self.deadlines.give_up or now + self.patience.offline
+            wait = self.patience.offline if self.solo.paused else self.return_wait
+            self.deadlines.give_up = self.deadlines.give_up or now + wait
             if self.policy.writer == "device-only" and not self.solo.paused:
                 return self.finish(FinishReason.UNVERIFIED)
         if self.busy or not can_go_on:

@@ -18,7 +18,7 @@ class VerifierLink(Protocol):
     url: str  # where the verifier is, for people
     traffic: Traffic
     welcome: Welcome | None  # while there is a connection
-    refused: LinkRefused | None  # why there will never be one again
+    refused: LinkRefused | None  # why there will never be one again; None where that may change
 
     async def run(self) -> None:
         """Connect, and again whenever it must; ends only by cancellation or a refusal."""

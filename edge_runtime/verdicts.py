@@ -19,6 +19,7 @@ def take_verdict(session: Session, verdict: Verdict, now: float) -> list[Action]
         return []  # stale: its request was given up
     session.tuning.answered(flight, verdict, now, session.alone, session.stats)
     session.requests.answered(flight, now)
+    session.complaint = ""
     session.tree_budget = verdict.tree_budget or session.tree_budget
     nodes = () if flight.tree is None else flight.tree.tokens
     fresh = text.within([nodes[node] for node in verdict.accepted if node < len(nodes)] + [verdict.bonus])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -42,11 +43,15 @@ class Stored:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder's config and table of contents. tensors: by the drafter's names."""
+    """A checkpoint folder's config and table of contents. tensors: by the drafter's names.
+
+    stated: the folder has a config; where it has none, the target's is taken for it.
+    """
 
     name: str
     config: dict[str, Any]
     tensors: dict[str, Stored]
+    stated: bool = True
 
 
 def open_checkpoint(source: str | Path) -> Checkpoint:
@@ -59,12 +64,14 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
         name = folder.resolve().name
     else:
         name, folder = str(source), _download(str(source))
-    config = _json(folder / "config.json")
+    contents = _contents(folder)
+    stated = (folder / "config.json").is_file()
+    config = _json(folder / "config.json") if stated else {}
     if config.get("disable_LSA"):
         raise DrafterError(
             f"{name}: it has no layer self-attention (disable_LSA); only checkpoints with it can be imported"
         )
-    return Checkpoint(name, config, _own(name, _contents(folder)))
+    return Checkpoint(name, config, _own(name, contents), stated)
 
 
 def _download(name: str) -> Path:
@@ -154,21 +161,18 @@ def _own(source: str, contents: dict[str, Stored]) -> dict[str, Stored]:
 
 
 def read_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """All tensors in fp16, converted one by one so that a float32 copy of the whole never exists."""
+    """All tensors in their own number formats, float64 in float32, in which drafters are computed."""
     tensors = {}
     for file in sorted({stored.file for stored in checkpoint.tensors.values()}):
         with safe_open(file, framework="pt") as opened:
             for name, stored in checkpoint.tensors.items():
                 if stored.file == file:
-                    tensors[name] = _half(checkpoint.name, name, opened.get_tensor(stored.name))
+                    tensors[name] = _usable(checkpoint.name, name, opened.get_tensor(stored.name))
     return tensors
 
 
-def _half(source: str, name: str, tensor: Tensor) -> Tensor:
-    half = tensor.half()
-    if not half.isfinite().all():
-        raise DrafterError(
-            f"{source}: tensor {name} holds {tensor.abs().max():g}, beyond fp16, in which drafters are stored; "
-            "it cannot be imported"
-        )
-    return half
+def _usable(source: str, name: str, tensor: Tensor) -> Tensor:
+    usable = tensor.float() if tensor.dtype == torch.float64 else tensor
+    if not usable.isfinite().all():
+        raise DrafterError(f"{source}: tensor {name} holds {tensor.abs().max():g}; it cannot be imported")
+    return usable

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider_core.chat_boundary import boundary_of, render_chat
+
 #: how self-written prompts may begin
 OPENINGS = Path(__file__).with_name("openings.txt").read_text(encoding="utf-8").splitlines()
 TASKS = (
@@ -116,7 +118,7 @@ class ChatFormat:
     """A tokenizer's chat template, cut where users and the target speak. Raises ValueError where it cannot be cut."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._boundary = tokenizer, boundary_of(tokenizer)
         user, assistant = {"role": "user", "content": _USER}, {"role": "assistant", "content": _ASSISTANT}
         try:
             self._head, _, self._tail = self._render([user]).partition(_USER)
@@ -131,12 +133,12 @@ class ChatFormat:
 
     def first(self, turn: UserTurn) -> list[int]:
         """Token ids up to where the answer begins or, if the turn goes on, up to where the user's text goes on."""
-        return self._ids(self._head + turn.text + ("" if turn.goes_on else self._tail))
+        return self._boundary.encode_between(self._head, turn.text, "" if turn.goes_on else self._tail)
 
     def next(self, turn: UserTurn, last: int) -> list[int]:
         """The same behind an answer that ended with token `last`."""
         between = self._between[1:] if self._between[:1] == [last] else self._between
-        return between + self._ids(turn.text + ("" if turn.goes_on else self._tail))
+        return between + self._boundary.encode_between("", turn.text, "" if turn.goes_on else self._tail)
 
     def text(self, opening: str, written: list[int]) -> str:
         """What a turn says that began with `opening` and went on with these tokens."""
@@ -144,8 +146,7 @@ class ChatFormat:
         return text
 
     def _render(self, messages: list[dict[str, str]]) -> str:
-        text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return text
+        return render_chat(self._tokenizer, messages)
 
     def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])

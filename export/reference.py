@@ -1,9 +1,9 @@
 """`python -m export import`: a MoA checkpoint in the authors' layout (arXiv 2410.03804) -> a drafter folder.
 
 The layout is that of github.com/huawei-noah/HEBO, branch mixture-of-attentions, and of its vLLM port: one folder
-with `model.safetensors` (or shards and their index) and a `config.json` that is either the target's own or, for
-vLLM, has `model_type` "moa_spec". Its tensors bear the names of `outrider_core.models.moa`; E is the target's hidden
-size, H its heads, hd their width, G its key heads, D = 2 * G * hd:
+with `model.safetensors` (or shards and their index) and a `config.json` that is either the target's own, which may be
+left out, or, for vLLM, has `model_type` "moa_spec". Weights keep their number format. Its tensors bear the names of
+`outrider_core.models.moa`; E is the target's hidden size, H its heads, hd their width, G its key heads, D = 2 * G * hd:
 
 | checkpoint, behind any one prefix      | drafter   | what it is                                               |
 |----------------------------------------|-----------|----------------------------------------------------------|
@@ -65,7 +65,7 @@ def import_checkpoint(
     """Write the checkpoint `source` as the drafter folder `output` for `target` and return its shapes.
 
     source: folder or Hugging Face id of a checkpoint in the authors' layout (see the module's table).
-    target: alias, Hugging Face id or folder; only its config is read, so memory holds the drafter in fp16.
+    target: alias, Hugging Face id or folder; only its config is read, so memory holds the drafter alone.
     draft_vocab_ids: [draft_vocab] integers, the token ids the device can propose, in the order of its LM head's
     rows; default: all. max_context: longest conversation, in tokens; default: the smaller of 2048 (what the authors
     trained on) and the target's.
@@ -85,6 +85,7 @@ def import_checkpoint(
         "imported": True,
         "source": checkpoint.name,
         "target": folder.name if Path(target).expanduser().is_dir() else target,
+        **({} if checkpoint.stated else {"config": "none, the target's was taken"}),
         "target_layer_inference": "0" if "target_layer_inference" in checkpoint.config else "0, not stated",
     }
     _write(output, config, {**read_tensors(checkpoint), "draft_ids": ids}, notes)
@@ -292,7 +293,7 @@ def _write(output: Path, config: MoAConfig, tensors: dict[str, Tensor], notes: d
     aside = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
     new, old = aside / "new", aside / "old"
     try:
-        save_drafter(new, config, tensors, notes)
+        save_drafter(new, config, tensors, notes, as_given=True)
         if output.exists():
             output.rename(old)
         new.rename(output)

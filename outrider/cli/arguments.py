@@ -218,7 +218,7 @@ def add_answer_flags(command: argparse.ArgumentParser) -> None:
 
 def add_endpoint_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--host", default="127.0.0.1", help="beyond loopback: with --key alone")
-    command.add_argument("--port", type=int, default=8766, help="TCP port")
+    command.add_argument("--port", type=port, default=8766, help="TCP port")
     command.add_argument("--key", default=None, help=KEY_HELP)
     command.add_argument("--allow-origin", nargs="+", default=[], metavar="URL", help="pages that may ask")
     command.add_argument("--unverified", choices=["end", "never"], default="end", help=UNVERIFIED_HELP)
@@ -237,6 +237,14 @@ def at_least(least: int) -> Callable[[str], int]:
         return number
 
     return read
+
+
+def port(text: str) -> int:
+    """An argparse type: a TCP port; 0: any that is free."""
+    number = at_least(0)(text)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"must be a port, at most 65535, not {text!r}")
+    return number
 
 
 def seconds(text: str) -> float:

@@ -53,15 +53,21 @@ async def chat(options: ChatOptions, bundle: Bundle, server: str | LinkMaker | N
                     forgotten = len(fitted.dropped)
                     output.tell(f"the context is full: the model no longer sees the first {forgotten} messages")
                 events = runtime.generate(fitted.messages, **asdict(options.answer))
-            unfinished = None
+            resumed, unfinished = unfinished is not None, None
 
             def keep() -> None:
                 if journal.due:
                     journal.save(messages, runtime.record())
 
-            event = await show_answer(
-                runtime, events, output, reach, stopped, local=options.runtime.local is not None, each=keep
-            )
+            try:
+                event = await show_answer(
+                    runtime, events, output, reach, stopped, local=options.runtime.local is not None, each=keep
+                )
+            except ValueError as error:
+                if not resumed:
+                    raise
+                output.tell(f"cannot go on with the answer that was cut off: {error}")
+                continue
             if event is None:
                 output.note(reach.advice if reach.gave_up else "stopped")
                 messages.pop()

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from rich.console import Console
 
-from edge_runtime.link import LinkRefused
+from edge_runtime.link import LinkRefused, in_clear_text
 from edge_runtime.transport import LinkMaker
 from edge_runtime.worker import DrafterFailed
 from outrider.cli.arguments import parse
@@ -45,6 +45,9 @@ def run(options: Options) -> int:
     if isinstance(options, DoctorOptions):
         return doctor(options)
     bundle = open_bundle(options.runtime.device.bundle)
+    address = options.runtime.device.server
+    if address and options.runtime.policy.writer != "device-only" and in_clear_text(address):
+        print(f"note: {address} is asked in clear text: others on the way can read along; use wss://", file=sys.stderr)
     with open_server(options.runtime, bundle) as server:
         match options:
             case GenerateOptions():

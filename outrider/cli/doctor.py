@@ -19,7 +19,18 @@ from urllib.request import Request, urlopen
 from rich.console import Console
 from rich.table import Table
 
-from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp, tls_context, verifier_url
+from edge_runtime.link import (
+    Link,
+    LinkDown,
+    LinkEvent,
+    LinkRefused,
+    LinkUp,
+    address_of,
+    in_clear_text,
+    proxy_of,
+    tls_context,
+    verifier_url,
+)
 from edge_runtime.pace import Pace
 from edge_runtime.runtime import EdgeRuntime
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
@@ -100,9 +111,15 @@ def look_at_engine(bundle: Bundle, engine: str | None, threads: int) -> tuple[Fi
 
 async def look_at_address(server: str, ca_file: Path | None) -> Finding:
     """Name, port and certificate."""
-    parts = urlsplit(verifier_url(server))
+    try:
+        parts = address_of(server)
+    except LinkRefused as error:
+        return Finding("address", "bad", str(error), "use the address the verifier's operator gave you")
     host, secure = parts.hostname or "", parts.scheme == "wss"
     port = parts.port or (443 if secure else 80)
+    if proxy := proxy_of(server):
+        advice = "if the verifier is not reached: unset the proxy, or name the host in NO_PROXY"
+        return Finding("address", "warning", f"{host}:{port} is reached through the proxy {proxy}", advice)
     began = time.perf_counter()
     try:
         context = tls_context(ca_file) if secure else None
@@ -137,6 +154,9 @@ async def look_at_address(server: str, ca_file: Path | None) -> Finding:
     took = time.perf_counter() - began
     writer.close()
     kind = "TLS" if secure else "plain text"
+    if in_clear_text(server):
+        text = f"{host}:{port} connects, and whoever is on the way can read the conversation"
+        return Finding("address", "warning", text, "ask the operator for a wss:// address")
     return good("address", f"{host}:{port} connects in {1000 * took:.0f} ms, {kind}", connect_ms=round(1000 * took, 1))
 
 
@@ -199,10 +219,11 @@ async def _plain_text_to_tls(server: str) -> Finding | None:
 
 
 def _refusal(event: LinkEvent) -> Finding:
-    text = event.reason if isinstance(event, LinkDown) else str(event)
-    if isinstance(event, LinkRefused) and "token" in text:
+    assert isinstance(event, LinkDown)
+    text = event.reason
+    if event.refused and "token" in text:
         advice = "give --token or set OUTRIDER_TOKEN; the operator makes one with python -m cloud.auth"
-    elif isinstance(event, LinkRefused):
+    elif event.refused:
         advice = "use a bundle made for this verifier's target and drafter (outrider export bundle)"
     else:
         advice = "no verifier answers there: check the path and the port, and sign in to the network you are on"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,14 +43,26 @@ class Journal:
         if self._path is None:
             return
         self._written = time.monotonic()
-        aside = self._path.with_name(f".{self._path.name}.new")
         try:
-            with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-                json.dump({"messages": messages, "answer": record}, file)
-                file.flush()
-                os.fsync(file.fileno())  # a file that is renamed before it is written may be empty after a power cut
-            aside.replace(self._path)
+            _replace(self._path, json.dumps({"messages": messages, "answer": record}))
         except OSError as error:
             if not self._told:
                 self._told = True
                 self._tell(f"cannot write the journal {self._path}: {error.strerror}; the chat goes on without it")
+        else:
+            self._told = False
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write `path` anew, readable by its owner alone, in one step. Raises OSError, and leaves what stood there."""
+    # a name that nobody can guess and a file that is made here: in a shared folder others may have put a link there
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(handle)  # a file that is renamed before it is written may be empty after a power cut
+        os.replace(aside, path)
+    except BaseException:
+        os.unlink(aside)
+        raise

@@ -44,7 +44,7 @@ class Reach:
             now = time.monotonic()
             if link.welcome:
                 since, self._told = now, True  # from here on the answer's state shows how the link is
-            if not self._told and now - since >= NOTICE_SECONDS:
+            if not self._told and (now - since >= NOTICE_SECONDS or self._runtime.link_refused):
                 self._told = True
                 self._tell(self.advice)
             if self._give_up is not None and now - since >= self._give_up:

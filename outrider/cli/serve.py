@@ -2,7 +2,8 @@
 
 Requests are answered one at a time. Content is verified text; what the device wrote alone travels in the extension
 field `outrider` = {"state", "provisional"} of a chunk. Where an answer ends without the verifier it becomes content
-(`unverified="end"`), marked {"unverified": true}. Web pages are refused unless their Origin is allowed.
+(`unverified="end"`), marked {"unverified": true}. Web pages are refused unless their Origin is allowed; those that are
+get what browsers ask for (CORS).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import re
 from collections.abc import AsyncIterator, Collection
 from typing import Any, Literal
 
@@ -20,6 +22,7 @@ from edge_runtime.events import Event, Finished, LinkState
 from edge_runtime.link import LinkRefused
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.worker import DrafterFailed
+from outrider.cli.serve_protocol import DeviceProtocol
 from outrider_core.chat_api.asgi import (
     ClientGone,
     Message,
@@ -38,10 +41,16 @@ from outrider_core.chat_api.requests import ChatRequest, check_model, parse
 #: requests that may wait behind the one being answered
 MOST_WAITING = 8
 RETRY_SECONDS = 2
+#: seconds that a client may take to read what was sent; answers are written meanwhile, and the next one's turn comes
+READ_SECONDS = 30.0
+#: for how long browsers may remember what a page is allowed
+PREFLIGHT_SECONDS = 600
 #: tokens kept free for an answer whose request names no length
 USUAL_LENGTH = 256
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
+#: parts of an answer as they are written; None at its end, or an exception in its place
+_Parts = asyncio.Queue[Delta | Ending | Exception | None]
 Unverified = Literal["end", "never"]
 
 
@@ -69,20 +78,27 @@ class Endpoint:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        more = {}
+        if headers.get("origin") in self.origins:
+            more = {"access-control-allow-origin": headers["origin"], "vary": "Origin"}
         try:
-            await self._route(scope, receive, send)
+            await self._route(scope, headers, receive, _patient(send, more))
         except ClientGone:
             pass
-        except ApiError as error:
-            await send_error(send, error)
+        except ApiError as error:  # the body may be unread: nobody is waited for
+            with contextlib.suppress(ClientGone):
+                await send_error(_patient(send, {**more, "connection": "close"}), error)
 
-    async def _route(self, scope: Message, receive: Receive, send: Send) -> None:
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    async def _route(self, scope: Message, headers: dict[str, str], receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
         if path == "/healthz":
             linked = bool(self.runtime.link and self.runtime.link.welcome)
             return await send_json(send, {"status": "ok", "link": linked})
-        self._admit(headers)
+        self._check_page(headers)
+        if method == "OPTIONS" and "origin" in headers:
+            return await _allow(send)
+        self._check_key(headers)
         match method, path.rstrip("/").split("/")[1:]:
             case "GET", ["v1", "models"]:
                 await send_json(send, model_list(self._card))
@@ -94,14 +110,17 @@ class Endpoint:
             case _:
                 raise ApiError(404, f"{method} {path} is not served here; POST /v1/chat/completions is")
 
-    def _admit(self, headers: dict[str, str]) -> None:
-        """Raise ApiError unless the request is allowed."""
+    def _check_page(self, headers: dict[str, str]) -> None:
+        """Raise ApiError where a web page asks that was not allowed to."""
         origin = headers.get("origin")
         if origin is not None and origin not in self.origins:
             raise ApiError(403, f"pages of {origin} are refused; start with --allow-origin {origin}", code="origin")
-        host = headers.get("host", "").rsplit(":", 1)[0]
+        host = re.sub(r":\d*$", "", headers.get("host", ""))
         if not self.key and host not in LOOPBACK:  # DNS rebinding: a page's own name may resolve to this device
             raise ApiError(403, f"{host!r} is not a name of this device; use 127.0.0.1", code="host")
+
+    def _check_key(self, headers: dict[str, str]) -> None:
+        """Raise ApiError unless the request carries the key, where there is one."""
         given, wanted = headers.get("authorization", ""), f"Bearer {self.key}"
         if self.key and not hmac.compare_digest(given.encode(), wanted.encode()):
             raise ApiError(401, "this endpoint needs its key as a Bearer token", code="invalid_api_key")
@@ -112,13 +131,28 @@ class Endpoint:
         fitted = self._fit(asked)
         if self._waiting >= MOST_WAITING:
             raise ApiError(429, "too many requests are waiting already", None, "server_busy", RETRY_SECONDS)
+        answer, parts = _Answer(self, asked, fitted), _Parts()
+        writing = asyncio.create_task(self._write(answer, parts))
         self._waiting += 1
+        writing.add_done_callback(self._written)
+        try:
+            await unless_gone(answer.send(send, _taken(parts)), receive)
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+    async def _write(self, answer: _Answer, parts: _Parts) -> None:
+        """Write `answer` in its turn, at the runtime's own pace, however slowly its client reads."""
         try:
             async with self._turn:
-                answer = _Answer(self, asked, fitted)
-                await unless_gone(answer.send(send), receive)
-        finally:
-            self._waiting -= 1
+                async for part in answer.parts():
+                    parts.put_nowait(part)
+        except Exception as error:
+            parts.put_nowait(error)
+        parts.put_nowait(None)
+
+    def _written(self, writing: asyncio.Task[None]) -> None:
+        self._waiting -= 1
 
     def _fit(self, asked: ChatRequest) -> FittedMessages:
         length = asked.max_completion_tokens or asked.max_tokens
@@ -140,9 +174,9 @@ class _Answer:
         self._manifest = endpoint.runtime.bundle.manifest
         self._writer = CompletionWriter(endpoint.model, self._manifest.target_hash, len(fitted.ids))
 
-    async def send(self, send: Send) -> None:
-        """Send the answer as it was asked for."""
-        await send_completion(send, self._asked, self._writer, self._parts())
+    async def send(self, send: Send, parts: AsyncIterator[Delta | Ending]) -> None:
+        """Send the answer, made of `parts`, as it was asked for."""
+        await send_completion(send, self._asked, self._writer, parts)
 
     async def _events(self) -> AsyncIterator[Event]:
         asked, sampling = self._asked, self._asked.sampling
@@ -166,7 +200,7 @@ class _Answer:
         finally:
             await events.aclose()  # type: ignore[attr-defined]
 
-    async def _parts(self) -> AsyncIterator[Delta | Ending]:
+    async def parts(self) -> AsyncIterator[Delta | Ending]:
         """Verified text as it grows; the device's own beside it, in the extension field where that changes."""
         sent, mark = "", {"state": "connecting", "provisional": ""}
         async for event in self._events():
@@ -197,6 +231,43 @@ class _Answer:
         return FinishReason.LENGTH
 
 
+async def _taken(parts: _Parts) -> AsyncIterator[Delta | Ending]:
+    """What was put there, until None. Raises the exception among it."""
+    while (part := await parts.get()) is not None:
+        if isinstance(part, Exception):
+            raise part
+        yield part
+
+
+def _patient(send: Send, headers: dict[str, str]) -> Send:
+    """`send` with more headers, for a client that reads. Raises ClientGone where it does not."""
+    more = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], *more]}
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                await send(message)
+        except TimeoutError:
+            raise ClientGone from None
+
+    return sent
+
+
+async def _allow(send: Send) -> None:
+    """The reply to a browser that asks whether a page may ask."""
+    headers = {
+        "access-control-allow-methods": "GET, POST",
+        "access-control-allow-headers": "authorization, content-type",
+        "access-control-allow-private-network": "true",
+        "access-control-max-age": str(PREFLIGHT_SECONDS),
+    }
+    start = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": 204, "headers": start})
+    await send({"type": "http.response.body", "body": b""})
+
+
 async def run(endpoint: Endpoint, host: str, port: int) -> None:
     """Serve until SIGINT or SIGTERM."""
     config = uvicorn.Config(
@@ -208,7 +279,7 @@ async def run(endpoint: Endpoint, host: str, port: int) -> None:
         ws="none",
         server_header=False,
         timeout_keep_alive=30,
-        limit_concurrency=64,
+        http=DeviceProtocol,
     )
     async with endpoint.runtime:
         with contextlib.suppress(KeyboardInterrupt):

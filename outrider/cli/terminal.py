@@ -64,7 +64,7 @@ class Screen:
 
     def __init__(self, runtime: EdgeRuntime, local: bool) -> None:
         self.runtime, self.local = runtime, local
-        self.state, self.began = "connecting", time.monotonic()
+        self.state, self.why, self.began = "connecting", "", time.monotonic()
         self.tokens = 0
         self.last = Event("", "")
         self._ghost, self._gone_at = "", 0.0
@@ -72,8 +72,8 @@ class Screen:
 
     def show(self, event: Event) -> None:
         match event:
-            case LinkState(state=state):
-                self.state = state
+            case LinkState(state=state, detail=detail):
+                self.state, self.why = state, "" if state == "verified" else detail
             case Verified(tokens=tokens):
                 self.tokens += len(tokens)
             case RolledBack():
@@ -108,12 +108,12 @@ class Screen:
         yield self.status()
 
     def status(self) -> Text:
-        """Link, round trip, mode and speed in one line."""
+        """Link, why it is down, round trip, mode and speed in one line."""
         state = "catching up" if self.state == "verified" and self.last.provisional else self.state
         mark, words, style = STATES[state]
         if self.local and state == "verified":
             words = "verified"
-        parts = [words]
+        parts = [words, printable(self.why)] if self.why else [words]
         controller = self.runtime.controller
         if self.runtime.link and controller.pace.rtt and not self.local:
             parts.append(f"{1000 * controller.pace.rtt:.0f} ms away")

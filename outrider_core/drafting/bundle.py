@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +16,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from outrider_core.chat_boundary import ChatBoundary
 from outrider_core.protocol.rows import RowShape
 
 FORMAT_VERSION = 2
@@ -106,16 +109,30 @@ class Bundle:
         return self.folder / name
 
     def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation (`role`, `content`) up to where the assistant's next turn begins."""
+        """Token ids of a conversation (`role`, `content`) up to where the assistant's next turn begins.
+
+        Content is text: what looks like a special token in it is none. Raises ValueError on a role that is no plain
+        name, BundleError where the template fails.
+        """
+        return self._boundary.encode(messages, self._rendered)
+
+    def _rendered(self, messages: Sequence[dict[str, str]]) -> str:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         try:
-            text = environment.from_string(self.chat_template).render(
+            text: str = environment.from_string(self.chat_template).render(
                 messages=messages, add_generation_prompt=True, **self.special_tokens
             )
         except jinja2.TemplateError as error:
             raise BundleError(f"{self.folder}: chat template failed: {error}") from None
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return text
+
+    @cached_property
+    def _boundary(self) -> ChatBoundary:
+        def encode(text: str) -> list[int]:
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+            return ids
+
+        return ChatBoundary(self.tokenizer, self.chat_template, encode)
 
 
 def open_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:

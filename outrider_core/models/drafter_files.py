@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -18,18 +19,26 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "drafter.safetensors"
 
 
-def save_drafter(folder: Path, config: MoAConfig, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
-    """Write a drafter folder: fp16 weights and a config that also carries free-form `notes`."""
-    write_drafter(folder, "moa", asdict(config), tensors, notes)
+def save_drafter(
+    folder: Path, config: MoAConfig, tensors: dict[str, Tensor], notes: dict[str, Any], *, as_given: bool = False
+) -> None:
+    """Write a drafter folder: weights, in fp16 or `as_given`, and a config that also carries free-form `notes`."""
+    write_drafter(folder, "moa", asdict(config), tensors, notes, as_given=as_given)
 
 
 def write_drafter(
-    folder: Path, kind: str, config: dict[str, Any], tensors: dict[str, Tensor], notes: dict[str, Any]
+    folder: Path,
+    kind: str,
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    notes: dict[str, Any],
+    *,
+    as_given: bool = False,
 ) -> None:
-    """A drafter folder of any kind; `config` is what its reader wants to know."""
+    """A drafter folder of any kind; `config` is what its reader wants to know. as_given: keep the number formats."""
     folder.mkdir(parents=True, exist_ok=True)
-    half = {k: (v.half() if v.is_floating_point() else v).contiguous().cpu() for k, v in tensors.items()}
-    save_file(half, folder / WEIGHTS_FILE)
+    stored = {k: v if as_given or not v.is_floating_point() else v.half() for k, v in tensors.items()}
+    save_file({k: v.contiguous().cpu() for k, v in stored.items()}, folder / WEIGHTS_FILE)
     (folder / WEIGHTS_FILE).chmod(0o644)  # safetensors leaves it readable to its owner only
     text = json.dumps({"type": kind, **config, "notes": notes}, indent=2)
     (folder / CONFIG_FILE).write_text(text + "\n")
@@ -67,7 +76,9 @@ def hash_drafter(stored: dict[str, Any], config: Any, tensors: dict[str, Tensor]
     shapes = {name: value for name, value in asdict(config).items() if name in stored}
     digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode())
     for name in sorted(tensors):
-        digest.update(name.encode() + tensors[name].numpy().tobytes())
+        tensor = tensors[name]
+        plain = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor  # numpy knows no bfloat16
+        digest.update(name.encode() + plain.numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -18,7 +18,7 @@ from outrider_core.protocol.costs import CostCurve, unpack_costs
 from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling, draw, log_probs
 from tests.android.drafter_vectors import drafter_vectors, pace_vectors
-from tests.android.text_vectors import chat_vectors, stop_vectors, tokenizer_vectors
+from tests.android.text_vectors import boundary_vectors, chat_vectors, stop_vectors, tokenizer_vectors
 from tests.protocol.make_vectors import text
 
 FOLDER = Path(outrider_core.protocol.__file__).parent / "vectors"
@@ -82,6 +82,7 @@ MAKERS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "tokenizer": tokenizer_vectors,
     "stops": stop_vectors,
     "chat": chat_vectors,
+    "boundary": boundary_vectors,
     "drafter": drafter_vectors,
     "pace": pace_vectors,
 }

@@ -291,7 +291,7 @@ def test_stop_strings_end_the_answer(
     asyncio.run(run())
 
 
-def test_what_will_never_do_is_refused(
+def test_a_verifier_of_another_drafter_leaves_the_device_alone(
     classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
@@ -301,13 +301,24 @@ def test_what_will_never_do_is_refused(
     manifest = json.loads((other / "manifest.json").read_text())
     (other / "manifest.json").write_text(json.dumps({**manifest, "drafter_hash": "0" * 16}))
 
-    async def answer(bundle: Path, server: str) -> Screen:
-        async with Device(classpath, bundle, server) as device:
-            if "192" not in server:
-                device.ask(PROMPTS[0])
+    async def answer() -> Screen:
+        patience = {"open": 0.6, "connect": 0.3, "silence": 1.0, "offline": 0.5}
+        async with Device(classpath, other, verifier.address, patience=patience, offline_rate=100.0) as device:
+            device.ask(PROMPTS[0], max_new=8)
             return await device.watch()
 
-    refused = asyncio.run(answer(other, verifier.address)).events[-1]
-    assert refused["event"] == "refused" and "drafter" in refused["text"]
-    refused = asyncio.run(answer(folders["bundle"], "ws://192.0.2.1:8765")).events[-1]
-    assert "clear text" in refused["text"] and "wss://" in refused["text"]
+    end = asyncio.run(answer()).end
+    assert end["reason"] == "unverified" and end["provisional"] and not end["verified"] and "drafter" in end["detail"]
+
+
+@pytest.mark.parametrize(
+    ("server", "text"),
+    [("ws://192.0.2.1:8765", "clear text"), ("wss://there:99999", "not an address"), ("a..b:1", "not an address")],
+)
+def test_what_will_never_do_is_refused(classpath: list[Path], folders: dict[str, Path], server: str, text: str) -> None:
+    async def start() -> Screen:
+        async with Device(classpath, folders["bundle"], server) as device:
+            return await device.watch()
+
+    refused = asyncio.run(start()).events[-1]
+    assert refused["event"] == "refused" and text in refused["text"] and "wss://" in refused["text"]

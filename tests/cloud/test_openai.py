@@ -28,6 +28,7 @@ from cloud.service import Verifier
 from cloud.settings import Settings
 from outrider_core.chat_api.asgi import MAX_BODY
 from outrider_core.chat_api.requests import NEUTRAL
+from outrider_core.chat_boundary import boundary_of, render_chat
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.text import REPLACEMENT, WINDOW_TOKENS, Detokeniser, StopStrings
 from tests.cloud.drive import make_verifier, serve
@@ -538,6 +539,16 @@ def test_eight_at_once_do_not_mix(url: str) -> None:
     for messages, text in zip(asked, texts, strict=True):
         ids = TOKENIZER.apply_chat_template(messages, return_dict=False)
         assert text == words(truth(Sampling(1.0, seed=5), 24, ids))
+
+
+def test_what_is_said_is_never_a_turn(url: str) -> None:
+    said = [{"role": "user", "content": "w5 </s> <s> w6"}]
+    ids = boundary_of(TOKENIZER).encode(said, lambda messages: render_chat(TOKENIZER, messages))
+    special = set(TOKENIZER.all_special_ids) - {TOKENIZER.unk_token_id}
+    silent = TOKENIZER.apply_chat_template([{"role": "user", "content": ""}], return_dict=False)
+    assert [i for i in ids if i in special] == [i for i in silent if i in special]
+    assert ids != TOKENIZER.apply_chat_template(said, return_dict=False)
+    assert text_of(complete(url, **GREEDY, messages=said)) == words(truth(Sampling(), 24, ids))
 
 
 def test_one_connection_serves_many_requests(url: str) -> None:

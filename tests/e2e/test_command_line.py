@@ -125,3 +125,15 @@ def test_loopback_needs_no_key(
     assert served == [host] and f"http://{shown}:1/v1" in capsys.readouterr().err
     assert device.main(["serve", "--bundle", str(folders[2]), "--host", "0.0.0.0"]) == 1
     assert "0.0.0.0 is open to other machines; give --key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("server", "told"), [("there.invalid:1", True), ("wss://there.invalid:1", False), ("127.0.0.1:1", False)]
+)
+def test_clear_text_to_another_machine_is_told(
+    folders: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str], server: str, told: bool
+) -> None:
+    bundle = str(folders[2])
+    status = main(["generate", "--bundle", bundle, "--threads", "1", "--server", server, "--give-up", "0.5", "w5"])
+    assert status == 3
+    assert ("is asked in clear text" in capsys.readouterr().err) == told

@@ -18,8 +18,8 @@ from benchmarks.baseline import plain_decode
 from benchmarks.links import EmulatedLink
 from cloud.process import VerifierProcess
 from edge_runtime.events import Finished, Provisional, RolledBack, Verified
-from edge_runtime.link import LinkRefused
 from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.timing import Patience
 from outrider_core.drafting.bundle import open_bundle
 from outrider_core.protocol.sampling import Sampling
 
@@ -233,12 +233,15 @@ def test_another_drafters_verifier_is_refused(verifier: VerifierProcess, tmp_pat
     drafter_hash = json.loads(text)["drafter_hash"]
     manifest.write_text(text.replace(drafter_hash, "0" * 16))
 
-    async def run() -> None:
-        async with EdgeRuntime.from_bundle(folder, verifier.address) as runtime:
-            await follow(runtime, QUESTIONS[0], 8)
+    async def run() -> Finished:
+        patience = Patience(connect=0.2, offline=0.5)
+        async with EdgeRuntime.from_bundle(folder, verifier.address, patience=patience) as runtime:
+            *_, last = [event async for event in runtime.generate(QUESTIONS[0], max_new_tokens=8)]
+            assert runtime.link_refused and isinstance(last, Finished)
+            return last
 
-    with pytest.raises(LinkRefused, match="drafter"):
-        asyncio.run(run())
+    last = asyncio.run(run())
+    assert last.reason == "unverified" and last.provisional and not last.verified and "drafter" in last.detail
 
 
 def test_command_line_answers_and_fails_clearly(verifier: VerifierProcess) -> None:

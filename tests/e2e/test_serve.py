@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -22,6 +23,8 @@ from cloud.process import free_port
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.timing import Patience
 from outrider.cli.serve import Endpoint
+from outrider.cli.serve import run as run_endpoint
+from outrider.cli.serve_protocol import MOST_SOCKETS
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
@@ -204,6 +207,150 @@ def test_pages_strange_names_and_strangers_may_not_ask(folders: Folders, bundle:
 
     asked(folders, bundle, work, origins=["http://app.example"])
     asked(folders, bundle, with_key, key="yes")
+
+
+def test_a_page_that_is_allowed_gets_what_its_browser_asks_for(folders: Folders, bundle: Bundle) -> None:
+    page, evil = {"origin": "http://app.example"}, {"origin": "https://evil.example"}
+    wanted = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+
+    async def work(client: httpx.AsyncClient) -> None:
+        asked = await client.options("/chat/completions", headers={**page, **wanted})  # a browser sends no key with it
+        assert asked.status_code == 204 and asked.headers["access-control-allow-origin"] == page["origin"]
+        assert "POST" in asked.headers["access-control-allow-methods"]
+        assert {"authorization", "content-type"} <= set(asked.headers["access-control-allow-headers"].split(", "))
+        key = {"authorization": "Bearer yes"}
+        for stream in (False, True):
+            answer = await client.post(
+                "/chat/completions", json=request(bundle, stream=stream), headers={**page, **key}
+            )
+            assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == page["origin"]
+            assert answer.headers["vary"] == "Origin"
+        refused = await client.post("/chat/completions", json=request(bundle), headers=page)  # its text can be read
+        assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == page["origin"]
+        for stranger in (await client.options("/models", headers={**evil, **wanted}),
+                         await client.get("/models", headers={**evil, **key})):  # fmt: skip
+            assert stranger.status_code == 403 and "access-control-allow-origin" not in stranger.headers
+        assert "vary" not in (await client.get("/models", headers=key)).headers
+
+    asked(folders, bundle, work, origins=[page["origin"]], key="yes")
+
+
+@asynccontextmanager
+async def listening(bundle: Bundle, server: str | None, **options: Any) -> AsyncIterator[int]:
+    """The port of a real endpoint; `serve`'s own uvicorn."""
+    port = free_port()
+    runtime = EdgeRuntime(bundle, server, patience=PATIENCE, threads=1, mode="tree")
+    running = asyncio.create_task(run_endpoint(Endpoint(runtime, **options), "127.0.0.1", port))
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+            break
+        except OSError:
+            assert not running.done()
+            await asyncio.sleep(0.05)
+    try:
+        yield port
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def test_idle_sockets_of_strangers_do_not_lock_the_owner_out(bundle: Bundle) -> None:
+    """More of them than there is room for, some with half a request; the owner's is newer, and is served."""
+
+    async def run() -> None:
+        async with listening(bundle, None, key="yes") as port:
+            strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * MOST_SOCKETS)]
+            for _, writer in strangers[::2]:
+                writer.write(b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
+            url, key = f"http://127.0.0.1:{port}/v1/models", {"authorization": "Bearer yes"}
+            async with httpx.AsyncClient() as client:
+                for _ in range(5):
+                    assert (await client.get(url, headers=key)).status_code == 200
+            ended = [reader for reader, _ in strangers[:MOST_SOCKETS]]
+            for reader in ended:
+                with contextlib.suppress(ConnectionResetError):
+                    assert await asyncio.wait_for(reader.read(), 20) == b""
+            for _, writer in strangers:
+                writer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"])
+@pytest.mark.parametrize("then", [b"", b"GET /v1/mod", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: 1"])
+def test_a_socket_that_asks_nothing_or_half_is_cut(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, first: bytes, then: bytes
+) -> None:
+    monkeypatch.setattr("outrider.cli.serve_protocol.HEAD_SECONDS", 0.4)
+
+    async def run() -> None:
+        async with listening(bundle, None) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(first + then)
+            with contextlib.suppress(ConnectionResetError):
+                said = await asyncio.wait_for(reader.read(), 20)
+                assert said.count(b"HTTP/1.1 200") == bool(first)
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_a_refused_body_is_not_waited_for(bundle: Bundle) -> None:
+    """Nobody's, and dripped for ever."""
+
+    async def run() -> None:
+        async with listening(bundle, None, key="yes") as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+            said = await asyncio.wait_for(reader.read(), 20)
+            assert said.startswith(b"HTTP/1.1 401") and b"connection: close" in said.lower()
+            writer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_who_reads_nothing_keeps_nobody_waiting(
+    folders: Folders, bundle: Bundle, monkeypatch: pytest.MonkeyPatch, patient: bool
+) -> None:
+    """The next answer's turn comes when the first is written, not when it is read; and its client is let go."""
+    monkeypatch.setattr("outrider.cli.serve.READ_SECONDS", 1000.0 if patient else 0.3)
+    text, _ = truth(folders, bundle)
+    sent = asyncio.Event()
+
+    async def stuck(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            sent.set()
+            await asyncio.Event().wait()
+
+    async def run(address: str) -> None:
+        async with EdgeRuntime(bundle, address, patience=PATIENCE, threads=1, mode="tree") as runtime:
+            endpoint = Endpoint(runtime)
+            body = json.dumps(request(bundle, stream=True)).encode()
+            given = asyncio.Queue[Any]()
+            given.put_nowait({"type": "http.request", "body": body, "more_body": False})
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": "/v1/chat/completions",
+                "headers": [(b"host", b"127.0.0.1")],
+            }
+            first = asyncio.create_task(endpoint(scope, given.get, stuck))
+            await sent.wait()
+            transport = httpx.ASGITransport(endpoint)  # type: ignore[arg-type]
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1") as client:
+                answer = await client.post("/chat/completions", json=request(bundle), timeout=60)
+            assert answer.json()["choices"][0]["message"]["content"] == text
+            if patient:
+                assert not first.done()
+                first.cancel()
+            await asyncio.wait({first}, timeout=20)
+            assert first.done()
+
+    with serve(make_verifier(folders)) as address:
+        asyncio.run(run(address))
 
 
 def test_a_client_that_hangs_up_frees_the_runtime(folders: Folders, bundle: Bundle) -> None:

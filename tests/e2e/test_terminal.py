@@ -154,6 +154,56 @@ def test_a_journal_that_cannot_be_written_is_reported_once(tmp_path: Path) -> No
     assert len(told) == 1 and "cannot write the journal" in told[0] and "No such file" in told[0]
 
 
+def test_a_link_in_a_shared_folder_is_not_followed(tmp_path: Path) -> None:
+    """Not even where its name is the one that an earlier version wrote beside the journal."""
+    victim, path = tmp_path / "victim", tmp_path / "chat.json"
+    victim.write_text("precious")
+    (tmp_path / ".chat.json.new").symlink_to(victim)
+    path.symlink_to(victim)
+    Journal(path, pytest.fail).save([], None)
+    assert victim.read_text() == "precious" and not path.is_symlink() and path.stat().st_mode & 0o777 == 0o600
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".chat.json.new", "chat.json", "victim"]
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from outrider.cli.journal import Journal
+
+path, told = Path(sys.argv[1]), []
+journal = Journal(path, told.append)
+journal.save([{"role": "user", "content": "short"}], None)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+for _ in range(2):
+    journal.save([{"role": "user", "content": "long" * 9999}], None)
+print(len(told), told[0])
+assert journal.load() == ([{"role": "user", "content": "short"}], None)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+journal.save([{"role": "user", "content": "long" * 9999}], None)
+assert len(journal.load()[0][0]["content"]) == 4 * 9999
+"""
+
+
+def test_a_full_disk_leaves_the_journal_and_is_told_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "chat.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 cannot write the journal") and "File too large" in done.stdout
+    assert [file.name for file in tmp_path.iterdir()] == ["chat.json"]
+
+
+def test_an_answer_of_another_model_in_the_journal_does_not_end_the_chat(folders: Folders, tmp_path: Path) -> None:
+    journal = tmp_path / "chat.json"
+    messages = [{"role": "user", "content": "w5"}]
+    journal.write_text(json.dumps({"messages": messages, "answer": {"target": "another"}}))
+    command = [sys.executable, "-m", "edge_runtime", "chat", "--bundle", str(folders[2]), "--threads", "1",
+               "--max-new-tokens", "8", "--journal", str(journal)]  # fmt: skip
+    done = subprocess.run(command, input="w9\n", capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "cannot go on with the answer that was cut off" in done.stderr
+    kept = json.loads(journal.read_text())
+    assert [m["role"] for m in kept["messages"]] == ["user", "user", "assistant"] and kept["answer"] is None
+
+
 def start_chat(bundle: Path, server: str, journal: Path, question: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "edge_runtime", "chat", "--bundle", str(bundle), "--server", server, "--threads",
                "1", "--max-new-tokens", "40", "--journal", str(journal), "--mode", "tree"]  # fmt: skip

@@ -21,6 +21,7 @@ from msgspec import structs
 import outrider_core.protocol
 from edge_runtime.actions import Action, AddRows, Send, WriteToken
 from edge_runtime.policy import Mode, Policy
+from edge_runtime.refusals import REFUSED_SECONDS
 from edge_runtime.session import Session
 from edge_runtime.states import Event, State
 from edge_runtime.timing import Patience, RoundTimer
@@ -30,7 +31,7 @@ from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
-from outrider_core.protocol.wire import ERR_BUSY, ERR_TOO_LONG
+from outrider_core.protocol.wire import ERR_BOUNDS, ERR_BUSY, ERR_MALFORMED, ERR_TOO_LONG
 from tests.edge_runtime.world import EVENTS, PATIENCE, WELCOME, SimulatedLink, World, pinned
 from tests.protocol.make_vectors import fields_of, message_of, text
 
@@ -292,6 +293,65 @@ def looping_trace() -> dict[str, Any]:
     return {"name": "a drafter that repeats itself", "setup": recording.setup, "steps": recording.steps}
 
 
+def refused_request_traces() -> list[dict[str, Any]]:
+    """Requests that a verifier will never take, and contexts that are shorter than the text."""
+    traces = []
+
+    def record(name: str, policy: Policy | None = None) -> World:
+        world = World(random.Random(0), 40, policy)
+        recording = Recording(world)
+        traces.append({"name": name, "setup": recording.setup, "steps": recording.steps})
+        return world
+
+    def narrow(world: World, context: int) -> None:
+        world.welcome = structs.replace(WELCOME, max_context=context)
+
+    refusals = (("prefer-cloud", ERR_MALFORMED), ("cloud-only", ERR_BOUNDS), ("prefer-device", ERR_BOUNDS))
+    for writer, code in refusals:
+        for again in (False, True):
+            world = record(f"never asked again, {writer}, code {code}", Policy(writer=writer))  # type: ignore[arg-type]
+            world.do(world.session.start(world.now))
+            world.connect()
+            world.refuse(code)
+            for _ in range(3 if again else 60):
+                world.run_job()
+                if not world.session.finished and not again:
+                    world.tick(0.1)
+            if again:
+                world.cut()
+                world.settle()
+    for writer in ("prefer-cloud", "cloud-only"):
+        world = record(f"a verifier that does not accept this device, {writer}", Policy(writer=writer))  # type: ignore[arg-type]
+        world.do(world.session.start(world.now))
+        world.tick(PATIENCE.connect)
+        world.do(world.session.link_down(world.now, True))
+        for _ in range(60):
+            world.run_job()
+        world.do(world.session.link_down(world.now, True))
+        world.tick(REFUSED_SECONDS)
+    world = record("a chain as long as the verifier's context allows")
+    world.write_alone(15)
+    narrow(world, 12)
+    world.settle()
+    world = record("no room for what was written alone")
+    world.write_alone(4)
+    narrow(world, len(world.session.prompt))
+    world.connect()
+    world = record("a context that is full, with text written alone")
+    world.write_alone(4)
+    world.connect()
+    world.refuse(ERR_TOO_LONG)
+    world = record("more context than the verifier before had")
+    narrow(world, 9)
+    world.do(world.session.start(world.now))
+    world.connect()
+    world.deliver()
+    world.cut()
+    narrow(world, 64)
+    world.settle()
+    return traces
+
+
 def traces() -> list[dict[str, Any]]:
     chosen = [choosing_trace(number) for number in range(CHOOSING)]
     return [
@@ -300,6 +360,7 @@ def traces() -> list[dict[str, Any]]:
         *chosen,
         *refusal_traces(),
         left_stream_trace(),
+        *refused_request_traces(),
     ]
 
 

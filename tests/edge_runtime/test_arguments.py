@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edge_runtime.arguments import MAX_SEED, checked_length, checked_sampling, checked_stops
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.wire import Open, decode_client, encode, pack_ids
 
 USUAL: dict[str, Any] = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0}
 
@@ -43,3 +46,25 @@ def test_a_string_is_one_stop_string() -> None:
     assert checked_stops("blue") == ["blue"] and checked_stops(("a", "", "b")) == ["a", "b"] and checked_stops("") == []
     with pytest.raises(ValueError, match="3 is neither"):
         checked_stops(["a", 3])  # type: ignore[list-item]
+
+
+ANYTHING = st.one_of(
+    st.floats(), st.integers(), st.integers(-2, 2**64), st.booleans(), st.none(), st.text(max_size=3),
+    st.binary(max_size=2),
+)  # fmt: skip
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(USUAL, ANYTHING)))
+def test_every_argument_is_refused_or_reaches_the_verifier(arguments: dict[str, Any]) -> None:
+    """As a frame that the verifier takes; there is nothing between."""
+    try:
+        sampling = checked_sampling(**{**USUAL, **arguments})
+    except ValueError as error:
+        assert any(str(error).startswith(name) for name in arguments)
+        return
+    opened = decode_client(encode(Open(0, bytes(16), 0, pack_ids([1]), 0, sampling)))
+    assert isinstance(opened, Open) and opened.sampling == sampling
+    for name, value in arguments.items():
+        if value is not None:
+            assert getattr(sampling, name) == value

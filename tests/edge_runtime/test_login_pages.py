@@ -47,16 +47,20 @@ def answering(status: int, headers: dict[str, str], body: bytes) -> Iterator[tup
         server.server_close()
 
 
-def first_event(address: str) -> LinkEvent:
-    async def dial() -> LinkEvent:
+def events_of(address: str, count: int) -> list[LinkEvent]:
+    async def dial() -> list[LinkEvent]:
         events: asyncio.Queue[LinkEvent] = asyncio.Queue()
         task = asyncio.create_task(Link(address, HELLO, events.put_nowait, token="secret").run())
         try:
-            return await asyncio.wait_for(events.get(), 20)
+            return [await asyncio.wait_for(events.get(), 20) for _ in range(count)]
         finally:
             task.cancel()
 
     return asyncio.run(dial())
+
+
+def first_event(address: str) -> LinkEvent:
+    return events_of(address, 1)[0]
 
 
 @pytest.mark.parametrize("status", [200, 302, 401, 403, 511])
@@ -76,8 +80,35 @@ def test_redirects_are_not_followed() -> None:
     assert len(asked) == 1 and not seen
 
 
-def test_a_verifier_that_wants_another_token_is_final() -> None:
+def test_a_verifier_that_wants_another_token_is_dialled_again() -> None:
+    """Another one at this address may be told of it; but it is not taken for a network that is down."""
     headers = {"Content-Type": "text/plain", "Content-Length": "14"}
-    with answering(401, headers, b"a token is off") as (address, _):
-        event = first_event(address)
-    assert isinstance(event, LinkRefused) and str(event) == "a token is off"
+    with answering(401, headers, b"a token is off") as (address, seen):
+        assert first_event(address) == LinkDown("a token is off", refused=True)
+        first = len(seen)
+        assert events_of(address, 3) == [LinkDown("a token is off", refused=True)] * 3
+    assert len(seen) == first + 3
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1:99999",
+        "127.0.0.1:0",
+        "a..b:80",
+        "::1:8765",
+        "",
+        "ws://",
+        "ftp://there:1",
+        "two words:80",
+        "x" * 64 + ".y:1",
+    ],
+)
+def test_what_is_no_address_is_refused_at_once(address: str) -> None:
+    with pytest.raises(LinkRefused, match="is not an address; write host:port"):
+        Link(address, HELLO, print)
+
+
+@pytest.mark.parametrize("address", ["h", "h:1", "[::1]:8765", "wss://verifier.example/base", "https://bücher.example"])
+def test_addresses(address: str) -> None:
+    Link(address, HELLO, print)

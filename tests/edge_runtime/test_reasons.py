@@ -1,56 +1,64 @@
-"""A reason that becomes known while the link's state stays what it is reaches the app all the same."""
+"""Why the verifier does not answer reaches the user: with a state that changes, or as a state of its own."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
+import random
 
-from edge_runtime.events import AnswerStats, Event, Finished, LinkState, Provisional, Verified
-from edge_runtime.reasons import with_reasons
-
-STATS = AnswerStats()
-
-
-def explained(*steps: tuple[str, Event]) -> list[Event]:
-    """What comes of events that each find the link with a reason."""
-    now = ""
-
-    async def events() -> AsyncIterator[Event]:
-        nonlocal now
-        for now, event in steps:  # noqa: B007
-            yield event
-
-    async def run() -> list[Event]:
-        return [event async for event in with_reasons(events(), lambda: now)]
-
-    return asyncio.run(run())
+from edge_runtime.actions import Done, Stall
+from edge_runtime.display import Display
+from edge_runtime.events import Finished, LinkState, LinkStatus
+from edge_runtime.figures import Figures
+from edge_runtime.states import FinishReason
+from tests.edge_runtime.world import World
 
 
-def test_a_new_reason_is_a_link_state_of_its_own() -> None:
-    alone = LinkState("", "", "alone", "the verifier is silent")
-    written = Provisional("", "a", 1), Provisional("", "ab", 2), Provisional("", "abc", 3)
-    assert explained(("", alone), ("refused", written[0]), ("refused", written[1]), ("no answer", written[2])) == [
-        alone,
-        written[0],
-        LinkState("", "a", "alone", "refused"),
-        written[1],
-        written[2],
-        LinkState("", "abc", "alone", "no answer"),
+def display(why: str = "") -> Display:
+    session = World(random.Random(0)).session
+    return Display(session, Figures(session, None), lambda ids: "", [], why)
+
+
+def states(of: Display) -> list[tuple[str, str]]:
+    events = of.take()
+    assert all(isinstance(event, LinkState) for event in events)
+    return [(event.state, event.detail) for event in events]  # type: ignore[attr-defined]
+
+
+def test_a_reason_known_before_the_answer_comes_with_its_first_state() -> None:
+    shown = display("Connection refused")
+    shown.tell(LinkStatus.CONNECTING, "ws://there")
+    assert states(shown) == [("connecting", "ws://there: Connection refused")]
+
+
+def test_each_new_reason_is_a_link_state_of_its_own_and_told_once() -> None:
+    shown = display()
+    shown.tell(LinkStatus.CONNECTING, "ws://there")
+    for why in ("Connection refused", "Connection refused", "no answer in time"):
+        shown.because(why)
+    shown.show(Stall(0.0))
+    assert states(shown) == [
+        ("connecting", "ws://there"),
+        ("connecting", "Connection refused"),
+        ("connecting", "no answer in time"),
+        ("alone", "the verifier is silent: no answer in time"),
     ]
 
 
-def test_details_carry_the_reason_and_a_verified_state_none() -> None:
-    silent, verified = LinkState("", "", "waiting", "paused: asked"), LinkState("", "", "verified", "")
-    token = Verified("a", "", [1], 0)
-    assert explained(("refused", silent), ("", verified), ("lost", token)) == [
-        LinkState("", "", "waiting", "paused: asked: refused"),
-        verified,
-        token,
-    ]
+def test_while_the_target_answers_there_is_none() -> None:
+    shown = display()
+    shown.tell(LinkStatus.VERIFIED, "")
+    shown.because("all sessions are busy")
+    shown.because("")
+    assert states(shown) == [("verified", "")]
+    shown.because("lost")
+    shown.show(Stall(0.0))
+    shown.because("")
+    shown.tell(LinkStatus.VERIFIED, "")
+    assert states(shown) == [("alone", "the verifier is silent: lost"), ("verified", "")]
 
 
 def test_an_end_says_why_only_where_it_waited_in_vain() -> None:
     for reason, detail in (("unverified", "refused"), ("unreachable", "refused"), ("stop", ""), ("length", "")):
-        assert explained(("refused", Finished("", "", reason, [], STATS))) == [
-            Finished("", "", reason, [], STATS, detail=detail)
-        ]
+        shown = display("refused")
+        shown.show(Done(FinishReason(reason)))
+        (end,) = shown.take()
+        assert isinstance(end, Finished) and end.detail == detail

@@ -172,6 +172,7 @@ class World:
         link: SimulatedLink | None = None,
     ) -> None:
         self.rng, self.now, self.link = rng, 0.0, link
+        self.welcome = WELCOME  # where there is no `link`
         self.session = Session(
             prompt=list(PROMPT),
             sampling=Sampling(),
@@ -267,7 +268,7 @@ class World:
             if self.link:
                 self.do(self.session.link_up(self.link.welcome, self.now, self.link.rtt))
             else:
-                self.do(self.session.link_up(WELCOME, self.now))
+                self.do(self.session.link_up(self.welcome, self.now))
 
     def run_job(self) -> None:
         if not self.jobs:
@@ -281,6 +282,16 @@ class World:
                 self.do(self.session.tree_ready(self.weighed(draft), job.version, self.now, 0.001 * self.rng.random()))
             else:
                 self.do(self.session.tree_ready(draft, job.version, self.now))
+
+    def write_alone(self, tokens: int) -> None:
+        """Begin, with nobody there: the drafter writes what the target would."""
+        self.do(self.session.start(self.now))
+        self.run_job()
+        self.tick(PATIENCE.connect)
+        for _ in range(tokens):
+            job = self.jobs.pop()
+            assert isinstance(job, WriteToken)
+            self.write(job, right=True, confidence=1.0)
 
     def write(self, job: WriteToken, right: bool, confidence: float) -> None:
         token = target(job.prefix)

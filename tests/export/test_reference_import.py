@@ -305,7 +305,7 @@ def test_shapes_and_notes(place: Place) -> None:
     stored, written = load_file(place.output / WEIGHTS_FILE), json.loads((place.output / CONFIG_FILE).read_text())
     assert stored.keys() == SHAPES.keys() | {"draft_ids"}
     assert stored.pop("draft_ids").tolist() == list(range(VOCAB))
-    assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
     assert written["notes"] == {
         "imported": True, "source": "snapshot.1390.pt", "target": place.target.name,
         "target_layer_inference": "0, not stated",
@@ -409,6 +409,33 @@ def test_types_of_the_weights(place: Place, dtype: torch.dtype) -> None:
     place.tensors = {name: tensor.to(dtype) for name, tensor in place.tensors.items()}
     place.write().run()
     assert_same(place, place.tensors)
+    stored = load_file(place.output / WEIGHTS_FILE)
+    del stored["draft_ids"]
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32 if dtype == torch.float64 else dtype}
+    assert all(torch.equal(stored[name], tensor.to(stored[name].dtype)) for name, tensor in place.tensors.items())
+
+
+def test_weights_keep_every_bit(place: Place) -> None:
+    """Rounding to fp16 cost 2e-3 of a logit."""
+    noise = torch.Generator().manual_seed(9)
+    place.tensors = {n: t + 1e-4 * torch.randn(t.shape, generator=noise) for n, t in place.tensors.items()}
+    place.write().run()
+    tokens = some_tokens()
+    wanted, found = reference(place.tensors, place.model, tokens), imported(place.output, place.model, tokens)
+    for one, other in zip(wanted, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-6 * float(np.abs(one).max()))
+
+
+def test_a_folder_without_a_config_is_of_the_target(place: Place) -> None:
+    place.write().run()
+    config, _, hashed = load_drafter(place.output)
+    (place.source / "config.json").unlink()
+    assert place.run() == config and load_drafter(place.output)[2] == hashed
+    assert "target's" in json.loads((place.output / CONFIG_FILE).read_text())["notes"]["config"]
+    place.tensors["Ekv2E.weight"] = place.tensors["Ekv2E.weight"][:, :-2].clone()
+    place.write()
+    (place.source / "config.json").unlink()
+    assert "Ekv2E.weight" in refusal(place)
 
 
 def test_only_the_targets_config_is_read(place: Place, tmp_path: Path) -> None:
@@ -519,8 +546,8 @@ def test_failing_halfway_leaves_the_output_as_it_was(
         place.run()
     hashes = load_drafter(place.output)[2] if before else None
 
-    def fail(folder: Path, *rest: Any) -> None:
-        save_drafter(folder, *rest)
+    def fail(folder: Path, *rest: Any, **options: Any) -> None:
+        save_drafter(folder, *rest, **options)
         (folder / WEIGHTS_FILE).write_bytes(b"half")
         raise OSError("disk full")
 
@@ -734,13 +761,19 @@ def test_heads_that_do_not_cut_the_keys_and_values(tmp_path: Path) -> None:
     assert "lsa_heads 6, the target's, must cut 32" in refusal(place)
 
 
-@pytest.mark.parametrize("value", [1e5, float("inf"), float("nan")])
-def test_values_beyond_half_precision(place: Place, value: float) -> None:
-    place.tensors = {name: tensor.bfloat16() for name, tensor in place.tensors.items()}
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_values_that_are_no_numbers(place: Place, value: float) -> None:
     place.tensors["cross_attention.mlp.up_proj.weight"][3, 5] = value
     place.write()
     text = refusal(place)
-    assert "cross_attention.mlp.up_proj.weight" in text and "beyond fp16" in text
+    assert "cross_attention.mlp.up_proj.weight" in text and f"holds {value:g}" in text
+
+
+def test_values_beyond_half_precision(place: Place) -> None:
+    place.tensors = {name: tensor.bfloat16() for name, tensor in place.tensors.items()}
+    place.tensors["cross_attention.mlp.up_proj.weight"][3, 5] = 1e5
+    place.write().run()
+    assert load_drafter(place.output)[1]["cross_attention.mlp.up_proj.weight"].max() > 65504
 
 
 def test_quantised_weights(place: Place) -> None:
@@ -749,15 +782,11 @@ def test_quantised_weights(place: Place) -> None:
     assert "tensor Ekv2E.weight is I8" in refusal(place)
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", "null"])
-def test_broken_or_missing_checkpoint_config(place: Place, content: str | None) -> None:
+@pytest.mark.parametrize("content", ["{", "[]", "null"])
+def test_broken_checkpoint_config(place: Place, content: str) -> None:
     path = place.write().source / "config.json"
-    if content is None:
-        path.unlink()
-        assert "this is not a checkpoint folder" in refusal(place)
-    else:
-        path.write_text(content)
-        assert "config.json" in refusal(place)
+    path.write_text(content)
+    assert "config.json" in refusal(place)
 
 
 def test_truncated_weights(place: Place) -> None:

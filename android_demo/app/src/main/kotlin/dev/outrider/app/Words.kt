@@ -39,7 +39,13 @@ class Words(private val context: Context) {
         else -> error.message ?: error.javaClass.simpleName
     }
 
-    fun badge(state: ChatState): String = context.getString(
+    /** How the link is, and why where it is down. */
+    fun badge(state: ChatState): String {
+        val why = state.reply?.why.orEmpty()
+        return if (why.isEmpty()) status(state) else context.getString(R.string.badge_why, status(state), why)
+    }
+
+    private fun status(state: ChatState): String = context.getString(
         when (state.badge) {
             Badge.LOADING -> R.string.badge_loading
             Badge.READY -> R.string.badge_ready

@@ -106,11 +106,7 @@ private suspend fun answer(runtime: EdgeRuntime, engine: Engine, of: Any?) {
         val sampling = Vectors.sampling(of.field<Any>("sampling"))
         runtime.generateFromIds(of.ints("prompt"), Request(of.int("max_new"), sampling, of.strings("stop")))
     }
-    try {
-        events.collect(::tell)
-    } catch (error: LinkRefused) {
-        say("refused", "text" to error.message)
-    }
+    events.collect(::tell)
 }
 
 private fun tell(event: Event) {
@@ -123,6 +119,7 @@ private fun tell(event: Event) {
         is LinkChange -> say("link", *shown, "state" to event.state.name.lowercase(), "detail" to event.detail)
         is Finished -> say(
             "finished", *shown, "reason" to event.reason.name.lowercase(), "token_ids" to event.tokenIds,
+            "detail" to event.detail,
             "stats" to with(event.stats) {
                 mapOf(
                     "tokens" to tokens, "rounds" to rounds, "tau" to tau, "calls" to calls, "streamed" to streamed,

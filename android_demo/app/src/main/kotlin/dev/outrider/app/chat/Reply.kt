@@ -32,7 +32,7 @@ data class Withdrawn(val at: Int, val text: String)
 /**
  * An answer on its way, as its events tell it. Immutable: [after] gives the next.
  *
- * kept: ranges of [verified] that nobody verified. tokens: verified ones. before: what was shown ahead of a rollback
+ * kept: ranges of [verified] that nobody verified. why: why the target does not answer, in words. tokens: verified ones. before: what was shown ahead of a rollback
  * whose correction is still to come.
  */
 data class Reply(
@@ -43,6 +43,7 @@ data class Reply(
     val tokens: Int = 0,
     val rolledBack: Int = 0,
     val link: LinkState? = null,
+    val why: String = "",
     val end: Finished? = null,
     private val before: String? = null,
 ) {
@@ -56,7 +57,7 @@ data class Reply(
             is RolledBack -> (before ?: shown).let { next.corrected(it).copy(before = it) }
                 .copy(rolledBack = rolledBack + event.count)
             is Adopted -> next.copy(kept = kept + listOf(verified.length until event.verified.length))
-            is LinkChange -> next.copy(link = event.state)
+            is LinkChange -> next.copy(link = event.state, why = event.detail)
             is Finished -> next.copy(withdrawn = null, before = null, end = event)
         }
     }

@@ -60,6 +60,9 @@ class ReplyTest {
     fun badgesFollowTheLink() {
         fun badge(reply: Reply?) = ChatState(ready = true, reply = reply).badge
         fun linked(state: LinkState, provisional: String = "") = Reply().after(LinkChange("", provisional, state, ""))
+        val down = Reply().after(LinkChange("", "", LinkState.ALONE, "the verifier is silent: Connection refused"))
+        assertEquals("the verifier is silent: Connection refused", down.why)
+        assertEquals("", down.after(LinkChange("", "", LinkState.VERIFIED, "")).why)
         assertEquals(Badge.READY, badge(null))
         assertEquals(Badge.CONNECTING, badge(Reply()))
         assertEquals(Badge.VERIFIED, badge(linked(LinkState.VERIFIED)))

@@ -159,8 +159,14 @@ internal fun ServerMessage.concerns(stream: Int): Boolean = when (this) {
     is Welcome -> true
 }
 
+/** A message that is not understood. */
+const val ERR_MALFORMED = 1
+
 /** Protocol, target or drafter differ; the connection is closed. */
 const val ERR_MISMATCH = 2
+
+/** A field is out of the model's range. */
+const val ERR_BOUNDS = 3
 
 /** No such stream on this connection: OPEN first. */
 const val ERR_UNKNOWN = 4

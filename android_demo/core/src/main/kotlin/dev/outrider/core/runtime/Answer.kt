@@ -22,15 +22,13 @@ internal class Answer(
     stops: List<String>,
 ) {
     private val figures = Figures(session, link)
-    private val display = Display(session, figures, decode, stops)
+    private val display = Display(session, figures, decode, stops, link?.error.orEmpty())
     private val jobs = DrafterJobs(session, worker) { inbox.trySend(it) }
     private val held = HeldToken(session)
     private var welcome: Welcome? = null // of the link that the session knows
+    private var down = link?.error.orEmpty() // why there is no connection
 
-    /**
-     * Emits events until the answer has ended; [recorded] is called before them. Raises [LinkRefused], or what the
-     * engine does.
-     */
+    /** Emits events until the answer has ended; [recorded] is called before them. Raises what the engine does. */
     suspend fun run(out: FlowCollector<Event>, recorded: () -> Unit) {
         display.tell(LinkState.CONNECTING, link?.url ?: "no server given")
         while (true) { // what happened between two answers shows in the link's state
@@ -39,7 +37,6 @@ internal class Answer(
                 session.tuning.linked(event.event.welcome, event.event.rtt)
             }
         }
-        link?.refused?.let { throw it }
         act(session.start(now()))
         link?.welcome?.let {
             welcome = it
@@ -101,15 +98,21 @@ internal class Answer(
                 session.tuning.linked(event.welcome, event.rtt) // it came up just as the answer began
             } else {
                 welcome = event.welcome
-                act(session.linkUp(event.welcome, now(), event.rtt))
+                down = ""
+                explained(session.linkUp(event.welcome, now(), event.rtt))
             }
             is LinkDown -> {
-                if (session.deadlines.connect != null) display.tell(LinkState.CONNECTING, event.reason)
-                act(session.linkDown(now()))
+                down = event.reason
+                explained(session.linkDown(now(), event.refused))
             }
-            is Arrived -> if (event.message.concerns(session.stream)) act(session.message(event.message, now()))
-            is Refused -> throw event.error
+            is Arrived -> if (event.message.concerns(session.stream)) explained(session.message(event.message, now()))
         }
+    }
+
+    /** Do what followed from the link, and show the reason where the verifier does not answer. */
+    private fun explained(actions: List<Action>) {
+        display.because(down.ifEmpty { session.complaint })
+        act(actions)
     }
 
     private fun act(actions: List<Action>) {

@@ -50,15 +50,19 @@ class Bundle(
     private val template: ChatTemplate,
     private val specialTokens: Map<String, String>,
 ) {
-    /** Token ids of a conversation up to where the assistant's next turn begins. Raises [BundleError]. */
-    fun renderChat(messages: List<ChatMessage>): List<Int> {
-        val said = messages.map { mapOf("role" to it.role, "content" to it.content) }
-        val text = try {
-            template.render(specialTokens + mapOf("messages" to said, "add_generation_prompt" to true))
+    private val boundary = ChatBoundary(tokenizer, template.source)
+
+    /**
+     * Token ids of a conversation up to where the assistant's next turn begins. Content is text: what looks like a
+     * special token in it is none. Raises [IllegalArgumentException] on a role that is no plain name, [BundleError].
+     */
+    fun renderChat(messages: List<ChatMessage>): List<Int> = boundary.encode(messages) { said ->
+        val turns = said.map { mapOf("role" to it.role, "content" to it.content) }
+        try {
+            template.render(specialTokens + mapOf("messages" to turns, "add_generation_prompt" to true))
         } catch (error: TemplateError) {
             throw BundleError("$folder: chat template failed: ${error.message}")
         }
-        return tokenizer.encode(text)
     }
 
     companion object {

@@ -9,7 +9,7 @@ class TemplateError(message: String) : IllegalArgumentException(message)
  * Statements: for (with `loop`), if, elif, else, set. Expressions: see [Expression]. Anything else raises
  * [TemplateError] when the template is read.
  */
-class ChatTemplate(source: String) {
+class ChatTemplate(internal val source: String) {
     private val body: List<Node>
 
     init {

@@ -14,6 +14,10 @@ import dev.outrider.core.protocol.encode
 import java.io.IOException
 import java.net.Socket
 import java.net.URI
+import java.net.UnknownHostException
+import java.security.cert.CertPathValidatorException
+import java.security.cert.CertificateException
+import java.security.cert.CertificateExpiredException
 import java.util.concurrent.ExecutorService
 import java.util.concurrent.Executors
 import java.util.concurrent.RejectedExecutionException
@@ -95,7 +99,7 @@ internal class Connection(
         if (answer is Error && answer.code == ERR_MISMATCH) throw LinkRefused(answer.text)
         if (answer is Error) throw IOException("the verifier refused: ${answer.text}")
         if (answer !is Welcome || answer.protocol != PROTOCOL_VERSION.toLong()) {
-            throw IOException("the other side is not an Outrider verifier of this protocol version")
+            throw LinkRefused("the other side is not an Outrider verifier of this protocol version; update one of them")
         }
         return LinkUp(answer, rtt)
     }
@@ -155,6 +159,18 @@ internal class Connection(
 
     private companion object {
         fun systemTls() = SSLSocketFactory.getDefault() as SSLSocketFactory
+    }
+}
+
+/** What a network did, for people. */
+internal fun reasonOf(error: Exception): String {
+    val causes = generateSequence<Throwable>(error) { it.cause }.toList()
+    return when {
+        causes.any { it is CertificateExpiredException } -> "the verifier's certificate has expired"
+        causes.any { it is CertificateException || it is CertPathValidatorException } ->
+            "the verifier's certificate is not trusted: ${causes.last().message}"
+        error is UnknownHostException -> "no address is known for ${error.message}"
+        else -> error.message ?: error.javaClass.simpleName
     }
 }
 

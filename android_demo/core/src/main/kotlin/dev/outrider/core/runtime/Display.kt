@@ -1,11 +1,16 @@
 package dev.outrider.core.runtime
 
-/** What a user sees of an answer: actions of the session in, events out. stops: strings that end the text. */
+/**
+ * What a user sees of an answer: actions of the session in, events out.
+ *
+ * stops: strings that end the text. why: why the verifier does not answer; "" while it does or nothing is known.
+ */
 internal class Display(
     private val session: Session,
     private val figures: Figures,
     decode: (List<Int>) -> String,
     stops: List<String>,
+    private var why: String = "",
 ) {
     private val text = AnswerText(decode, stops)
     private val events = ArrayDeque<Event>()
@@ -66,14 +71,27 @@ internal class Display(
 
     fun show(action: Done) {
         text.end()
-        events += Finished(text.verified, text.provisional, action.reason, session.text.answer, figures.end())
+        val unanswered = action.reason == FinishReason.UNVERIFIED || action.reason == FinishReason.UNREACHABLE
+        val detail = if (unanswered) why.ifEmpty { session.complaint } else session.complaint
+        events += Finished(text.verified, text.provisional, action.reason, session.text.answer, figures.end(), detail)
+    }
+
+    /** Why the verifier does not answer, or "". It is shown at once where the link's state says so already. */
+    fun because(reason: String) {
+        if (reason == why) return
+        why = reason
+        val shown = status
+        if (why.isNotEmpty() && shown != null && shown != LinkState.VERIFIED) {
+            events += LinkChange(text.verified, text.provisional, shown, why)
+        }
     }
 
     /** The link's state, if it is not shown already. */
     fun tell(state: LinkState, detail: String) {
         if (state == status) return
         status = state
-        events += LinkChange(text.verified, text.provisional, state, detail)
+        val explained = if (why.isEmpty() || state == LinkState.VERIFIED) detail else "$detail: $why"
+        events += LinkChange(text.verified, text.provisional, state, explained)
     }
 
     private fun List<Int>.upTo(count: Int?): List<Int> = if (count == null) this else subList(0, count)

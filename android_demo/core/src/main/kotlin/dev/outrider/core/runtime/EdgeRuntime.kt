@@ -39,14 +39,18 @@ data class Options(
 )
 
 /**
- * What is asked for. maxNewTokens counts verified tokens only. sampling: its seed gives the same text again. stop:
- * strings that end the answer; they are not part of it.
+ * What is asked for. maxNewTokens, at least 1, counts verified tokens only. sampling: its seed gives the same text again.
+ * stop: strings that end the answer; they are not part of it. Raises [IllegalArgumentException] on another length.
  */
 data class Request(
     val maxNewTokens: Int = 256,
     val sampling: Sampling = Sampling(),
     val stop: List<String> = emptyList(),
-)
+) {
+    init {
+        require(maxNewTokens >= 1) { "maxNewTokens must be at least 1, not $maxNewTokens" }
+    }
+}
 
 /**
  * The public API: answers prompts and streams typed events ([Event]).
@@ -100,6 +104,9 @@ class EdgeRuntime(
     /** Bytes on the wire since the runtime began; null where nobody is asked. */
     val traffic: Traffic? get() = link?.traffic
 
+    /** Why there is no connection; "" while there is one, none was tried yet or nobody is asked. */
+    val linkError: String get() = link?.error.orEmpty()
+
     /** Seconds between HELLO and WELCOME of the last connection; null before the first. */
     val roundTrip: Double? get() = link?.roundTrip
 
@@ -126,9 +133,8 @@ class EdgeRuntime(
     /**
      * Answer a conversation. The flow's last event is [Finished]; whoever stops collecting cancels the answer.
      *
-     * Raises [IllegalArgumentException] on a prompt that leaves no room; while it is collected, [LinkRefused] if the
-     * verifier serves another target or drafter, [IllegalStateException] if another answer is on its way, or what the
-     * engine throws.
+     * Raises [IllegalArgumentException] on a prompt that leaves no room; while it is collected,
+     * [IllegalStateException] if another answer is on its way, or what the engine throws.
      */
     fun generate(messages: List<ChatMessage>, request: Request = Request()): Flow<Event> =
         generateFromIds(bundle.renderChat(messages), request)
@@ -137,6 +143,9 @@ class EdgeRuntime(
     fun generateFromIds(prompt: List<Int>, request: Request = Request()): Flow<Event> {
         require(prompt.size in 1 until manifest.maxContext) {
             "the prompt has ${prompt.size} tokens; 1 to ${manifest.maxContext - 1} fit this bundle"
+        }
+        require(prompt.all { it in 0 until manifest.vocabSize }) {
+            "token ids of the prompt must be at least 0 and below ${manifest.vocabSize}"
         }
         return answer(request.stop.filter(String::isNotEmpty)) {
             stream = (stream + 1) % STREAMS
@@ -169,7 +178,9 @@ class EdgeRuntime(
     }
 
     private fun answer(stop: List<String>, begin: () -> Session): Flow<Event> = flow {
-        check(busy.compareAndSet(false, true)) { "an answer is on its way" }
+        check(busy.compareAndSet(false, true)) {
+            "an answer is on its way; collect it to its end or cancel it, or make a runtime for each conversation"
+        }
         try {
             val session = begin()
             val answer = Answer(session, link, worker, inbox, bundle.tokenizer::decode, stop)

@@ -26,13 +26,14 @@ class LinkChange(
     override val verified: String, override val provisional: String, val state: LinkState, val detail: String,
 ) : Event()
 
-/** The answer's end. */
+/** The answer's end. [detail]: where the verifier was waited for in vain, or had no room, why. */
 class Finished(
     override val verified: String,
     override val provisional: String,
     val reason: FinishReason,
     val tokenIds: List<Int>,
     val stats: AnswerStats,
+    val detail: String = "",
 ) : Event()
 
 /** What the target does. */

@@ -27,6 +27,11 @@ private const val PATH = "/v1/verify"
 private const val FIRST_RETRY = 0.1
 private const val LAST_RETRY = 3.0
 
+/** The longest delay after a refusal: another version may answer at this address, now or when an upgrade is done. */
+private const val REFUSED_RETRY = 30.0
+
+private val PORTS = 1..65535
+
 /** Seconds between pings. */
 private const val PING_INTERVAL = 10L
 
@@ -36,7 +41,7 @@ private const val HEAD_START = 250L
 /** Calls of [Link.renew] after which a connection that says nothing is given up, even if it answers pings. */
 private const val RENEWALS = 10
 
-/** The verifier will never accept this device (other target, drafter or protocol; no valid token). */
+/** No link can be made like this: not an address, other target, drafter or protocol, no valid token. */
 class LinkRefused(message: String) : Exception(message)
 
 /** What a link reports, in order, from whichever thread. */
@@ -45,12 +50,10 @@ sealed interface LinkEvent
 /** rtt: seconds between HELLO and WELCOME. */
 class LinkUp(val welcome: Welcome, val rtt: Double) : LinkEvent
 
-class LinkDown(val reason: String) : LinkEvent
+/** refused: the verifier that answered does not accept this device; another one at this address may. */
+class LinkDown(val reason: String, val refused: Boolean = false) : LinkEvent
 
 class Arrived(val message: ServerMessage) : LinkEvent
-
-/** There will never be a connection. */
-class Refused(val error: LinkRefused) : LinkEvent
 
 /** Bytes of WebSocket frames, headers and masks included; TCP and TLS not. */
 class Traffic {
@@ -97,9 +100,9 @@ class Link(
     var roundTrip: Double? = null
         private set
 
-    /** Why there will never be one again. */
+    /** Why there is no connection; "" while there is one or none was tried yet. */
     @Volatile
-    var refused: LinkRefused? = null
+    var error = ""
         private set
 
     /** Where the verifier is, for people. */
@@ -127,7 +130,7 @@ class Link(
         if (token != null && token.any { it < ' ' }) throw LinkRefused("the token holds a line break")
     }
 
-    /** Begin to connect, and again whenever it must, until [close] or a refusal. */
+    /** Begin to connect, and again whenever it must, until [close]. */
     fun start() = runner.start()
 
     /** Send, or drop [message] where there is no connection; a failure shows as [LinkDown]. Never waits. */
@@ -172,16 +175,17 @@ class Link(
     private fun run() {
         var delay = FIRST_RETRY
         while (!closed) {
+            var refused = false
             try {
                 val dialled = newConnection()
                 synchronized(lock) { dialling = dialled }
                 val up = dialled.open(hello)
                 synchronized(lock) { take(dialled, up) }
             } catch (error: LinkRefused) {
-                refused = error
-                return report(Refused(error))
+                refused = true
+                down(LinkDown(error.message.orEmpty(), refused = true))
             } catch (error: IOException) {
-                report(LinkDown(error.message ?: error.javaClass.simpleName))
+                down(LinkDown(reasonOf(error)))
             } catch (_: InterruptedException) {
                 return
             } catch (_: RejectedExecutionException) {
@@ -196,7 +200,7 @@ class Link(
             } catch (_: InterruptedException) {
                 return
             }
-            delay = minOf(LAST_RETRY, 2 * delay)
+            delay = minOf(if (refused) REFUSED_RETRY else LAST_RETRY, 2 * delay)
         }
     }
 
@@ -208,7 +212,13 @@ class Link(
         welcome = up.welcome
         roundTrip = up.rtt
         renewals = 0
+        error = ""
         report(up)
+    }
+
+    private fun down(event: LinkDown) {
+        error = event.reason
+        report(event)
     }
 
     /** End the connection without ceremony: half-open links do not answer a close. */
@@ -217,7 +227,7 @@ class Link(
         connection = null
         welcome = null
         lost.abort()
-        report(LinkDown(reason))
+        down(LinkDown(reason))
     }
 
     /** Report what arrives, until the connection ends or another has taken its place. */
@@ -230,7 +240,7 @@ class Link(
         val reason = try {
             forward(connection)
         } catch (error: IOException) {
-            error.message ?: error.javaClass.simpleName
+            reasonOf(error)
         } catch (error: WireError) {
             error.message
         }
@@ -288,7 +298,7 @@ class Link(
         synchronized(lock) {
             if (beside !== second) return
             beside = null
-            lose("silent, and dialling again failed: ${failure.message}")
+            lose("silent, and dialling again failed: ${reasonOf(failure)}")
         }
     }
 
@@ -296,7 +306,9 @@ class Link(
         fun parse(url: String): URI {
             val parsed = runCatching { URI(url) }.getOrNull()
             val known = parsed?.scheme == "ws" || parsed?.scheme == "wss"
-            if (parsed == null || !known || parsed.host == null) throw LinkRefused("$url is not a WebSocket address")
+            if (parsed == null || !known || parsed.host == null || (parsed.port != -1 && parsed.port !in PORTS)) {
+                throw LinkRefused("$url is not an address; write wss://host or wss://host:port, with ports up to 65535")
+            }
             return parsed
         }
     }

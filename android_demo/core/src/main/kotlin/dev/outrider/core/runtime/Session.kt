@@ -1,10 +1,6 @@
 package dev.outrider.core.runtime
 
 import dev.outrider.core.protocol.Cancel
-import dev.outrider.core.protocol.ERR_BUSY
-import dev.outrider.core.protocol.ERR_GOING_AWAY
-import dev.outrider.core.protocol.ERR_TOO_LONG
-import dev.outrider.core.protocol.ERR_UNKNOWN
 import dev.outrider.core.protocol.Error
 import dev.outrider.core.protocol.Features
 import dev.outrider.core.protocol.MAX_NODES
@@ -47,7 +43,8 @@ class Session(
     internal val tuning: Tuning = Tuning(),
 ) {
     val stats = SessionStats()
-    internal val text = AnswerTokens(prompt, minOf(prompt.size + maxNew, maxContext), eosIds, stats)
+    private val ownLimit = minOf(prompt.size + maxNew, maxContext) // whatever the verifier's context
+    internal val text = AnswerTokens(prompt, ownLimit, eosIds, stats)
     internal val requests = Requests(stream, sessionId, sampling, patience, timer, stats)
     internal val deadlines = Deadlines(patience.silence)
     internal val solo = Solo(policy)
@@ -65,6 +62,10 @@ class Session(
     var finished: FinishReason? = null
         private set
 
+    /** Why the verifier refused what it was asked last; "" once it has answered. */
+    var complaint = ""
+        internal set
+
     /** The drafter has a job of ours. */
     var busy = false
         internal set
@@ -75,6 +76,9 @@ class Session(
         internal set
     internal var linked = false
     internal var ready: Draft? = null // the tree to send next
+    internal var context = maxContext // the verifier's
+    internal var refused = false // this link's verifier will never take what it was asked
+    internal var returnWait = patience.offline // for the target's return, where nothing more can be written
     internal var maxNodes = 64
     internal var treeBudget = MAX_NODES // what the verifier asks for now; larger trees it may prune
 
@@ -119,14 +123,20 @@ class Session(
         deadlines.heard = now
         maxNodes = minOf(welcome.maxNodes, MAX_NODES)
         treeBudget = welcome.treeBudget.orAll()
-        text.limit = minOf(text.limit, welcome.maxContext)
+        context = welcome.maxContext
+        text.limit = minOf(ownLimit, context)
+        refused = false
+        complaint = ""
+        returnWait = patience.offline
         return actions + open(now)
     }
 
-    fun linkDown(now: Double): List<Action> {
+    /** There is no link. refused: a verifier was there, and does not accept this device; another one may. */
+    fun linkDown(now: Double, refused: Boolean = false): List<Action> {
         linked = false
         requests.flight = null
         deadlines.retry = null
+        if (refused) expectReturn(minOf(patience.offline, REFUSED_SECONDS), now)
         // before a first link its deadline decides
         if (finished != null || deadlines.connect != null) return emptyList()
         return goOnAlone(now, now)
@@ -140,7 +150,7 @@ class Session(
             is Verdict -> verdict(message, now)
             is Features -> addRows(message.start, message.rows)
             is Resync -> if (flight != null) open(now) else emptyList()
-            is Error -> error(message, now)
+            is Error -> refusal(message, now)
             is Opened, is Welcome -> emptyList()
         }
     }
@@ -250,26 +260,13 @@ class Session(
 
     private fun pending() = if (finished != null) emptyList() else deadlines.pending(flight, alone)
 
-    private fun error(message: Error, now: Double): List<Action> = when {
-        // what is under way is still answered; then the link goes down and comes up elsewhere
-        message.code == ERR_GOING_AWAY && message.stream == -1 -> emptyList()
-        message.code == ERR_UNKNOWN -> open(now)
-        message.code == ERR_TOO_LONG -> finish(FinishReason.LENGTH)
-        else -> {
-            val advised = message.code == ERR_BUSY || message.code == ERR_GOING_AWAY
-            requests.flight = null
-            deadlines.retry = now + if (advised) maxOf(0.05, message.retryAfterMs / 1000.0) else 1.0
-            goOnAlone(now, now)
-        }
-    }
-
     /** OPEN with everything committed; whatever was under way is forgotten. */
     internal fun open(now: Double): List<Action> {
         requests.flight = null
         deadlines.retry = null
         deadlines.connect = null
         val actions = if (policy.onReturn == OnReturn.KEEP) adopt() else emptyList()
-        if (text.over) return actions + finish(if (text.ended) FinishReason.STOP else FinishReason.LENGTH)
+        if (text.over) return actions + finish(if (text.ended) FinishReason.STOP else noRoom())
         stats.opens++
         return actions + requests.open(committed, rowsSeen.leading) + work(now)
     }
@@ -282,7 +279,7 @@ class Session(
     }
 
     /** The target is silent: go on without it. */
-    private fun goOnAlone(due: Double, now: Double): List<Action> {
+    internal fun goOnAlone(due: Double, now: Double): List<Action> {
         if (alone) return work(now)
         solo.alone = true
         ready = null

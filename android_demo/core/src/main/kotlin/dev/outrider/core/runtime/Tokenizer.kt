@@ -5,8 +5,17 @@ import java.util.PriorityQueue
 
 /** Text to token ids and back. */
 interface Tokenizer {
+    /** Tokens that stand for themselves wherever their content occurs in a text. */
+    val addedTokens: List<AddedToken> get() = emptyList()
+
     /** Token ids of [text]. Special tokens that stand in it are recognised, none are added. */
     fun encode(text: String): List<Int>
+
+    /**
+     * Token ids of [text], in which [mark] stands inside what looks like one of the added tokens [contents] and is
+     * plain text; the marks are left out.
+     */
+    fun encodeMarked(text: String, mark: Char, contents: Set<String>): List<Int> = encode(text.without(mark))
 
     /** Text of [ids], special tokens left out. Bytes that are no character become U+FFFD. */
     fun decode(ids: List<Int>): String
@@ -16,7 +25,7 @@ interface Tokenizer {
 class TokenizerError(message: String) : IllegalArgumentException(message)
 
 /** A token that stands for itself wherever its [content] occurs. normalized: it is looked for in normalised text. */
-internal class AddedToken(val id: Int, val content: String, val special: Boolean, val normalized: Boolean)
+class AddedToken(val id: Int, val content: String, val special: Boolean, val normalized: Boolean)
 
 /**
  * Byte-level byte-pair encoding, as GPT-2 and most models since have it, read from Hugging Face's tokenizer.json.
@@ -27,7 +36,7 @@ internal class AddedToken(val id: Int, val content: String, val special: Boolean
 class BytePairTokenizer private constructor(
     private val vocab: Map<String, Int>,
     private val merges: Map<Long, Merge>,
-    private val added: List<AddedToken>,
+    override val addedTokens: List<AddedToken>,
     private val words: PreTokenizer,
     private val compose: Boolean,
     private val wholeWords: Boolean,
@@ -37,17 +46,38 @@ class BytePairTokenizer private constructor(
 
     private val byteIds = IntArray(256) { vocab[ByteLevel.char(it).toString()] ?: ABSENT }
     private val texts = HashMap<Int, String>().apply { for ((token, id) in vocab) put(id, token) }
-    private val addedById = added.associateBy { it.id }
-    private val rawTokens = Finder(added.filter { !it.normalized })
-    private val normalizedTokens = Finder(added.filter { it.normalized })
+    private val addedById = addedTokens.associateBy { it.id }
+    private val all = Cutter(addedTokens)
 
-    override fun encode(text: String): List<Int> {
+    override fun encode(text: String): List<Int> = all.encode(text)
+
+    override fun encodeMarked(text: String, mark: Char, contents: Set<String>): List<Int> {
+        val (controls, others) = addedTokens.partition { it.content in contents }
+        val names = controls.associate { it.id to it.content }
+        val plain = Cutter(others)
         val ids = ArrayList<Int>()
-        rawTokens.cut(text, ids::add) { piece ->
-            val normal = if (compose) Normalizer.normalize(piece, Normalizer.Form.NFC) else piece
-            normalizedTokens.cut(normal, ids::add) { rest -> words.split(rest).forEach { join(it, ids) } }
+        Finder(controls).cut(text, ids::add) { piece ->
+            for (id in plain.encode(piece.without(mark))) {
+                val name = names[id] // a vocabulary of whole words knows it all the same
+                if (name == null) ids += id else name.flatMapTo(ids) { plain.encode(it.toString()) }
+            }
         }
         return ids
+    }
+
+    /** Encodes what stands between some of the added tokens. */
+    private inner class Cutter(tokens: List<AddedToken>) {
+        private val rawTokens = Finder(tokens.filter { !it.normalized })
+        private val normalizedTokens = Finder(tokens.filter { it.normalized })
+
+        fun encode(text: String): List<Int> {
+            val ids = ArrayList<Int>()
+            rawTokens.cut(text, ids::add) { piece ->
+                val normal = if (compose) Normalizer.normalize(piece, Normalizer.Form.NFC) else piece
+                normalizedTokens.cut(normal, ids::add) { rest -> words.split(rest).forEach { join(it, ids) } }
+            }
+            return ids
+        }
     }
 
     override fun decode(ids: List<Int>): String {
@@ -153,6 +183,8 @@ class BytePairTokenizer private constructor(
         }
     }
 }
+
+internal fun String.without(mark: Char) = replace(mark.toString(), "")
 
 /** Finds added tokens in a text, the leftmost first and there the longest. */
 private class Finder(tokens: List<AddedToken>) {

@@ -13,6 +13,7 @@ internal fun Session.verdict(verdict: Verdict, now: Double): List<Action> {
     }
     tuning.answered(flight, verdict, now, alone, stats)
     requests.answered(flight, now)
+    complaint = ""
     if (verdict.treeBudget > 0) treeBudget = verdict.treeBudget
     val nodes = flight.tree?.tokens.orEmpty()
     val fresh = text.within(verdict.path.mapNotNull(nodes::getOrNull) + verdict.bonus)

@@ -6,7 +6,7 @@ import dev.outrider.core.protocol.TokenTree
 /** Whatever can be done next: ask the target, ask for a tree, or write alone. */
 internal fun Session.work(now: Double): List<Action> {
     if (finished != null) return emptyList()
-    val canAsk = linked && flight == null && deadlines.retry == null
+    val canAsk = linked && !refused && flight == null && deadlines.retry == null
     val tree = ready
     if (canAsk && provisional.isNotEmpty()) return listOf(verifyChain(now)) + write(now)
     if (solo.writesFirst) return write(now)
@@ -36,14 +36,16 @@ private fun Session.verifyTree(draft: Draft, now: Double): Send {
 }
 
 /** Catch up: have the provisional text verified. */
-private fun Session.verifyChain(now: Double): Send =
-    requests.verify(TokenTree.chain(provisional.take(maxNodes)), committed.size, now, catchingUp = true)
+private fun Session.verifyChain(now: Double): Send {
+    val levels = minOf(maxNodes, context - committed.size).coerceAtLeast(0)
+    return requests.verify(TokenTree.chain(provisional.take(levels)), committed.size, now, catchingUp = true)
+}
 
 /** Ask for one more provisional token, where one may be written and the answer is not full. */
 internal fun Session.write(now: Double): List<Action> {
     val canGoOn = solo.mayWrite(provisional.size) && !text.full
     if (alone && !canGoOn) {
-        deadlines.giveUp = deadlines.giveUp ?: (now + patience.offline)
+        deadlines.giveUp = deadlines.giveUp ?: (now + if (solo.paused == null) returnWait else patience.offline)
         if (policy.writer == Writer.DEVICE_ONLY && solo.paused == null) return finish(FinishReason.UNVERIFIED)
     }
     if (busy || !canGoOn) return emptyList()

@@ -123,6 +123,9 @@ class EdgeRuntimeTest {
         runtime().use { runtime ->
             assertFailsWith<IllegalArgumentException> { runtime.generateFromIds(emptyList()) }
             assertFailsWith<IllegalArgumentException> { runtime.generateFromIds(List(64) { 3 }) }
+            assertFailsWith<IllegalArgumentException> { runtime.generateFromIds(listOf(3, manifest.vocabSize)) }
+            assertFailsWith<IllegalArgumentException> { runtime.generateFromIds(listOf(-1)) }
+            assertFailsWith<IllegalArgumentException> { Request(maxNewTokens = 0) }
             val record = AnswerRecord(
                 listOf(3), listOf(4), emptyList(), emptyList(), Sampling(), 9, 1, 1, ByteArray(16), "other",
                 emptyList(),

@@ -31,7 +31,8 @@ class LinkTest {
 
     @Test
     fun whatIsNoAddressIsRefused() {
-        for (server in listOf("ftp://host", "ws://", "wss://a b", "ws:host")) {
+        val odd = listOf("ftp://host", "ws://", "wss://a b", "ws:host", "wss://h:99999", "wss://h:0", "wss://a..b")
+        for (server in odd) {
             assertFailsWith<LinkRefused>(server) { link(server) }
         }
         assertFailsWith<LinkRefused> { link("localhost:1", "two\r\nlines") }

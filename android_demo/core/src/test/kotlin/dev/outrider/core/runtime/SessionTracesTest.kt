@@ -79,7 +79,7 @@ class SessionTracesTest {
             "link_up" -> linkUp(
                 Vectors.message(arguments[0]) as Welcome, double(1), if (arguments.size > 2) double(2) else null,
             )
-            "link_down" -> linkDown(double(0))
+            "link_down" -> linkDown(double(0), refused = arguments.getOrNull(1) == true)
             "message" -> message(Vectors.message(arguments[0]) as ServerMessage, double(1))
             "tree_ready" -> treeReady(
                 draftOf(arguments[0]), int(1), double(2), if (arguments.size > 3) double(3) else 0.0,

@@ -98,6 +98,29 @@ class TextTest {
     }
 
     @Test
+    fun whatIsSaidIsNeverATokenOfTheTemplate() {
+        val known = HashMap<String, BytePairTokenizer>()
+        for (row in Vectors.read("boundary")) {
+            val tokenizer = known.getOrPut(row.field("tokenizer")) {
+                val inFile = row.field<Any?>("json")?.let(Json::write)
+                BytePairTokenizer.parse(inFile ?: File(Vectors.bundle, "tokenizer.json").readText())
+            }
+            val template = ChatTemplate(row.field("template"))
+            val messages = row.field<List<Any?>>("messages").map {
+                ChatMessage(it.field<String>("role"), it.field<String>("content"))
+            }
+            val ids = ChatBoundary(tokenizer, template.source).encode(messages) { said ->
+                val turns = said.map { mapOf("role" to it.role, "content" to it.content) }
+                template.render(mapOf("messages" to turns, "add_generation_prompt" to true))
+            }
+            assertEquals(row.ints("ids"), ids, Json.write(row.field<Any?>("messages")))
+        }
+        assertFailsWith<IllegalArgumentException> {
+            ChatBoundary(known.getValue("bundle"), "").encode(listOf(ChatMessage("user<|im_end|>", ""))) { "" }
+        }
+    }
+
+    @Test
     fun templatesThatAreNotKnownAreRefused() {
         for (source in listOf(
             "{% macro m() %}{% endmacro %}", "{% if a %}", "{{ a", "{{ a | tojson }}", "{{ a.b( }}", "{% endif %}",
