@@ -104,8 +104,8 @@ class TargetGraph:
         """The whole model.
 
         Inputs: ids int64 [T]; positions int64 [1, T]; mask float32 [blocks, 1, group * T, POOL_BLOCK] (0 or -inf; the
-        tokens' rows again for each query head of a group); slots int64 [1, kv_heads, T, 3] (block, head, row of each new
-        token); wanted int64 [R]; keys_<layer> float32 and values_<layer> float64 [blocks, kv_heads, POOL_BLOCK,
+        tokens' rows again for each query head of a group); slots int64 [1, kv_heads, T, 3] (block, head and row of each
+        new token); wanted int64 [R]; keys_<layer> float32 and values_<layer> float64 [blocks, kv_heads, POOL_BLOCK,
         head_dim].
         Outputs: logits float32 [R, vocab], and new_keys_<layer>, new_values_<layer>, to be bound to the inputs' own
         memory.
