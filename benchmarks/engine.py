@@ -29,10 +29,12 @@ from transformers import DynamicCache
 from benchmarks.command import common_arguments
 from benchmarks.provenance import provenance
 from cloud.engine import Segment
-from cloud.runner import LocalRunner, Part
-from cloud.service import Verifier, load_verifier
+from cloud.loading import load_verifier
+from cloud.runner import Part
+from cloud.service import Verifier
 from cloud.sessions import Session
 from cloud.settings import Settings
+from cloud.torch_engine.runner import TorchRunner
 from cloud.tree_budget import TreeBudget, measure_costs
 from outrider_core.machine import describe_machine
 from outrider_core.models.target import TargetError, head_dim_of, load_target
@@ -56,9 +58,9 @@ class Bench:
     rng: random.Random
 
     @property
-    def runner(self) -> LocalRunner:
+    def runner(self) -> TorchRunner:
         runner = self.verifier.engine.runner
-        assert isinstance(runner, LocalRunner)
+        assert isinstance(runner, TorchRunner)
         return runner
 
     def median(self, *runs: Callable[[], object]) -> list[float]:

@@ -13,23 +13,23 @@ import sys
 import time
 from collections.abc import Sequence
 
-import torch
-
-from cloud import runner, verifier
+from cloud import verifier
 from cloud.runner import Part
+from cloud.torch_engine import runner
+from cloud.torch_engine.drawing import TorchLogits
 
 
 def slow_down(seconds: float) -> None:
     """Let every step of this process take at least this long."""
-    forward = runner.LocalRunner.forward
+    forward = runner.TorchRunner.forward
 
-    def slowed(self: runner.LocalRunner, parts: Sequence[Part]) -> torch.Tensor:
+    def slowed(self: runner.TorchRunner, parts: Sequence[Part]) -> TorchLogits:
         end = time.perf_counter() + seconds
         logits = forward(self, parts)
         time.sleep(max(0.0, end - time.perf_counter()))
         return logits
 
-    runner.LocalRunner.forward = slowed  # type: ignore[method-assign]
+    runner.TorchRunner.forward = slowed  # type: ignore[method-assign]
 
 
 def main(argv: list[str] | None = None) -> int:

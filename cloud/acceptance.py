@@ -13,7 +13,7 @@ from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE
 #: what is drawn from logits that are not numbers (NaN, infinite), as of a number format that overflows
 NO_TOKEN = -1
 #: (rows of the logits, sampling and absolute position of each) -> tokens
-Draw = Callable[[list[int], list[Sampling], list[int]], list[int]]
+Draw = Callable[[Sequence[int], Sequence[Sampling], Sequence[int]], list[int]]
 
 
 class AcceptedPath(NamedTuple):

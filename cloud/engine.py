@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from cloud.acceptance import AcceptedPath, Draft, accept_paths
-from cloud.drawing import draw_tokens
-from cloud.features import FeatureProducer
 from cloud.kvpool import KVPool
-from cloud.runner import ModelRunner, Part
+from cloud.runner import FeatureProducer, Logits, ModelRunner, Part
 from cloud.sessions import Session
 from outrider_core.protocol.rows import pack_rows
-from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 
 _NO_TREE = TokenTree()
@@ -49,7 +43,6 @@ class Engine:
         self.runner, self.pool, self.producer = runner, pool, producer
         self._eos_ids, self._max_context = frozenset(eos_ids), max_context
 
-    @torch.inference_mode()
     def step(self, segments: Sequence[Segment]) -> list[AcceptedPath | None]:
         """Run all segments, for which the pool must hold rows. Returns a path per segment, None where it has no tree.
 
@@ -80,22 +73,21 @@ class Engine:
         chain = tuple(session.tokens[extent.used : extent.used + segment.chain])
         return Part(extent.base, extent.used, chain, segment.tree or _NO_TREE, segment.tree is not None)
 
-    def _forward(self, parts: Sequence[Part]) -> Tensor:
-        """Logits of all wanted tokens, [n, vocab]. Parts without tokens only lack feature rows."""
+    def _forward(self, parts: Sequence[Part]) -> Logits | None:
+        """Logits of all wanted tokens. Parts without tokens only lack feature rows."""
         busy = [part for part in parts if len(part)]
-        return self.runner.forward(busy) if busy else torch.empty(0, 0)
+        return self.runner.forward(busy) if busy else None
 
-    def _accept(self, segments: Sequence[Segment], logits: Tensor) -> list[AcceptedPath | None]:
-        def draw(rows: list[int], samplings: list[Sampling], positions: list[int]) -> list[int]:
-            return draw_tokens(logits[rows], samplings, positions)
-
+    def _accept(self, segments: Sequence[Segment], logits: Logits | None) -> list[AcceptedPath | None]:
+        if logits is None:
+            return [None] * len(segments)
         drafts, row = list[Draft](), 0
         for segment in segments:
             if segment.tree is not None:
                 session = segment.session
                 drafts.append(Draft(segment.tree, session.sampling, len(session.tokens), row))
                 row += 1 + len(segment.tree)
-        paths = iter(accept_paths(draw, drafts, self._eos_ids, self._max_context))
+        paths = iter(accept_paths(logits.draw, drafts, self._eos_ids, self._max_context))
         return [None if segment.tree is None else next(paths) for segment in segments]
 
     def _compact(self, segments: Sequence[Segment], paths: Sequence[AcceptedPath | None]) -> None:

@@ -2,31 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-
-from outrider_core.models.moa import MoAConfig, ServerHalf
 from outrider_core.protocol.rows import RowShape
-
-
-class FeatureProducer:
-    """Keys and values of the target's layers -> feature rows, through the drafter's server half on `device`."""
-
-    def __init__(self, config: MoAConfig, half: ServerHalf, device: torch.device) -> None:
-        self.shape = RowShape(config.ca_kv_heads, config.head_dim)
-        self.layers = config.target_layers
-        self._half = half.to(device=device, dtype=torch.float32)
-        self._device = device
-
-    @torch.inference_mode()
-    def rows(self, kv: Tensor, positions: Sequence[int]) -> NDArray[np.float32]:
-        """Rows [T, 2, heads, head_dim] of tokens at absolute `positions`; kv: from `ModelRunner.gather`, T > 0."""
-        rows: NDArray[np.float32] = self._half(kv.float(), torch.tensor(positions, device=self._device)).cpu().numpy()
-        return rows
 
 
 class FeatureRows:

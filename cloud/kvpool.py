@@ -6,8 +6,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
-import torch
-
 #: extents are whole multiples of this many rows, so that most steps need no growth
 GRANULE = 256
 
@@ -20,35 +18,6 @@ class Extent:
     size: int
     used: int = 0
     account: str = ""
-
-
-class KVStore:
-    """The tensors: keys and values [layers, rows, kv_heads, head_dim]."""
-
-    def __init__(
-        self,
-        layers: int,
-        rows: int,
-        kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        shape = (layers, rows, kv_heads, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
-
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy rows over rows, in all layers. Sources and targets may overlap: sources are read first."""
-        source = torch.tensor(sources, device=self.keys.device)
-        target = torch.tensor(targets, device=self.keys.device)
-        for tensor in (self.keys, self.values):
-            tensor.index_copy_(1, target, tensor.index_select(1, source))
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one token's keys and values in all layers."""
-        return 2 * self.keys[:, 0].numel() * self.keys.element_size()
 
 
 class KVPool:
@@ -120,7 +89,7 @@ class KVPool:
         self._extents.pop(owner, None)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy rows over rows; see KVStore.move."""
+        """Copy rows over rows; see `cloud.runner.ModelRunner.move`."""
         if len(sources):
             self._move(sources, targets)
 

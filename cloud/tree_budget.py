@@ -10,6 +10,7 @@ from math import inf, log2
 from cloud.kvpool import GRANULE
 from cloud.runner import ModelRunner, Part
 from outrider_core.protocol.costs import CostCurve
+from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import MAX_NODES, TokenTree
 
 #: tree sizes that are considered
@@ -44,10 +45,10 @@ def measure_costs(
     parts = [Part(0, past, (0,), TokenTree.chain([0] * (tokens - 1)), True) for tokens in timed]
     fastest = [inf] * len(timed)
     for turn in range(1 + REPEATS):
-        for size, part in enumerate(parts):
+        for size, (tokens, part) in enumerate(zip(timed, parts, strict=True)):
             begun = clock()
             logits = runner.forward([part])
-            logits[-1, -1].item()  # waits for the device
+            logits.draw([tokens - 1], [Sampling()], [past])  # waits for the device
             took = clock() - begun
             if turn:  # the first one warms up
                 fastest[size] = min(fastest[size], took)

@@ -63,7 +63,7 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
         print(f"loading target {settings.model} ...", file=sys.stderr, flush=True)
     from cloud.auth import AuthError
     from cloud.http_server import HttpServer
-    from cloud.service import load_verifier
+    from cloud.loading import load_verifier
     from outrider_core.models.moa import DrafterError
     from outrider_core.models.target import TargetError
 
@@ -89,7 +89,7 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
 
 def _follow(settings: Settings) -> int:
     """Any rank but the first: load its share and follow rank 0, which handles the signals and ends the others."""
-    from cloud.service import load_verifier
+    from cloud.loading import load_verifier
     from outrider_core.models.moa import DrafterError
     from outrider_core.models.target import TargetError
 

@@ -25,7 +25,7 @@ from rich.progress import track
 from benchmarks.command import common_arguments
 from benchmarks.engine import describe_device
 from benchmarks.questions import Question, read_questions
-from cloud.service import load_verifier
+from cloud.loading import load_verifier
 from cloud.settings import Settings
 from export.__main__ import keep_freed_memory
 from export.features import Sequence

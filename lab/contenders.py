@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from cloud.features import FeatureProducer
+from cloud.torch_engine.features import TorchFeatures
 from lab.baselines.choice import RandomChooser
 from lab.baselines.networks import Baseline, load_baseline
 from lab.multi_candidate import EarlyStop, SampledDrafter
@@ -45,7 +45,7 @@ class Contender:
     """
 
     name: str
-    producer: FeatureProducer | None = None
+    producer: TorchFeatures | None = None
     hash: str
     head: nn.Module | None = None
 
@@ -64,7 +64,7 @@ class MoAContender(Contender):
         self.name, self._lookup = name, lookup
         self.config, tensors, self.hash = load_drafter(folder)
         half = device_half_on(self.config, tensors, *tables)
-        self.producer = FeatureProducer(self.config, server_half(self.config, tensors), torch.device("cpu"))
+        self.producer = TorchFeatures(self.config, server_half(self.config, tensors), torch.device("cpu"))
         self._engine = open_engine(bundle, None, torch.get_num_threads()) if bundle else EagerEngine(half)
         pack_linears(half)
         self.head = None if bundle else half.head

@@ -30,7 +30,7 @@ from rich.table import Table
 from benchmarks.command import common_arguments, conclude
 from benchmarks.engine import describe_device
 from benchmarks.questions import Question, read_questions
-from cloud.service import load_verifier
+from cloud.loading import load_verifier
 from cloud.settings import Settings
 from lab import offline_curve
 from lab.baselines.decision import THRESHOLD, DecisionError, load

@@ -15,6 +15,7 @@ from cloud.engine import Segment
 from cloud.features import FeatureRows
 from cloud.service import Verifier
 from cloud.sessions import Session
+from cloud.torch_engine.drawing import TorchLogits
 from lab.baselines.sampling import draft_distribution
 from lab.contenders import Contender
 from lab.multi_candidate import RuleEngine
@@ -170,7 +171,9 @@ class Lab:
 
     def forward(self, session: Session, tree: TokenTree) -> torch.Tensor:
         """The target's logits [1 + nodes, vocab] behind a prefilled text and behind every node of `tree`."""
-        return self.engine._forward([self.engine._part(Segment(session, 1, tree))])
+        logits = self.engine._forward([self.engine._part(Segment(session, 1, tree))])
+        assert isinstance(logits, TorchLogits)
+        return logits.values
 
     def close(self, session: Session) -> None:
         self.verifier.sessions.forget(session.id)

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from cloud.acceptance import AcceptedPath
 from cloud.engine import Engine, Segment
+from cloud.runner import Logits
+from cloud.torch_engine.drawing import TorchLogits
 from lab.baselines.choice import Chooser
 from lab.baselines.decision import DecisionModel, hard_features
 from lab.baselines.drafting import Draft, grow
@@ -43,12 +45,13 @@ class RuleEngine(Engine):
     accept: Accept | None = None
     logits = torch.empty(0)  # of the last step
 
-    def _accept(self, segments: Sequence[Segment], logits: torch.Tensor) -> list[AcceptedPath | None]:
-        self.logits = logits
+    def _accept(self, segments: Sequence[Segment], logits: Logits | None) -> list[AcceptedPath | None]:
+        if isinstance(logits, TorchLogits):
+            self.logits = logits.values
         tree = segments[0].tree
         if self.accept is None or tree is None:
             return super()._accept(segments, logits)
-        path, bonus = self.accept(logits.float().cpu().numpy())
+        path, bonus = self.accept(self.logits.float().cpu().numpy())
         ends = [index for index, node in enumerate(path) if tree.tokens[node] in self._eos_ids]
         if ends:
             path, bonus = path[: ends[0]], tree.tokens[path[ends[0]]]

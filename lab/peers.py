@@ -37,7 +37,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from benchmarks.command import common_arguments, conclude
 from benchmarks.engine import describe_device
 from benchmarks.questions import read_questions
-from cloud.service import load_verifier
+from cloud.loading import load_verifier
 from cloud.settings import Settings
 from lab import llama_peer
 from lab.lab import Lab

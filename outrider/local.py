@@ -24,7 +24,8 @@ import structlog
 
 from cloud.connection import Connection
 from cloud.limits import UNLIMITED, Account
-from cloud.service import Verifier, load_verifier
+from cloud.loading import load_verifier
+from cloud.service import Verifier
 from cloud.settings import Settings
 from edge_runtime.link import Arrived, LinkDown, LinkEvent, LinkRefused, LinkUp, Traffic, frame_bytes
 from outrider_core.drafting.bundle import Bundle

@@ -23,8 +23,8 @@ class Replica:
 
     def __init__(self, settings: Settings) -> None:
         from cloud import log
-        from cloud.parallel import Followers
-        from cloud.service import load_verifier
+        from cloud.loading import load_verifier
+        from cloud.torch_engine.parallel import Followers
 
         log.write_to_stderr(settings)
         followers = Followers(settings) if settings.tp > 1 else None

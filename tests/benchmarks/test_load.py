@@ -31,6 +31,7 @@ from benchmarks.load_device import Answer, Device, Dial, Drafts, Habits, hit_rat
 from benchmarks.load_report import Memory, Tally, jain, percentiles, resident_bytes, slope
 from cloud.service import Verifier
 from cloud.settings import Settings
+from cloud.torch_engine.loading import torch_model
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
@@ -55,7 +56,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 @pytest.fixture(scope="module")
 def address(folders: Folders) -> Iterator[str]:
     settings = Settings(max_context=128, max_nodes=24, kv_tokens=2048, max_sessions=32, prefill_chunk=32)
-    with serve(Verifier(load_target(str(folders[0]), "float64"), load_drafter(folders[1]), settings)) as address:
+    with serve(
+        Verifier(torch_model(load_target(str(folders[0]), "float64"), load_drafter(folders[1]), settings), settings)
+    ) as address:
         yield address
 
 

@@ -22,6 +22,7 @@ from cloud.http_server import uvicorn_config
 from cloud.jobs import Job, Reply
 from cloud.service import Verifier
 from cloud.settings import Settings
+from cloud.torch_engine.loading import torch_model
 from outrider_core.models.moa import server_half
 from outrider_core.protocol.rows import pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling
@@ -54,7 +55,8 @@ def make_verifier(model: Any, eos_ids: tuple[int, ...] = (3,), **settings: Any) 
     """A verifier of the tiny model, not started."""
     values = {"max_context": 128, "max_nodes": 24, "kv_tokens": 512, "max_sessions": 32, "prefill_chunk": 16}
     drafter = (*tiny_drafter_config(model), DRAFTER_HASH)
-    return Verifier(tiny_target(model, eos_ids), drafter, Settings(**{**values, **settings}))
+    chosen = Settings(**{**values, **settings})
+    return Verifier(torch_model(tiny_target(model, eos_ids), drafter, chosen), chosen)
 
 
 @contextmanager

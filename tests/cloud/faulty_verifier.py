@@ -13,10 +13,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
-from cloud import runner, verifier
+from cloud import verifier
 from cloud.runner import Part
+from cloud.torch_engine import runner
+from cloud.torch_engine.drawing import TorchLogits
 
 
 class Death(BaseException):
@@ -25,9 +25,9 @@ class Death(BaseException):
 
 def break_engine(file: Path) -> None:
     """Let the engine of this process read its faults from `file`."""
-    forward = runner.LocalRunner.forward
+    forward = runner.TorchRunner.forward
 
-    def faulty(self: runner.LocalRunner, parts: Sequence[Part]) -> torch.Tensor:
+    def faulty(self: runner.TorchRunner, parts: Sequence[Part]) -> TorchLogits:
         fault = file.read_text() if file.exists() else ""
         if fault == "fail":
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -37,7 +37,7 @@ def break_engine(file: Path) -> None:
             raise Death
         return forward(self, parts)
 
-    runner.LocalRunner.forward = faulty  # type: ignore[method-assign]
+    runner.TorchRunner.forward = faulty  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

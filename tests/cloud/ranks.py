@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from cloud.parallel import Leader, Ranks, follow
-from cloud.service import Verifier, make_runner
+from cloud.service import Verifier
 from cloud.settings import Settings
+from cloud.torch_engine.loading import make_runner, torch_model
+from cloud.torch_engine.parallel import Leader, Ranks, follow
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Verdict
@@ -39,7 +40,7 @@ def main() -> None:
             continue
         plain = load_target(str(folder / family), "float64").model
         config, tensors = tiny_drafter_config(plain, target.model_hash)
-        verifier = Verifier(target, (config, tensors, "tiny"), settings, runner=Leader(runner, ranks))
+        verifier = Verifier(torch_model(target, (config, tensors, "tiny"), settings, Leader(runner, ranks)), settings)
         truths = json.loads((folder / f"{family}.json").read_text())
         print(json.dumps({"family": family, "rows": runner.store.keys.shape[2], **drive(verifier, truths)}), flush=True)
 

@@ -13,6 +13,7 @@ import torch
 from cloud.jobs import Reply
 from cloud.service import Verifier
 from cloud.settings import Settings
+from cloud.torch_engine.loading import torch_model
 from outrider_core.models.moa import device_half
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
@@ -29,7 +30,9 @@ def colocated(model: Any, drafting: bool = True, **settings: int) -> Verifier:
     values = {"max_context": 128, "max_nodes": 24, "kv_tokens": 1024, "prefill_chunk": 16, **settings}
     target, (config, tensors) = tiny_target(model, ()), tiny_drafter_config(model, draft_ids=DRAFT_IDS)
     device = device_half(config, {k: v.float() for k, v in tensors.items()}, target.model)
-    return Verifier(target, (config, tensors, DRAFTER_HASH), Settings(**values), device=device if drafting else None)  # type: ignore[arg-type]
+    chosen = Settings(**values)  # type: ignore[arg-type]
+    drafter = (config, tensors, DRAFTER_HASH)
+    return Verifier(torch_model(target, drafter, chosen, device=device if drafting else None), chosen)
 
 
 def generated(replies: queue.Queue[Reply], count: int) -> list[Verdict]:

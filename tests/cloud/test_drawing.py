@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud.acceptance import NO_TOKEN
-from cloud.drawing import _gumbel, draw_on_device, draw_tokens
+from cloud.torch_engine.drawing import _gumbel, draw_on_device, draw_tokens
 from outrider_core.protocol.noise import gumbel_noise, noise_key
 from outrider_core.protocol.sampling import Sampling, draw
 

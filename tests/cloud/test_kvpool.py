@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloud import kvpool
-from cloud.kvpool import KVPool, KVStore
+from cloud.kvpool import KVPool
+from cloud.torch_engine.kvstore import KVStore
 
 ROWS = 40
 OWNERS = [bytes([i]) * 16 for i in range(5)]

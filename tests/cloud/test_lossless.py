@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from cloud.attention import span_mask
 from cloud.engine import Segment
 from cloud.sessions import Session
+from cloud.torch_engine.attention import span_mask
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, Generate, Open, Verdict, pack_ids
@@ -144,7 +144,7 @@ def test_a_session_does_not_depend_on_its_neighbours(dtype: torch.dtype, rope: d
             keep.add(name)
             assert engine.pool.reserve(name, len(tokens) + len(drafted), keep)
             segments.append(Segment(session, len(tokens), drafted))
-        logits = engine._forward([engine._part(segment) for segment in segments])
+        logits = engine._forward([engine._part(segment) for segment in segments]).values  # type: ignore[union-attr]
         assert logits.shape == (sum(1 + len(segment.tree or ()) for segment in segments), VOCAB)
         return logits[-1 - len(tree) :].clone()
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from cloud.parallel import Forward, Gather, Move, Stop, _decoder
+from cloud.torch_engine.parallel import Forward, Gather, Move, Stop, _decoder
 from outrider_core.protocol.rows import RowShape, unpack_rows
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree

@@ -10,13 +10,15 @@ from collections import defaultdict
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloud.drawing import HostLogits
 from cloud.fair_shares import fair_shares
-from cloud.runner import Part, padded_rows
+from cloud.runner import Part
+from cloud.torch_engine.runner import padded_rows
 from cloud.tree_budget import LEAST, SIZES, TIMED_TOKENS, TreeBudget, measure_costs
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling
@@ -111,9 +113,9 @@ class Disturbed:
     def __init__(self, seconds: CostCurve, seed: int) -> None:
         self.seconds, self.rng, self.now = seconds, random.Random(seed), 0.0
 
-    def forward(self, parts: list[Part]) -> torch.Tensor:
+    def forward(self, parts: list[Part]) -> HostLogits:
         self.now += self.seconds.at(sum(1 + len(part.tree) for part in parts)) * self.rng.choice([1, 1, 1, 5])
-        return torch.zeros(1, 1)
+        return HostLogits(np.zeros((1 + len(parts[0].tree), 1), np.float32))
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cloud.service import Verifier
 from cloud.settings import Settings
+from cloud.torch_engine.loading import torch_model
 from edge_runtime.events import Adopted, Event, Finished, Provisional, RolledBack, Verified
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.timing import Patience
@@ -26,7 +27,7 @@ SAMPLINGS = [
 
 def make_verifier(folders: tuple[Path, Path, Path]) -> Verifier:
     settings = Settings(max_context=120, max_nodes=16, kv_tokens=600, max_sessions=8, prefill_chunk=16)
-    return Verifier(load_target(str(folders[0]), "float64"), load_drafter(folders[1]), settings)
+    return Verifier(torch_model(load_target(str(folders[0]), "float64"), load_drafter(folders[1]), settings), settings)
 
 
 def oracle(folders: tuple[Path, Path, Path], prompt: list[int], sampling: Sampling) -> list[int]:

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.links import EmulatedLink
 from cloud.service import Verifier
 from cloud.settings import Settings
+from cloud.torch_engine.loading import torch_model
 from edge_runtime.events import Event, Finished, Provisional, Verified
 from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
@@ -31,7 +32,9 @@ PATIENCE = Patience(open=0.6, connect=0.3, silence=1.0, offline=60.0)
 @contextmanager
 def serving(folders: Folders, context: int) -> Iterator[int]:
     settings = Settings(max_context=context, max_nodes=64, kv_tokens=600, max_sessions=8, prefill_chunk=16)
-    verifier = Verifier(load_target(str(folders[0]), "float64"), load_drafter(folders[1]), settings)
+    verifier = Verifier(
+        torch_model(load_target(str(folders[0]), "float64"), load_drafter(folders[1]), settings), settings
+    )
     with serve(verifier) as address:
         yield int(address.rsplit(":", 1)[1])
 

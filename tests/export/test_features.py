@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from cloud.features import FeatureProducer
-from cloud.runner import LocalRunner
+from cloud.torch_engine.features import TorchFeatures
+from cloud.torch_engine.runner import TorchRunner
 from export.features import FeatureCache, OnlineFeatures
 from outrider_core.models.moa import MoAConfig
 from outrider_core.models.target import Target
@@ -59,11 +59,11 @@ def test_training_and_serving_read_one_layout(cache: FeatureCache, target: Targe
     positions = list(range(len(cache.sequences[0].ids)))
     shape = target.config
     head_dim = shape.hidden_size // shape.num_attention_heads
-    runner = LocalRunner(copy.deepcopy(target.model), len(positions), shape.num_key_value_heads, head_dim)
+    runner = TorchRunner(copy.deepcopy(target.model), len(positions), shape.num_key_value_heads, head_dim)
     runner.store.keys.copy_(torch.stack([layer.keys[0].transpose(0, 1) for layer in layers.layers]))
     runner.store.values.copy_(torch.stack([layer.values[0].transpose(0, 1) for layer in layers.layers]))
     kv = runner.gather(config.target_layers, positions)
-    served = FeatureProducer(config, half, torch.device("cpu")).rows(kv, positions)
+    served = TorchFeatures(config, half, torch.device("cpu")).rows(kv, positions)
     trained = half(one(cache, 0)[0].float(), torch.tensor(positions))
     torch.testing.assert_close(trained, torch.from_numpy(served), rtol=2e-2, atol=2e-2)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cloud.service import load_verifier
+from cloud.loading import load_verifier
 from cloud.settings import Settings
 from export.features import Sequence
 from export.training_set import TrainingSet

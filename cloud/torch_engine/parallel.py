@@ -23,8 +23,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cloud.process import free_port
-from cloud.runner import LocalRunner, Part
+from cloud.runner import Part
 from cloud.settings import Settings
+from cloud.torch_engine.drawing import TorchLogits
+from cloud.torch_engine.runner import TorchRunner
 from outrider_core.protocol.tree import TokenTree
 
 #: no timeout: an idle verifier sends nothing for hours, and torchrun notices ranks that die
@@ -93,10 +95,10 @@ class Ranks:
 class Leader:
     """Rank 0's `cloud.runner.ModelRunner`: runs every call on all ranks."""
 
-    def __init__(self, runner: LocalRunner, ranks: Ranks) -> None:
+    def __init__(self, runner: TorchRunner, ranks: Ranks) -> None:
         self._runner, self._ranks = runner, ranks
 
-    def forward(self, parts: Sequence[Part]) -> Tensor:
+    def forward(self, parts: Sequence[Part]) -> TorchLogits:
         """See ModelRunner.forward. transformers joins the logits, so rank 0 has all of them."""
         self._ranks.send(
             Forward(
@@ -120,7 +122,7 @@ class Leader:
         self._ranks.send(Stop())
 
 
-def follow(runner: LocalRunner, ranks: Ranks) -> None:
+def follow(runner: TorchRunner, ranks: Ranks) -> None:
     """Repeat rank 0's calls in their order until it stops; for ranks 1 and up."""
     while True:
         command: Any = ranks.receive()

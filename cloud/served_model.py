@@ -1,0 +1,29 @@
+"""What a verifier serves: a target on some engine, with the drafter's server half, ready to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cloud.colocated import Colocated
+from cloud.runner import FeatureProducer, ModelRunner
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """name: the target's; target_hash, drafter_hash: what the handshake tells.
+
+    tokenizer: the target's, a fast one. eos_ids: token ids that end an answer. max_positions: the longest sequence that
+    the target was made for. colocated: drafts here too.
+    """
+
+    name: str
+    target_hash: str
+    drafter_hash: str
+    tokenizer: Any
+    eos_ids: tuple[int, ...]
+    vocab_size: int
+    max_positions: int
+    runner: ModelRunner
+    features: FeatureProducer
+    colocated: Colocated | None = None

@@ -1,0 +1,119 @@
+"""Load a target and a drafter for `cloud.torch_engine`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cloud.colocated import Colocated
+from cloud.runner import ModelRunner
+from cloud.served_model import ServedModel
+from cloud.settings import Settings
+from cloud.torch_engine.features import TorchFeatures
+from cloud.torch_engine.parallel import Leader, Ranks, follow
+from cloud.torch_engine.runner import TorchRunner
+from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.moa import DeviceHalf, DrafterError, MoAConfig, device_half_on, server_half
+from outrider_core.models.packing import pack_linears
+from outrider_core.models.target import Target, TargetError, head_dim_of, load_target, open_target
+from outrider_core.protocol.wire import MAX_TOKENS
+
+Drafter = tuple[MoAConfig, dict[str, Tensor], str]
+
+
+def load_model(settings: Settings) -> ServedModel:
+    """Load what the settings name. Raises TargetError or DrafterError with a message of one line.
+
+    With settings.tp > 1 only rank 0 returns; the others follow it until it ends, then raise SystemExit(0).
+    """
+    if settings.tp == 1 or settings.threads:  # else torchrun has set them
+        torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
+    drafter = load_drafter(Path(settings.drafter).expanduser())
+    ranks = _ranks(settings)
+    target = load_target(settings.model, settings.dtype, _device(settings, ranks), settings.tp)
+    device = None
+    if settings.colocated_drafter and (ranks is None or ranks.rank == 0):
+        device = device_half_on(*drafter[:2], *open_target(settings.model).tables()).to(target.model.device)
+    runner = make_runner(target, settings)
+    if ranks is None:
+        pack_linears(target.model)
+        return torch_model(target, drafter, settings, runner, device)
+    if ranks.rank > 0:
+        follow(runner, ranks)
+        raise SystemExit(0)
+    return torch_model(target, drafter, settings, Leader(runner, ranks), device)
+
+
+def torch_model(
+    target: Target,
+    drafter: Drafter,
+    settings: Settings,
+    runner: ModelRunner | None = None,
+    device: DeviceHalf | None = None,
+) -> ServedModel:
+    """A loaded target and drafter, to be served. The target's attention is replaced: use its model nowhere else.
+
+    runner: runs the target (default: in this process alone). device: the drafter's device half, to draft here too.
+    Raises DrafterError if the drafter does not belong to the target.
+    """
+    config, tensors, drafter_hash = drafter
+    _check_drafter(config, target)
+    shape = target.config
+    context = min(settings.max_context, shape.max_position_embeddings, MAX_TOKENS)
+    return ServedModel(
+        name=target.name,
+        target_hash=target.model_hash,
+        drafter_hash=drafter_hash,
+        tokenizer=target.tokenizer,
+        eos_ids=target.eos_ids,
+        vocab_size=shape.vocab_size,
+        max_positions=shape.max_position_embeddings,
+        runner=runner or make_runner(target, settings),
+        features=TorchFeatures(config, server_half(config, tensors), target.model.device),
+        colocated=None if device is None else Colocated(device, context),
+    )
+
+
+def make_runner(target: Target, settings: Settings) -> TorchRunner:
+    """This rank's runner, with its share of the KV heads."""
+    shape = target.config
+    heads = shape.num_key_value_heads // settings.tp
+    return TorchRunner(target.model, settings.kv_tokens, heads, head_dim_of(shape))
+
+
+def _ranks(settings: Settings) -> Ranks | None:
+    if settings.tp == 1:
+        return None
+    ranks = Ranks() if "RANK" in os.environ else None
+    if ranks is None or ranks.size != settings.tp:
+        found = 1 if ranks is None else ranks.size
+        raise TargetError(
+            f"--tp {settings.tp} needs as many processes, but there is {found}; "
+            f"start with: torchrun --nproc-per-node {settings.tp} -m cloud.verifier --tp {settings.tp} ..."
+        )
+    return ranks
+
+
+def _device(settings: Settings, ranks: Ranks | None) -> str:
+    if settings.device != "auto":
+        return settings.device
+    if not torch.cuda.is_available():
+        return "cpu"
+    return "cuda" if ranks is None else f"cuda:{torch.cuda.current_device()}"
+
+
+def _check_drafter(config: MoAConfig, target: Target) -> None:
+    shape = target.config
+    if config.target_hash != target.model_hash:
+        raise DrafterError(
+            f"this drafter was trained on target {config.target_hash}, but {target.name} is {target.model_hash}; "
+            "give --drafter a folder that was trained for it"
+        )
+    head_dim = head_dim_of(shape)
+    wanted = (config.target_kv_heads, config.target_head_dim, config.hidden_size, config.vocab_size)
+    given = (shape.num_key_value_heads, head_dim, shape.hidden_size, shape.vocab_size)
+    if wanted != given or not all(0 <= layer < shape.num_hidden_layers for layer in config.target_layers):
+        raise DrafterError(f"the drafter's shapes {wanted} do not fit {target.name}'s {given}")
