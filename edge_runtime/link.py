@@ -20,7 +20,8 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.frames import CloseCode
 from websockets.http11 import Response
 
 from outrider_core.protocol.wire import (
@@ -52,6 +53,12 @@ RENEWALS = 10
 #: what a network does to those who dial; UnicodeError: of a name that has no form for the DNS; ImportError: of a SOCKS
 #: proxy without the package for it
 FAILURES = (OSError, TimeoutError, UnicodeError, ImportError, WebSocketException, WireError)
+#: what a connection's end means, in words; others bring their own
+CLOSED: dict[int, str] = {
+    CloseCode.ABNORMAL_CLOSURE: "the connection was cut",
+    CloseCode.NORMAL_CLOSURE: "the verifier closed the connection",
+    CloseCode.SERVICE_RESTART: "the verifier is restarting",
+}
 #: hosts that are this machine
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -169,6 +176,9 @@ def _what_came(answer: Response) -> tuple[str, bool]:
 
 def reason_of(error: BaseException) -> str:
     """What a network did, for people: an operating system's own words without their number."""
+    if isinstance(error, ConnectionClosed):
+        code, said = (error.rcvd.code, error.rcvd.reason) if error.rcvd else (CloseCode.ABNORMAL_CLOSURE, "")
+        return CLOSED.get(code) or said or f"the verifier closed the connection with code {code}"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the verifier's certificate is not trusted: {error.verify_message}"
     if isinstance(error, TimeoutError):
@@ -300,7 +310,7 @@ class Link:
         except (WebSocketException, OSError, WireError) as error:
             if connection is self._connection:
                 self._dial_no_more()
-                self._lose(str(error))
+                self._lose(reason_of(error))
 
     def _dial_no_more(self) -> None:
         """The connection has spoken, or ended: no other is wanted beside it."""

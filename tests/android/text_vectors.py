@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -223,13 +224,15 @@ def boundary_vectors() -> list[dict[str, Any]]:
             tokenizer.add_tokens(["<think>", "</think>", "<tool_response>"])
         written = None if name == "bundle" else json.loads(tokenizer.to_str())
         template = (BUNDLE / "chat_template.jinja").read_text(encoding="utf-8") if name == "bundle" else MARKUP
+        encode = _bounded(tokenizer, template)
         for number, messages in enumerate(conversations):
             row = {"tokenizer": name, "json": None if number else written, "template": template, "messages": messages}
-            rows.append(row | {"ids": _bounded(tokenizer, template, messages)})
+            rows.append(row | {"ids": encode(messages)})
     return rows
 
 
-def _bounded(tokenizer: Tokenizer, template: str, messages: list[dict[str, str]]) -> list[int]:
+def _bounded(tokenizer: Tokenizer, template: str) -> Callable[[list[dict[str, str]]], list[int]]:
+    """Conversations to token ids."""
     made = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
 
     def encode(text: str) -> list[int]:
@@ -237,4 +240,6 @@ def _bounded(tokenizer: Tokenizer, template: str, messages: list[dict[str, str]]
         return ids
 
     boundary = ChatBoundary(tokenizer, template, encode)
-    return boundary.encode(messages, lambda said: made.render(messages=said, add_generation_prompt=True))
+    return lambda messages: boundary.encode(
+        messages, lambda said: made.render(messages=said, add_generation_prompt=True)
+    )

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
+import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 from benchmarks.links import EmulatedLink
@@ -195,5 +196,26 @@ def test_closing_ends_what_is_being_dialled() -> None:
         greeter.greets.set()
         await greeter.all_closed()
         assert device.link.welcome is None
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "told"),
+    [
+        (1012, "", "the verifier is restarting"),
+        (1000, "", "the verifier closed the connection"),
+        (4003, "the token was revoked", "the token was revoked"),
+        (4999, "", "the verifier closed the connection with code 4999"),
+        (None, "", "the connection was cut"),
+    ],
+)
+def test_the_end_of_a_connection_is_told_in_words(code: int | None, said: str, told: str) -> None:
+    async def test(greeter: Greeter, link: EmulatedLink, device: Device) -> None:
+        if code is None:
+            link.cut()
+        else:
+            await greeter.connections[-1].close(code, said)
+        assert await device.next() == LinkDown(told)
 
     run(test)

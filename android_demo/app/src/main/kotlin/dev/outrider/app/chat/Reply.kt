@@ -32,8 +32,8 @@ data class Withdrawn(val at: Int, val text: String)
 /**
  * An answer on its way, as its events tell it. Immutable: [after] gives the next.
  *
- * kept: ranges of [verified] that nobody verified. why: why the target does not answer, in words. tokens: verified ones. before: what was shown ahead of a rollback
- * whose correction is still to come.
+ * kept: ranges of [verified] that nobody verified. why: why the target does not answer, in words. tokens: verified
+ * ones. before: what was shown ahead of a rollback whose correction is still to come.
  */
 data class Reply(
     val verified: String = "",

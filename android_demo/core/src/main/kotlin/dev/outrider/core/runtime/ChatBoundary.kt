@@ -7,9 +7,9 @@ private val ROLE = Regex("""[\w.-]+""")
 /**
  * The boundary between a chat template and what people say: content is text, never one of the template's own tokens.
  *
- * Where content holds the text of such a token, a mark is set into it before the template is rendered: so it stays apart
- * from the tokens that the template writes, and is encoded as plain text. Content without such text is encoded as it
- * always was. Tokens of the boundary are the special ones, and others that the template itself writes, such as
+ * Where content holds the text of such a token, a mark is set into it before the template is rendered: so it stays
+ * apart from the tokens that the template writes, and is encoded as plain text. Content without such text is encoded
+ * as it always was. Tokens of the boundary are the special ones, and others that the template itself writes, such as
  * `<tool_response>`. An assistant's turn may hold the latter: models write them as text (`<think>`), and templates look
  * for them there.
  */

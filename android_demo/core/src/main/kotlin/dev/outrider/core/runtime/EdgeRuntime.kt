@@ -39,8 +39,9 @@ data class Options(
 )
 
 /**
- * What is asked for. maxNewTokens, at least 1, counts verified tokens only. sampling: its seed gives the same text again.
- * stop: strings that end the answer; they are not part of it. Raises [IllegalArgumentException] on another length.
+ * What is asked for. maxNewTokens, at least 1, counts verified tokens only. sampling: its seed gives the same text
+ * again. stop: strings that end the answer; they are not part of it. Raises [IllegalArgumentException] on another
+ * length.
  */
 data class Request(
     val maxNewTokens: Int = 256,

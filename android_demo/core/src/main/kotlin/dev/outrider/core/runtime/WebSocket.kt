@@ -19,6 +19,9 @@ private const val CLOSE = 8
 private const val PING = 9
 private const val PONG = 10
 
+/** What a connection's end means, in words; others bring their own. */
+private val CLOSED = mapOf(1000 to "the verifier closed the connection", 1012 to "the verifier is restarting")
+
 /** What RFC 6455 adds to a key. */
 private const val GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
@@ -153,7 +156,7 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
         } catch (_: CharacterCodingException) {
             ""
         }
-        return WebSocketError("closed with $code $text".trim())
+        return WebSocketError(CLOSED[code] ?: text.ifEmpty { "the verifier closed the connection with code $code" })
     }
 
     private fun readHead(): List<String> {
