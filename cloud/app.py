@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -27,7 +30,12 @@ from outrider_core.chat_api.errors import ApiError
 from outrider_core.protocol.wire import SUBPROTOCOL
 
 HELLO_SECONDS = 10.0
-FOREIGN = "pages of this origin are refused; the operator can allow it with --allow-origin"
+FOREIGN = (
+    "pages of this origin are refused; the operator can allow it with --allow-origin, "
+    "and the name under which they reach this verifier with --allow-host"
+)
+#: what a proxy adds: the client is not on this machine, though the socket is
+FORWARDED = {"forwarded", "x-forwarded-for", "x-real-ip", "via"}
 TOKEN_NEEDED = "a valid token is needed: Authorization: Bearer TOKEN"
 #: at a shutdown, devices are asked to retry at times spread over this many seconds
 RETRY_SPREAD = 1.0
@@ -51,7 +59,8 @@ class App:
         self.gate = Gate(settings, verifier.metrics)
         self._streams: dict[bytes, Stream] = {}
         self.sockets: set[DeviceSocket] = set()
-        self._allow_origin = set(settings.allow_origin)
+        self._allow_origin, self._allow_host = set(settings.allow_origin), {settings.host, *settings.allow_host}
+        self._metrics_account = settings.metrics_account
         routes: list[BaseRoute] = [
             Route("/healthz", self._healthz),
             Route("/readyz", self._readyz),
@@ -61,8 +70,18 @@ class App:
         ]
         if verifier.tokenizer is not None:
             routes += openai_routes(verifier, verifier.model_name, verifier.tokenizer, self.admit, self.gate)
+        pages = Middleware(
+            CORSMiddleware,
+            allow_origins=settings.allow_origin,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["retry-after", "x-request-id"],
+        )
         self.asgi = Starlette(
-            routes=routes, lifespan=self._lifespan, exception_handlers={404: no_such_route, 405: no_such_route}
+            middleware=[pages] if settings.allow_origin else [],
+            routes=routes,
+            lifespan=self._lifespan,
+            exception_handlers={404: no_such_route, 405: no_such_route},
         )
 
     async def drain(self, seconds: float) -> None:
@@ -98,9 +117,14 @@ class App:
         return _status(503, "draining") if self.verifier.draining else _status(200, "ready")
 
     async def _metrics(self, request: Request) -> Response:
-        local = request.client is not None and is_loopback(request.client.host)
-        if not local and self.account(request) is None:
-            return PlainTextResponse("a token is needed\n", 401, {"WWW-Authenticate": "Bearer"})
+        local, required = _is_local(request), self.verifier.accounts.required
+        if not local or FORWARDED & set(request.headers.keys()) or self.rebound(request):
+            account = self.account(request)
+            if (local and not required) or account is None or self._metrics_account not in ("", account.name):
+                self.gate.refused(Refusal.TOKEN)
+                return PlainTextResponse(
+                    "a token that may read metrics is needed\n", 401, {"WWW-Authenticate": "Bearer"}
+                )
         return Response(self.verifier.metrics.text(), media_type=CONTENT_TYPE)
 
     def account(self, connection: HTTPConnection) -> Account | None:
@@ -110,7 +134,8 @@ class App:
 
     def admit(self, request: Request) -> Account:
         """The account of an HTTP request. Raises ApiError 401 or 403."""
-        if self.foreign(request):
+        read_by_page = request.method == "GET" and _is_local(request)  # browsers name the Origin of all else
+        if self.foreign(request) or (read_by_page and self.rebound(request)):
             self.gate.refused(Refusal.ORIGIN)
             raise ApiError(403, FOREIGN, code="origin_not_allowed")
         account = self.account(request)
@@ -124,7 +149,23 @@ class App:
         origin = connection.headers.get("origin")
         if origin is None or origin in self._allow_origin:
             return False
-        return urlsplit(origin).netloc != connection.headers.get("host")
+        return origin.partition("://")[2] != connection.headers.get("host") or self.rebound(connection)
+
+    def rebound(self, connection: HTTPConnection) -> bool:
+        """Whether the request names a host that may be anybody's: a page can make its own name point to this machine.
+
+        Where a token is needed, which such a page has not got, any name will do.
+        """
+        if self.verifier.accounts.required:
+            return False
+        try:
+            name = urlsplit("//" + connection.headers.get("host", "")).hostname or ""
+            if name == "localhost" or name in self._allow_host:
+                return False
+            ipaddress.ip_address(name)
+        except ValueError:
+            return True
+        return False
 
     def _refusal(self, websocket: WebSocket, account: Account | None) -> tuple[Refusal, int, str] | None:
         """Why a handshake is refused, with HTTP status and text; None if it is not."""
@@ -169,6 +210,10 @@ class App:
 def create_app(verifier: Verifier, settings: Settings) -> Starlette:
     """The app of one verifier, for any ASGI server. It starts the engine thread and stops it at shutdown."""
     return App(verifier, settings).asgi
+
+
+def _is_local(connection: HTTPConnection) -> bool:
+    return connection.client is not None and is_loopback(connection.client.host)
 
 
 def _status(status: int, text: str) -> Response:

@@ -18,6 +18,7 @@ from cloud.app import App
 from cloud.auth import AuthError
 from cloud.service import Verifier
 from cloud.settings import Settings
+from cloud.tls import reload_certificate
 from cloud.uvicorn_protocols import HttpProtocol, WebSocketProtocol
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME
 
@@ -33,9 +34,9 @@ class HttpServer(uvicorn.Server):
     """One process that serves one verifier.
 
     SIGTERM or SIGINT drains it: /readyz turns 503, devices get ERROR 9, answers under way end, sockets close with 1012,
-    the process exits with 0. A second signal ends the process at once. SIGHUP reloads the token file. A broken
-    engine ends the process too, with `status` EXIT_BROKEN. Whatever hangs, the end takes at most LAST_SECONDS more than
-    answers under way are given.
+    the process exits with 0. A second signal ends the process at once. SIGHUP reads token file and certificate
+    again. A broken engine ends the process too, with `status` EXIT_BROKEN. Whatever hangs, the end takes at most
+    LAST_SECONDS more than answers under way are given.
     """
 
     def __init__(self, verifier: Verifier, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
@@ -46,6 +47,7 @@ class HttpServer(uvicorn.Server):
             log.warning("fewer sockets than --max-connections: raise the limit of open files", sockets_at_most=most)
         self.status = 0
         self._verifier = verifier
+        self._settings, self._tls = settings, tls
         self._accounts, self._seconds = verifier.accounts, settings.shutdown_timeout
         self._ending: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -87,9 +89,18 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
     def _reload(self) -> None:
-        if not self._accounts.required:
-            log.info("nothing to reload: started without --auth-file")
-            return
+        if not self._accounts.required and self._tls is None:
+            log.info("nothing to reload: started without --auth-file and --tls-cert")
+        if self._accounts.required:
+            self._reload_tokens()
+        if self._tls is not None:
+            try:
+                reload_certificate(self._tls, self._settings)
+                log.info("certificate read again")
+            except (OSError, ssl.SSLError) as error:
+                log.error("certificate not read, the old one stays", why=str(error))
+
+    def _reload_tokens(self) -> None:
         try:
             self._accounts.reload()
             log.info("tokens read again", tokens=len(self._accounts))

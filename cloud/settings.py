@@ -50,6 +50,12 @@ class Settings(BaseSettings):
     allow_origin: Annotated[
         list[str], Field(description="web pages that may connect, as https://host[:port]; others are refused")
     ] = []
+    allow_host: Annotated[
+        list[str], Field(description="names by which web pages may reach the verifier, beside localhost and addresses")
+    ] = []
+    metrics_account: Annotated[
+        str, Field(description="the token, by name, that may read /metrics from other machines; empty: any")
+    ] = ""
     max_connections: Annotated[int, Field(ge=1, description="WebSockets at a time; further ones get 503")] = 10_000
     sockets_per_address: Annotated[
         int | None,
@@ -178,6 +184,12 @@ def _config_path(flags: Sequence[str]) -> Path | None:
             return Path(flag.removeprefix("--config="))
     named = os.environ.get("VERIFIER_CONFIG")
     return Path(named) if named else None
+
+
+def unknown_variables() -> list[str]:
+    """Names in the environment that look like settings and are none, as Kubernetes makes for a Service "verifier"."""
+    known = {f"VERIFIER_{name.upper()}" for name in Settings.model_fields}
+    return sorted(name for name in os.environ if name.upper().startswith("VERIFIER_") and name.upper() not in known)
 
 
 def describe_errors(error: ValidationError) -> str:

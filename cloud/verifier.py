@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from cloud import log
-from cloud.settings import Settings, describe_errors, read_settings
+from cloud.settings import Settings, describe_errors, read_settings, unknown_variables
+from cloud.tls import tls_context
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifier") -> int:
@@ -40,10 +41,12 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifie
         print(settings.as_toml(), end="")
         return 0
     log.write_to_stderr(settings)
+    for name in unknown_variables():
+        log.warning("unknown variable in the environment: no setting has this name", name=name)
     if int(os.environ.get("RANK", "0")) > 0:
         return _follow(settings)
     try:
-        context = _tls(settings)
+        context = tls_context(settings)  # now, so that a wrong key fails before a large model is loaded
         listener = _listen(settings.host, settings.port)
     except ssl.SSLError as error:
         return _fail(f"--tls-cert, --tls-key: {error.reason or error}")
@@ -97,18 +100,6 @@ def _follow(settings: Settings) -> int:
     except (TargetError, DrafterError) as error:
         return _fail(str(error))
     return 0
-
-
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    """Read now, so that a wrong key fails before a large model is loaded."""
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    for path in (settings.tls_cert, settings.tls_key):
-        path.open("rb").close()  # a clear error where ssl gives none
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    return context
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import trustme
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cloud.auth import main as make_token
@@ -207,3 +211,59 @@ def test_wrong_settings_are_one_line(flags: list[str], says: str) -> None:
     result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     lines = result.stderr.strip().splitlines()
     assert result.returncode == 2 and len(lines) == 1 and says in lines[0], result.stderr
+
+
+def test_unknown_variables_are_named_in_the_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "VERIFIER_MAX_NOEDS", "5")
+    monkeypatch.setitem(ENVIRONMENT, "VERIFIER_MAX_SESSIONS", "5")
+    with running(folder) as server:
+        lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+    assert [line["name"] for line in lines if "unknown variable" in line["event"]] == ["VERIFIER_MAX_NOEDS"]
+
+
+def peer_name(address: str, authority: trustme.CA) -> str:
+    """The common name of the certificate that new connections see."""
+    host, port = address.split(":")
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    with (
+        socket.create_connection((host, int(port)), timeout=10) as raw,
+        context.wrap_socket(raw, server_hostname="localhost") as peer,
+    ):
+        subject: Any = peer.getpeercert()["subject"]  # type: ignore[index]
+    return str(dict(pair for group in subject for pair in group)["commonName"])
+
+
+def test_sighup_reads_the_certificate_again(folder: Path, tmp_path: Path) -> None:
+    """New connections see a new pair; a broken one changes nothing and is logged. The health check speaks TLS."""
+    authority = trustme.CA()
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+
+    def issue(name: str) -> None:
+        issued = authority.issue_cert("localhost", common_name=name)
+        chain.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
+        key.write_bytes(issued.private_key_pem.bytes())
+
+    issue("first")
+    tls = ["--tls-cert", str(chain), "--tls-key", str(key)]
+    with running(folder, *tls) as server:
+        assert peer_name(server.address, authority) == "first"
+        issue("second")
+        server.process.send_signal(signal.SIGHUP)
+        until = time.monotonic() + 20
+        while peer_name(server.address, authority) != "second":
+            assert time.monotonic() < until
+        good = key.read_bytes()
+        issue("third")
+        key.write_bytes(good)  # does not belong to the third
+        server.process.send_signal(signal.SIGHUP)
+        while "certificate not read" not in server.log.read_text():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        assert peer_name(server.address, authority) == "second"
+        port = server.address.split(":")[1]
+        for flags, status in (([*tls, "--port", port], 0), (["--port", port], 1), ([*tls, "--port", "1"], 1)):
+            command = [sys.executable, "-m", "cloud.healthcheck", *flags]
+            asked = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+            assert asked.returncode == status, asked.stderr
+            assert len(asked.stderr.splitlines()) == status
