@@ -329,8 +329,17 @@ async def hostile(stage: Stage, kind: str | None) -> AsyncIterator[dict[str, int
     dial = stage.dial
     tls_ca = str(dial.tls_ca) if dial.tls_ca else None
     prompt = list(stage.answers[0].prompt)
+    options = stage.options
     orders = Orders(
-        kind, dial.url, dial.target_hash, dial.drafter_hash, dial.token, tls_ca, prompt, f"{stage.options.seed} {kind}"
+        kind,
+        dial.url,
+        dial.target_hash,
+        dial.drafter_hash,
+        options.bad_token or dial.token,
+        tls_ca,
+        prompt,
+        f"{options.seed} {kind}",
+        str(options.model),
     )
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -424,6 +433,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--address", metavar="HOST:PORT", help="load this verifier instead of starting one")
     add("--pid", type=int, help="process id of the verifier at --address, for its memory")
     add("--token", default=os.environ.get("OUTRIDER_TOKEN"), help="sent as `Authorization: Bearer` ($OUTRIDER_TOKEN)")
+    add("--bad-token", help="the hostile client's own token; by default it has the devices'")
     add("--tls-ca", type=Path, metavar="FILE", help="use TLS; the certificate that signed the verifier's")
     add("--sample", type=_positive, default=2.0, help="seconds between two looks at the verifier's memory (2)")
     add("--json", type=Path, default=Path("build/load.json"), help="where the figures go (build/load.json)")

@@ -5,6 +5,8 @@
     big        valid trees of the largest size, one right after the other
     half-open  never reads again after the handshake, but keeps asking
 
+and those of `benchmarks.load_strangers`, which hold sockets, bodies and messages open.
+
 A companion reads one JSON line (`Orders`) from standard input, prints `ready` after its handshake, runs until standard
 input ends and then prints what it did as one JSON line.
 """
@@ -28,6 +30,7 @@ import msgspec
 from websockets.asyncio.client import ClientConnection
 
 from benchmarks.load_device import FAULTS, GREEDY, RETRY, Dial, Drafts, Refusal, describe
+from benchmarks.load_strangers import STRANGERS, Strangers
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import (
     ERR_ORDER,
@@ -44,11 +47,11 @@ from outrider_core.protocol.wire import (
     pack_tree,
 )
 
-KINDS = ("flood", "slow", "big", "half-open")
+KINDS = ("flood", "slow", "big", "half-open", *STRANGERS)
 
 
 class Orders(msgspec.Struct):
-    """prompt: token ids. The rest as in `Dial`."""
+    """prompt: token ids. model: as completions name it. The rest as in `Dial`."""
 
     kind: str
     url: str
@@ -58,6 +61,7 @@ class Orders(msgspec.Struct):
     tls_ca: str | None
     prompt: list[int]
     seed: str
+    model: str
 
     def dial(self) -> Dial:
         ca = Path(self.tls_ca) if self.tls_ca else None
@@ -75,6 +79,8 @@ class Companion:
 
     async def run(self) -> None:
         """Until cancelled; a lost connection is counted and opened again."""
+        if self._orders.kind in STRANGERS:
+            await Strangers(self._orders.dial(), self._orders.model, self.counts, self.ready).run(self._orders.kind)
         kinds: dict[str, Callable[[ClientConnection, Welcome], Awaitable[None]]] = {
             "flood": self._flood,
             "slow": self._slow,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -15,8 +15,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from cloud import log
 from cloud.auth import bearer
 from cloud.close_codes import CloseCode
 from cloud.connection import Stream
@@ -26,6 +28,7 @@ from cloud.metrics import CONTENT_TYPE
 from cloud.openai import no_such_route, openai_routes
 from cloud.service import Verifier
 from cloud.settings import Settings, is_loopback
+from cloud.tracing import Traced, trace_of
 from outrider_core.chat_api.errors import ApiError
 from outrider_core.protocol.wire import SUBPROTOCOL
 
@@ -45,7 +48,7 @@ class App:
     """The app of one verifier, and the state that its sockets share. `asgi` is what to serve.
 
     settings: who may connect, and how often. hello_seconds: how long a device may take to say HELLO. extra_routes:
-    served beside the verifier's own.
+    served beside the verifier's own. metrics: what `/metrics` reports; by default the verifier's own.
     """
 
     def __init__(
@@ -54,12 +57,14 @@ class App:
         settings: Settings,
         hello_seconds: float = HELLO_SECONDS,
         extra_routes: Sequence[BaseRoute] = (),
+        metrics: Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
         self.verifier, self._hello_seconds = verifier, hello_seconds
         self.gate = Gate(settings, verifier.metrics)
         self._streams: dict[bytes, Stream] = {}
         self.sockets: set[DeviceSocket] = set()
         self._allow_origin, self._allow_host = set(settings.allow_origin), {settings.host, *settings.allow_host}
+        self._metrics_text = metrics
         self._metrics_account = settings.metrics_account
         routes: list[BaseRoute] = [
             Route("/healthz", self._healthz),
@@ -77,12 +82,13 @@ class App:
             allow_headers=["*"],
             expose_headers=["retry-after", "x-request-id"],
         )
-        self.asgi = Starlette(
+        served = Starlette(
             middleware=[pages] if settings.allow_origin else [],
             routes=routes,
             lifespan=self._lifespan,
             exception_handlers={404: no_such_route, 405: no_such_route},
         )
+        self.asgi: ASGIApp = Traced(served, verifier.metrics)
 
     async def drain(self, seconds: float) -> None:
         """Accept nothing new, tell the devices, let rounds under way end for at most `seconds`, close the sockets."""
@@ -125,7 +131,8 @@ class App:
                 return PlainTextResponse(
                     "a token that may read metrics is needed\n", 401, {"WWW-Authenticate": "Bearer"}
                 )
-        return Response(self.verifier.metrics.text(), media_type=CONTENT_TYPE)
+        text = self.verifier.metrics.text() if self._metrics_text is None else await self._metrics_text()
+        return Response(text, media_type=CONTENT_TYPE)
 
     def account(self, connection: HTTPConnection) -> Account | None:
         """The account that asks, or None if its token is not valid."""
@@ -134,7 +141,8 @@ class App:
 
     def admit(self, request: Request) -> Account:
         """The account of an HTTP request. Raises ApiError 401 or 403."""
-        if self.foreign(request) or (_is_local(request) and self.rebound(request)):
+        read_by_page = request.method == "GET" and _is_local(request)  # browsers name the Origin of all else
+        if self.foreign(request) or (read_by_page and self.rebound(request)):
             self.gate.refused(Refusal.ORIGIN)
             raise ApiError(403, FOREIGN, code="origin_not_allowed")
         account = self.account(request)
@@ -196,6 +204,7 @@ class App:
         try:
             with contextlib.suppress(WebSocketDisconnect, OSError):
                 await websocket.accept(SUBPROTOCOL)
+                log.info("device connected", account=account.name, **trace_of(websocket.scope).fields)
                 socket = DeviceSocket(websocket, self.verifier, account, self._streams, self._hello_seconds)
                 self.sockets.add(socket)
                 try:
@@ -206,9 +215,11 @@ class App:
             account.connections -= 1
 
 
-def create_app(verifier: Verifier, settings: Settings) -> Starlette:
+def create_app(
+    verifier: Verifier, settings: Settings, metrics: Callable[[], Awaitable[bytes]] | None = None
+) -> ASGIApp:
     """The app of one verifier, for any ASGI server. It starts the engine thread and stops it at shutdown."""
-    return App(verifier, settings).asgi
+    return App(verifier, settings, metrics=metrics).asgi
 
 
 def _is_local(connection: HTTPConnection) -> bool:

@@ -41,6 +41,7 @@ class Accounts:
 
     def __post_init__(self) -> None:
         self._everybody = Account("", UNLIMITED, self.clock)
+        self._seen: tuple[int, int] | None = None
         if self.path is not None:
             self.reload()
 
@@ -72,6 +73,7 @@ class Accounts:
         Raises AuthError and changes nothing if the file cannot be used.
         """
         assert self.path is not None
+        self._seen = _version(self.path)
         fresh = dict[bytes, Account]()
         for digest, name, limits in _read(self.path):
             old = self._by_digest.get(digest)
@@ -80,6 +82,22 @@ class Accounts:
         for digest, account in self._by_digest.items():
             account.revoked = fresh.get(digest) is not account
         self._by_digest = fresh
+
+    def reload_if_changed(self) -> bool:
+        """Read the file again if it is another than when it was last read; whether it was. Raises AuthError, once."""
+        if self.path is None or _version(self.path) == self._seen:
+            return False
+        self.reload()
+        return True
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Tells whether a file has changed."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 def _read(path: Path) -> list[tuple[bytes, str, Limits]]:

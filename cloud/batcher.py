@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
@@ -14,7 +15,7 @@ from cloud.engine_metrics import EngineMetrics
 from cloud.jobs import Job, PendingSession
 from cloud.metrics import Metrics
 from cloud.replies import RoundReplies, answer_open
-from cloud.request_queue import RequestQueue, short_id
+from cloud.request_queue import RequestQueue
 from cloud.scheduler import ScheduledSession, Scheduler
 from cloud.sessions import SessionStore
 from cloud.step import Step
@@ -147,7 +148,7 @@ class Batcher:
             )
             seconds = time.perf_counter() - began
         except Exception:
-            log.exception("step failed", sessions=len(scheduled))
+            log.exception("step failed", sessions=len(scheduled), requests=_request_ids([p.pending for p in scheduled]))
             self._count_failure()
             if scheduled:
                 self._requests.fail([part.pending for part in scheduled])
@@ -178,8 +179,7 @@ class Batcher:
 
     def _fail_numbers(self, sessions: list[PendingSession]) -> None:
         """The target's logits for these sessions were not numbers, so nothing can be drawn from them."""
-        names = [short_id(pending.session.id) for pending in sessions]
-        log.error("logits are not numbers", sessions=names, hint="a wider --dtype may help")
+        log.error("logits are not numbers", requests=_request_ids(sessions), hint="a wider --dtype may help")
         self._metrics.count_unusable(len(sessions))
         self._requests.fail(
             sessions, "the target's logits for this text are not numbers; the operator can try a wider --dtype"
@@ -195,3 +195,8 @@ class Batcher:
                 self._requests.move_to_back(pending)
         for part in step.scheduled:
             answer_open(part.pending, self._pool)
+
+
+def _request_ids(sessions: Sequence[PendingSession]) -> list[str]:
+    jobs = [pending.round or pending.opening for pending in sessions]
+    return sorted({job.request_id for job in jobs if job is not None})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import time
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -15,7 +16,9 @@ from starlette.types import Receive, Scope, Send
 from cloud import log
 from cloud.jobs import Job, Reply
 from cloud.limits import Account
+from cloud.metrics import ABORT, ERROR, Metrics
 from cloud.service import Verifier
+from cloud.tracing import trace_of
 from outrider_core.chat_api.asgi import send_completion, send_error, unless_gone
 from outrider_core.chat_api.errors import ApiError
 from outrider_core.chat_api.replies import CompletionWriter, Delta, Ending, FinishReason
@@ -56,15 +59,19 @@ class EngineSession:
     whether or not the client has read it. `account` has counted it among its streams already; `close` takes it off.
     """
 
-    def __init__(self, verifier: Verifier, account: Account, ids: list[int], sampling: Sampling, max_new: int) -> None:
+    def __init__(
+        self, verifier: Verifier, account: Account, ids: list[int], sampling: Sampling, max_new: int, request_id: str
+    ) -> None:
         self._verifier, self._loop = verifier, asyncio.get_running_loop()
         self._account = account
         self._replies: asyncio.Queue[tuple[Reply, bool]] = asyncio.Queue()
         self._session = session = secrets.token_bytes(16)
         self._closed = False
         opening = Open(0, session, 0, pack_ids(ids), len(ids), sampling)
-        self._opening = Job(session, opening, self._opened, tokens=ids, account=account.name)
-        self._round = Job(session, Generate(0, 1, len(ids), max_new), self._post, account=account.name)
+        self._opening = Job(session, opening, self._opened, tokens=ids, account=account.name, request_id=request_id)
+        self._round = Job(
+            session, Generate(0, 1, len(ids), max_new), self._post, account=account.name, request_id=request_id
+        )
         verifier.submit(self._opening)
         verifier.submit(self._round)
 
@@ -139,6 +146,32 @@ def _failed() -> ApiError:
     return ApiError(500, "the server failed on this request; send it again", code="internal_error")
 
 
+class CompletionRecord:
+    """Times and end of one completion, for metrics and the log. begun: time.perf_counter() when it was asked for."""
+
+    def __init__(self, metrics: Metrics, begun: float) -> None:
+        self._metrics, self._begun, self._last = metrics, begun, begun
+        self._tokens, self._finish = 0, ""
+
+    def token(self) -> None:
+        """A token has come."""
+        now = time.perf_counter()
+        times = self._metrics.inter_token_seconds if self._tokens else self._metrics.first_token_seconds
+        times.observe(now - self._last)
+        self._tokens, self._last = self._tokens + 1, now
+
+    def finish(self, reason: str) -> None:
+        """It has ended, as far as the target is concerned."""
+        self._finish = reason
+
+    def close(self, **fields: object) -> None:
+        """Nothing more is sent. One that has not finished was given up by its client."""
+        reason, seconds = self._finish or ABORT, time.perf_counter() - self._begun
+        self._metrics.finished.labels(reason).inc()
+        self._metrics.request_seconds.observe(seconds)
+        log.info("completion", finish=reason, tokens=self._tokens, seconds=round(seconds, 3), **fields)
+
+
 class Completion:
     """An ASGI response: opens a session of the engine, sends what the target writes, closes the session."""
 
@@ -150,23 +183,32 @@ class Completion:
         request: ChatRequest,
         ids: list[int],
         detokeniser: Detokeniser,
+        begun: float,
     ) -> None:
         self._verifier, self._account, self._request, self._ids = verifier, account, request, ids
         self._detokeniser, self._stops = detokeniser, StopStrings(request.stops)
+        self._record = CompletionRecord(verifier.metrics, begun)
         self._writer = CompletionWriter(model_name, verifier.target_hash, len(ids))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         max_new = self._request.token_limit(self._verifier.max_context - len(self._ids))
-        session = EngineSession(self._verifier, self._account, self._ids, self._request.sampling, max_new)
+        trace = trace_of(scope)
+        session = EngineSession(
+            self._verifier, self._account, self._ids, self._request.sampling, max_new, trace.request
+        )
         try:
             await unless_gone(self._send(session, send), receive)
         finally:
             session.close()
+            self._record.close(
+                completion=self._writer.id, account=self._account.name, prompt_tokens=len(self._ids), **trace.fields
+            )
 
     async def _send(self, session: EngineSession, send: Send) -> None:
         try:
             await session.opened()  # before a stream begins, so that a refusal has a status of its own
         except Exception as error:
+            self._record.finish(ERROR)
             await send_error(send, as_api_error(error))
             return
         try:
@@ -182,6 +224,7 @@ class Completion:
         try:
             async for token in session.tokens():
                 drawn += 1
+                self._record.token()
                 piece = stops.push(text.push(token.token)) if token.is_text else ""
                 if token.finish_reason is not None:
                     reason = token.finish_reason
@@ -194,7 +237,9 @@ class Completion:
                     reason = FinishReason.STOP
                     break
         except Exception as error:
+            self._record.finish(ERROR)
             raise as_api_error(error) from None
+        self._record.finish(reason)
         yield Ending(reason, drawn)
 
 

@@ -89,6 +89,7 @@ class Connection:
         self.outbox = Outbox()
         self.closing: tuple[CloseCode, str] | None = None  # close code and reason, once the outbox is empty
         self.greeted = False
+        self.request_id = ""  # of the handshake, for the log
         self.account = account
         self._verifier, self._post, self._wake = verifier, post, wake
         self._streams: dict[int, Stream] = {}
@@ -253,7 +254,7 @@ class Connection:
         def reply(answer: Reply, done: bool) -> None:
             self._post(partial(self._deliver, stream, job, answer, done))
 
-        job = Job(stream.session, request, reply, account=self.account.name, **content)
+        job = Job(stream.session, request, reply, account=self.account.name, request_id=self.request_id, **content)
         return job
 
     def _submit(self, job: Job) -> None:

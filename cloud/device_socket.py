@@ -11,6 +11,7 @@ from cloud.close_codes import CloseCode
 from cloud.connection import Connection, Stream
 from cloud.limits import BYTES_PER_FRAME, FRAMES_PER_SECOND, Account, Bucket
 from cloud.service import Verifier
+from cloud.tracing import trace_of
 
 
 class DeviceSocket:
@@ -33,6 +34,7 @@ class DeviceSocket:
         self._frames = Bucket(FRAMES_PER_SECOND, time.monotonic)
         post = asyncio.get_running_loop().call_soon_threadsafe
         self.connection = Connection(verifier, account, streams_by_session, post, self._changed.set)
+        self.connection.request_id = trace_of(websocket.scope).request
 
     async def run(self) -> None:
         """Serve the device until the socket closes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cloud.kvpool import KVPool
 from cloud.metrics import Metrics
 from cloud.step import DraftCounts, Step
+from outrider_core.protocol.wire import Verify
 
 
 class EngineMetrics:
@@ -20,6 +21,8 @@ class EngineMetrics:
         for _, job, path in step.rounds():
             metrics.queue_seconds.observe(step.queue_seconds(job))
             metrics.generation_tokens.inc(len(path.accepted) + 1)
+            if isinstance(job.request, Verify):
+                metrics.verify_seconds.observe(step.queue_seconds(job) + step.seconds)
         metrics.drafts.inc(len(drafts.sizes))
         metrics.draft_tokens.inc(drafts.sent)
         metrics.verified_nodes.inc(sum(drafts.sizes))

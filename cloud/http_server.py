@@ -16,6 +16,7 @@ import uvicorn
 from cloud import log
 from cloud.app import App
 from cloud.auth import AuthError
+from cloud.limits import raise_descriptors
 from cloud.service import Verifier
 from cloud.settings import Settings
 from cloud.tls import reload_certificate
@@ -40,6 +41,7 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(self, verifier: Verifier, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
+        raise_descriptors()
         self.app = App(verifier, settings)
         options = {} if tls is None else {"ssl_context_factory": lambda _config, _default: tls}
         super().__init__(uvicorn_config(self.app, **options))
@@ -50,6 +52,7 @@ class HttpServer(uvicorn.Server):
         self._settings, self._tls = settings, tls
         self._accounts, self._seconds = verifier.accounts, settings.shutdown_timeout
         self._ending: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -85,7 +88,8 @@ class HttpServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         await self.app.drain(self._seconds)
-        self._watching.cancel()  # from here on the engine thread is to end
+        if self._watching is not None:
+            self._watching.cancel()  # from here on the engine thread is to end
         self.should_exit = True
 
     def _reload(self) -> None:

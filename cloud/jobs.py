@@ -19,7 +19,8 @@ Reply = ServerMessage | FeatureRows
 class Job:
     """One request to the engine thread.
 
-    tokens: OPEN's ids. tree: VERIFY's. account: name of who asks; accounts share the engine evenly. reply(message,
+    tokens: OPEN's ids. tree: VERIFY's. account: name of who asks; accounts share the engine evenly. request_id: of
+    the HTTP request or handshake that it came by, for the log. reply(message,
     done) is called in the engine thread, with `done` set for the last message. `cancelled` may be set by any thread; a
     step that is already running still ends and is answered. `admitted`: the engine thread has taken it from its queue.
     """
@@ -30,6 +31,7 @@ class Job:
     tokens: list[int] = field(default_factory=list)
     tree: TokenTree = field(default_factory=TokenTree)
     account: str = ""
+    request_id: str = ""
     cancelled: bool = False
     admitted: bool = False
     waiting_since: float = field(default_factory=time.perf_counter)

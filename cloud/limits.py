@@ -7,10 +7,10 @@ has shown a token. uvicorn's protocols, the app, connections and the HTTP endpoi
 from __future__ import annotations
 
 import hashlib
-import resource
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -35,6 +35,8 @@ UNREAD = 60.0
 PER_ADDRESS = 1024
 #: where an app finds how much its WebSocket holds, in the state of the ASGI scope
 WAITING = "outrider_waiting"
+#: open files of a process that the system does not bound
+MANY = 1 << 20
 #: descriptors for the listener, the log, the model's files and the like
 RESERVED_DESCRIPTORS = 64
 
@@ -184,12 +186,19 @@ class Gate:
 
 
 def descriptors() -> int:
-    """How many files and sockets this process may have open; raised to what the system allows."""
+    """How many files and sockets this process may have open."""
+    import resource  # not everywhere, and not needed where the target runs on the device itself
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MANY if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_descriptors() -> None:
+    """Let this process open as many files and sockets as the system allows. For one that is a verifier only."""
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = 1 << 20 if hard == resource.RLIM_INFINITY else hard
-    if soft < most:
-        try:
+    most = MANY if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        except (OSError, ValueError):
-            return soft
-    return max(soft, most)

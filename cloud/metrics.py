@@ -35,6 +35,10 @@ class _LogDrops(Collector):
         yield CounterMetricFamily("outrider:log_lines_dropped", "Log lines dropped, by this process", log.dropped())
 
 
+#: finished_reason of a completion whose client hung up, and of one that failed in mid-answer
+ABORT, ERROR = "abort", "error"
+
+
 class Metrics:
     """One verifier's metrics. Any thread may update them."""
 
@@ -64,7 +68,19 @@ class Metrics:
             "request_queue_time_seconds", "Seconds a request waited for the engine", _SECONDS
         )
         self.step_tokens = histogram("iteration_tokens_total", "Tokens in one step, all sessions together", _TOKENS)
+        self.first_token_seconds = histogram(
+            "time_to_first_token_seconds", "Seconds from a completion's request to its first token", _SECONDS
+        )
+        self.inter_token_seconds = histogram(
+            "inter_token_latency_seconds", "Seconds between two tokens of a completion", _SECONDS
+        )
+        self.request_seconds = histogram(
+            "e2e_request_latency_seconds", "Seconds from a completion's request to its last token", _SECONDS
+        )
+        self.finished = counter("request_success", "Completions that ended, by reason", "finished_reason")
         # our own
+        self.http_requests = counter("http_requests", "HTTP replies and WebSocket handshakes", "path", "status")
+        self.verify_seconds = histogram("verify_seconds", "Seconds from a VERIFY to its verdict", _SECONDS)
         self.verified_nodes = counter("verified_nodes", "Draft nodes verified, after pruning")
         self.step_seconds = histogram("step_seconds", "Seconds per step", _SECONDS)
         self.step_sessions = histogram("step_sessions", "Sessions in one step", _TOKENS)

@@ -8,6 +8,7 @@ there. No request text is logged.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -57,6 +58,7 @@ def openai_routes(
             raise ApiError(400, f"the chat template of {model_name} refuses this: {error}", "messages") from None
 
     async def chat(request: Request) -> Response | Completion:
+        begun = time.perf_counter()
         account = admit(request)
         _check_ready(verifier)
         if account.busy:
@@ -69,7 +71,7 @@ def openai_routes(
         except BaseException:
             account.streams -= 1
             raise
-        return Completion(verifier, account, model_name, asked, ids, Detokeniser(decode, skip))
+        return Completion(verifier, account, model_name, asked, ids, Detokeniser(decode, skip), begun)
 
     async def prepare(request: Request, account: Account) -> tuple[ChatRequest, list[int]]:
         """The request and its prompt. Charged by its bytes before it is tokenised, however that ends."""

@@ -78,7 +78,7 @@ class RequestQueue:
                     self._pending.pop(job.session, None)
                     self._store.forget(job.session)
         except Exception:
-            log.exception("request failed", session=short_id(job.session))
+            log.exception("request failed", session=short_id(job.session), request=job.request_id)
             job.fail(ERR_INTERNAL, "the verifier failed on this request; OPEN again")
 
     def waiting(self) -> list[PendingSession]:
@@ -121,7 +121,13 @@ class RequestQueue:
         cached = self._pool.used(session.id)
         found = OpenedAs.NEW if request.seq == 0 else OpenedAs.CACHED if cached else OpenedAs.EVICTED
         self._metrics.opened.labels(found).inc()
-        log.info("session opened", session=short_id(session.id), committed=len(session.tokens), cached=cached)
+        log.info(
+            "session opened",
+            session=short_id(request.session),  # as the device knows it
+            request=job.request_id,
+            committed=len(session.tokens),
+            cached=cached,
+        )
         job.reply(Opened(request.stream, len(session.tokens), cached), False)
         self._pending[session.id] = PendingSession(session, job.account, opening=job)
 

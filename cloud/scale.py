@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +18,12 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
+from cloud.auth import Accounts, AuthError
 from cloud.scaling.driver import leave, run, say
 from cloud.scaling.options import Proxy, Scale, ScaleError
 from cloud.scaling.replica import build
-from cloud.settings import Settings, describe_errors
+from cloud.settings import Settings, describe_errors, read_settings
+from cloud.tls import tls_context
 
 __all__ = ["build", "main"]
 
@@ -48,12 +51,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = _settings(words[split + 1 :], host, parsed.http_port)
         if proxy is Proxy.HAPROXY and (scale.sticky or parsed.ray_address):
             raise ScaleError("--proxy haproxy excludes --sticky and --ray-address; see docs/operating.md")
+        if proxy is Proxy.HAPROXY and settings.tls_cert is not None:
+            raise ScaleError("--proxy haproxy speaks plain HTTP: terminate TLS in front of it, without --tls-cert")
+        tls_context(settings)
+        if settings.auth_file is not None:
+            Accounts(settings.auth_file)  # now, in place of once in every replica
         run(scale, settings, parsed.http_host, proxy, parsed.ray_address)
     except ValidationError as error:
         return _fail(describe_errors(error))
     except SettingsError as error:
         return _fail(str(error.__cause__ or error))
-    except ScaleError as error:
+    except (ScaleError, AuthError) as error:
+        return _fail(str(error))
+    except ssl.SSLError as error:
+        return _fail(f"--tls-cert, --tls-key: {error.reason or error}")
+    except (OSError, ValueError) as error:
         return _fail(str(error))
 
 
@@ -94,7 +106,7 @@ def _settings(flags: list[str], host: str, port: int) -> Settings:
         if flag.split("=")[0] in ("--host", "--port"):
             raise ScaleError(f"{flag} is the address of a single verifier; use --http-host and --http-port before --")
     address = ["--host", host, "--port", str(port)]
-    settings = Settings(_cli_parse_args=[*flags, *address])  # type: ignore[call-arg]
+    settings = read_settings([*flags, *address], "python -m cloud.scale --")
     if settings.port == 0:
         raise ScaleError("--http-port: 0 is not a port that devices can be given; choose a free one")
     # replicas may start in another folder
@@ -102,6 +114,9 @@ def _settings(flags: list[str], host: str, port: int) -> Settings:
     if folder.is_dir():
         settings.model = str(folder.resolve())
     settings.drafter = settings.drafter.expanduser().resolve()
+    for name in ("auth_file", "tls_cert", "tls_key"):
+        if (path := getattr(settings, name)) is not None:
+            setattr(settings, name, path.expanduser().resolve())
     return settings
 
 

@@ -148,12 +148,14 @@ class Settings(BaseSettings):
         return self.model_dump(mode="json", exclude={"config", "print_config"}, exclude_none=True)
 
 
-def read_settings(flags: Sequence[str], prog: str = "python -m cloud.verifier") -> Settings:
+def read_settings(flags: Sequence[str], prog: str = "python -m cloud.verifier", **values: Any) -> Settings:
     """Flags, then environment, then the file that either names. prog: how the command was called, for help.
+
+    values: settings given by name in place of flags, `config` among them.
 
     Raises pydantic's ValidationError or SettingsError, or OSError or ValueError if the file cannot be read.
     """
-    path = _config_path(flags)
+    path = Path(values["config"]) if values.get("config") else _config_path(flags)
     if path is not None and not path.is_file():
         raise OSError(f"--config: {path} is not a file")
 
@@ -173,7 +175,7 @@ def read_settings(flags: Sequence[str], prog: str = "python -m cloud.verifier") 
             return init_settings, env_settings, *file
 
     arguments: dict[str, Any] = {"_cli_parse_args": list(flags), "_cli_prog_name": prog}
-    return WithFile(**arguments)
+    return WithFile(**arguments, **values)
 
 
 def _config_path(flags: Sequence[str]) -> Path | None:

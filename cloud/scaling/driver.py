@@ -6,11 +6,13 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import time
 from types import FrameType
 from typing import NoReturn
 
+from cloud.scaling.fleet_metrics import end_hub
 from cloud.scaling.options import DEPLOYMENT, Proxy, Scale, ScaleError
 from cloud.scaling.replica import application
 from cloud.settings import Settings
@@ -47,10 +49,13 @@ def run(scale: Scale, settings: Settings, host: str, proxy: Proxy, ray_address: 
             wait_for_applications_running=False,
         )
         _wait(scale, began)
+        if settings.tls_cert is not None:
+            _check_tls(settings)
         shown = f"[{host}]" if ":" in host else host
         print(
-            f"verifiers ready: ws://{shown}:{settings.port}/v1/verify replicas={scale.replicas} "
-            f"max_replicas={scale.max_replicas or scale.replicas} ray={ray.get_runtime_context().gcs_address}",
+            f"verifiers ready: {'wss' if settings.tls_cert else 'ws'}://{shown}:{settings.port}/v1/verify "
+            f"replicas={scale.replicas} max_replicas={scale.max_replicas or scale.replicas} "
+            f"ray={ray.get_runtime_context().gcs_address}",
             flush=True,
         )
         while True:
@@ -62,6 +67,7 @@ def run(scale: Scale, settings: Settings, host: str, proxy: Proxy, ray_address: 
             say("stopping")
             if deployed:
                 serve.delete(APPLICATION)
+                end_hub()
             ray.shutdown()  # ends a local Ray, leaves one that was joined
 
 
@@ -84,6 +90,7 @@ def _start(scale: Scale, settings: Settings, address: str | None) -> None:
         raise ScaleError(f"cannot join Ray at {address}: {error}") from None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)  # Ray has set its own
+    signal.signal(signal.SIGHUP, _reload)
     for name, each in (("CPU", scale.cpus_per_replica), ("GPU", scale.gpus_per_replica)):
         needed, there = each * scale.replicas, ray.cluster_resources().get(name, 0.0)
         if needed > there:
@@ -92,9 +99,31 @@ def _start(scale: Scale, settings: Settings, address: str | None) -> None:
                 raise ScaleError(f"{text}; use fewer replicas or a smaller --{name.lower()}s-per-replica")
             say(f"{text}; waiting for more machines")
     serve.start(
-        http_options={"host": settings.host, "port": settings.port},
+        http_options={"host": settings.host, "port": settings.port, **_certificate(settings)},
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
+
+
+def _certificate(settings: Settings) -> dict[str, str]:
+    """The certificate in Serve's words."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return {}
+    return {"ssl_certfile": str(settings.tls_cert), "ssl_keyfile": str(settings.tls_key)}
+
+
+def _check_tls(settings: Settings) -> None:
+    """Raise ScaleError unless Serve's proxy speaks TLS: one that ran already keeps its own options."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((host, settings.port), timeout=10) as raw, context.wrap_socket(raw):
+            pass
+    except OSError as error:
+        raise ScaleError(
+            f"Serve's proxy at {host} port {settings.port} does not speak TLS, and tokens would travel in clear text "
+            f"({error}); stop the Serve that runs there, or give it the certificate itself (http_options)"
+        ) from None
 
 
 def _wait(scale: Scale, began: float) -> None:
@@ -145,6 +174,10 @@ def _check_addresses(settings: Settings, ray_address: str | None) -> None:
 def leave(_number: int, _frame: FrameType | None) -> NoReturn:
     """A signal handler that ends the process with status 0."""
     raise SystemExit(0)
+
+
+def _reload(_number: int, _frame: FrameType | None) -> None:
+    say("replicas read a changed token file by themselves, within seconds; a new certificate takes a restart")
 
 
 def say(text: str) -> None:

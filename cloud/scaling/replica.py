@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloud.close_codes import CloseCode
+from cloud.scaling.fleet_metrics import FleetMetrics
 from cloud.scaling.options import Scale, ScaleError
-from cloud.settings import Settings, describe_errors
+from cloud.settings import Settings, describe_errors, read_settings
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME
 
 REPLICA_HEADER = b"x-replica"
@@ -27,6 +29,7 @@ class Replica:
         from cloud.torch_engine.parallel import Followers
 
         log.write_to_stderr(settings)
+        self._fleet: FleetMetrics | None = None
         followers = Followers(settings) if settings.tp > 1 else None
         try:
             self._settings, self._verifier = settings, load_verifier(settings)
@@ -41,12 +44,28 @@ class Replica:
 
         from cloud.app import create_app
 
-        return _Ingress(create_app(self._verifier, self._settings), serve.get_replica_context().replica_id.unique_id)
+        name = serve.get_replica_context().replica_id.unique_id
+        self._fleet = FleetMetrics(name, self._verifier.metrics.text)
+        return _Ingress(create_app(self._verifier, self._settings, self._fleet.text), name)
 
     def check_health(self) -> None:
-        """Asked by Serve every few seconds; a replica that raises is replaced."""
-        if not self._verifier.alive:
-            raise RuntimeError("the engine thread is dead")
+        """Asked by Serve every few seconds; a replica that raises is replaced.
+
+        A changed token file is noticed here, and what the replica reports goes to the fleet's metrics.
+        """
+        from cloud import log
+        from cloud.auth import AuthError
+
+        if why := self._verifier.broken:
+            log.error("broken: Serve replaces this replica", why=why)
+            raise RuntimeError(why)
+        if self._fleet is not None:
+            self._fleet.report()
+        try:
+            if self._verifier.accounts.reload_if_changed():
+                log.info("tokens read again", tokens=len(self._verifier.accounts))
+        except AuthError as error:
+            log.error("tokens not read, the old ones stay", why=str(error))
 
 
 class _Ingress:
@@ -81,9 +100,16 @@ def build(args: dict[str, Any]) -> Any:
     values = {str(name).replace("-", "_"): value for name, value in args.items()}
     scale = {name: values.pop(name) for name in list(values) if name in Scale.model_fields}
     try:
-        return application(Scale(**scale), Settings(**values))
+        settings = read_settings([], "cloud.scale:build", **values)
+        if settings.tls_cert is not None:
+            raise ScaleError(
+                "tls_cert: the proxy is Serve's; give it the certificate (http_options: ssl_certfile, ssl_keyfile)"
+            )
+        return application(Scale(**scale), settings)
     except ValidationError as error:
         raise ScaleError(describe_errors(error)) from None
+    except (SettingsError, OSError, ValueError) as error:
+        raise ScaleError(str(error.__cause__ or error)) from None
 
 
 def application(scale: Scale, settings: Settings, attempts: int = 5) -> Any:

@@ -46,8 +46,9 @@ class CompletionWriter:
     """Writes the reply to one request. fingerprint: names what draws the text. prompt_tokens: for the token counts."""
 
     def __init__(self, model: str, fingerprint: str, prompt_tokens: int) -> None:
+        self.id = f"chatcmpl-{secrets.token_hex(12)}"
         self._head = {
-            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "id": self.id,
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint,

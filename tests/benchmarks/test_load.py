@@ -29,6 +29,7 @@ import torch
 from benchmarks import load
 from benchmarks.load_device import Answer, Device, Dial, Drafts, Habits, hit_rate, wrong_tokens
 from benchmarks.load_report import Memory, Tally, jain, percentiles, resident_bytes, slope
+from benchmarks.load_strangers import STRANGERS
 from cloud.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
@@ -240,6 +241,17 @@ def test_beside_a_hostile_companion(kind: str, address: str, folders: Folders, t
         assert not any(name.startswith("got") for name in counts)
     allowed = {f"got error {ERR_ORDER}"} if kind == "flood" else set()  # a VERIFY that came after its time
     assert not any(name.startswith("got error") for name in counts.keys() - allowed), counts
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_beside_a_companion_that_holds_things_open(kind: str, address: str, folders: Folders, tmp_path: Path) -> None:
+    assert load.main(flags(folders, tmp_path, "--address", address, "--devices", "1", "--bad", kind)) == 0
+    _, beside = figures_of(tmp_path)["phases"]
+    assert beside["bad"] == kind and beside["tokens"] > 0
+    counts = beside["companion"]
+    assert counts["connected"] >= 4, counts
+    if kind == "long-prompts":
+        assert counts["status 400"] >= 1, counts
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+import trustme
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cloud.auth import Accounts
@@ -231,7 +232,7 @@ def test_bytes_that_wait_for_their_messages_are_bounded(tmp_path: Path, capsys: 
 
 def test_prompts_are_charged_before_they_are_tokenised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     long = {**ASK, "messages": [{"role": "user", "content": "w5 " * 100_000}]}
-    with house(tmp_path, capsys=capsys) as at, at.other_client_at_work():
+    with house(tmp_path, "--prefill", "100", capsys=capsys) as at, at.other_client_at_work():
         first, second = at.post("bad", long), at.post("bad", long)
         assert first.status_code == 400 and first.json()["error"]["code"] == "context_length_exceeded"
         assert second.status_code == 429 and int(second.headers["retry-after"]) >= 0
@@ -312,3 +313,15 @@ def test_strangers_cannot_take_all_descriptors(tmp_path: Path) -> None:
         assert "process_open_fds" in text and "process_resident_memory_bytes" in text
         for peer in peers:
             peer.close()
+
+
+def test_a_tls_handshake_that_does_not_begin_is_cut(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path)
+    issued = trustme.CA().issue_cert("localhost")
+    issued.cert_chain_pems[0].write_to_path(str(tmp_path / "chain.pem"))
+    issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    tls = ["--tls-cert", str(tmp_path / "chain.pem"), "--tls-key", str(tmp_path / "key.pem")]
+    with running(folder, *tls, "--request-seconds", "1") as server:
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as silent:
+            assert ends(silent) == b""  # by default it would have a minute, and be counted by nobody

@@ -156,6 +156,26 @@ def test_health_and_handshake_through_the_proxy(fleet: Fleet) -> None:
         assert client.welcome.target_hash == fleet.hello.target_hash
 
 
+def test_metrics_are_those_of_all_replicas(fleet: Fleet) -> None:
+    """Whichever replica is asked; every sample says whose it is."""
+    end = time.monotonic() + 60
+    while True:
+        text = httpx.get(f"http://{fleet.address}/metrics").text
+        names = set(re.findall(r'^outrider:build_info\{replica="(\w+)"', text, re.MULTILINE))
+        if len(names) == 2:
+            break
+        assert time.monotonic() < end, text[:2000]
+        time.sleep(0.5)
+    assert text.count("# TYPE outrider:build_info ") == 1
+    assert all("replica=" in line for line in text.splitlines() if not line.startswith("#"))
+
+
+def test_sighup_does_not_end_the_fleet(fleet: Fleet) -> None:
+    fleet.process.send_signal(signal.SIGHUP)
+    time.sleep(1)
+    assert fleet.process.poll() is None and is_ready(fleet.address)
+
+
 def test_frames_too_large_are_refused(fleet: Fleet) -> None:
     client = fleet.connect()
     client.socket.send(bytes(MAX_CLIENT_FRAME + 1))

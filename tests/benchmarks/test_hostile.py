@@ -1,0 +1,111 @@
+"""Hostile clients beside well-behaved ones, on a real verifier: others are served as before, and memory stays flat."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from benchmarks import load
+from benchmarks.load_hostile import KINDS
+from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+ROOT = Path(__file__).parents[2]
+#: of a step, so that what is measured is the verifier's queue and not this machine's processors
+STEP_MS = 25
+
+
+@dataclass(frozen=True)
+class Place:
+    folder: Path
+    address: str
+    pid: int
+    tokens: dict[str, str]
+    megabytes: list[float]
+
+    def refused(self) -> dict[str, float]:
+        lines = httpx.get(f"http://{self.address}/metrics").text.splitlines()
+        parts = [line.split('"') for line in lines if line.startswith("outrider:refused_total")]
+        return {part[1]: float(part[2].removeprefix("} ")) for part in parts}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("hostile")
+    model = tiny_model(seed=5, dtype=torch.float32)
+    save_tiny_drafter(folder / "drafter", model, save_tiny_target(folder / "target", model))
+    (folder / "prompts.txt").write_text("w20 w21 w22\nw99 w5\nw7 w8 w9 w10 w11\nw42\n")
+    tokens = {name: secrets.token_hex(8) for name in ("good", "bad", "first")}
+    hashes = {name: hashlib.sha256(token.encode()).hexdigest() for name, token in tokens.items()}
+    (folder / "tokens").write_text("".join(f"{name} {digest}\n" for name, digest in hashes.items()))
+    flags = ["--model", str(folder / "target"), "--drafter", str(folder / "drafter"), "--port", "0"]
+    flags += ["--auth-file", str(folder / "tokens"), "--max-context", "128", "--max-nodes", "24", "--kv-tokens", "4096"]
+    flags += ["--request-seconds", "2", "--message-seconds", "2", "--max-connections", "500", "--threads", "1"]
+    command = [sys.executable, "-m", "benchmarks.slow_target", "--step-ms", str(STEP_MS), *flags]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "verifier ready" in line, (folder / "log").read_text()
+        place = Place(folder, line.split("//")[1].split("/")[0], process.pid, tokens, [])
+        tokenise_once(place)
+        yield place
+        assert process.poll() is None, (folder / "log").read_text()
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def tokenise_once(place: Place) -> None:
+    """The first long prompt takes memory that is kept for the next one."""
+    ask = {"model": str(place.folder / "target"), "messages": [{"role": "user", "content": "word " * 190_000}]}
+    headers = {"Authorization": f"Bearer {place.tokens['first']}"}
+    url = f"http://{place.address}/v1/chat/completions"
+    assert httpx.post(url, json=ask, headers=headers, timeout=60).status_code == 400
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_others_are_served_as_before(place: Place, tmp_path: Path, kind: str) -> None:
+    before = place.refused()
+    flags = ["--model", str(place.folder / "target"), "--drafter", str(place.folder / "drafter")]
+    flags += ["--prompts", str(place.folder / "prompts.txt"), "--json", str(tmp_path / "load.json")]
+    flags += ["--seconds", "10", "--tokens", "24", "--think", "0.05", "--sample", "0.25", "--devices", "2"]
+    flags += ["--address", place.address, "--pid", str(place.pid), "--bad", kind]
+    assert load.main([*flags, "--token", place.tokens["good"], "--bad-token", place.tokens["bad"]]) == 0
+    figures: dict[str, Any] = json.loads((tmp_path / "load.json").read_text())
+    alone, beside = figures["phases"]
+    assert figures["wrong_verdicts"] == figures["wrong_tokens"] == 0
+    assert beside["tokens"] > 0
+    assert beside["ratios"]["p95"] <= 2, (alone["verify_ms"], beside["verify_ms"], beside["companion"])
+    grown = {reason: count - before.get(reason, 0) for reason, count in place.refused().items()}
+    bound = {
+        "half-request": "slow_request",
+        "drip-body": "token",
+        "idle-sockets": "slow_request",
+        "unfinished": "slow_message",
+        "crowd": "account_connections",
+        "long-prompts": "rate",
+    }.get(kind)
+    assert bound is None or grown.get(bound, 0) >= 1, (grown, beside["companion"])
+    memory = beside["memory"]
+    assert memory["most_mb"] - memory["start_mb"] < 128, memory["samples"]
+    place.megabytes.append(memory["end_mb"])
+
+
+def test_memory_is_flat_over_all_of_them(place: Place) -> None:
+    """What they took while they were there has been given back or used again."""
+    if len(place.megabytes) < 3:
+        pytest.skip("wants the tests above")
+    assert place.megabytes[-1] - place.megabytes[0] < 64, place.megabytes
