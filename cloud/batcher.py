@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from cloud import log
@@ -94,8 +93,6 @@ class Batcher:
         except BaseException as error:
             self._broken = f"the engine thread ended: {type(error).__name__}"
             log.exception("engine thread ended")
-            with suppress(Exception):
-                self._requests.fail_all()
 
     def _turns(self) -> None:
         while self._take():
