@@ -16,6 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,6 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.quantise import Rotation, hadamard, hadamard_block, quantise8, rotate_blocks
+from outrider_core.targets.tables import TableFile
 from outrider_core.targets.weights import Floats, Weights
 
 #: rows of the KV pool that lie together, head by head
@@ -39,8 +42,9 @@ _MICROSOFT = "com.microsoft"
 
 @dataclass
 class Builder:
-    """Collects nodes and initialisers of a graph under construction."""
+    """Collects nodes and initialisers of a graph under construction. tables: where the large ones go."""
 
+    tables: TableFile
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     tensors: dict[str, onnx.TensorProto] = field(default_factory=dict)
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
@@ -51,6 +55,12 @@ class Builder:
         """An initialiser; one of the same name is taken to be the same."""
         if name not in self.tensors:
             self.tensors[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
+        return name
+
+    def table(self, name: str, make: Callable[[], NDArray[Any]]) -> str:
+        """A large initialiser, computed where the table file lacks it."""
+        if name not in self.tensors:
+            self.tensors[name] = self.tables.tensor(name, make)
         return name
 
     def ints(self, *values: int) -> str:
@@ -94,10 +104,11 @@ class TargetGraph:
         config: TargetConfig,
         weights: Weights,
         max_context: int,
+        tables: TableFile,
         done: Callable[[int], None] = lambda layer: None,
     ) -> None:
         self.config, self.weights, self.max_context, self.done = config, weights, max_context, done
-        self.graph = Builder()
+        self.graph = Builder(tables)
         self._rotation = Rotation(config.hidden_size)
 
     def build(self) -> onnx.ModelProto:
@@ -117,10 +128,14 @@ class TargetGraph:
         graph.input("slots", TensorProto.INT64, [1, config.num_key_value_heads, "tokens", 3])
         wanted = graph.input("wanted", TensorProto.INT64, ["wanted"])
         cosines, sines = config.rope.tables(self.max_context, config.head_dim)
-        graph.constant("cosines", cosines)
-        graph.constant("sines", sines)
-        embedding = self.weights.read("embed_tokens")
-        residual = graph.op("Gather", graph.constant("embedding", self._rotation.apply(embedding)), ids)
+        graph.table("cosines", lambda: cosines)
+        graph.table("sines", lambda: sines)
+
+        def embedding() -> NDArray[np.float16]:
+            return self._rotation.apply(self.weights.read("embed_tokens")).astype(np.float16)
+
+        residual = graph.op("Gather", graph.table("embedding", embedding), ids)
+        residual = graph.op("Cast", residual, to=TensorProto.FLOAT)
         graph.output("logits", TensorProto.FLOAT, ["wanted", config.vocab_size])
         ones = graph.constant("ones", np.ones(config.hidden_size, np.float32))
         normed = graph.op("SimplifiedLayerNormalization", residual, ones, epsilon=config.rms_norm_eps, axis=-1)
@@ -129,9 +144,9 @@ class TargetGraph:
             normed, residual = self._add_and_norm(mixed, residual)
             normed, residual = self._add_and_norm(self._mlp(layer, normed), residual)
             self.done(layer)
-        head = embedding if config.tie_word_embeddings else self.weights.read("lm_head")
+        head = "embed_tokens" if config.tie_word_embeddings else "lm_head"
         chosen = graph.op("Gather", normed, wanted)
-        self._linear("lm_head", chosen, self._reading(head, "norm"), output="logits")
+        self._linear("lm_head", chosen, lambda: self._reading(self.weights.read(head), "norm"), output="logits")
         return graph.model("target")
 
     def _attention(self, layer: int, x: str) -> str:
@@ -140,23 +155,19 @@ class TargetGraph:
         name = f"layers.{layer}.self_attn"
         exponent = self.value_exponent(layer)
         query_scale = np.float32(1.0 if config.head_norms else width**-0.5)
-        weight = np.concatenate(
-            [
-                self.weights.read(f"{name}.q_proj") * query_scale,
-                self.weights.read(f"{name}.k_proj"),
-                self.weights.read(f"{name}.v_proj") * np.float32(2.0**exponent),
-            ]
-        )
-        bias = None
-        if config.attention_bias:
-            bias = np.concatenate(
+
+        def joined_rows(suffix: str) -> Floats:
+            return np.concatenate(
                 [
-                    self.weights.read(f"{name}.q_proj.bias") * query_scale,
-                    self.weights.read(f"{name}.k_proj.bias"),
-                    self.weights.read(f"{name}.v_proj.bias") * np.float32(2.0**exponent),
+                    self.weights.read(f"{name}.q_proj{suffix}") * query_scale,
+                    self.weights.read(f"{name}.k_proj{suffix}"),
+                    self.weights.read(f"{name}.v_proj{suffix}") * np.float32(2.0**exponent),
                 ]
             )
-        joined = self._linear(f"{name}.qkv", x, self._reading(weight, f"layers.{layer}.input_layernorm"), bias)
+
+        bias = joined_rows(".bias") if config.attention_bias else None
+        norm = f"layers.{layer}.input_layernorm"
+        joined = self._linear(f"{name}.qkv", x, lambda: self._reading(joined_rows(""), norm), bias)
         by_head = graph.op("Reshape", joined, graph.ints(1, -1, heads + 2 * kv, width))
         by_head = graph.op("Transpose", by_head, perm=[0, 2, 1, 3])  # [1, heads, T, width]
         query_key, value = graph.ops("Split", by_head, graph.ints(heads + kv, kv), names=2, axis=1)
@@ -173,8 +184,11 @@ class TargetGraph:
         mixed = graph.op("Reshape", self._mix(query, keys, values), graph.ints(1, heads, -1, width))
         mixed = graph.op("Transpose", mixed, perm=[0, 2, 1, 3])
         mixed = graph.op("Reshape", mixed, graph.ints(-1, heads * width))
-        weight = self.weights.read(f"{name}.o_proj") * np.float32(2.0**-exponent)
-        return self._linear(f"{name}.o_proj", mixed, *self._writing(weight, f"{name}.o_proj", config.output_bias))
+
+        def output() -> Floats:
+            return self._writing(self.weights.read(f"{name}.o_proj") * np.float32(2.0**-exponent))
+
+        return self._linear(f"{name}.o_proj", mixed, output, self._written_bias(f"{name}.o_proj", config.output_bias))
 
     def _store(self, name: str, fresh: str, kind: int) -> str:
         """Write the new tokens' rows into their slots of a pool. The output is bound to the input's own memory."""
@@ -216,47 +230,57 @@ class TargetGraph:
     def _mlp(self, layer: int, x: str) -> str:
         config, graph = self.config, self.graph
         name = f"layers.{layer}.mlp"
-        both = np.concatenate([self.weights.read(f"{name}.gate_proj"), self.weights.read(f"{name}.up_proj")])
-        bias = None
-        if config.mlp_bias:
-            names = (f"{name}.gate_proj.bias", f"{name}.up_proj.bias")
-            bias = np.concatenate([self.weights.read(each) for each in names])
-        weight = self._reading(both, f"layers.{layer}.post_attention_layernorm")
-        gate, up = graph.ops("Split", self._linear(f"{name}.gate_up", x, weight, bias), names=2, axis=-1, num_outputs=2)
+
+        def both(suffix: str) -> Floats:
+            names = (f"{name}.gate_proj{suffix}", f"{name}.up_proj{suffix}")
+            return np.concatenate([self.weights.read(each) for each in names])
+
+        norm = f"layers.{layer}.post_attention_layernorm"
+        bias = both(".bias") if config.mlp_bias else None
+        joined = self._linear(f"{name}.gate_up", x, lambda: self._reading(both(""), norm), bias)
+        gate, up = graph.ops("Split", joined, names=2, axis=-1, num_outputs=2)
         gated = graph.op("Mul", graph.op("QuickGelu", gate, domain=_MICROSOFT, alpha=1.0), up)  # SiLU(gate) * up
-        down, down_bias = self._writing(self.weights.read(f"{name}.down_proj"), f"{name}.down_proj", config.mlp_bias)
         block = hadamard_block(config.intermediate_size)
         if block > 1:
             matrix = graph.constant("hadamard", hadamard(block))
             turned = graph.op("MatMul", graph.op("Reshape", gated, graph.ints(-1, block)), matrix)
             gated = graph.op("Reshape", turned, graph.ints(-1, config.intermediate_size))
-        return self._linear(f"{name}.down_proj", gated, rotate_blocks(down, block), down_bias)
+
+        def down() -> Floats:
+            return rotate_blocks(self._writing(self.weights.read(f"{name}.down_proj")), block)
+
+        return self._linear(f"{name}.down_proj", gated, down, self._written_bias(f"{name}.down_proj", config.mlp_bias))
 
     def _reading(self, weight: Floats, norm: str) -> Floats:
         """The weight of a layer that reads the normalised residual: gains taken in, inputs rotated."""
         return self._rotation.apply(weight * self.weights.read(norm))
 
-    def _writing(self, weight: Floats, name: str, biased: bool) -> tuple[Floats, Floats | None]:
-        """Weight and bias of a layer that adds to the residual: outputs rotated."""
-        bias = self._rotation.apply(self.weights.read(f"{name}.bias")) if biased else None
-        return np.ascontiguousarray(self._rotation.apply(weight.T).T), bias
+    def _writing(self, weight: Floats) -> Floats:
+        """The weight of a layer that adds to the residual: outputs rotated."""
+        return np.ascontiguousarray(self._rotation.apply(weight.T).T)
 
-    def _linear(self, name: str, x: str, weight: Floats, bias: Floats | None = None, output: str = "") -> str:
-        """x [T, K] times the 8-bit table of weight [N, K]. Each row of x is rounded to 8 bits by its own largest value.
+    def _written_bias(self, name: str, biased: bool) -> Floats | None:
+        return self._rotation.apply(self.weights.read(f"{name}.bias")) if biased else None
 
-        The products are summed as integers, so a row's result does not depend on the other rows.
+    def _linear(
+        self, name: str, x: str, weight: Callable[[], Floats], bias: Floats | None = None, output: str = ""
+    ) -> str:
+        """x [T, K] times the 8-bit table of weight [N, K], which is computed only if the table is not there yet.
+
+        Each row of x is rounded to 8 bits by its own largest value. The products are summed as integers, so a row's
+        result does not depend on the other rows.
         """
         graph = self.graph
-        table, scales = quantise8(weight)
+        quantised = cache(lambda: quantise8(weight()))
         largest = graph.op("ReduceMax", graph.op("Abs", x), graph.ints(1), keepdims=1)
         step = graph.constant("activation_step", np.array(1 / 127, np.float32))
         zero = graph.constant("activation_zero", np.array(128, np.uint8))
         product = graph.op(
             "MatMulIntegerToFloat",
             graph.op("QuantizeLinear", graph.op("Div", x, largest), step, zero),
-            graph.constant(f"{name}.table", table.T),
+            graph.table(f"{name}.table", lambda: quantised()[0].T),
             step,
-            graph.constant(f"{name}.scales", scales),
+            graph.table(f"{name}.scales", lambda: quantised()[1]),
             zero,
             domain=_MICROSOFT,
         )

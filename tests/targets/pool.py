@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.graph import POOL_BLOCK, TargetGraph
+from outrider_core.targets.tables import TableFile
 from outrider_core.targets.weights import SafetensorsWeights
 
 Floats = NDArray[np.float32]
@@ -24,12 +26,13 @@ class Pool:
     def __init__(self, model: Any, folder: Path, blocks: int = 2) -> None:
         model.save_pretrained(folder)
         self.config = TargetConfig.from_json(model.config.to_dict())
-        graph = TargetGraph(self.config, SafetensorsWeights(folder), 512).build()
+        with TableFile(folder) as tables:
+            graph = TargetGraph(self.config, SafetensorsWeights(folder), 512, tables).build()
+        onnx.save(graph, folder / "target.onnx")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 3
-        self.session = onnxruntime.InferenceSession(
-            graph.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        path = str(folder / "target.onnx")
+        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         shape = (blocks, self.config.num_key_value_heads, POOL_BLOCK, self.config.head_dim)
         self.memory: dict[str, NDArray[Any]] = {}
         for layer in range(self.config.num_hidden_layers):

@@ -14,6 +14,7 @@ from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.graph import POOL_BLOCK, TargetGraph
 from outrider_core.targets.runner import OnnxRunner
+from outrider_core.targets.tables import TableFile
 from outrider_core.targets.weights import SafetensorsWeights
 from tests.tiny import tiny_model
 
@@ -43,8 +44,9 @@ def model() -> object:
 def runner(model: object, tmp_path: Path) -> OnnxRunner:
     model.save_pretrained(tmp_path)  # type: ignore[attr-defined]
     config = TargetConfig.from_json(model.config.to_dict())  # type: ignore[attr-defined]
-    graph = TargetGraph(config, SafetensorsWeights(tmp_path), 512)
-    onnx.save(graph.build(), tmp_path / "target.onnx")
+    with TableFile(tmp_path) as tables:
+        graph = TargetGraph(config, SafetensorsWeights(tmp_path), 512, tables)
+        onnx.save(graph.build(), tmp_path / "target.onnx")
     exponents = [graph.value_exponent(layer) for layer in range(config.num_hidden_layers)]
     return OnnxRunner(tmp_path / "target.onnx", config, exponents, 8 * POOL_BLOCK, threads=1)
 
