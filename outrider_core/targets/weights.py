@@ -106,6 +106,12 @@ class GgufWeights:
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self.config = self._config()
 
+    @property
+    def eos_ids(self) -> list[int]:
+        """Token ids that end an answer."""
+        end = self.field("tokenizer.ggml.eos_token_id")
+        return [] if end is None else [int(end)]
+
     def field(self, name: str, default: Any = None) -> Any:
         """A metadata field's value, or `default`."""
         found = self._reader.fields.get(name)

@@ -1,0 +1,157 @@
+"""Target bundles appear whole or not at all, go on where they were interrupted, and are refused where damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider_core.models.target import gguf_of
+from outrider_core.targets.bundle import (
+    MANIFEST_FILE,
+    TargetBundle,
+    TargetBundleError,
+    make_target_bundle,
+    open_target_bundle,
+)
+from outrider_core.targets.tables import DATA_FILE
+from tests.tiny import tiny_model, tiny_tokenizer
+
+MAKE = """
+import sys
+from pathlib import Path
+from outrider_core.targets import bundle
+
+def stop_at(layer, layers):
+    if layer == int(sys.argv[3]):
+        print("layer", layer, flush=True)
+        sys.stdin.read()
+
+bundle.make_target_bundle("tiny", Path(sys.argv[1]), "0" * 16, Path(sys.argv[2]), 128, stop_at)
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    tiny_model(hidden=64, layers=4, dtype=torch.float32).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def make(source: Path, folder: Path) -> TargetBundle:
+    return make_target_bundle("tiny", source, "0" * 16, folder, 128)
+
+
+def hidden(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.parent.iterdir() if path.name.endswith(".partial"))
+
+
+def test_a_bundle_is_made_once_and_opens(source: Path, tmp_path: Path) -> None:
+    layers = list[tuple[int, int]]()
+    folder = tmp_path / "bundle"
+    made = make_target_bundle("tiny", source, "0" * 16, folder, 128, lambda *done: layers.append(done))
+    assert layers == [(0, 4), (1, 4), (2, 4), (3, 4)] and hidden(folder) == []
+    assert make_target_bundle("tiny", source, "0" * 16, folder, 128, lambda *_: pytest.fail("made again")) == made
+    assert made.config.num_hidden_layers == 4 and made.max_positions == 128 and len(made.value_exponents) == 4
+    assert {path.name for path in folder.iterdir()} >= {"tokenizer.json", "target.onnx", DATA_FILE}
+
+
+def test_a_killed_conversion_goes_on(source: Path, tmp_path: Path) -> None:
+    whole = make(source, tmp_path / "whole")
+    folder = tmp_path / "bundle"
+    command = [sys.executable, "-c", MAKE, str(source), str(folder), "2"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline() == b"layer 2\n"
+        process.send_signal(signal.SIGKILL)
+    [aside] = hidden(folder)
+    assert not folder.exists()
+    data = tmp_path / aside / DATA_FILE
+    inode = data.stat().st_ino
+    with data.open("ab") as file:
+        file.write(b"half a tensor")
+    made = make(source, folder)
+    assert hidden(folder) == [] and (folder / DATA_FILE).stat().st_ino == inode  # the same file, not one begun anew
+    assert (folder / DATA_FILE).read_bytes() == (whole.folder / DATA_FILE).read_bytes()
+    assert made.graph.read_bytes() == whole.graph.read_bytes()
+
+
+def test_a_full_disk_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
+    try:
+        with pytest.raises(TargetBundleError, match="cannot be written: File too large"):
+            make(source, folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not folder.exists() and hidden(folder) == []
+    make(source, folder)
+
+
+@pytest.mark.parametrize("name", ["target.onnx", DATA_FILE, "tokenizer.json"])
+def test_a_damaged_file_is_named(source: Path, tmp_path: Path, name: str) -> None:
+    folder = make(source, tmp_path / "bundle").folder
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(TargetBundleError, match=f"{name} is not what was written; delete"):
+        open_target_bundle(folder)
+    os.truncate(folder / name, len(content) - 1)
+    with pytest.raises(TargetBundleError, match=f"{name} is not what was written"):
+        open_target_bundle(folder)
+    (folder / name).unlink()
+    with pytest.raises(TargetBundleError, match=f"{name} is missing"):
+        open_target_bundle(folder)
+
+
+def test_foreign_and_broken_folders(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(TargetBundleError, match=r"there is no manifest\.json"):
+        open_target_bundle(source)
+    path = make(source, tmp_path / "bundle").folder / MANIFEST_FILE
+    text = path.read_text()
+    for broken in (text[:-40], "[]", "{}", text.replace('"config"', '"shapes"'), text.replace('"theta"', '"omega"')):
+        path.write_text(broken)
+        with pytest.raises(TargetBundleError, match="damaged"):
+            open_target_bundle(path.parent)
+    path.write_text(json.dumps({**json.loads(text), "format_version": 99}))
+    with pytest.raises(TargetBundleError, match="format 99, and this program reads 1; make it again"):
+        open_target_bundle(path.parent)
+
+
+def test_what_cannot_be_lowered_is_one_line(source: Path, tmp_path: Path) -> None:
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
+    with pytest.raises(TargetBundleError, match=r"'gpt2' is not supported .*; run it with --engine torch"):
+        make(source, tmp_path / "bundle")
+    (source / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 5}))
+    with pytest.raises(TargetBundleError, match=r"there is no tensor model\.layers\.4"):
+        make(source, tmp_path / "bundle")
+    assert hidden(tmp_path / "bundle") == []
+
+
+def test_a_gguf_tokenizer_is_that_of_transformers(tmp_path: Path) -> None:
+    """Token ids and template of the default target, read from its GGUF file without torch."""
+    from transformers import AutoTokenizer
+
+    from outrider_core.models.target import open_target
+    from outrider_core.targets.gguf_tokenizer import write_tokenizer
+    from outrider_core.targets.weights import GgufWeights
+
+    write_tokenizer(GgufWeights(gguf_of("smollm2-135m-instruct")), tmp_path)
+    theirs = open_target().tokenizer
+    ours = AutoTokenizer.from_pretrained(tmp_path)
+    assert json.loads(ours.backend_tokenizer.to_str()) == json.loads(theirs.backend_tokenizer.to_str())
+    assert ours.chat_template == theirs.chat_template
+    assert ours.special_tokens_map == theirs.special_tokens_map
+    text = "Grüße, 123 <|im_end|> def f(x):\n\treturn x"
+    assert ours.encode(text) == theirs.encode(text)
