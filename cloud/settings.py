@@ -69,6 +69,12 @@ class Settings(BaseSettings):
         float, Field(gt=0, description="seconds that a client may take from a message's first byte to its last")
     ] = 20.0
 
+    engine: Annotated[
+        Literal["torch", "onnx"],
+        Field(
+            description="what runs the target; onnx: an 8-bit copy on the CPU, made at first start, exact in any tree"
+        ),
+    ] = "torch"
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16", "float64"], Field(description="the target's number format")
     ] = "float32"

@@ -64,7 +64,7 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
     from cloud.auth import AuthError
     from cloud.http_server import HttpServer
     from cloud.loading import load_verifier
-    from outrider_core.models.moa import DrafterError
+    from outrider_core.models.moa_config import DrafterError
     from outrider_core.models.target import TargetError
 
     try:
@@ -90,7 +90,7 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
 def _follow(settings: Settings) -> int:
     """Any rank but the first: load its share and follow rank 0, which handles the signals and ends the others."""
     from cloud.loading import load_verifier
-    from outrider_core.models.moa import DrafterError
+    from outrider_core.models.moa_config import DrafterError
     from outrider_core.models.target import TargetError
 
     for number in (signal.SIGTERM, signal.SIGINT):

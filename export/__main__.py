@@ -224,7 +224,7 @@ def keep_freed_memory() -> None:
 def guarded(run: Callable[[], int | None]) -> int:
     """Run a command: its exit status, 1 with one line for an expected error, 130 for Ctrl-C."""
     from outrider_core.drafting.bundle import BundleError
-    from outrider_core.models.moa import DrafterError
+    from outrider_core.models.moa_config import DrafterError
 
     try:
         return run() or 0

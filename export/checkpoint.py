@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from outrider_core.models.moa import DrafterError
+from outrider_core.models.moa_config import DrafterError
 
 MODULES = ("layer_self_attention", "self_attention", "cross_attention", "Ekv2E")
 #: the only one of MODULES' names that no other kind of checkpoint has: it tells the prefix

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
-from outrider_core.models.moa import MoAConfig
+from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
 from outrider_core.protocol.rows import LEAST_DIVISOR
 

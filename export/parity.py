@@ -10,7 +10,7 @@ import numpy as np
 from export.steps import LOOKAHEAD, Passage, follow, roots
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.drafting.engines import Engine, Floats, Ints
-from outrider_core.models.moa import MoAConfig
+from outrider_core.models.moa_config import MoAConfig
 
 #: an argmax flip counts as one at a near-tie where the eager model's first two logits are closer than this
 #: (the second is then at least 60 % as likely as the first)

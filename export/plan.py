@@ -18,7 +18,7 @@ from export.steps import RANDOM_ROWS, TARGET_ANSWERS
 from export.to_executorch import BACKENDS, check_backend
 from outrider_core.drafting.bundle import MANIFEST, BundleError
 from outrider_core.models.drafter_files import load_drafter
-from outrider_core.models.moa import MoAConfig
+from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import TargetFiles, open_target
 
 FORMATS = {"onnx": "drafter.onnx", "executorch": "drafter.pte"}

@@ -44,7 +44,8 @@ from torch import Tensor
 
 from export.checkpoint import Checkpoint, first_line, open_checkpoint, read_tensors
 from outrider_core.models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, save_drafter
-from outrider_core.models.moa import DrafterError, MoA, MoAConfig
+from outrider_core.models.moa import MoA
+from outrider_core.models.moa_config import DrafterError, MoAConfig
 from outrider_core.models.target import SUPPORTED_FAMILIES, TargetError, hash_model_folder, head_dim_of, resolve_target
 
 #: the authors trained on conversations cut at this length

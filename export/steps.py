@@ -17,7 +17,8 @@ from export.prompts import Conversation, UserTurn
 from outrider_core.drafting.bundle import BundleError
 from outrider_core.drafting.drafter import MASKED, MAX_WIDTH
 from outrider_core.drafting.engines import Engine, Floats, Ints
-from outrider_core.models.moa import MoAConfig, ServerHalf, server_half
+from outrider_core.models.moa import ServerHalf, server_half
+from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target, TargetFiles, load_target
 from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 

@@ -16,7 +16,8 @@ from export.batches import draft_vocabulary
 from export.features import FeatureCache, OnlineFeatures, Sequence
 from export.recipe import TrainSettings
 from export.trainer import Student
-from outrider_core.models.moa import MoA, MoAConfig
+from outrider_core.models.moa import MoA
+from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
 
 

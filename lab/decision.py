@@ -36,7 +36,7 @@ from lab.lab import Lab
 from lab.multi_candidate import SampledDrafter
 from outrider_core.arguments import positive_ints
 from outrider_core.drafting.drafter import Drafter, TreeShape
-from outrider_core.models.moa import DrafterError
+from outrider_core.models.moa_config import DrafterError
 from outrider_core.models.target import TargetError, open_target
 from outrider_core.protocol.sampling import Sampling
 

@@ -42,7 +42,7 @@ from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.models.drafter_files import CONFIG_FILE
 from outrider_core.models.folders import default_drafter
-from outrider_core.models.moa import DrafterError
+from outrider_core.models.moa_config import DrafterError
 from outrider_core.models.target import open_target
 from outrider_core.protocol.sampling import Sampling
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from export.training_set import MOA, Kind
 from lab.baselines.networks import Baseline, BaselineConfig
 from lab.baselines.reused import ReusedLayerMoA
-from outrider_core.models.moa import MoA, MoAConfig
+from outrider_core.models.moa import MoA
+from outrider_core.models.moa_config import MoAConfig
 
 
 def _baseline(name: str, layers: int) -> Callable[[MoAConfig], Baseline]:

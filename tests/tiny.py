@@ -13,7 +13,8 @@ from transformers import LlamaConfig, MistralConfig, PreTrainedTokenizerFast, Qw
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from outrider_core.models.drafter_files import save_drafter
-from outrider_core.models.moa import MoA, MoAConfig
+from outrider_core.models.moa import MoA
+from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target, hash_model_folder
 from outrider_core.protocol.sampling import Sampling, draw
 

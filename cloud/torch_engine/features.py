@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider_core.models.moa import MoAConfig, ServerHalf
+from outrider_core.models.moa import ServerHalf
+from outrider_core.models.moa_config import MoAConfig
 from outrider_core.protocol.rows import RowShape
 
 

@@ -16,7 +16,8 @@ from cloud.torch_engine.features import TorchFeatures
 from cloud.torch_engine.parallel import Leader, Ranks, follow
 from cloud.torch_engine.runner import TorchRunner
 from outrider_core.models.drafter_files import load_drafter
-from outrider_core.models.moa import DeviceHalf, DrafterError, MoAConfig, device_half_on, server_half
+from outrider_core.models.moa import DeviceHalf, device_half_on, server_half
+from outrider_core.models.moa_config import DrafterError, MoAConfig
 from outrider_core.models.packing import pack_linears
 from outrider_core.models.target import Target, TargetError, head_dim_of, load_target, open_target
 from outrider_core.protocol.wire import MAX_TOKENS

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from outrider_core.models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, hash_drafter, write_drafter
 from outrider_core.models.layers import Block, adopt_tables, rotary, rotate, tables_of
-from outrider_core.models.moa import DrafterError, MoAConfig
+from outrider_core.models.moa_config import DrafterError, MoAConfig
 
 KINDS = ("eagle2", "lm")
 #: training noise on EAGLE's features, uniform, its width over their own spread (the authors': 0.2 over spreads near 1)

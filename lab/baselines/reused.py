@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from outrider_core.models.layers import Block, adopt_tables, copy_weights, rotary, rotate, tables_of
-from outrider_core.models.moa import MoA, MoAConfig
+from outrider_core.models.moa import MoA
+from outrider_core.models.moa_config import MoAConfig
 
 HIDDEN = -1e9
 

@@ -22,7 +22,7 @@ def open_server(options: RuntimeOptions, bundle: Bundle) -> AbstractContextManag
         return nullcontext(options.device.server)
     try:
         from outrider.local import LocalVerifier, log_errors_only
-        from outrider_core.models.moa import DrafterError
+        from outrider_core.models.moa_config import DrafterError
         from outrider_core.models.target import TargetError
     except ImportError as error:
         missing = error.name or error

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider_core.models.folders import drafters_folder
-from outrider_core.models.moa import DrafterError, MoAConfig
+from outrider_core.models.moa_config import DrafterError, MoAConfig
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "drafter.safetensors"

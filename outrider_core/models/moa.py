@@ -19,14 +19,13 @@ target; theirs have none.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from outrider_core.models.layers import Block, adopt_tables, rotary, rotate, tables_of
-from outrider_core.models.target import head_dim_of
+from outrider_core.models.moa_config import DrafterError, MoAConfig
 
 #: Tensors the server half needs; everything else lives on the device. The cross-attention's input norm
 #: stands on both sides: the paper sends keys/values and queries through the same norm.
@@ -37,108 +36,6 @@ SERVER_PREFIXES = (
     "cross_attention.self_attn.k_proj.",
     "cross_attention.self_attn.v_proj.",
 )
-
-
-class DrafterError(RuntimeError):
-    """A drafter folder cannot be used. The message is one line that says what to do."""
-
-
-@dataclass(frozen=True)
-class MoAConfig:
-    """Shapes of a MoA drafter. Widths are in values, never in bytes."""
-
-    target_hash: str  # outrider_core.models.target.hash_model_folder of the target it was trained on
-    target_layers: tuple[int, ...]  # target layers whose K and V layer self-attention reads
-    target_kv_heads: int
-    target_head_dim: int
-    vocab_size: int
-    draft_vocab_size: int  # rows of the device's LM head; a map to target ids goes with the weights
-    hidden_size: int  # the target's: embedding and LM head are the target's own, frozen
-    lsa_heads: int
-    lsa_kv_heads: int
-    lsa_mlp: int
-    heads: int  # of self-attention and cross-attention
-    head_dim: int
-    sa_kv_heads: int
-    sa_mlp: int
-    ca_kv_heads: int
-    ca_mlp: int
-    rope_theta: float
-    norm_eps: float
-    max_context: int
-    null_row: bool  # cross-attention sees one learned row besides the text's; the authors' checkpoints have none
-    final_norm: bool = False  # a norm before the LM head; the authors' checkpoints have none
-
-    @property
-    def kv_width(self) -> int:
-        """D: one target layer's concatenated K and V of one token (papers: 2 * G * hd)."""
-        return 2 * self.target_kv_heads * self.target_head_dim
-
-    def check(self) -> None:
-        """Raise DrafterError where widths do not fit together."""
-        if self.kv_width % self.lsa_heads or (self.kv_width // self.lsa_heads) % 2:
-            raise DrafterError(f"lsa_heads {self.lsa_heads} must cut {self.kv_width} into even head widths")
-        for name, kv_heads, heads in (
-            ("lsa_kv_heads", self.lsa_kv_heads, self.lsa_heads),
-            ("sa_kv_heads", self.sa_kv_heads, self.heads),
-            ("ca_kv_heads", self.ca_kv_heads, self.heads),
-        ):
-            if kv_heads < 1 or heads % kv_heads:
-                raise DrafterError(f"{name} {kv_heads} must divide the {heads} query heads")
-        if self.head_dim % 2:
-            raise DrafterError(f"head_dim {self.head_dim} must be even for rotary positions")
-
-    @classmethod
-    def for_target(
-        cls,
-        config: Any,
-        target_hash: str,
-        *,
-        layers: int = 6,
-        draft_vocab: int = 12288,
-        max_context: int = 2048,
-        final_norm: bool = True,
-    ) -> MoAConfig:
-        """Default shapes for a target: its own head layout and MLP width, `layers` evenly spaced layers."""
-        depth = config.num_hidden_layers
-        layers = min(layers, depth)
-        chosen = tuple(depth - 1 - round(i * (depth - 1) / max(1, layers - 1)) for i in range(layers))[::-1]
-        head_dim = head_dim_of(config)
-        kv_heads = config.num_key_value_heads
-        width = 2 * kv_heads * head_dim
-        rope = getattr(config, "rope_parameters", None) or {}
-        return cls(
-            target_hash=target_hash,
-            target_layers=chosen,
-            target_kv_heads=kv_heads,
-            target_head_dim=head_dim,
-            vocab_size=config.vocab_size,
-            draft_vocab_size=min(draft_vocab, config.vocab_size),
-            hidden_size=config.hidden_size,
-            lsa_heads=2 * kv_heads,
-            lsa_kv_heads=2 * kv_heads,
-            lsa_mlp=width,
-            heads=config.num_attention_heads,
-            head_dim=head_dim,
-            sa_kv_heads=kv_heads,
-            sa_mlp=config.intermediate_size,
-            ca_kv_heads=kv_heads,
-            ca_mlp=config.intermediate_size,
-            rope_theta=float(rope.get("rope_theta", 10000.0)),
-            norm_eps=config.rms_norm_eps,
-            max_context=min(max_context, config.max_position_embeddings),
-            null_row=True,
-            final_norm=final_norm,
-        )
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> MoAConfig:
-        given = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        if missing := {field.name for field in fields(cls) if field.default is MISSING} - given.keys():
-            raise DrafterError(f"drafter config lacks {', '.join(sorted(missing))}")
-        config = cls(**{**given, "target_layers": tuple(given["target_layers"])})
-        config.check()
-        return config
 
 
 class KeyValue(nn.Module):

@@ -21,7 +21,8 @@ from outrider_core.drafting.engines import executorch as executorch_room
 from outrider_core.drafting.engines import onnx as onnx_room
 from outrider_core.drafting.engines.executorch import ExecuTorchEngine
 from outrider_core.drafting.engines.onnx import OnnxEngine
-from outrider_core.models.moa import DeviceHalf, MoAConfig
+from outrider_core.models.moa import DeviceHalf
+from outrider_core.models.moa_config import MoAConfig
 
 ALL_PACKAGES = {package for packages, _ in RUNTIMES.values() for package in packages}
 

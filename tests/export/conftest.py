@@ -30,7 +30,8 @@ from export.to_onnx import write_onnx
 from outrider_core.drafting.bundle import MANIFEST
 from outrider_core.drafting.engines import Engine
 from outrider_core.models.drafter_files import load_drafter
-from outrider_core.models.moa import DeviceHalf, MoAConfig, device_half_on
+from outrider_core.models.moa import DeviceHalf, device_half_on
+from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target, open_target
 from tests.export.tiny_training import some_sequences
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model, tiny_target

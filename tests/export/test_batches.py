@@ -16,7 +16,7 @@ from export.features import FeatureCache, Sequence
 from export.loss import HeadCrossEntropy
 from export.recipe import TrainSettings
 from export.trainer import forward, losses
-from outrider_core.models.moa import MoAConfig
+from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
 from tests.export.tiny_training import fresh_moa, some_sequences
 

@@ -29,7 +29,8 @@ from outrider_core.drafting.bundle import FORMAT_VERSION, MANIFEST, BundleError,
 from outrider_core.drafting.engines import open_engine
 from outrider_core.drafting.engines.onnx import OnnxEngine
 from outrider_core.models.drafter_files import load_drafter, save_drafter
-from outrider_core.models.moa import SERVER_PREFIXES, DeviceHalf, DrafterError, server_half
+from outrider_core.models.moa import SERVER_PREFIXES, DeviceHalf, server_half
+from outrider_core.models.moa_config import DrafterError
 from outrider_core.models.target import TargetError, load_target
 from tests.export.conftest import Bundles, Folders, Reused, correlation, edit_manifest, snapshot, tree_inputs
 from tests.tiny import EOS, save_tiny_drafter, save_tiny_target, tiny_model

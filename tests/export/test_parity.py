@@ -32,7 +32,8 @@ from outrider_core.drafting.engines import Floats, Ints, open_engine
 from outrider_core.drafting.engines.onnx import OnnxEngine
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.eager import EagerEngine
-from outrider_core.models.moa import DeviceHalf, MoAConfig
+from outrider_core.models.moa import DeviceHalf
+from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import load_target, open_target
 from outrider_core.protocol.sampling import Sampling
 from tests.export.conftest import Bundles, Folders, correlation, difference, expected, only_drafted, stored, tree_inputs

@@ -36,7 +36,8 @@ from export.quant import (
     without_tables,
 )
 from export.steps import example_inputs
-from outrider_core.models.moa import DeviceHalf, MoAConfig
+from outrider_core.models.moa import DeviceHalf
+from outrider_core.models.moa_config import MoAConfig
 
 both_widths = pytest.mark.parametrize("bits", [4, 8])
 

@@ -20,7 +20,8 @@ from transformers import DynamicCache
 import export.reference
 from export.reference import import_checkpoint
 from outrider_core.models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, load_drafter, save_drafter
-from outrider_core.models.moa import DrafterError, MoAConfig, device_half, server_half
+from outrider_core.models.moa import device_half, server_half
+from outrider_core.models.moa_config import DrafterError, MoAConfig
 from outrider_core.models.target import TargetError, hash_model_folder
 from tests.tiny import tiny_model
 

@@ -18,7 +18,8 @@ from export.own_text import write_alone
 from export.recipe import TrainSettings
 from export.trainer import Trainer
 from export.training_set import TrainingSet
-from outrider_core.models.moa import MoA, MoAConfig
+from outrider_core.models.moa import MoA
+from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
 from tests.export.tiny_training import fresh_moa, some_sequences
 

@@ -7,7 +7,8 @@ import random
 import torch
 
 from export.features import Sequence
-from outrider_core.models.moa import MoA, MoAConfig
+from outrider_core.models.moa import MoA
+from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
 
 

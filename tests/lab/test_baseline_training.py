@@ -21,7 +21,7 @@ from lab.kinds import KINDS
 from lab.train import main
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.layers import tables_of
-from outrider_core.models.moa import DrafterError, MoAConfig
+from outrider_core.models.moa_config import DrafterError, MoAConfig
 from outrider_core.models.target import Target
 from tests.export.tiny_training import some_sequences
 from tests.tiny import tiny_model, tiny_target

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider_core.models.moa import MoA, MoAConfig
+from outrider_core.models.moa import MoA
+from outrider_core.models.moa_config import MoAConfig
 
 #: no width equals another, and none fits the target's heads
 ODD = MoAConfig(

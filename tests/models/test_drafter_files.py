@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider_core.models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, load_drafter, save_drafter
-from outrider_core.models.moa import SERVER_PREFIXES, DrafterError, MoA, device_half, server_half
+from outrider_core.models.moa import SERVER_PREFIXES, MoA, device_half, server_half
+from outrider_core.models.moa_config import DrafterError
 from tests.models.odd_moa import ODD, random_moa, random_sequence
 from tests.tiny import tiny_drafter_config, tiny_model
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from export.batches import MASKED, Batch, row_mask_of
 from export.trainer import forward
 from outrider_core.models.layers import Attention
-from outrider_core.models.moa import DeviceHalf, DrafterError, MoA, MoAConfig
+from outrider_core.models.moa import DeviceHalf, MoA
+from outrider_core.models.moa_config import DrafterError, MoAConfig
 from tests.models.odd_moa import ODD, random_moa, random_sequence
 
 # training equals drafting

@@ -1,0 +1,71 @@
+"""Load a target bundle and a drafter's server half; the bundle is made at first start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloud import log
+from cloud.onnx_engine.features import HostFeatures
+from cloud.onnx_engine.runner import OnnxModelRunner
+from cloud.served_model import ServedModel
+from cloud.settings import Settings
+from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.moa_config import DrafterError, MoAConfig
+from outrider_core.models.target import ALIASES, cache_dir, gguf_of, open_target, resolve_target
+from outrider_core.protocol.wire import MAX_TOKENS
+from outrider_core.targets.bundle import TargetBundle, make_target_bundle
+from outrider_core.targets.runner import OnnxRunner
+
+
+def load_model(settings: Settings) -> ServedModel:
+    """Load what the settings name. Raises TargetError, DrafterError or TargetBundleError with one line."""
+    config, tensors, drafter_hash = load_drafter(Path(settings.drafter).expanduser())
+    bundle = find_bundle(settings.model)
+    return onnx_model(bundle, config, {k: v.numpy() for k, v in tensors.items()}, drafter_hash, settings)
+
+
+def find_bundle(name: str) -> TargetBundle:
+    """The bundle of target `name`, from the cache or made now."""
+    source_hash = open_target(name).model_hash
+    source = gguf_of(name) if name in ALIASES else resolve_target(name)
+    folder = cache_dir() / "target-bundles" / f"{Path(name).name}-{source_hash}"
+
+    def done(layer: int, layers: int) -> None:
+        if layer == 0:
+            log.info("making an 8-bit copy of the target, once", folder=str(folder), layers=layers)
+
+    return make_target_bundle(name, source, source_hash, folder, MAX_TOKENS, done)
+
+
+def onnx_model(
+    bundle: TargetBundle,
+    config: MoAConfig,
+    tensors: Mapping[str, NDArray[np.float32]],
+    drafter_hash: str,
+    settings: Settings,
+) -> ServedModel:
+    """An open bundle and a drafter, to be served. Raises DrafterError if the drafter does not belong to the target."""
+    from transformers import AutoTokenizer
+
+    if config.target_hash != bundle.source_hash:
+        raise DrafterError(
+            f"this drafter was trained on target {config.target_hash}, but {bundle.name} is {bundle.source_hash}; "
+            "give --drafter a folder that was trained for it"
+        )
+    shape = bundle.config
+    runner = OnnxRunner(bundle.graph, shape, bundle.value_exponents, settings.kv_tokens, settings.threads)
+    return ServedModel(
+        name=bundle.name,
+        target_hash=bundle.source_hash,
+        drafter_hash=drafter_hash,
+        tokenizer=AutoTokenizer.from_pretrained(bundle.folder, local_files_only=True),
+        eos_ids=bundle.eos_ids,
+        vocab_size=shape.vocab_size,
+        max_positions=bundle.max_positions,
+        runner=OnnxModelRunner(runner),
+        features=HostFeatures(config, tensors),
+    )
