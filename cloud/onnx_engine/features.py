@@ -85,4 +85,5 @@ def _rotate(x: Floats, cosines: Floats, sines: Floats) -> Floats:
     """Rotary positions of x [..., n, heads, head_dim]; cosines, sines [n, head_dim]."""
     half = x.shape[-1] // 2
     turned = np.concatenate([-x[..., half:], x[..., :half]], -1)
-    return x * cosines[:, None] + turned * sines[:, None]
+    rotated: Floats = x * cosines[:, None] + turned * sines[:, None]
+    return rotated
