@@ -84,6 +84,6 @@ def _angles(positions: Sequence[int], head_dim: int, theta: float) -> tuple[Floa
 def _rotate(x: Floats, cosines: Floats, sines: Floats) -> Floats:
     """Rotary positions of x [..., n, heads, head_dim]; cosines, sines [n, head_dim]."""
     half = x.shape[-1] // 2
-    turned = np.concatenate([-x[..., half:], x[..., :half]], -1)
+    turned: Floats = np.concatenate([-x[..., half:], x[..., :half]], -1)
     rotated: Floats = x * cosines[:, None] + turned * sines[:, None]
     return rotated
