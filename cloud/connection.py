@@ -164,7 +164,9 @@ class Connection:
                 for name, my, your in zip(names, mine, yours, strict=True)
                 if my != your
             ]
-            self._error(ERR_MISMATCH, f"{'; '.join(differ)}; use a bundle made for this verifier")
+            self._error(
+                ERR_MISMATCH, f"{'; '.join(differ)}; use a bundle made for this verifier, or export this one again"
+            )
             self.close(CloseCode.MISMATCH, "protocol, target or drafter differ")
             return
         self.greeted = True

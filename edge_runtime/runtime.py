@@ -237,7 +237,7 @@ class EdgeRuntime:
         def begin() -> tuple[Session, list[str]]:
             try:
                 if record["target"] != self.bundle.manifest.target_hash:
-                    raise ValueError("it is of another target than this bundle's")
+                    raise ValueError("it is of another target than this bundle's; ask the question again")
                 self._session_id, self._stream = bytes.fromhex(record["session"]), int(record["stream"])
                 session = self._begin(list(record["prompt"]), Sampling(**record["sampling"]), int(record["max_new"]))
                 restore(session, record)

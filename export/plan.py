@@ -17,7 +17,7 @@ from export.quant import BITS, Profile, packed_bytes, rare_bits
 from export.steps import RANDOM_ROWS, TARGET_ANSWERS
 from export.to_executorch import BACKENDS, check_backend
 from outrider_core.drafting.bundle import MANIFEST, BundleError
-from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.drafter_files import check_target, load_drafter
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import TargetFiles, open_target
 
@@ -71,7 +71,10 @@ class Plan:
 
 
 def make_plan(options: Options) -> Plan:
-    """Open target and drafter, refuse what cannot work, and estimate. Raises BundleError with one clear line."""
+    """Open target and drafter, refuse what cannot work, and estimate.
+
+    Raises BundleError, DrafterError or TargetError with one clear line.
+    """
     profile = _check_options(options)
     target = open_target(options.target)
     config, tensors, drafter_hash = load_drafter(options.drafter)
@@ -124,15 +127,11 @@ def _check_options(options: Options) -> Profile:
 
 
 def _check_fit(target: TargetFiles, config: MoAConfig, drafter: Path) -> None:
-    if config.target_hash != target.model_hash:
-        raise BundleError(
-            f"{drafter} was trained on target {config.target_hash}, but {target.name} is {target.model_hash}; "
-            "give the target it was trained on, or train a drafter for this one"
-        )
     if not target.eos_ids:
         raise BundleError(f"{target.name} names no eos_token_id, so no answer would ever end; add it to config.json")
     if not target.tokenizer.chat_template:
         raise BundleError(f"{target.name} has no chat template; add chat_template.jinja to its folder")
+    check_target(config.target_hash, target, drafter)
 
 
 def target_fits(target: TargetFiles) -> bool:

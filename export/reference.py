@@ -44,9 +44,10 @@ from torch import Tensor
 
 from export.checkpoint import Checkpoint, first_line, open_checkpoint, read_tensors
 from outrider_core.models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, save_drafter
+from outrider_core.models.identity import model_identity
 from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import DrafterError, MoAConfig
-from outrider_core.models.target import SUPPORTED_FAMILIES, TargetError, hash_model_folder, head_dim_of, resolve_target
+from outrider_core.models.target import SUPPORTED_FAMILIES, TargetError, head_dim_of, resolve_target
 
 #: the authors trained on conversations cut at this length
 TRAINED_CONTEXT = 2048
@@ -80,7 +81,7 @@ def import_checkpoint(
     checkpoint = open_checkpoint(source)
     _refuse_other_networks(checkpoint, shape)
     ids = _draft_ids(draft_vocab_ids, shape.vocab_size)
-    config = _moa_config(checkpoint, shape, hash_model_folder(folder), len(ids), max_context)
+    config = _moa_config(checkpoint, shape, model_identity(folder), len(ids), max_context)
     _check_tensors(checkpoint, config)
     notes = {
         "imported": True,

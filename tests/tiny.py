@@ -13,9 +13,10 @@ from transformers import LlamaConfig, MistralConfig, PreTrainedTokenizerFast, Qw
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from outrider_core.models.drafter_files import save_drafter
+from outrider_core.models.identity import model_identity
 from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import MoAConfig
-from outrider_core.models.target import Target, hash_model_folder
+from outrider_core.models.target import Target
 from outrider_core.protocol.sampling import Sampling, draw
 
 FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "mistral": MistralConfig}
@@ -107,7 +108,7 @@ def save_tiny_target(folder: Path, model: Any | None = None) -> str:
     model = tiny_model(dtype=torch.float32) if model is None else model
     model.save_pretrained(folder)
     tiny_tokenizer(model.config.vocab_size).save_pretrained(folder)
-    return hash_model_folder(folder)
+    return model_identity(folder)
 
 
 def save_tiny_drafter(folder: Path, model: Any, target_hash: str, draft_ids: Tensor | None = None) -> None:

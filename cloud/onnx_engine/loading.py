@@ -13,9 +13,11 @@ from cloud.onnx_engine.features import HostFeatures
 from cloud.onnx_engine.runner import OnnxModelRunner
 from cloud.served_model import ServedModel
 from cloud.settings import Settings
+from outrider_core.models.cache import cache_dir
 from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.identity import model_identity
 from outrider_core.models.moa_config import DrafterError, MoAConfig
-from outrider_core.models.target import ALIASES, cache_dir, gguf_of, open_target, resolve_target
+from outrider_core.models.target import ALIASES, gguf_of, resolve_target
 from outrider_core.protocol.wire import MAX_TOKENS
 from outrider_core.targets.bundle import TargetBundle, make_target_bundle
 from outrider_core.targets.runner import OnnxRunner
@@ -30,8 +32,8 @@ def load_model(settings: Settings) -> ServedModel:
 
 def find_bundle(name: str) -> TargetBundle:
     """The bundle of target `name`, from the cache or made now."""
-    source_hash = open_target(name).model_hash
     source = gguf_of(name) if name in ALIASES else resolve_target(name)
+    source_hash = model_identity(source)
     folder = cache_dir() / "target-bundles" / f"{Path(name).name}-{source_hash}"
 
     def done(layer: int, layers: int) -> None:

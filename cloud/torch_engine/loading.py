@@ -15,7 +15,7 @@ from cloud.settings import Settings
 from cloud.torch_engine.features import TorchFeatures
 from cloud.torch_engine.parallel import Leader, Ranks, follow
 from cloud.torch_engine.runner import TorchRunner
-from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.drafter_files import check_target, load_drafter
 from outrider_core.models.moa import DeviceHalf, device_half_on, server_half
 from outrider_core.models.moa_config import DrafterError, MoAConfig
 from outrider_core.models.packing import pack_linears
@@ -61,7 +61,7 @@ def torch_model(
     Raises DrafterError if the drafter does not belong to the target.
     """
     config, tensors, drafter_hash = drafter
-    _check_drafter(config, target)
+    _check_drafter(config, target, settings.drafter)
     shape = target.config
     context = min(settings.max_context, shape.max_position_embeddings, MAX_TOKENS)
     return ServedModel(
@@ -106,13 +106,9 @@ def _device(settings: Settings, ranks: Ranks | None) -> str:
     return "cuda" if ranks is None else f"cuda:{torch.cuda.current_device()}"
 
 
-def _check_drafter(config: MoAConfig, target: Target) -> None:
+def _check_drafter(config: MoAConfig, target: Target, drafter: Path) -> None:
     shape = target.config
-    if config.target_hash != target.model_hash:
-        raise DrafterError(
-            f"this drafter was trained on target {config.target_hash}, but {target.name} is {target.model_hash}; "
-            "give --drafter a folder that was trained for it"
-        )
+    check_target(config.target_hash, target, drafter)
     head_dim = head_dim_of(shape)
     wanted = (config.target_kv_heads, config.target_head_dim, config.hidden_size, config.vocab_size)
     given = (shape.num_key_value_heads, head_dim, shape.hidden_size, shape.vocab_size)

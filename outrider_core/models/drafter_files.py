@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider_core.models.folders import drafters_folder
+from outrider_core.models.identity import former_identity
 from outrider_core.models.moa_config import DrafterError, MoAConfig
+from outrider_core.models.target import Target, TargetFiles
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "drafter.safetensors"
@@ -80,6 +82,21 @@ def hash_drafter(stored: dict[str, Any], config: Any, tensors: dict[str, Tensor]
         plain = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor  # numpy knows no bfloat16
         digest.update(name.encode() + plain.numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def check_target(known: str, target: Target | TargetFiles, drafter: str | Path) -> None:
+    """Raise DrafterError unless the identity that `drafter`'s config names, `known`, is the target's."""
+    if known == target.model_hash:
+        return
+    if known == former_identity(target.folder):
+        raise DrafterError(
+            f"{drafter} names {target.name} as version 0.2 did, by the ends of its weights alone; run once: "
+            f"python -m export renew {drafter} --target {target.name}"
+        )
+    raise DrafterError(
+        f"{drafter} was trained on target {known}, but {target.name} is {target.model_hash}; give the target it was "
+        "trained on, or a drafter trained for this one"
+    )
 
 
 def find_drafter(drafter_hash: str) -> Path:

@@ -16,7 +16,7 @@ class DrafterError(RuntimeError):
 class MoAConfig:
     """Shapes of a MoA drafter. Widths are in values, never in bytes."""
 
-    target_hash: str  # outrider_core.models.target.hash_model_folder of the target it was trained on
+    target_hash: str  # the `model_identity` of the target it was trained on
     target_layers: tuple[int, ...]  # target layers whose K and V layer self-attention reads
     target_kv_heads: int
     target_head_dim: int

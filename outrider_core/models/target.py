@@ -7,15 +7,16 @@ the user's cache.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from outrider_core.models.cache import cache_dir
+from outrider_core.models.identity import converted_from, model_identity, write_source
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 
@@ -45,7 +46,7 @@ class Target:
     model: a transformers causal LM in eval mode, on `device` in `dtype`.
     tokenizer: its fast tokenizer, with a chat template.
     name: what the user asked for. folder: where its files lie.
-    model_hash: 16 hex digits over config, tokenizer and weights (see `hash_model_folder`).
+    model_hash: its identity, 16 hex digits over every byte of weights, tokenizer and template (see `model_identity`).
     eos_ids: token ids that end an answer.
     """
 
@@ -64,13 +65,6 @@ class Target:
 def head_dim_of(config: Any) -> int:
     """Width of one attention head of a transformers config, which may leave it to be worked out."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def cache_dir() -> Path:
-    """`$OUTRIDER_CACHE`, else `$XDG_CACHE_HOME/outrider`, else `~/.cache/outrider`."""
-    if own := os.environ.get("OUTRIDER_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "outrider"
 
 
 def resolve_target(name: str) -> Path:
@@ -105,27 +99,51 @@ def _resolve_hub(name: str) -> Path:
 
 def _resolve_alias(name: str) -> Path:
     folder = cache_dir() / "targets" / name
-    if (folder / "config.json").is_file() and (folder / "model.safetensors").is_file():
-        return folder
-    source = gguf_of(name)
+    try:
+        source = gguf_of(name)
+    except TargetError:
+        if _holds(folder):  # converted earlier, and the package has gone since
+            return folder
+        raise
+    try:
+        identity = model_identity(source)
+        if not _holds(folder, identity):
+            _convert_aside(source, identity, folder)
+    except TargetError:
+        raise
+    except Exception as error:
+        raise TargetError(f"{name}: converting {source.name} failed: {error}") from error
+    return folder
+
+
+def _holds(folder: Path, identity: str | None = None) -> bool:
+    """Whether `folder` is whole and says that it was converted from the file of this identity (None: of any).
+
+    What version 0.2 converted does not say.
+    """
+    whole = all((folder / name).is_file() for name in ("config.json", "model.safetensors"))
+    source = converted_from(folder) if whole else None
+    return source is not None and identity in (None, source)
+
+
+def _convert_aside(source: Path, identity: str, folder: Path) -> None:
+    """Convert in a folder aside, which then takes the place of what was there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         _convert_gguf(source, aside)
+        write_source(aside, source)
+        if _holds(folder, identity):  # another process was first
+            return
         if folder.exists():
             shutil.rmtree(folder)
         try:
             aside.rename(folder)
         except OSError:
-            if not (folder / "model.safetensors").is_file():  # else another process was first
+            if not _holds(folder, identity):
                 raise
-    except TargetError:
-        raise
-    except Exception as error:
-        raise TargetError(f"{name}: converting {source.name} failed: {error}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return folder
 
 
 def gguf_of(name: str) -> Path:
@@ -155,26 +173,6 @@ def _convert_gguf(source: Path, folder: Path) -> None:
     model.is_quantized, model.hf_quantizer = False, None
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def hash_model_folder(folder: Path) -> str:
-    """16 hex digits that change when config, tokenizer or weights change.
-
-    Weight files count by name, size and their first and last 64 KiB, so that a 16 GB model hashes in
-    milliseconds; config and tokenizer count whole.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.name in ("config.json", "tokenizer.json", "generation_config.json"):
-            digest.update(path.name.encode() + path.read_bytes())
-        elif path.suffix == ".safetensors":
-            size = path.stat().st_size
-            digest.update(f"{path.name}:{size}".encode())
-            with path.open("rb") as file:
-                digest.update(file.read(65536))
-                file.seek(max(0, size - 65536))
-                digest.update(file.read())
-    return digest.hexdigest()[:16]
 
 
 def eos_ids_of(folder: Path) -> tuple[int, ...]:
@@ -249,7 +247,7 @@ def open_target(name: str = DEFAULT_TARGET) -> TargetFiles:
     if rope not in ROPE_TYPES:  # longrope's angles depend on the longest text of a step, so on other sessions
         scaled = f"{', '.join(ROPE_TYPES[1:-1])} or {ROPE_TYPES[-1]}"
         raise TargetError(f"{name}: rope_type {rope} is not supported; choose a target with {scaled}, or with none")
-    return TargetFiles(config, tokenizer, name, folder, hash_model_folder(folder), eos_ids)
+    return TargetFiles(config, tokenizer, name, folder, model_identity(folder), eos_ids)
 
 
 def load_target(name: str = DEFAULT_TARGET, dtype: str = "float32", device: str = "cpu", tp: int = 1) -> Target:

@@ -28,7 +28,7 @@ from cloud.process import free_port
 from cloud.scale import build
 from cloud.scaling.options import Scale, ScaleError
 from outrider_core.models.drafter_files import load_drafter
-from outrider_core.models.target import hash_model_folder
+from outrider_core.models.identity import model_identity
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL, Hello
@@ -114,7 +114,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hello(folders: Path) -> Hello:
-    return Hello(1, hash_model_folder(folders / "target"), load_drafter(folders / "drafter")[2])
+    return Hello(1, model_identity(folders / "target"), load_drafter(folders / "drafter")[2])
 
 
 @pytest.fixture(scope="module")

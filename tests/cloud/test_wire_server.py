@@ -144,6 +144,7 @@ def test_handshake_mismatch(address: str, hello: Hello, names: tuple[str, str]) 
     client.send(hello)
     error = client.receive(Error)
     assert error.code == ERR_MISMATCH and all(name in error.text for name in names)
+    assert error.text.endswith("use a bundle made for this verifier, or export this one again")
     assert closed_with(client) == 4001
     assert_served(address)
 

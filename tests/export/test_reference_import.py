@@ -20,9 +20,10 @@ from transformers import DynamicCache
 import export.reference
 from export.reference import import_checkpoint
 from outrider_core.models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, load_drafter, save_drafter
+from outrider_core.models.identity import model_identity
 from outrider_core.models.moa import device_half, server_half
 from outrider_core.models.moa_config import DrafterError, MoAConfig
-from outrider_core.models.target import TargetError, hash_model_folder
+from outrider_core.models.target import TargetError
 from tests.tiny import tiny_model
 
 Array = NDArray[np.float64]
@@ -298,7 +299,7 @@ def test_every_tensor_counts(place: Place, name: str) -> None:
 
 def test_shapes_and_notes(place: Place) -> None:
     assert place.write().run() == MoAConfig(
-        target_hash=hash_model_folder(place.target), target_layers=(0, 1, 2), target_kv_heads=KV_HEADS,
+        target_hash=model_identity(place.target), target_layers=(0, 1, 2), target_kv_heads=KV_HEADS,
         target_head_dim=HEAD_DIM, vocab_size=VOCAB, draft_vocab_size=VOCAB, hidden_size=HIDDEN, lsa_heads=HEADS,
         lsa_kv_heads=4, lsa_mlp=24, heads=HEADS, head_dim=HEAD_DIM, sa_kv_heads=2, sa_mlp=40, ca_kv_heads=1, ca_mlp=56,
         rope_theta=THETA, norm_eps=EPS, max_context=512, null_row=False,
@@ -446,7 +447,7 @@ def test_only_the_targets_config_is_read(place: Place, tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"no weights at all")
     place.write()
     place.target = folder
-    assert place.run().target_hash == hash_model_folder(folder)
+    assert place.run().target_hash == model_identity(folder)
 
 
 def test_checkpoint_from_the_hub(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

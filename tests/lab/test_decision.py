@@ -18,7 +18,8 @@ from lab.decision import Recorder, RecordingContender, constant_loss
 from lab.lab import Lab
 from lab.multi_candidate import EarlyStop
 from outrider_core.drafting.drafter import TreeShape
-from outrider_core.models.target import Target, hash_model_folder, load_target
+from outrider_core.models.identity import model_identity
+from outrider_core.models.target import Target, load_target
 from outrider_core.protocol.sampling import Sampling
 from tests.tiny import plain_decode, save_tiny_drafter, tiny_model
 
@@ -132,7 +133,7 @@ def test_the_constant_predicts_the_mean() -> None:
 def trained(folder: Path) -> Path:
     """The folder, in which decision.safetensors is trained for one of two MoA drafters."""
     target = folder / "target"
-    save_tiny_drafter(folder / "other", load_target(str(target)).model, hash_model_folder(target), torch.arange(8, 72))
+    save_tiny_drafter(folder / "other", load_target(str(target)).model, model_identity(target), torch.arange(8, 72))
     for name, first in (("train", 10), ("questions", 60)):
         rows = [json.dumps({"prompt": f"w{first + i} w{2 * i + 5}"}) for i in range(8)]
         (folder / f"{name}.jsonl").write_text("\n".join(rows))

@@ -1,4 +1,4 @@
-"""Targets: resolving names, loading, refusing, hashing."""
+"""Targets: resolving names, loading, refusing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, Qwen2Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from outrider_core.models import target as module
+from outrider_core.models.cache import cache_dir
+from outrider_core.models.identity import SOURCE_FILE, model_identity
 from outrider_core.models.target import (
     DEFAULT_TARGET,
     Target,
     TargetError,
-    cache_dir,
     eos_ids_of,
-    hash_model_folder,
     load_target,
     resolve_target,
 )
@@ -141,6 +141,57 @@ def test_cache_dir_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert found == [tmp_path / ".cache" / "outrider", tmp_path / "xdg" / "outrider", tmp_path / "own"]
 
 
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What was converted, in place of ten seconds of converting it."""
+    calls: list[bytes] = []
+
+    def convert(source: Path, folder: Path) -> None:
+        calls.append(source.read_bytes())
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"weights of " + source.read_bytes())
+
+    monkeypatch.setattr(module, "_convert_gguf", convert)
+    return calls
+
+
+def test_a_converted_folder_has_the_identity_of_its_file(
+    empty_cache: Path, wheel: Path, conversions: list[bytes], tmp_path: Path
+) -> None:
+    folder = resolve_target(DEFAULT_TARGET)
+    assert model_identity(folder) == model_identity(wheel)
+    copied = Path(shutil.copytree(folder, tmp_path / "elsewhere"))
+    assert model_identity(copied) == model_identity(wheel)
+    (copied / "model.safetensors").write_bytes(b"changed since")
+    assert model_identity(copied) != model_identity(wheel)
+
+
+def test_a_folder_converted_by_an_older_version_is_converted_again(
+    empty_cache: Path, wheel: Path, conversions: list[bytes]
+) -> None:
+    folder = resolve_target(DEFAULT_TARGET)
+    (folder / SOURCE_FILE).unlink()
+    assert resolve_target(DEFAULT_TARGET) == folder == resolve_target(DEFAULT_TARGET)
+    assert conversions == [b"GGUF", b"GGUF"] and model_identity(folder) == model_identity(wheel)
+
+
+def test_another_file_in_the_package_is_converted_again(
+    empty_cache: Path, wheel: Path, conversions: list[bytes]
+) -> None:
+    folder = resolve_target(DEFAULT_TARGET)
+    wheel.write_bytes(b"GGUF of the next release")
+    assert resolve_target(DEFAULT_TARGET) == folder
+    assert conversions == [b"GGUF", b"GGUF of the next release"]
+    assert model_identity(folder) == model_identity(wheel)
+
+
+def test_a_converted_folder_outlives_its_package(empty_cache: Path, wheel: Path, conversions: list[bytes]) -> None:
+    folder = resolve_target(DEFAULT_TARGET)
+    identity = model_identity(wheel)
+    wheel.unlink()
+    assert resolve_target(DEFAULT_TARGET) == folder and model_identity(folder) == identity
+
+
 @pytest.mark.parametrize("name", ["./nowhere", "~/no-such-folder-here", "a/b/c"])
 def test_missing_folder_names_the_aliases(name: str) -> None:
     assert refusal(name) == f"{name}: no such folder (known aliases: {DEFAULT_TARGET})"
@@ -238,7 +289,7 @@ def test_loaded_target_is_frozen_and_described(saved: Path) -> None:
     assert not any(p.requires_grad for p in target.model.parameters()) and not target.model.training
     assert target.model.dtype == torch.bfloat16
     assert (target.name, target.folder, target.eos_ids) == (str(saved), saved, (3,))
-    assert target.model_hash == hash_model_folder(saved)
+    assert target.model_hash == model_identity(saved)
 
 
 def greedy_answer(target: Target, question: str, length: int) -> str:
@@ -260,48 +311,7 @@ def test_default_target_has_what_a_bundle_needs(default_target: Target) -> None:
     assert default_target.model.dtype == torch.float32
 
 
-# hash and end ids
-
-
-def test_hash_is_stable(saved: Path, tiny: Path) -> None:
-    assert hash_model_folder(saved) == hash_model_folder(saved) == hash_model_folder(tiny)
-    assert len(hash_model_folder(saved)) == 16 and int(hash_model_folder(saved), 16) >= 0
-
-
-def test_hash_ignores_other_files(saved: Path, tiny: Path) -> None:
-    (tiny / "README.md").write_text("hello")
-    assert hash_model_folder(tiny) == hash_model_folder(saved)
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json"])
-def test_hash_counts_every_byte_of_small_files(saved: Path, tiny: Path, name: str) -> None:
-    data = bytearray((tiny / name).read_bytes())
-    data[len(data) // 2] ^= 1
-    (tiny / name).write_bytes(data)
-    assert hash_model_folder(tiny) != hash_model_folder(saved)
-
-
-@pytest.mark.parametrize("at", [0, 1000, -1])
-def test_hash_counts_the_ends_of_weights(saved: Path, tiny: Path, at: int) -> None:
-    data = bytearray((tiny / "model.safetensors").read_bytes())
-    data[at] ^= 1
-    (tiny / "model.safetensors").write_bytes(data)
-    assert hash_model_folder(tiny) != hash_model_folder(saved)
-
-
-def test_hash_counts_the_size_of_large_weights(tmp_path: Path) -> None:
-    hashes = set()
-    for size in (300_000, 300_001):
-        (tmp_path / "model.safetensors").write_bytes(bytes(size))
-        hashes.add(hash_model_folder(tmp_path))
-    assert len(hashes) == 2
-
-
-def test_hash_counts_the_names_of_weights(tmp_path: Path) -> None:
-    (tmp_path / "a.safetensors").write_bytes(b"12345678")
-    first = hash_model_folder(tmp_path)
-    (tmp_path / "a.safetensors").rename(tmp_path / "b.safetensors")
-    assert hash_model_folder(tmp_path) != first
+# end ids
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,110 @@
+"""What is kept between starts: `cache_dir()`, and the SHA-256 of large files, remembered in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+#: files of at least so many bytes are remembered; smaller ones are read each time
+REMEMBERED_BYTES = 16 << 20
+#: a file written less than this before it is read is not remembered: another write could leave it the same time
+SETTLED_NS = 100_000_000
+#: hashing that takes longer than so many seconds is mentioned in the log
+SLOW_SECONDS = 3.0
+CHUNK_BYTES = 4 << 20
+
+_log = logging.getLogger(__name__)
+
+
+def cache_dir() -> Path:
+    """`$OUTRIDER_CACHE`, else `$XDG_CACHE_HOME/outrider`, else `~/.cache/outrider`."""
+    if own := os.environ.get("OUTRIDER_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "outrider"
+
+
+def sha256_of(paths: Sequence[Path]) -> list[str]:
+    """The SHA-256 of each file's bytes, 64 hex digits.
+
+    Large files are read once: `hashes.json` in `cache_dir()` remembers them by path, size and times of change, and a
+    cache that is broken or cannot be written is passed over. Raises OSError where a file cannot be read.
+    """
+    known = _read_cache()
+    fresh: dict[str, list[Any]] = {}
+    progress = _Progress(paths)
+    try:
+        return [_sha256(path, known, fresh, progress) for path in paths]
+    finally:
+        if fresh:
+            _write_cache(fresh)
+
+
+class _Progress:
+    """Says once that hashing takes a while."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths, self._since, self._told = paths, time.monotonic(), False
+
+    def tick(self) -> None:
+        if not self._told and time.monotonic() - self._since > SLOW_SECONDS:
+            self._told = True
+            gigabytes = sum(path.stat().st_size for path in self._paths) / 1e9
+            _log.warning("hashing %s (%.1f GB), once until it changes", self._paths[0].parent, gigabytes)
+
+
+def _sha256(path: Path, known: dict[str, Any], fresh: dict[str, list[Any]], progress: _Progress) -> str:
+    name, stamp, began = str(path.resolve()), _stamp(path), time.time_ns()
+    entry = known.get(name)
+    if isinstance(entry, list) and len(entry) == 4 and entry[:3] == stamp and isinstance(entry[3], str):
+        return entry[3]
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            progress.tick()
+    settled = began - max(stamp[1:]) > SETTLED_NS and _stamp(path) == stamp
+    if stamp[0] >= REMEMBERED_BYTES and settled:
+        fresh[name] = [*stamp, digest.hexdigest()]
+    return digest.hexdigest()
+
+
+def _stamp(path: Path) -> list[int]:
+    """What changes when a file is written: [size, mtime_ns, ctime_ns]."""
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def _cache_file() -> Path:
+    return cache_dir() / "hashes.json"
+
+
+def _read_cache() -> dict[str, Any]:
+    try:
+        values = json.loads(_cache_file().read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _write_cache(fresh: dict[str, list[Any]]) -> None:
+    """Add entries to what is there by now, without those whose files are gone."""
+    entries = {name: entry for name, entry in _read_cache().items() if os.path.exists(name)} | fresh
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        handle, aside = tempfile.mkstemp(prefix=".hashes-", dir=cache_dir())
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(entries, file, indent=1)
+            os.replace(aside, _cache_file())
+        except BaseException:
+            Path(aside).unlink(missing_ok=True)
+            raise
+    except OSError:
+        return

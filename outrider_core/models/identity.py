@@ -1,0 +1,89 @@
+"""The identity of a model: 16 hex digits that change with any byte of its weights, tokenizer or chat template."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from outrider_core.models.cache import sha256_of
+
+#: files of a model folder that say what it computes and what it is asked, beside its weights
+SMALL_FILES = (
+    "adapter_config.json",
+    "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+#: weights and their indexes; the second format counts only where there is nothing of the first
+WEIGHTS = (("*.safetensors", "*.safetensors.index.json"), ("pytorch_model*.bin", "pytorch_model*.bin.index.json"))
+#: in a folder that was converted from one file: which file, and what the folder was then
+SOURCE_FILE = "outrider_source.json"
+
+
+def model_identity(path: Path) -> str:
+    """16 hex digits of a GGUF file or a model folder, whatever it is called and wherever it lies.
+
+    A GGUF file: of the SHA-256 of its bytes. A folder: of the SHA-256 over the names and SHA-256s of SMALL_FILES and
+    WEIGHTS. A folder that was converted from a GGUF file has the file's identity as long as nothing in it was changed.
+    Large files are read once (`sha256_of`). Raises OSError where a file cannot be read.
+    """
+    if path.is_file():
+        return sha256_of([path])[0][:16]
+    own = _folder_identity(path)
+    source = _source(path)
+    return source["identity"] if source.get("folder") == own else own
+
+
+def converted_from(folder: Path) -> str | None:
+    """The identity of the file that a folder was converted from; None where it does not say."""
+    return _source(folder).get("identity")
+
+
+def write_source(folder: Path, file: Path) -> None:
+    """Note in `folder` that it was converted from `file` and has not been changed since."""
+    values = {"file": file.name, "identity": model_identity(file), "folder": _folder_identity(folder)}
+    (folder / SOURCE_FILE).write_text(json.dumps(values, indent=2) + "\n")
+
+
+def former_identity(folder: Path) -> str:
+    """What version 0.2 and earlier called a model folder: only the first and last 64 KiB of its weights count.
+
+    Serves to recognise and renew what was made for a target then.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.name in ("config.json", "tokenizer.json", "generation_config.json"):
+            digest.update(path.name.encode() + path.read_bytes())
+        elif path.suffix == ".safetensors":
+            size = path.stat().st_size
+            digest.update(f"{path.name}:{size}".encode())
+            with path.open("rb") as file:
+                digest.update(file.read(65536))
+                file.seek(max(0, size - 65536))
+                digest.update(file.read())
+    return digest.hexdigest()[:16]
+
+
+def _folder_identity(folder: Path) -> str:
+    paths = [path for path in map(folder.joinpath, SMALL_FILES) if path.is_file()]
+    for weights, index in WEIGHTS:
+        if found := list(folder.glob(weights)):
+            paths += [*found, *folder.glob(index)]
+            break
+    paths.sort(key=lambda path: path.name)
+    digest = hashlib.sha256()
+    for path, sha256 in zip(paths, sha256_of(paths), strict=True):
+        digest.update(f"{path.name} {sha256}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _source(folder: Path) -> dict[str, str]:
+    try:
+        values = json.loads((folder / SOURCE_FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    whole = isinstance(values, dict) and all(isinstance(values.get(key), str) for key in ("identity", "folder"))
+    return values if whole else {}
