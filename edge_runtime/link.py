@@ -217,6 +217,7 @@ class Link:
         self._connection: ClientConnection | None = None
         self._beside: asyncio.Task[None] | None = None  # dials another one
         self._renewals = 0  # since it last said something
+        self._spoke = False  # whether it has said anything since WELCOME
 
     async def run(self) -> None:
         """Connect, receive, reconnect; ends only by cancellation."""
@@ -241,9 +242,11 @@ class Link:
                 down = LinkDown(reason_of(error))
             if down:
                 self.report(down)
+            begun = time.monotonic()
             while self._connection:
-                delay = FIRST_RETRY
                 await self._receive(self._connection)
+            if not down and (self._spoke or time.monotonic() > begun + LAST_RETRY):
+                delay = FIRST_RETRY  # else who greets and hangs up would be dialled ten times a second
             await asyncio.sleep(delay * random.uniform(0.7, 1.3))
             delay = min(REFUSED_RETRY if down and down.refused else LAST_RETRY, delay * 2)
 
@@ -283,7 +286,7 @@ class Link:
 
     def _take(self, connection: ClientConnection, welcome: Welcome, rtt: float) -> None:
         """From now on `connection` is the link."""
-        self._connection, self.welcome, self._renewals = connection, welcome, 0
+        self._connection, self.welcome, self._renewals, self._spoke = connection, welcome, 0, False
         self.report(LinkUp(welcome, rtt))
 
     def _lose(self, reason: str) -> None:
@@ -302,7 +305,7 @@ class Link:
                 if connection is not self._connection:
                     return
                 self._dial_no_more()
-                self._renewals = 0
+                self._renewals, self._spoke = 0, True
                 message = decode_server(frame)
                 self.traffic.down += frame_bytes(len(frame), masked=False)
                 self.traffic.last[type(message).__name__] = frame_bytes(len(frame), masked=False)

@@ -31,7 +31,7 @@ def take_error(session: Session, error: Error, now: float) -> list[Action]:
     if error.code == ERR_GOING_AWAY and error.stream == -1:
         return []  # what is under way is still answered; then the link goes down and comes up elsewhere
     if error.code == ERR_UNKNOWN:
-        return session.open(now)
+        return ask_anew(session, now)
     if error.code == ERR_TOO_LONG:
         return session.finish(no_room(session))
     session.complaint = error.text
@@ -43,6 +43,16 @@ def take_error(session: Session, error: Error, now: float) -> list[Action]:
         advised = error.code in (ERR_BUSY, ERR_GOING_AWAY)
         wait = max(SHORTEST_RETRY, error.retry_after_ms / 1000) if advised else RETRY_SECONDS
         session.deadlines.retry = now + wait
+    return session.go_on_alone(now, now)
+
+
+def ask_anew(session: Session, now: float) -> list[Action]:
+    """The verifier knows another text, or none: OPEN. Not at once where that has just been of no help."""
+    if session.flight is None:
+        return []  # what it says so of was given up: the OPEN before it was refused
+    if not session.flight.after_open:
+        return session.open(now)
+    session.requests.flight, session.deadlines.retry = None, now + RETRY_SECONDS
     return session.go_on_alone(now, now)
 
 

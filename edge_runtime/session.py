@@ -32,7 +32,7 @@ from edge_runtime.actions import (
 )
 from edge_runtime.deadlines import Deadline, Deadlines
 from edge_runtime.policy import Mode, Policy
-from edge_runtime.refusals import REFUSED_SECONDS, expect_return, no_room, take_error
+from edge_runtime.refusals import REFUSED_SECONDS, ask_anew, expect_return, no_room, take_error
 from edge_runtime.requests import Flight, Requests
 from edge_runtime.rows_seen import RowsSeen
 from edge_runtime.solo import Solo
@@ -191,7 +191,7 @@ class Session:
             case Features():
                 return self.add_rows(message.start, message.rows)
             case Resync():
-                return self.open(now) if self.flight else []
+                return ask_anew(self, now)
             case Error():
                 return take_error(self, message, now)
             case Opened() | Welcome():

@@ -31,7 +31,7 @@ from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
-from outrider_core.protocol.wire import ERR_BOUNDS, ERR_BUSY, ERR_MALFORMED, ERR_TOO_LONG
+from outrider_core.protocol.wire import ERR_BOUNDS, ERR_BUSY, ERR_MALFORMED, ERR_TOO_LONG, ERR_UNKNOWN
 from tests.edge_runtime.world import EVENTS, PATIENCE, WELCOME, SimulatedLink, World, pinned
 from tests.protocol.make_vectors import fields_of, message_of, text
 
@@ -352,6 +352,24 @@ def refused_request_traces() -> list[dict[str, Any]]:
     return traces
 
 
+def vain_open_traces() -> list[dict[str, Any]]:
+    """An OPEN that is refused, with what was asked behind it; and one that is of no help."""
+    traces = []
+    for writer in ("prefer-cloud", "cloud-only"):
+        for codes in ((ERR_BUSY, ERR_UNKNOWN), (ERR_UNKNOWN, ERR_UNKNOWN)):
+            world = World(random.Random(0), 6, Policy(writer=writer))  # type: ignore[arg-type]
+            recording = Recording(world)
+            name = f"an OPEN in vain, {writer}, codes {codes}"
+            traces.append({"name": name, "setup": recording.setup, "steps": recording.steps})
+            world.do(world.session.start(world.now))
+            world.connect()
+            for code in codes:
+                world.refuse(code)
+            world.tick(2.0)
+            world.settle()
+    return traces
+
+
 def traces() -> list[dict[str, Any]]:
     chosen = [choosing_trace(number) for number in range(CHOOSING)]
     return [
@@ -361,6 +379,7 @@ def traces() -> list[dict[str, Any]]:
         *refusal_traces(),
         left_stream_trace(),
         *refused_request_traces(),
+        *vain_open_traces(),
     ]
 
 

@@ -13,7 +13,15 @@ from msgspec import structs
 from edge_runtime.policy import Policy
 from edge_runtime.states import State
 from edge_runtime.timing import Patience
-from outrider_core.protocol.wire import ERR_BOUNDS, ERR_BUSY, ERR_MALFORMED, ERR_TOO_LONG, Verify, unpack_tree
+from outrider_core.protocol.wire import (
+    ERR_BOUNDS,
+    ERR_BUSY,
+    ERR_MALFORMED,
+    ERR_TOO_LONG,
+    ERR_UNKNOWN,
+    Verify,
+    unpack_tree,
+)
 from tests.edge_runtime.world import EOS, EVENTS, PROMPT, WELCOME, World, plain
 
 LONG = 40
@@ -131,3 +139,18 @@ def test_a_verifier_whose_context_is_full_leaves_what_was_written_alone() -> Non
     world.connect()
     world.refuse(ERR_TOO_LONG)
     assert world.done == "unverified" and len(world.shown) == 5
+
+
+@pytest.mark.parametrize("first", [ERR_BUSY, ERR_UNKNOWN])
+def test_an_open_that_is_of_no_help_is_sent_again_after_a_while(first: int) -> None:
+    """What is asked behind a refused OPEN is refused too, with a code of its own: it means nothing more."""
+    world = World(random.Random(5), 6)
+    world.do(world.session.start(world.now))
+    world.connect()
+    for _ in range(20):
+        world.refuse(first)
+        world.refuse(ERR_UNKNOWN)
+    assert world.session.stats.opens == 1 and world.session.state is State.ALONE
+    world.tick(2.0)
+    world.settle()
+    assert world.done in ("stop", "length") and world.shown == plain(PROMPT, 6)

@@ -219,3 +219,23 @@ def test_the_end_of_a_connection_is_told_in_words(code: int | None, said: str, t
         assert await device.next() == LinkDown(told)
 
     run(test)
+
+
+def test_a_verifier_that_greets_and_hangs_up_is_dialled_ever_more_slowly() -> None:
+    dialled: list[float] = []
+
+    async def greet(connection: ServerConnection) -> None:
+        dialled.append(asyncio.get_running_loop().time())
+        await connection.recv()
+        await connection.send(encode(WELCOME))
+        await connection.close(1011, "broken")
+
+    async def test() -> None:
+        async with serve(greet, "127.0.0.1", 0, subprotocols=[SUBPROTOCOL]) as server:  # type: ignore[list-item]
+            device = Device(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            while len(dialled) < 5:
+                await device.next()
+            await device.close()
+
+    asyncio.run(test())
+    assert dialled[4] - dialled[3] > 0.5, "the fourth delay is 0.8 s, give or take 30 %"

@@ -121,6 +121,9 @@ class Link(
     private var renewals = 0 // since it last said something
 
     @Volatile
+    private var spoken = false // whether it has said anything since WELCOME
+
+    @Volatile
     private var closed = false
 
     init {
@@ -191,10 +194,14 @@ class Link(
             } catch (_: RejectedExecutionException) {
                 return // closed meanwhile
             }
+            val begun = System.nanoTime()
+            var greeted = false
             while (true) {
                 receive(connection ?: break)
-                delay = FIRST_RETRY
+                greeted = true
             }
+            // else who greets and hangs up would be dialled ten times a second
+            if (greeted && (spoken || System.nanoTime() - begun > LAST_RETRY * 1e9)) delay = FIRST_RETRY
             try {
                 Thread.sleep((1000 * delay * Random.nextDouble(0.7, 1.3)).toLong())
             } catch (_: InterruptedException) {
@@ -212,6 +219,7 @@ class Link(
         welcome = up.welcome
         roundTrip = up.rtt
         renewals = 0
+        spoken = false
         error = ""
         report(up)
     }
@@ -261,6 +269,7 @@ class Link(
             synchronized(lock) {
                 if (this.connection !== connection) throw IOException("another has taken its place")
                 renewals = 0
+                spoken = true
                 traffic.down += frameBytes(frame.size, masked = false)
                 report(Arrived(message))
             }

@@ -20,7 +20,7 @@ private const val SHORTEST_RETRY = 0.05
 internal fun Session.refusal(error: Error, now: Double): List<Action> {
     // what is under way is still answered; then the link goes down and comes up elsewhere
     if (error.code == ERR_GOING_AWAY && error.stream == -1) return emptyList()
-    if (error.code == ERR_UNKNOWN) return open(now)
+    if (error.code == ERR_UNKNOWN) return askAnew(now)
     if (error.code == ERR_TOO_LONG) return finish(noRoom())
     complaint = error.text
     requests.flight = null
@@ -32,6 +32,15 @@ internal fun Session.refusal(error: Error, now: Double): List<Action> {
         val advised = error.code == ERR_BUSY || error.code == ERR_GOING_AWAY
         deadlines.retry = now + if (advised) maxOf(SHORTEST_RETRY, error.retryAfterMs / 1000.0) else RETRY_SECONDS
     }
+    return goOnAlone(now, now)
+}
+
+/** The verifier knows another text, or none: OPEN. Not at once where that has just been of no help. */
+internal fun Session.askAnew(now: Double): List<Action> {
+    val asked = flight ?: return emptyList() // what it says so of was given up: the OPEN before it was refused
+    if (!asked.afterOpen) return open(now)
+    requests.flight = null
+    deadlines.retry = now + RETRY_SECONDS
     return goOnAlone(now, now)
 }
 

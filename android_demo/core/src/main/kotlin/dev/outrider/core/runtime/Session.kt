@@ -149,7 +149,7 @@ class Session(
         return when (message) {
             is Verdict -> verdict(message, now)
             is Features -> addRows(message.start, message.rows)
-            is Resync -> if (flight != null) open(now) else emptyList()
+            is Resync -> askAnew(now)
             is Error -> refusal(message, now)
             is Opened, is Welcome -> emptyList()
         }
