@@ -14,7 +14,7 @@ from cloud.settings import Settings
 def load_verifier(settings: Settings) -> Verifier:
     """Load target, drafter and accounts, and time steps.
 
-    Raises TargetError, DrafterError, TargetBundleError or AuthError with one line. With settings.tp > 1 only rank 0
+    Raises TargetError, DrafterError or AuthError with one line. With settings.tp > 1 only rank 0
     returns; the others follow it until it ends, then raise SystemExit(0).
     """
     accounts = Accounts(settings.auth_file)

@@ -17,21 +17,27 @@ from outrider_core.models.cache import cache_dir
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.identity import model_identity
 from outrider_core.models.moa_config import DrafterError, MoAConfig
-from outrider_core.models.target import ALIASES, gguf_of, resolve_target
+from outrider_core.models.target import ALIASES, TargetError, gguf_of, resolve_target
 from outrider_core.protocol.wire import MAX_TOKENS
-from outrider_core.targets.bundle import TargetBundle, make_target_bundle
+from outrider_core.targets.bundle import TargetBundle, TargetBundleError, make_target_bundle
+from outrider_core.targets.config import UnsupportedTarget
+from outrider_core.targets.products import check_products
 from outrider_core.targets.runner import OnnxRunner
 
 
 def load_model(settings: Settings) -> ServedModel:
-    """Load what the settings name. Raises TargetError, DrafterError or TargetBundleError with one line."""
+    """Load what the settings name. Raises TargetError or DrafterError with one line."""
     config, tensors, drafter_hash = load_drafter(Path(settings.drafter).expanduser())
-    bundle = find_bundle(settings.model)
+    try:
+        check_products()
+        bundle = find_bundle(settings.model)
+    except (TargetBundleError, UnsupportedTarget) as error:
+        raise TargetError(str(error)) from None
     return onnx_model(bundle, config, {k: v.numpy() for k, v in tensors.items()}, drafter_hash, settings)
 
 
 def find_bundle(name: str) -> TargetBundle:
-    """The bundle of target `name`, from the cache or made now."""
+    """The bundle of target `name`, from the cache or made now. Raises TargetBundleError or TargetError."""
     source = gguf_of(name) if name in ALIASES else resolve_target(name)
     source_hash = model_identity(source)
     folder = cache_dir() / "target-bundles" / f"{Path(name).name}-{source_hash}"

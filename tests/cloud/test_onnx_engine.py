@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from cloud.onnx_engine.features import HostFeatures
-from cloud.onnx_engine.loading import onnx_model
+from cloud.onnx_engine.loading import find_bundle, load_model, onnx_model
 from cloud.service import Verifier
 from cloud.settings import Settings
 from outrider_core.models.moa import server_half
+from outrider_core.models.target import TargetError
 from outrider_core.protocol.sampling import Sampling, draw
 from outrider_core.protocol.wire import Verdict
 from outrider_core.targets.bundle import TargetBundle, make_target_bundle
@@ -82,3 +83,19 @@ def test_many_sessions_with_evictions(bundle: tuple[TargetBundle, object]) -> No
             common = min(len(text), len(truths[index]))
             assert text[:common] == truths[index][:common] and common >= len(prompts[index]) + 5
         assert verifier.engine.pool.evictions > 0
+
+
+def test_what_cannot_be_loaded_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is not supported, and a bundle in the cache that was damaged."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    source, settings = tmp_path / "source", Settings(engine="onnx", model=str(tmp_path / "source"))
+    tiny_model(hidden=64, dtype=torch.float32).save_pretrained(source)
+    tiny_tokenizer().save_pretrained(source)
+    made = find_bundle(str(source))
+    made.graph.write_bytes(made.graph.read_bytes()[:-1])
+    with pytest.raises(TargetError, match=r"target\.onnx is not what was written; delete"):
+        load_model(settings)
+    config = (source / "config.json").read_text()
+    (source / "config.json").write_text(config.replace('"model_type": "llama"', '"model_type": "gpt2"'))
+    with pytest.raises(TargetError, match="'gpt2' is not supported"):
+        load_model(settings)

@@ -1,0 +1,28 @@
+"""The check for saturating kernels sees them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from outrider_core.targets import products
+from outrider_core.targets.config import UnsupportedTarget
+
+
+def saturating(a: np.ndarray, b: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    """What AVX2's vpmaddubsw makes of it: neighbours' products added in 16 bits."""
+    pairs = a[:, 0::2, None].astype(np.int64) * b[None, 0::2] + a[:, 1::2, None].astype(np.int64) * b[None, 1::2]
+    summed: np.ndarray = np.clip(pairs, -(2**15), 2**15 - 1).sum(1)  # type: ignore[type-arg]
+    return summed
+
+
+def test_saturating_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "multiply", saturating)
+    with pytest.raises(UnsupportedTarget, match="lacks VNNI"):
+        products.check_products.__wrapped__()
+
+
+def test_the_kernel_is_asked() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 8, (5, 70), np.uint8), rng.integers(-8, 8, (70, 40), np.int8)
+    np.testing.assert_array_equal(products.multiply(a, b), a.astype(np.int64) @ b.astype(np.int64))
