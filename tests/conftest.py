@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from tests.device import MISSING
 
 # Tiny models gain nothing from a second thread, and on a busy machine they wait for it at every operator.
 torch.set_num_threads(1)
@@ -16,3 +19,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # a busy machine may take its time
 settings.register_profile("outrider", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("outrider")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if MISSING:
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason=MISSING))

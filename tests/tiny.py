@@ -18,6 +18,7 @@ from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
 from outrider_core.protocol.sampling import Sampling, draw
+from tests.device import DEVICE
 
 FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "mistral": MistralConfig}
 EOS = 3
@@ -67,8 +68,8 @@ def tiny_model(
 
 
 def tiny_target(model: Any, eos_ids: tuple[int, ...] = (EOS,)) -> Target:
-    """The model as a loaded Target; its own copy, since a verifier replaces the attention."""
-    return Target(copy.deepcopy(model), None, "tiny", Path("."), "tiny-target", eos_ids)
+    """The model as a loaded Target on DEVICE; its own copy, since a verifier replaces the attention."""
+    return Target(copy.deepcopy(model).to(DEVICE), None, "tiny", Path("."), "tiny-target", eos_ids)
 
 
 def tiny_drafter_config(

@@ -112,5 +112,6 @@ def find_drafter(drafter_hash: str) -> Path:
         except DrafterError:
             continue
     raise DrafterError(
-        f"no drafter {drafter_hash} in ./drafters or {drafters_folder()}; give the bundle's with --drafter"
+        f"no drafter {drafter_hash} in ./drafters or {drafters_folder()}; give the bundle's with --drafter, or "
+        "export the bundle again"
     )

@@ -12,6 +12,9 @@ from cloud.acceptance import NO_TOKEN
 from cloud.torch_engine.drawing import _gumbel, draw_on_device, draw_tokens
 from outrider_core.protocol.noise import gumbel_noise, noise_key
 from outrider_core.protocol.sampling import Sampling, draw
+from tests.device import DEVICE
+
+pytestmark = pytest.mark.gpu
 
 #: the mass of all tokens, summed in another order, may never reach such a share of itself
 JUST_BELOW_ONE = [1 - 2**-53, 1 - 4e-16, 1 - 1e-15, 1 - 1e-12]
@@ -32,8 +35,8 @@ def test_same_tokens(rules: list[Sampling], seed: int, position: int, single: bo
     logits[:, 7] = logits[:, 200] = logits.max() + 1  # a tie at the top: the lowest id wins
     positions = list(range(position, position + len(rules)))
     want = [draw(row, rule, at) for row, rule, at in zip(logits, rules, positions, strict=True)]
-    assert draw_on_device(torch.from_numpy(logits), rules, positions) == want
-    assert draw_tokens(torch.from_numpy(logits), rules, positions) == want
+    assert draw_on_device(torch.from_numpy(logits).to(DEVICE), rules, positions) == want
+    assert draw_tokens(torch.from_numpy(logits).to(DEVICE), rules, positions) == want
 
 
 @pytest.mark.parametrize("top_p", JUST_BELOW_ONE)
@@ -43,7 +46,7 @@ def test_same_tokens_with_top_p_just_below_one(top_p: float, vocab: int) -> None
     logits = np.random.default_rng(0).normal(0, 1, (len(rules), vocab)).astype(np.float32)
     want = [draw(row, rule, 5) for row, rule in zip(logits, rules, strict=True)]
     assert want != logits.argmax(1).tolist()
-    assert draw_on_device(torch.from_numpy(logits), rules, [5] * len(rules)) == want
+    assert draw_on_device(torch.from_numpy(logits).to(DEVICE), rules, [5] * len(rules)) == want
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -53,19 +56,19 @@ def test_nothing_is_drawn_from_what_is_not_a_number(bad: float) -> None:
     logits[:2, 250 if bad != -np.inf else slice(None)] = bad
     logits[2:, :10] = -np.inf  # a masked token is no fault
     want = [NO_TOKEN, NO_TOKEN, *(draw(row, rule, 5) for row, rule in zip(logits[2:], rules[2:], strict=True))]
-    assert draw_on_device(torch.from_numpy(logits), rules, [5] * 4) == want
-    assert draw_tokens(torch.from_numpy(logits), rules, [5] * 4) == want
+    assert draw_on_device(torch.from_numpy(logits).to(DEVICE), rules, [5] * 4) == want
+    assert draw_tokens(torch.from_numpy(logits).to(DEVICE), rules, [5] * 4) == want
 
 
 def test_same_noise() -> None:
     seeds = [0, 1, 2**40 + 3, 2**63 - 1]
-    keys = torch.tensor([noise_key(seed, 17) for seed in seeds])
+    keys = torch.tensor([noise_key(seed, 17) for seed in seeds], device=DEVICE)
     want = np.stack([gumbel_noise(seed, 17, 1000) for seed in seeds])
-    torch.testing.assert_close(_gumbel(keys, 1000), torch.from_numpy(want), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(_gumbel(keys, 1000).cpu(), torch.from_numpy(want), rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_widened_first(dtype: torch.dtype) -> None:
-    logits = torch.randn(3, 50, dtype=dtype)
+    logits = torch.randn(3, 50, dtype=dtype, device=DEVICE)
     rule = Sampling(temperature=0.8, seed=3)
     assert draw_tokens(logits, [rule] * 3, [1, 2, 3]) == draw_tokens(logits.float(), [rule] * 3, [1, 2, 3])

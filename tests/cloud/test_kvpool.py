@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from cloud import kvpool
 from cloud.kvpool import KVPool
 from cloud.torch_engine.kvstore import KVStore
+from tests.device import DEVICE
+
+pytestmark = pytest.mark.gpu
 
 ROWS = 40
 OWNERS = [bytes([i]) * 16 for i in range(5)]
@@ -26,7 +29,7 @@ class Pool(KVPool):
     """A pool with the store it keeps books of."""
 
     def __init__(self, rows: int) -> None:
-        self.store = KVStore(2, rows, 1, 2, torch.float64, torch.device("cpu"))
+        self.store = KVStore(2, rows, 1, 2, torch.float64, DEVICE)
         super().__init__(rows, self.store.move)
 
 

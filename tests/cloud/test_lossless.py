@@ -20,6 +20,8 @@ from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, Generate, Ope
 from tests.cloud.drive import Direct, assert_rows, expected_path, make_verifier, random_tree, started
 from tests.tiny import plain_decode, tiny_model
 
+pytestmark = pytest.mark.gpu
+
 VOCAB = 199
 #: the oracle runs this far ahead: more than a tree is deep
 SPARE = 10
@@ -146,7 +148,7 @@ def test_a_session_does_not_depend_on_its_neighbours(dtype: torch.dtype, rope: d
             segments.append(Segment(session, len(tokens), drafted))
         logits = engine._forward([engine._part(segment) for segment in segments]).values  # type: ignore[union-attr]
         assert logits.shape == (sum(1 + len(segment.tree or ()) for segment in segments), VOCAB)
-        return logits[-1 - len(tree) :].clone()
+        return logits[-1 - len(tree) :].cpu()
 
     alone, together = run(0), run(5)
     assert alone.shape == (1 + len(tree), VOCAB)

@@ -21,13 +21,18 @@ from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Hello
 from tests.cloud.drive import Client, reference_rows
 from tests.cloud.ranks import SAMPLINGS
+from tests.device import TOO_FEW
 from tests.tiny import FAMILIES, plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
+
+pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+alone = pytest.mark.skipif(TOO_FEW, reason="two ranks need two CUDA devices")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
+@alone
 def test_two_ranks_decode_like_one(tmp_path: Path) -> None:
     models = {family: tiny_model(family, seed=5, layers=2) for family in FAMILIES}
     rng = random.Random(3)
@@ -67,6 +72,7 @@ def test_two_ranks_decode_like_one(tmp_path: Path) -> None:
         assert len(got) == len(want) - 1 and (abs(got - want[:-1]) <= step[:-1]).all()
 
 
+@alone
 def test_the_command_serves_with_two_ranks(tmp_path: Path) -> None:
     model = tiny_model(dtype=torch.float32)
     target_hash = save_tiny_target(tmp_path / "target", model)

@@ -27,6 +27,8 @@ from outrider_core.protocol.wire import Generate, Open, Verdict, pack_ids
 from tests.cloud.drive import Direct, expected_path, make_verifier, random_tree, started
 from tests.tiny import plain_decode, tiny_model
 
+pytestmark = pytest.mark.gpu
+
 demands = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 60)), max_size=12)
 
 

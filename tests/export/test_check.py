@@ -207,7 +207,8 @@ def test_drafter_is_looked_for(
     monkeypatch.chdir(tmp_path)
     drafter_hash = open_bundle(copied).manifest.drafter_hash
     arguments = ["check", str(copied), "--target", str(folders.target), "--no-acceptance"]
-    missing = f"no drafter {drafter_hash} in ./drafters or {drafters_folder()}; give the bundle's with --drafter"
+    advice = "give the bundle's with --drafter, or export the bundle again"
+    missing = f"no drafter {drafter_hash} in ./drafters or {drafters_folder()}; {advice}"
     assert refused(capsys, arguments, snapshot(copied), copied) == missing
     (tmp_path / "drafters" / "a broken one").mkdir(parents=True)
     config, tensors = tiny_drafter_config(tiny_model(dtype=torch.float32), folders.target_hash, seed=8)

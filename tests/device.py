@@ -1,0 +1,13 @@
+"""Which device the tests marked `gpu` run the target on: `make test-gpu` runs the same tests on CUDA."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+DEVICE = torch.device(os.environ.get("OUTRIDER_TEST_DEVICE", "cpu"))
+#: why nothing can run on it here; None where it can
+MISSING = "torch sees no CUDA device here" if DEVICE.type == "cuda" and not torch.cuda.is_available() else None
+#: two ranks share the work only where each has a device of its own
+TOO_FEW = DEVICE.type == "cuda" and torch.cuda.device_count() < 2
