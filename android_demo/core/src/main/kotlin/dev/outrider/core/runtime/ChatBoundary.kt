@@ -46,8 +46,8 @@ internal class ChatBoundary(private val tokenizer: Tokenizer, private val templa
 /** Breaks the [contents] of tokens wherever they stand, or begin or end, in a text; in any case, and before a trim. */
 private class Breaker(val contents: Set<String>) {
     private val byStart = contents.groupBy { it[0].lowercaseChar() }
-    private val heads = contents.flatMapTo(HashSet()) { one -> (1 until one.length).map { folded(one.substring(0, it)) } }
-    private val tails = contents.flatMapTo(HashSet()) { one -> (1 until one.length).map { folded(one.substring(it)) } }
+    private val heads = contents.flatMapTo(HashSet()) { one -> (1 until one.length).map { folded(one.take(it)) } }
+    private val tails = contents.flatMapTo(HashSet()) { one -> (1 until one.length).map { folded(one.drop(it)) } }
     private val longest = contents.maxOfOrNull { it.length } ?: 0
 
     fun marked(text: String, mark: Char): String {
