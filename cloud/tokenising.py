@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -41,10 +42,20 @@ class FairWorker:
             if future.cancelled():
                 continue
             try:
-                result = await loop.run_in_executor(self._executor, call)
+                result = await loop.run_in_executor(self._executor, partial(_call, call))
             except Exception as error:
                 if not future.cancelled():
                     future.set_exception(error)
             else:
                 if not future.cancelled():
                     future.set_result(result)
+
+
+def _call(call: Callable[[], T]) -> T:
+    """The result of `call`. A panic in the tokenizer's Rust, which is no Exception, becomes one."""
+    try:
+        return call()
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"{type(error).__name__} in the worker's thread") from error

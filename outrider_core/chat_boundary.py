@@ -42,7 +42,9 @@ class ChatBoundary:
         written = {token.content for token in added.values() if token.content and token.content in template}
         self._ids = {token.content: number for number, token in added.items() if token.content in special | written}
         self._added = {token.content: token for token in added.values()}
-        self._everyone, self._assistant = _Tokens(special | written), _Tokens(special)
+        normalizer = tokenizer.normalizer
+        normalize = normalizer.normalize_str if normalizer is not None else str
+        self._everyone, self._assistant = _Tokens(special | written, normalize), _Tokens(special, normalize)
 
     def encode(self, messages: Messages, render: Callable[[Messages], str]) -> list[int]:
         """Token ids of a conversation as `render` writes it. Raises ValueError on a role that is no plain name."""
@@ -81,7 +83,8 @@ class ChatBoundary:
         for number, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if number in ids:
                 real.append(ids[number])
-            elif text[begin:end].strip() in self._ids:  # a vocabulary of whole words knows it all the same
+            elif number in self._control or text[begin:end].strip() in self._ids:
+                # a vocabulary of whole words knows it all the same
                 real += self._spelled(text[begin:end].strip())
             else:
                 real.append(number)
@@ -96,7 +99,10 @@ class ChatBoundary:
     @cached_property
     def _control(self) -> set[int]:
         """Ids of the boundary's tokens, without the one that stands for what is not known."""
-        unknown = json.loads(self._tokenizer.to_str())["model"].get("unk_token")
+        model = json.loads(self._tokenizer.to_str())["model"]
+        unknown = model.get("unk_token")
+        if model.get("unk_id") is not None:  # as Unigram names it
+            unknown = model["vocab"][model["unk_id"]][0]
         return {number for content, number in self._ids.items() if content != unknown}
 
     @cached_property
@@ -137,31 +143,44 @@ def render_chat(tokenizer: Any, messages: Messages) -> str:
 
 
 class _Tokens:
-    """Texts of tokens, and how to break them."""
+    """Texts of tokens, and how to break them, also where a template or the tokenizer changes case or trims.
 
-    def __init__(self, contents: set[str]) -> None:
+    normalize: what the tokenizer does to text before it looks for tokens.
+    """
+
+    def __init__(self, contents: set[str], normalize: Callable[[str], str]) -> None:
         self.pattern = re.compile(_any_of(contents) if contents else r"(?!)")
-        self._everywhere = re.compile(f"(?={self.pattern.pattern})")
-        self._heads = {content[:length] for content in contents for length in range(1, len(content))}
-        self._tails = {content[length:] for content in contents for length in range(1, len(content))}
+        self._normalize = normalize
+        self._everywhere = re.compile(f"(?={self.pattern.pattern})", re.IGNORECASE)
+        folded = {content.lower() for content in contents}
+        self._heads = {content[:length] for content in folded for length in range(1, len(content))}
+        self._tails = {content[length:] for content in folded for length in range(1, len(content))}
         self._longest = max(map(len, contents), default=0)
 
     def marked(self, value: Any, mark: str) -> Any:
         """`value`, such as a message's content, with `mark` in whatever could be read as a token or a part of one."""
-        if isinstance(value, list):
+        if isinstance(value, list | tuple):
             return [self.marked(one, mark) for one in value]
         if isinstance(value, dict):
-            return {key: self.marked(one, mark) for key, one in value.items()}
+            return {self.marked(key, mark): self.marked(one, mark) for key, one in value.items()}
         if not isinstance(value, str):
             return value
-        places = {found.start() + 1 for found in self._everywhere.finditer(value)}
-        most = range(1, min(self._longest, len(value) + 1))
-        places.update(len(value) - length + 1 for length in most if value[-length:] in self._heads)
-        places.update(length - 1 for length in most if value[:length] in self._tails)
+        places = self._places(value)
+        if not places and self._everywhere.search(self._normalize(value)):
+            places = {len(value)}
         if not places:
             return value
         ends = sorted(places)
         return mark.join(value[begin:end] for begin, end in zip([0, *ends], [*ends, len(value)], strict=True))
+
+    def _places(self, value: str) -> set[int]:
+        """Where a mark breaks a token that stands in `value`, or that its end or begin may be a part of."""
+        places = {found.start() + 1 for found in self._everywhere.finditer(value)}
+        for begin, end in {(0, len(value)), (len(value) - len(value.lstrip()), len(value.rstrip()))}:
+            most = range(1, min(self._longest, end - begin + 1))
+            places.update(end - length + 1 for length in most if value[end - length : end].lower() in self._heads)
+            places.update(begin + length - 1 for length in most if value[begin : begin + length].lower() in self._tails)
+        return places
 
 
 def _any_of(words: Iterable[str]) -> str:
@@ -181,5 +200,5 @@ def _strings(value: Any) -> list[str]:
     """Every text in `value`."""
     if isinstance(value, str):
         return [value]
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return [text for one in inner for text in _strings(one)]

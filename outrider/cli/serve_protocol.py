@@ -27,9 +27,10 @@ class DeviceProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._await_request()
-        if len(self.connections) > MOST_SOCKETS:
-            sockets = [cast(DeviceProtocol, one) for one in self.connections]
-            oldest = min((one for one in sockets if one.idle), key=lambda one: one._since)
+        sockets = [cast(DeviceProtocol, one) for one in self.connections]
+        there = [one for one in sockets if not one.transport.is_closing()]  # one that is cut stays listed for a while
+        if len(there) > MOST_SOCKETS:
+            oldest = min((one for one in there if one.idle), key=lambda one: one._since)
             oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:

@@ -270,6 +270,14 @@ def test_an_open_is_charged_before_its_tokens_are_looked_at(tmp_path: Path, caps
         assert codes == [ERR_TOO_LONG, ERR_BOUNDS, ERR_BUSY]
 
 
+class Panic(BaseException):
+    """As pyo3 raises where a tokenizer's Rust panics."""
+
+
+def panics() -> None:
+    raise Panic
+
+
 def test_accounts_take_turns_at_the_tokenizer() -> None:
     done: list[str] = []
 
@@ -287,6 +295,9 @@ def test_accounts_take_turns_at_the_tokenizer() -> None:
         with pytest.raises(ZeroDivisionError):
             await worker.run("bad", lambda: 1 // 0)
         assert await worker.run("bad", lambda: 7) == 7
+        with pytest.raises(RuntimeError, match="Panic"):
+            await asyncio.wait_for(worker.run("bad", panics), 20)
+        assert await worker.run("bad", lambda: 8) == 8
 
     asyncio.run(run())
     assert done == ["other", "bad", "other", "bad", "bad", "bad"]

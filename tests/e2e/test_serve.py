@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -274,6 +275,36 @@ def test_idle_sockets_of_strangers_do_not_lock_the_owner_out(bundle: Bundle) -> 
                     assert await asyncio.wait_for(reader.read(), 20) == b""
             for _, writer in strangers:
                 writer.close()
+
+    asyncio.run(run())
+
+
+def test_a_burst_of_sockets_leaves_no_more_than_may_be_open(bundle: Bundle) -> None:
+    """Those of one turn of the loop: what is cut is not gone before the next one comes."""
+
+    async def run() -> None:
+        async with listening(bundle, None) as port:
+            strangers = []
+            for _ in range(5 * MOST_SOCKETS):
+                stranger = socket.socket()
+                stranger.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    stranger.connect(("127.0.0.1", port))
+                strangers.append(stranger)
+            url = f"http://127.0.0.1:{port}/v1/models"
+            async with httpx.AsyncClient() as client:  # behind all of them
+                assert (await client.get(url)).status_code == 200
+            await asyncio.sleep(0.5)
+            held = 0
+            for stranger in strangers:
+                try:
+                    held += stranger.recv(1) != b""
+                except BlockingIOError:
+                    held += 1
+                except OSError:
+                    pass  # cut
+                stranger.close()
+            assert held <= MOST_SOCKETS
 
     asyncio.run(run())
 

@@ -1,5 +1,8 @@
 package dev.outrider.core.runtime
 
+import java.text.Normalizer
+import java.util.Locale
+
 /** Characters of which one that nobody wrote is the mark: for private use, so nothing changes them on the way. */
 private val MARKS = '\uE000'..'\uF8FF'
 private val ROLE = Regex("""[\w.-]+""")
@@ -40,22 +43,37 @@ internal class ChatBoundary(private val tokenizer: Tokenizer, private val templa
     }
 }
 
-/** Breaks the [contents] of tokens wherever they stand, or begin or end, in a text. */
+/** Breaks the [contents] of tokens wherever they stand, or begin or end, in a text; in any case, and before a trim. */
 private class Breaker(val contents: Set<String>) {
-    private val byStart = contents.groupBy { it[0] }
-    private val heads = contents.flatMapTo(HashSet()) { one -> (1 until one.length).map { one.substring(0, it) } }
-    private val tails = contents.flatMapTo(HashSet()) { one -> (1 until one.length).map { one.substring(it) } }
+    private val byStart = contents.groupBy { it[0].lowercaseChar() }
+    private val heads = contents.flatMapTo(HashSet()) { one -> (1 until one.length).map { folded(one.take(it)) } }
+    private val tails = contents.flatMapTo(HashSet()) { one -> (1 until one.length).map { folded(one.drop(it)) } }
     private val longest = contents.maxOfOrNull { it.length } ?: 0
 
     fun marked(text: String, mark: Char): String {
-        val places = sortedSetOf<Int>()
-        for (at in text.indices) if (byStart[text[at]].orEmpty().any { text.startsWith(it, at) }) places += at + 1
-        for (length in 1 until minOf(longest, text.length + 1)) {
-            if (text.takeLast(length) in heads) places += text.length - length + 1
-            if (text.take(length) in tails) places += length - 1
-        }
+        val places = tokensIn(text).mapTo(sortedSetOf()) { it + 1 }
+        places += ends(text, 0, text.length)
+        val begin = text.indexOfFirst { !it.isWhitespace() }
+        if (begin >= 0) places += ends(text, begin, text.trimEnd().length)
+        if (places.isEmpty() && tokensIn(Normalizer.normalize(text, Normalizer.Form.NFC)).any()) places += text.length
         val marked = StringBuilder(text)
         for (place in places.reversed()) marked.insert(place, mark)
         return marked.toString()
     }
+
+    private fun tokensIn(text: String) = text.indices.asSequence().filter { at ->
+        byStart[text[at].lowercaseChar()].orEmpty().any { text.startsWith(it, at, ignoreCase = true) }
+    }
+
+    /** Where a mark breaks a token that the text from [begin] to [end] may begin or end in. */
+    private fun ends(text: String, begin: Int, end: Int): Set<Int> {
+        val places = HashSet<Int>()
+        for (length in 1 until minOf(longest, end - begin + 1)) {
+            if (folded(text.substring(end - length, end)) in heads) places += end - length + 1
+            if (folded(text.substring(begin, begin + length)) in tails) places += begin + length - 1
+        }
+        return places
+    }
+
+    private fun folded(text: String) = text.lowercase(Locale.ROOT)
 }

@@ -121,6 +121,24 @@ class TextTest {
     }
 
     @Test
+    fun aTemplateThatChangesCaseOrTrimsMakesNoTokens() {
+        val row = Vectors.read("boundary").first { it.field<Any?>("json") != null }
+        val tokenizer = BytePairTokenizer.parse(Json.write(row.field<Any?>("json")))
+        val token = tokenizer.addedTokens.first { one -> one.special && one.content.any { it.isLetter() } }
+        val middle = token.content.length / 2
+        val parted = listOf(token.content.take(middle) + " ", " " + token.content.drop(middle))
+        val upper = listOf(token.content.uppercase())
+        val cases = listOf<Pair<List<String>, (String) -> String>>(upper to String::lowercase, parted to String::trim)
+        for ((contents, write) in cases) {
+            val messages = contents.map { ChatMessage("user", it) }
+            val ids = ChatBoundary(tokenizer, "").encode(messages) { said ->
+                said.joinToString("") { write(it.content) } + token.content
+            }
+            assertEquals(1, ids.count { it == token.id }, contents.toString())
+        }
+    }
+
+    @Test
     fun templatesThatAreNotKnownAreRefused() {
         for (source in listOf(
             "{% macro m() %}{% endmacro %}", "{% if a %}", "{{ a", "{{ a | tojson }}", "{{ a.b( }}", "{% endif %}",
