@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,5 +65,6 @@ def _replace(path: Path, text: str) -> None:
             os.fsync(handle)  # a file that is renamed before it is written may be empty after a power cut
         os.replace(aside, path)
     except BaseException:
-        os.unlink(aside)
+        with suppress(FileNotFoundError):  # an interrupt right behind the rename
+            os.unlink(aside)
         raise

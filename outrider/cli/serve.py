@@ -121,8 +121,8 @@ class Endpoint:
 
     def _check_key(self, headers: dict[str, str]) -> None:
         """Raise ApiError unless the request carries the key, where there is one."""
-        given, wanted = headers.get("authorization", ""), f"Bearer {self.key}"
-        if self.key and not hmac.compare_digest(given.encode(), wanted.encode()):
+        given = headers.get("authorization", "").encode("latin-1")  # the bytes that were sent
+        if self.key and not hmac.compare_digest(given, f"Bearer {self.key}".encode()):
             raise ApiError(401, "this endpoint needs its key as a Bearer token", code="invalid_api_key")
 
     async def _complete(self, receive: Receive, send: Send) -> None:

@@ -146,6 +146,20 @@ def test_a_journal_comes_back_and_is_private(tmp_path: Path) -> None:
     assert not nowhere.due
 
 
+def test_an_interrupt_right_behind_the_rename_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = os.replace
+
+    def interrupted(source: str, target: Path) -> None:
+        rename(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", interrupted)
+    journal = Journal(tmp_path / "chat.json", pytest.fail)
+    with pytest.raises(KeyboardInterrupt):
+        journal.save([], {"seq": 1})
+    assert journal.load() == ([], {"seq": 1}) and [path.name for path in tmp_path.iterdir()] == ["chat.json"]
+
+
 def test_a_journal_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
     told: list[str] = []
     journal = Journal(tmp_path / "gone" / "chat.json", told.append)
