@@ -80,7 +80,10 @@ def make_venv(folder: Path) -> Path:
 
 def pip_install(venv: Path, *arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--python", str(venv / "bin/python"), "install", "--quiet", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=venv)
+    alone = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+    }  # pip would find a checkout there
+    done = subprocess.run(command, capture_output=True, text=True, cwd=venv, env=alone)
     assert done.returncode == 0, done.stderr
 
 
