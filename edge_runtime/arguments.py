@@ -46,7 +46,7 @@ def _number(name: str, value: float, least: float, most: float, *, above: bool =
     """above: `least` itself is too little."""
     wanted = f"{name} must be {'above' if above else 'at least'} {least:g} and at most {most:g}"
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError):
         raise ValueError(f"{wanted}, not {value!r}") from None
     if math.isnan(number) or not least <= number <= most or (above and number == least):

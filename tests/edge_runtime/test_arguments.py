@@ -54,6 +54,12 @@ ANYTHING = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
+def test_a_number_is_not_a_string(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be .*, not '0.5'"):
+        checked_sampling(**{**USUAL, name: "0.5"})
+
+
 @settings(max_examples=500, deadline=None)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(USUAL, ANYTHING)))
 def test_every_argument_is_refused_or_reaches_the_verifier(arguments: dict[str, Any]) -> None:
