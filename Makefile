@@ -56,7 +56,7 @@ $(VENV)/ready: pyproject.toml
 	touch $@
 
 $(BUNDLE)/manifest.json: $(VENV)/ready $(wildcard $(DRAFTER)/*) outrider_core/drafting/bundle.py \
-		$(addprefix outrider_core/models/,moa.py layers.py drafter_files.py) \
+		$(addprefix outrider_core/models/,moa.py moa_config.py layers.py drafter_files.py) \
 		$(addprefix export/,bundle.py plan.py quant.py steps.py to_onnx.py)
 	$(BIN)/python -m export bundle --drafter $(DRAFTER) --output-dir $(BUNDLE)
 

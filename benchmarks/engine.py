@@ -30,7 +30,6 @@ from benchmarks.command import common_arguments
 from benchmarks.provenance import provenance
 from cloud.engine import Segment
 from cloud.loading import load_verifier
-from cloud.runner import Part
 from cloud.service import Verifier
 from cloud.sessions import Session
 from cloud.settings import Settings
@@ -41,6 +40,7 @@ from outrider_core.models.target import TargetError, head_dim_of, load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import Open, pack_ids
+from outrider_core.targets.part import Part
 
 TABLES = ("goals", "steps", "throughput")
 NODES, SESSIONS = (0, 8, 16, 32, 64, 128), (1, 2, 4, 8)

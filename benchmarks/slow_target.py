@@ -14,9 +14,9 @@ import time
 from collections.abc import Sequence
 
 from cloud import verifier
-from cloud.runner import Part
 from cloud.torch_engine import runner
 from cloud.torch_engine.drawing import TorchLogits
+from outrider_core.targets.part import Part
 
 
 def slow_down(seconds: float) -> None:

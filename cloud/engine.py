@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from cloud.acceptance import AcceptedPath, Draft, accept_paths
 from cloud.kvpool import KVPool
-from cloud.runner import FeatureProducer, Logits, ModelRunner, Part
+from cloud.runner import FeatureProducer, Logits, ModelRunner
 from cloud.sessions import Session
 from outrider_core.protocol.rows import pack_rows
 from outrider_core.protocol.tree import TokenTree
+from outrider_core.targets.part import Part
 
 _NO_TREE = TokenTree()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,25 +10,7 @@ from numpy.typing import NDArray
 
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
-from outrider_core.protocol.tree import TokenTree
-
-
-@dataclass(frozen=True)
-class Part:
-    """One session's tokens in a step: `chain` in a row behind the `past` rows of its prefix, then a tree.
-
-    base: first pool row of the session's extent. wanted: whether logits of the chain's last token and of the tree's
-    nodes are needed.
-    """
-
-    base: int
-    past: int
-    chain: tuple[int, ...]
-    tree: TokenTree
-    wanted: bool
-
-    def __len__(self) -> int:
-        return len(self.chain) + len(self.tree)
+from outrider_core.targets.part import Part
 
 
 class Logits(Protocol):

@@ -79,7 +79,7 @@ class Settings(BaseSettings):
         Literal["float32", "bfloat16", "float16", "float64"], Field(description="the target's number format")
     ] = "float32"
     device: Annotated[str, Field(description="torch device; auto uses CUDA if available")] = "auto"
-    threads: Annotated[int, Field(ge=0, description="CPU threads of torch; 0: all cores but one, for sockets")] = 0
+    threads: Annotated[int, Field(ge=0, description="CPU threads of the target; 0: all cores but one, for sockets")] = 0
     tp: Annotated[
         int, Field(ge=1, description="tensor-parallel ranks; start with torchrun --nproc-per-node TP -m cloud.verifier")
     ] = 1
@@ -123,6 +123,7 @@ class Settings(BaseSettings):
     def _check(self) -> Settings:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together; give both or none")
+        self._check_engine()
         lacking = [
             name for name, value in (("--auth-file", self.auth_file), ("--tls-cert", self.tls_cert)) if not value
         ]
@@ -138,6 +139,18 @@ class Settings(BaseSettings):
                 f"of max_nodes {self.max_nodes}; use at least {least}"
             )
         return self
+
+    def _check_engine(self) -> None:
+        """Raise ValueError for what the chosen engine would pass over."""
+        if self.engine == "onnx":
+            given = {
+                "--tp": self.tp > 1,
+                "--colocated-drafter": self.colocated_drafter,
+                "--device": self.device not in ("auto", "cpu"),
+                "--dtype": self.dtype != type(self).model_fields["dtype"].default,
+            }
+            if named := [flag for flag, is_given in given.items() if is_given]:
+                raise ValueError(f"--engine onnx has no {', '.join(named)}; use --engine torch, or leave it out")
 
     def as_toml(self) -> str:
         """The settings in effect, as a --config file."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from math import inf, log2
 
 from cloud.kvpool import GRANULE
-from cloud.runner import ModelRunner, Part
+from cloud.runner import ModelRunner
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import MAX_NODES, TokenTree
+from outrider_core.targets.part import Part
 
 #: tree sizes that are considered
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_NODES)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
 import pytest
+import structlog
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -19,6 +21,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # a busy machine may take its time
 settings.register_profile("outrider", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("outrider")
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """Leave structlog unconfigured after each test: `capture_logs` alone leaves it printing to stdout."""
+    yield
+    structlog.reset_defaults()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

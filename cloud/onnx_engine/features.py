@@ -32,7 +32,7 @@ class HostFeatures:
         self._layer_angles = _angles(range(len(self.layers)), config.kv_width // config.lsa_heads, config.rope_theta)
 
     def rows(self, kv: Floats, positions: Sequence[int]) -> Floats:
-        """See FeatureProducer.rows; MoA paper, section 3.1: layer self-attention, mean over layers, Ekv2E."""
+        """See FeatureProducer.rows: layer self-attention, mean over layers, Ekv2E (arXiv 2410.03804)."""
         config, block = self._config, "layer_self_attention"
         count, layers, width = kv.shape
         x = self._norm(kv, f"{block}.input_layernorm")

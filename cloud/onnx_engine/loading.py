@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,11 +14,11 @@ from cloud.onnx_engine.features import HostFeatures
 from cloud.onnx_engine.runner import OnnxModelRunner
 from cloud.served_model import ServedModel
 from cloud.settings import Settings
-from outrider_core.models.cache import cache_dir
-from outrider_core.models.drafter_files import load_drafter
+from outrider_core.cache import cache_dir
+from outrider_core.models.drafter_files import check_target, load_drafter
 from outrider_core.models.identity import model_identity
-from outrider_core.models.moa_config import DrafterError, MoAConfig
-from outrider_core.models.target import ALIASES, TargetError, gguf_of, resolve_target
+from outrider_core.models.moa_config import MoAConfig
+from outrider_core.models.target import ALIASES, TargetError, eos_ids_of, gguf_of, resolve_target
 from outrider_core.protocol.wire import MAX_TOKENS
 from outrider_core.targets.bundle import TargetBundle, TargetBundleError, make_target_bundle
 from outrider_core.targets.config import UnsupportedTarget
@@ -46,7 +47,8 @@ def find_bundle(name: str) -> TargetBundle:
         if layer == 0:
             log.info("making an 8-bit copy of the target, once", folder=str(folder), layers=layers)
 
-    return make_target_bundle(name, source, source_hash, folder, MAX_TOKENS, done)
+    eos_ids = eos_ids_of(source) if source.is_dir() else ()
+    return make_target_bundle(name, source, source_hash, folder, MAX_TOKENS, eos_ids, done)
 
 
 def onnx_model(
@@ -59,15 +61,12 @@ def onnx_model(
     """An open bundle and a drafter, to be served. Raises DrafterError if the drafter does not belong to the target."""
     from transformers import AutoTokenizer
 
-    if config.target_hash != bundle.source_hash:
-        raise DrafterError(
-            f"this drafter was trained on target {config.target_hash}, but {bundle.name} is {bundle.source_hash}; "
-            "give --drafter a folder that was trained for it"
-        )
-    shape = bundle.config
-    runner = OnnxRunner(bundle.graph, shape, bundle.value_exponents, settings.kv_tokens, settings.threads)
+    shape, threads = bundle.config, settings.threads or max(1, (os.cpu_count() or 2) - 1)
+    check_target(config.target_hash, settings.model, bundle.source_hash, settings.drafter)
+    config.check_fits(shape, settings.model)
+    runner = OnnxRunner(bundle.graph, shape, bundle.value_exponents, settings.kv_tokens, threads)
     return ServedModel(
-        name=bundle.name,
+        name=settings.model,
         target_hash=bundle.source_hash,
         drafter_hash=drafter_hash,
         tokenizer=AutoTokenizer.from_pretrained(bundle.folder, local_files_only=True),

@@ -17,7 +17,7 @@ from cloud.torch_engine.parallel import Leader, Ranks, follow
 from cloud.torch_engine.runner import TorchRunner
 from outrider_core.models.drafter_files import check_target, load_drafter
 from outrider_core.models.moa import DeviceHalf, device_half_on, server_half
-from outrider_core.models.moa_config import DrafterError, MoAConfig
+from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.packing import pack_linears
 from outrider_core.models.target import Target, TargetError, head_dim_of, load_target, open_target
 from outrider_core.protocol.wire import MAX_TOKENS
@@ -61,8 +61,9 @@ def torch_model(
     Raises DrafterError if the drafter does not belong to the target.
     """
     config, tensors, drafter_hash = drafter
-    _check_drafter(config, target, settings.drafter)
     shape = target.config
+    check_target(config.target_hash, target.name, target.model_hash, settings.drafter, target.folder)
+    config.check_fits(shape, target.name)
     context = min(settings.max_context, shape.max_position_embeddings, MAX_TOKENS)
     return ServedModel(
         name=target.name,
@@ -104,13 +105,3 @@ def _device(settings: Settings, ranks: Ranks | None) -> str:
     if not torch.cuda.is_available():
         return "cpu"
     return "cuda" if ranks is None else f"cuda:{torch.cuda.current_device()}"
-
-
-def _check_drafter(config: MoAConfig, target: Target, drafter: Path) -> None:
-    shape = target.config
-    check_target(config.target_hash, target, drafter)
-    head_dim = head_dim_of(shape)
-    wanted = (config.target_kv_heads, config.target_head_dim, config.hidden_size, config.vocab_size)
-    given = (shape.num_key_value_heads, head_dim, shape.hidden_size, shape.vocab_size)
-    if wanted != given or not all(0 <= layer < shape.num_hidden_layers for layer in config.target_layers):
-        raise DrafterError(f"the drafter's shapes {wanted} do not fit {target.name}'s {given}")

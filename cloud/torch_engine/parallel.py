@@ -23,11 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cloud.process import free_port
-from cloud.runner import Part
 from cloud.settings import Settings
 from cloud.torch_engine.drawing import TorchLogits
 from cloud.torch_engine.runner import TorchRunner
 from outrider_core.protocol.tree import TokenTree
+from outrider_core.targets.part import Part
 
 #: no timeout: an idle verifier sends nothing for hours, and torchrun notices ranks that die
 IDLE = timedelta(days=365)

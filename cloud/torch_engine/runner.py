@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cloud.runner import Part
 from cloud.torch_engine.attention import ATTENTION, Plan, Span, span_mask
 from cloud.torch_engine.drawing import TorchLogits
 from cloud.torch_engine.kvstore import KVStore
+from outrider_core.targets.part import Part
 
 #: (up to, multiple of): steps are padded to a row count of this scale
 _ROW_SCALE = ((2, 1), (48, 4), (128, 8), (256, 16), (512, 32))

@@ -15,7 +15,6 @@ from torch import Tensor
 from outrider_core.models.folders import drafters_folder
 from outrider_core.models.identity import former_identity
 from outrider_core.models.moa_config import DrafterError, MoAConfig
-from outrider_core.models.target import Target, TargetFiles
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "drafter.safetensors"
@@ -84,18 +83,21 @@ def hash_drafter(stored: dict[str, Any], config: Any, tensors: dict[str, Tensor]
     return digest.hexdigest()[:16]
 
 
-def check_target(known: str, target: Target | TargetFiles, drafter: str | Path) -> None:
-    """Raise DrafterError unless the identity that `drafter`'s config names, `known`, is the target's."""
-    if known == target.model_hash:
+def check_target(known: str, name: str, identity: str, drafter: str | Path, folder: Path | None = None) -> None:
+    """Raise DrafterError unless the identity that `drafter`'s config names, `known`, is that of target `name`.
+
+    folder: the target's, by which a drafter of version 0.2 is told what to do.
+    """
+    if known == identity:
         return
-    if known == former_identity(target.folder):
+    if folder is not None and known == former_identity(folder):
         raise DrafterError(
-            f"{drafter} names {target.name} as version 0.2 did, by the ends of its weights alone; run once: "
-            f"python -m export renew {drafter} --target {target.name}"
+            f"{drafter} names {name} as version 0.2 did, by the ends of its weights alone; run once: "
+            f"python -m export renew {drafter} --target {name}"
         )
     raise DrafterError(
-        f"{drafter} was trained on target {known}, but {target.name} is {target.model_hash}; give the target it was "
-        "trained on, or a drafter trained for this one"
+        f"{drafter} was trained on target {known}, but {name} is {identity}; give the target it was trained on, or a "
+        "drafter trained for this one"
     )
 
 

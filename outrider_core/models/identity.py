@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from outrider_core.models.cache import sha256_of
+from outrider_core.cache import sha256_of
 
 #: files of a model folder that say what it computes and what it is asked, beside its weights
 SMALL_FILES = (

@@ -57,6 +57,13 @@ class MoAConfig:
         if self.head_dim % 2:
             raise DrafterError(f"head_dim {self.head_dim} must be even for rotary positions")
 
+    def check_fits(self, shape: Any, name: str) -> None:
+        """Raise DrafterError unless the widths are those of target `name`. shape: its config, of any library."""
+        wanted = (self.target_kv_heads, self.target_head_dim, self.hidden_size, self.vocab_size)
+        given = (shape.num_key_value_heads, head_dim_of(shape), shape.hidden_size, shape.vocab_size)
+        if wanted != given or not all(0 <= layer < shape.num_hidden_layers for layer in self.target_layers):
+            raise DrafterError(f"the drafter's shapes {wanted} do not fit {name}'s {given}")
+
     @classmethod
     def for_target(
         cls,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider_core.models.cache import cache_dir
+from outrider_core.cache import cache_dir
 from outrider_core.models.identity import converted_from, model_identity, write_source
 
 DEFAULT_TARGET = "smollm2-135m-instruct"

@@ -7,11 +7,10 @@ manifest.json                   what it was made from, its shapes, and the size 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import onnx
 from filelock import FileLock
 
+from outrider_core.cache import sha256_of
 from outrider_core.targets.config import Rope, TargetConfig, UnsupportedTarget
 from outrider_core.targets.gguf_tokenizer import write_tokenizer
 from outrider_core.targets.graph import TargetGraph
@@ -29,8 +29,6 @@ MANIFEST_FILE, GRAPH_FILE = "manifest.json", "target.onnx"
 #: version of the folder's layout and of the graph's arithmetic: another version may write other text
 FORMAT_VERSION = 1
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
-#: bytes hashed at once
-_CHUNK = 1 << 20
 
 
 class TargetBundleError(RuntimeError):
@@ -66,12 +64,14 @@ def make_target_bundle(
     source_hash: str,
     folder: Path,
     max_positions: int,
+    eos_ids: Sequence[int] = (),
     done: Callable[[int, int], None] = lambda layer, layers: None,
 ) -> TargetBundle:
     """Lower the model in `source`, a folder or a GGUF file, into `folder`, which appears once it is complete.
 
     Work under way lies beside it and goes on where it was interrupted (not after an error); of several processes one
-    works and the others wait. done(layer, layers) is called for every layer. Raises TargetBundleError.
+    works and the others wait. eos_ids: those of a folder; a GGUF file has its own. done(layer, layers) is called after
+    every layer. Raises TargetBundleError.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = folder.with_name(f".{folder.name}.{source_hash}.partial")
@@ -79,7 +79,7 @@ def make_target_bundle(
         with FileLock(folder.with_name(f".{folder.name}.lock")):
             if not (folder / MANIFEST_FILE).is_file():
                 aside.mkdir(exist_ok=True)
-                _write(name, source, source_hash, aside, max_positions, done)
+                _write(name, source, source_hash, aside, max_positions, eos_ids, done)
                 shutil.rmtree(folder, ignore_errors=True)
                 os.replace(aside, folder)
     except OSError as error:
@@ -105,7 +105,7 @@ def open_target_bundle(folder: Path) -> TargetBundle:
         if version != FORMAT_VERSION:
             raise TargetBundleError(
                 f"{folder}: target bundle of format {version}, and this program reads {FORMAT_VERSION}; "
-                "make it again with `outrider export target`"
+                "delete it, and it is made again"
             )
         _check_files(folder, values["files"])
         config = dict(values["config"])
@@ -120,16 +120,18 @@ def open_target_bundle(folder: Path) -> TargetBundle:
             eos_ids=tuple(values["eos_ids"]),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise TargetBundleError(f"{path} is damaged ({type(error).__name__}: {error}); make the bundle again") from None
+        raise TargetBundleError(
+            f"{path} is damaged ({type(error).__name__}: {error}); delete {folder}, and it is made again"
+        ) from None
 
 
 def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     for name, wanted in files.items():
         path = folder / name
         found = path.stat().st_size if path.is_file() else None
-        if found != wanted["bytes"] or _sha256(path) != wanted["sha256"]:
+        if found != wanted["bytes"] or sha256_of([path])[0] != wanted["sha256"]:
             state = "is missing" if found is None else "is not what was written"
-            raise TargetBundleError(f"{path} {state}; delete {folder} and make the bundle again")
+            raise TargetBundleError(f"{path} {state}; delete {folder}, and it is made again")
 
 
 def _write(
@@ -138,13 +140,13 @@ def _write(
     source_hash: str,
     folder: Path,
     max_positions: int,
+    eos_ids: Sequence[int],
     done: Callable[[int, int], None],
 ) -> None:
     weights: Weights
     if source.is_dir():
         weights = SafetensorsWeights(source)
         config = TargetConfig.from_json(json.loads((source / "config.json").read_text()))
-        eos_ids = _eos_ids(source)
         for each in _TOKENIZER_FILES:
             if (source / each).is_file():
                 shutil.copyfile(source / each, folder / each)
@@ -161,7 +163,7 @@ def _write(
     exponents = [graph.value_exponent(layer) for layer in range(layers)]
     (folder / INDEX_FILE).unlink()
     files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        path.name: {"bytes": path.stat().st_size, "sha256": sha256_of([path])[0]}
         for path in sorted(folder.iterdir())
         if path.name in (*_TOKENIZER_FILES, GRAPH_FILE, DATA_FILE)
     }
@@ -172,25 +174,7 @@ def _write(
         "config": asdict(config),
         "value_exponents": exponents,
         "max_positions": positions,
-        "eos_ids": eos_ids,
+        "eos_ids": list(eos_ids),
         "files": files,
     }
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n")
-
-
-def _eos_ids(folder: Path) -> list[int]:
-    """End-of-answer ids: union of config.json's and generation_config.json's `eos_token_id`."""
-    ids = set[int]()
-    for name in ("config.json", "generation_config.json"):
-        path = folder / name
-        value = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
-        ids.update(value if isinstance(value, list) else [] if value is None else [value])
-    return sorted(ids)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

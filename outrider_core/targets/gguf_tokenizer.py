@@ -25,10 +25,10 @@ def write_tokenizer(source: GgufWeights, folder: Path) -> None:
     if kind != "gpt2":
         raise UnsupportedTarget(f"a GGUF file with a tokenizer of kind {kind!r} is not supported; use the model folder")
     tokens: list[str] = source.field("tokenizer.ggml.tokens")
-    pairs = [tuple(merge.split(" ")) for merge in source.field("tokenizer.ggml.merges")]
+    pairs = [merge.partition(" ") for merge in source.field("tokenizer.ggml.merges")]
     model = BPE(
         vocab={token: index for index, token in enumerate(tokens)},
-        merges=[(left, right) for left, right in pairs],
+        merges=[(left, right) for left, _, right in pairs],
         continuing_subword_prefix="",
         end_of_word_suffix="",
     )

@@ -3,8 +3,9 @@
 A step computes T tokens of one session: any mixture of prompt, single tokens and tree nodes. Their keys and values go
 into the session's blocks of the KV pool in place; each token attends to what its row of the mask allows.
 
-**Why a token's logits do not depend on the step it is computed in.** Linear layers, norms and rotary positions are
-computed row by row, and MatMulNBits' result for a row does not depend on how many rows there are. A query-key score
+**Why a token's logits do not depend on the step it is computed in.** Norms and rotary positions are
+computed row by row. A linear layer rounds each row of its input to 8 bits by that row's own largest value and sums
+integers, so other rows do not matter. A query-key score
 sums over one head's width in one fixed order. What would break is the sum over the tokens attended to, whose
 order and grouping depend on where their rows lie. So values and softmax weights are rounded to multiples of a power of
 two, small enough that every partial sum of their products fits the 53 bits of a float64: then the sum is exact, and

@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import onnxruntime
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from outrider_core.targets.config import UnsupportedTarget
@@ -28,7 +29,7 @@ def check_products() -> None:
         )
 
 
-def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def multiply(a: NDArray[np.uint8], b: NDArray[np.int8]) -> NDArray[np.int32]:
     """a uint8 [m, k] times a constant b int8 [k, n], as a target graph does it; int32 [m, n]."""
     graph = helper.make_graph(
         [helper.make_node("MatMulInteger", ["a", "b"], ["product"])],
@@ -39,5 +40,5 @@ def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:  # type: ignore[type-a
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    product: np.ndarray = session.run(None, {"a": a})[0]  # type: ignore[type-arg]
+    product: NDArray[np.int32] = session.run(None, {"a": a})[0]
     return product

@@ -4,42 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.protocol.tree import ROOT
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.graph import POOL_BLOCK
+from outrider_core.targets.part import Part
 from outrider_core.targets.weights import Floats
-
-
-class Part(Protocol):
-    """One session's tokens in a step, as `cloud.runner.Part` has them."""
-
-    @property
-    def base(self) -> int:
-        """First pool row of the session's extent, a multiple of POOL_BLOCK."""
-
-    @property
-    def past(self) -> int:
-        """Rows of its prefix that are there already."""
-
-    @property
-    def chain(self) -> tuple[int, ...]:
-        """Token ids in a row behind the prefix."""
-
-    @property
-    def tree(self) -> TokenTree:
-        """Tokens below the chain's last one."""
-
-    @property
-    def wanted(self) -> bool:
-        """Whether logits of the chain's last token and of the tree's nodes are needed."""
-
-    def __len__(self) -> int: ...
 
 
 class OnnxRunner:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cloud import verifier
-from cloud.runner import Part
 from cloud.torch_engine import runner
 from cloud.torch_engine.drawing import TorchLogits
+from outrider_core.targets.part import Part
 
 
 class Death(BaseException):

@@ -19,10 +19,10 @@ from outrider_core.models.target import TargetError
 from outrider_core.protocol.sampling import Sampling, draw
 from outrider_core.protocol.wire import Verdict
 from outrider_core.targets.bundle import TargetBundle, make_target_bundle
+from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
 from tests.cloud.drive import random_tree, started
 from tests.models.odd_moa import ODD, random_moa, random_sequence
-from tests.targets.test_runner import Part
 from tests.tiny import tiny_drafter_config, tiny_model, tiny_tokenizer
 
 SAMPLINGS = [Sampling(), Sampling(temperature=0.8, seed=3), Sampling(temperature=1.0, top_p=0.9, seed=4)]

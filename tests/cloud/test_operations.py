@@ -195,6 +195,12 @@ def test_print_config_is_a_config_file(tmp_path: Path) -> None:
     assert read_settings(["--config", str(tmp_path / "c.toml")]).max_nodes == 7
 
 
+def test_printed_settings_of_either_engine_can_be_read(tmp_path: Path) -> None:
+    for engine in ("torch", "onnx"):
+        (tmp_path / "c.toml").write_text(read_settings(["--engine", engine]).as_toml())
+        assert read_settings(["--config", str(tmp_path / "c.toml")]).engine == engine
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -204,6 +210,7 @@ def test_print_config_is_a_config_file(tmp_path: Path) -> None:
         (["--auth-file", "/nowhere"], "/nowhere"),
         (["--host", "0.0.0.0", "--auth-file", "x"], "--tls-cert"),
         (["--colocated-drafter", "maybe"], "maybe"),
+        (["--engine", "onnx", "--tp", "2", "--dtype", "bfloat16"], "--tp, --dtype"),
     ],
 )
 def test_wrong_settings_are_one_line(flags: list[str], says: str) -> None:

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from cloud.drawing import HostLogits
 from cloud.fair_shares import fair_shares
-from cloud.runner import Part
 from cloud.torch_engine.runner import padded_rows
 from cloud.tree_budget import LEAST, SIZES, TIMED_TOKENS, TreeBudget, measure_costs
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Generate, Open, Verdict, pack_ids
+from outrider_core.targets.part import Part
 from tests.cloud.drive import Direct, expected_path, make_verifier, random_tree, started
 from tests.tiny import plain_decode, tiny_model
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,23 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider_core.models import cache
-from outrider_core.models.cache import REMEMBERED_BYTES, sha256_of
+from outrider_core import cache
+from outrider_core.cache import REMEMBERED_BYTES, sha256_of
 from outrider_core.models.identity import former_identity, model_identity
-from tests.tiny import save_tiny_target
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target") / "tiny"
-    save_tiny_target(folder)
-    return folder
-
-
-@pytest.fixture
-def tiny(saved: Path, tmp_path: Path) -> Path:
-    """A copy that a test may break."""
-    return Path(shutil.copytree(saved, tmp_path / "tiny"))
 
 
 @pytest.fixture(autouse=True)

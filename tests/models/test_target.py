@@ -14,8 +14,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, Qwen2Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from outrider_core.cache import cache_dir
 from outrider_core.models import target as module
-from outrider_core.models.cache import cache_dir
 from outrider_core.models.identity import SOURCE_FILE, model_identity
 from outrider_core.models.target import (
     DEFAULT_TARGET,
@@ -26,19 +26,6 @@ from outrider_core.models.target import (
     resolve_target,
 )
 from tests.tiny import FAMILIES, save_tiny_target, tiny_model, tiny_tokenizer
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target") / "tiny"
-    save_tiny_target(folder)
-    return folder
-
-
-@pytest.fixture
-def tiny(saved: Path, tmp_path: Path) -> Path:
-    """A copy that a test may break."""
-    return Path(shutil.copytree(saved, tmp_path / "tiny"))
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
-from outrider_core.models.target import gguf_of
+from outrider_core.models.target import gguf_of, open_target
 from outrider_core.targets.bundle import (
     MANIFEST_FILE,
     TargetBundle,
@@ -21,7 +22,9 @@ from outrider_core.targets.bundle import (
     make_target_bundle,
     open_target_bundle,
 )
+from outrider_core.targets.gguf_tokenizer import write_tokenizer
 from outrider_core.targets.tables import DATA_FILE
+from outrider_core.targets.weights import GgufWeights
 from tests.tiny import tiny_model, tiny_tokenizer
 
 MAKE = """
@@ -34,7 +37,7 @@ def stop_at(layer, layers):
         print("layer", layer, flush=True)
         sys.stdin.read()
 
-bundle.make_target_bundle("tiny", Path(sys.argv[1]), "0" * 16, Path(sys.argv[2]), 128, stop_at)
+bundle.make_target_bundle("tiny", Path(sys.argv[1]), "0" * 16, Path(sys.argv[2]), 128, done=stop_at)
 """
 
 
@@ -57,9 +60,9 @@ def hidden(folder: Path) -> list[str]:
 def test_a_bundle_is_made_once_and_opens(source: Path, tmp_path: Path) -> None:
     layers = list[tuple[int, int]]()
     folder = tmp_path / "bundle"
-    made = make_target_bundle("tiny", source, "0" * 16, folder, 128, lambda *done: layers.append(done))
+    made = make_target_bundle("tiny", source, "0" * 16, folder, 128, done=lambda *done: layers.append(done))
     assert layers == [(0, 4), (1, 4), (2, 4), (3, 4)] and hidden(folder) == []
-    assert make_target_bundle("tiny", source, "0" * 16, folder, 128, lambda *_: pytest.fail("made again")) == made
+    assert make_target_bundle("tiny", source, "0" * 16, folder, 128, done=lambda *_: pytest.fail("made again")) == made
     assert made.config.num_hidden_layers == 4 and made.max_positions == 128 and len(made.value_exponents) == 4
     assert {path.name for path in folder.iterdir()} >= {"tokenizer.json", "target.onnx", DATA_FILE}
 
@@ -124,7 +127,7 @@ def test_foreign_and_broken_folders(source: Path, tmp_path: Path) -> None:
         with pytest.raises(TargetBundleError, match="damaged"):
             open_target_bundle(path.parent)
     path.write_text(json.dumps({**json.loads(text), "format_version": 99}))
-    with pytest.raises(TargetBundleError, match="format 99, and this program reads 1; make it again"):
+    with pytest.raises(TargetBundleError, match="format 99, and this program reads 1; delete it, and it is made again"):
         open_target_bundle(path.parent)
 
 
@@ -141,12 +144,6 @@ def test_what_cannot_be_lowered_is_one_line(source: Path, tmp_path: Path) -> Non
 
 def test_a_gguf_tokenizer_is_that_of_transformers(tmp_path: Path) -> None:
     """Token ids and template of the default target, read from its GGUF file without torch."""
-    from transformers import AutoTokenizer
-
-    from outrider_core.models.target import open_target
-    from outrider_core.targets.gguf_tokenizer import write_tokenizer
-    from outrider_core.targets.weights import GgufWeights
-
     write_tokenizer(GgufWeights(gguf_of("smollm2-135m-instruct")), tmp_path)
     theirs = open_target().tokenizer
     ours = AutoTokenizer.from_pretrained(tmp_path)

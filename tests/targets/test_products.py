@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from outrider_core.targets import products
 from outrider_core.targets.config import UnsupportedTarget
 
 
-def saturating(a: np.ndarray, b: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def saturating(a: NDArray[np.uint8], b: NDArray[np.int8]) -> NDArray[np.int64]:
     """What AVX2's vpmaddubsw makes of it: neighbours' products added in 16 bits."""
     pairs = a[:, 0::2, None].astype(np.int64) * b[None, 0::2] + a[:, 1::2, None].astype(np.int64) * b[None, 1::2]
-    summed: np.ndarray = np.clip(pairs, -(2**15), 2**15 - 1).sum(1)  # type: ignore[type-arg]
+    summed: NDArray[np.int64] = np.clip(pairs, -(2**15), 2**15 - 1).sum(1)
     return summed
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,26 +12,14 @@ import torch
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.graph import POOL_BLOCK, TargetGraph
+from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
 from outrider_core.targets.tables import TableFile
 from outrider_core.targets.weights import SafetensorsWeights
 from tests.tiny import tiny_model
 
 PROMPT = [5, 9, 60, 61, 8, 100, 7]
-NO_TREE = TokenTree()
 TREE = TokenTree((10, 11, 12, 13), (ROOT, 0, 0, ROOT))
-
-
-@dataclass(frozen=True)
-class Part:
-    base: int
-    past: int
-    chain: tuple[int, ...]
-    tree: TokenTree = NO_TREE
-    wanted: bool = True
-
-    def __len__(self) -> int:
-        return len(self.chain) + len(self.tree)
 
 
 @pytest.fixture(scope="module")

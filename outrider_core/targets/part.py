@@ -1,0 +1,25 @@
+"""What one session has computed in a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outrider_core.protocol.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class Part:
+    """One session's tokens in a step: `chain` in a row behind the `past` rows of its prefix, then a tree.
+
+    base: first pool row of the session's extent. wanted: whether logits of the chain's last token and of the tree's
+    nodes are needed.
+    """
+
+    base: int
+    past: int
+    chain: tuple[int, ...]
+    tree: TokenTree = field(default_factory=TokenTree)
+    wanted: bool = True
+
+    def __len__(self) -> int:
+        return len(self.chain) + len(self.tree)
