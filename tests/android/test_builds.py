@@ -12,6 +12,7 @@ import zipfile
 
 import pytest
 
+import outrider
 from android_demo.ci import apk, apk_zip, app, core, engines
 from android_demo.ci.pins import REPOSITORY as ROOT
 from android_demo.ci.pins import read_pins
@@ -80,8 +81,7 @@ def test_levels_and_names_are_the_same() -> None:
     assert re.search(r"versionName = libs\.versions\.appVersion\.get\(\)", text)
     for name in ("namespace", "applicationId"):
         assert re.findall(rf'{name} = "(.*)"', text) == [apk.PACKAGE]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert CATALOG["versions"]["appVersion"] == project["version"]
+    assert CATALOG["versions"]["appVersion"] == outrider.__version__
 
 
 def test_manifest_says_nothing_that_a_build_adds() -> None:

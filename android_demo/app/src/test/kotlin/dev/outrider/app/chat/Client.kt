@@ -80,7 +80,8 @@ private fun tell(state: ChatState) = synchronized(System.out) {
                 "reply" to state.reply?.let { rows(it.pieces()) },
                 "figures" to state.figures?.let {
                     mapOf(
-                        "tokens" to unlessShrunk { it.tokens }, "rate" to it.tokensPerSecond, "up" to it.bytesUp, "down" to it.bytesDown,
+                        "tokens" to unlessShrunk { it.tokens }, "rate" to it.tokensPerSecond,
+                        "up" to it.bytesUp, "down" to it.bytesDown,
                         "round_trip" to it.roundTrip, "rolled_back" to it.rolledBack,
                     )
                 },

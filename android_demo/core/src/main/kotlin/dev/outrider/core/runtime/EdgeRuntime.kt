@@ -160,7 +160,9 @@ class EdgeRuntime(
      * Raises [IllegalArgumentException] on a record of another target.
      */
     fun resume(record: AnswerRecord): Flow<Event> {
-        require(record.target == manifest.targetHash) { "the record is of another target than this bundle's; ask again" }
+        require(record.target == manifest.targetHash) {
+            "the record is of another target than this bundle's; ask again"
+        }
         return answer(record.stop) {
             sessionId = record.session
             stream = record.stream

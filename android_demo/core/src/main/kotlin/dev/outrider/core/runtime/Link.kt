@@ -13,7 +13,6 @@ import dev.outrider.core.protocol.Welcome
 import dev.outrider.core.protocol.WireError
 import dev.outrider.core.protocol.decodeServer
 import java.io.IOException
-import java.net.URI
 import java.util.concurrent.Executors
 import java.util.concurrent.RejectedExecutionException
 import java.util.concurrent.TimeUnit
@@ -29,8 +28,6 @@ private const val LAST_RETRY = 3.0
 
 /** The longest delay after a refusal: another version may answer at this address, now or when an upgrade is done. */
 private const val REFUSED_RETRY = 30.0
-
-private val PORTS = 1..65535
 
 /** Seconds between pings. */
 private const val PING_INTERVAL = 10L
@@ -108,7 +105,7 @@ class Link(
     /** Where the verifier is, for people. */
     val url = verifierUrl(server)
     private val destination = Destination(
-        parse(url), if (token == null) emptyMap() else mapOf("Authorization" to "Bearer $token"), tls,
+        parseAddress(url), if (token == null) emptyMap() else mapOf("Authorization" to "Bearer $token"), tls,
     )
     private val timer = Executors.newSingleThreadScheduledExecutor { daemon(it, "outrider-link-timer") }
     private val runner = thread(start = false, isDaemon = true, name = "outrider-link") { run() }
@@ -308,17 +305,6 @@ class Link(
             if (beside !== second) return
             beside = null
             lose("silent, and dialling again failed: ${reasonOf(failure)}")
-        }
-    }
-
-    private companion object {
-        fun parse(url: String): URI {
-            val parsed = runCatching { URI(url) }.getOrNull()
-            val known = parsed?.scheme == "ws" || parsed?.scheme == "wss"
-            if (parsed == null || !known || parsed.host == null || (parsed.port != -1 && parsed.port !in PORTS)) {
-                throw LinkRefused("$url is not an address; write wss://host or wss://host:port, with ports up to 65535")
-            }
-            return parsed
         }
     }
 }
