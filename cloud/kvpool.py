@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 #: extents are whole multiples of this many rows, so that most steps need no growth
-GRANULE = 256
+GRANULE = 128
 
 
 @dataclass

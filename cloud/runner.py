@@ -27,7 +27,7 @@ class ModelRunner(Protocol):
     """Runs the target for an engine. It decides nothing: the engine says what to run and reads the logits."""
 
     def forward(self, parts: Sequence[Part]) -> Logits:
-        """Run all parts in one step and write their keys and values behind each prefix.
+        """Run all parts, one of each session, in one step and write their keys and values behind each prefix.
 
         The logits are those of all wanted tokens, parts in order, in a part the root first.
         """

@@ -27,7 +27,7 @@ from outrider_core.targets.weights import BrokenWeights, GgufWeights, Safetensor
 
 MANIFEST_FILE, GRAPH_FILE = "manifest.json", "target.onnx"
 #: version of the folder's layout and of the graph's arithmetic: another version may write other text
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 
 
@@ -40,7 +40,7 @@ class TargetBundle:
     """A bundle on disk whose files are whole.
 
     name: what the target was called when the bundle was made. source_hash: identity of the model it was made from.
-    value_exponents: see `TargetGraph.value_exponent`, one for each layer. max_positions: longest sequence.
+    value_scales: see `TargetGraph.value_scale`, one for each layer. max_positions: longest sequence.
     eos_ids: token ids that end an answer.
     """
 
@@ -48,7 +48,7 @@ class TargetBundle:
     name: str
     source_hash: str
     config: TargetConfig
-    value_exponents: tuple[int, ...]
+    value_scales: tuple[float, ...]
     max_positions: int
     eos_ids: tuple[int, ...]
 
@@ -115,7 +115,7 @@ def open_target_bundle(folder: Path) -> TargetBundle:
             name=values["name"],
             source_hash=values["source_hash"],
             config=TargetConfig(**config, rope=rope),
-            value_exponents=tuple(values["value_exponents"]),
+            value_scales=tuple(values["value_scales"]),
             max_positions=values["max_positions"],
             eos_ids=tuple(values["eos_ids"]),
         )
@@ -160,7 +160,7 @@ def _write(
     with TableFile(folder) as tables:
         graph = TargetGraph(config, weights, positions, tables, lambda layer: done(layer, layers))
         onnx.save(graph.build(), folder / GRAPH_FILE)
-    exponents = [graph.value_exponent(layer) for layer in range(layers)]
+    scales = [graph.value_scale(layer) for layer in range(layers)]
     (folder / INDEX_FILE).unlink()
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": sha256_of([path])[0]}
@@ -172,7 +172,7 @@ def _write(
         "name": name,
         "source_hash": source_hash,
         "config": asdict(config),
-        "value_exponents": exponents,
+        "value_scales": scales,
         "max_positions": positions,
         "eos_ids": list(eos_ids),
         "files": files,

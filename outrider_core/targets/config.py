@@ -113,6 +113,13 @@ class TargetConfig:
         """Query heads that share one key and value head."""
         return self.num_attention_heads // self.num_key_value_heads
 
+    @property
+    def linear_weights(self) -> int:
+        """Weights of all linear layers: what a step reads, however many tokens it computes."""
+        attention = 2 * (self.num_attention_heads + self.num_key_value_heads) * self.head_dim
+        layer = self.hidden_size * (attention + 3 * self.intermediate_size)
+        return self.num_hidden_layers * layer + self.hidden_size * self.vocab_size
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TargetConfig:
         """Of a `config.json`'s content. Raises UnsupportedTarget."""

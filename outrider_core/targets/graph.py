@@ -1,15 +1,15 @@
 """Lower a target to one ONNX graph for every step shape, exact to the last bit.
 
-A step computes T tokens of one session: any mixture of prompt, single tokens and tree nodes. Their keys and values go
-into the session's blocks of the KV pool in place; each token attends to what its row of the mask allows.
+A step computes T tokens of one or several sessions: any mixture of prompt, single tokens and tree nodes. Their keys
+and values go into the sessions' blocks of the KV pool in place; each token attends to what its row of the mask allows.
 
 **Why a token's logits do not depend on the step it is computed in.** Norms and rotary positions are
 computed row by row. A linear layer rounds each row of its input to 8 bits by that row's own largest value and sums
 integers, so other rows do not matter. A query-key score
 sums over one head's width in one fixed order. What would break is the sum over the tokens attended to, whose
-order and grouping depend on where their rows lie. So values and softmax weights are rounded to multiples of a power of
-two, small enough that every partial sum of their products fits the 53 bits of a float64: then the sum is exact, and
-the same in any order. The grid is finer than float32's own rounding would leave of such a sum.
+order and grouping depend on where their rows lie. So values are rounded to integers of 10 bits and a sign, and softmax
+weights to 16 bits, which are multiplied eight at a time: the sum over a block of the pool then fits the 24 bits of a
+float32, sums over blocks fit the 53 of a float64, and what is exact is the same in any order.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ from outrider_core.targets.weights import Floats, Weights
 
 #: rows of the KV pool that lie together, head by head
 POOL_BLOCK = 64
-#: a softmax weight is a multiple of 2^-WEIGHT_BITS of the largest one
-WEIGHT_BITS = 18
-#: bits of a value's magnitude; with WEIGHT_BITS and 15 bits for 32,768 tokens they are the 53 of a float64
-VALUE_BITS = 20
+#: a softmax weight is HIGH_BITS and LOW_BITS of a fraction of the largest one
+HIGH_BITS, LOW_BITS = 8, 8
+#: values are integers up to this. Sums over a block, of 64 products, then fit the 24 bits of a float32
+LARGEST_VALUE = 2**10
+#: largest value over the root mean square of values of inputs without a preferred direction
+LARGEST_SPREAD = 12.0
 #: opset of the graph, and the intermediate representation that goes with it
 OPSET, IR_VERSION = 21, 10
 _MICROSOFT = "com.microsoft"
@@ -115,17 +117,26 @@ class TargetGraph:
     def build(self) -> onnx.ModelProto:
         """The whole model.
 
-        Inputs: ids int64 [T]; positions int64 [1, T]; mask float32 [blocks, 1, group * T, POOL_BLOCK] (0 or -inf; the
-        tokens' rows again for each query head of a group); slots int64 [1, kv_heads, T, 3] (block, head and row of each
-        new token); wanted int64 [R]; keys_<layer> float32 and values_<layer> float64 [blocks, kv_heads, POOL_BLOCK,
-        head_dim].
+        Inputs: ids int64 [T]; positions int64 [1, T]; slots int64 [1, kv_heads, T, 3] (block, head and row of each new
+        token); wanted int64 [R]; keys_<layer> and values_<layer> float32 [blocks, kv_heads, POOL_BLOCK, head_dim].
+        Each session's part is padded to the P tokens of the longest. queries int64 [blocks, kv_heads, group * P]: for
+        each block which rows of the queries [heads * T, head_dim] meet it; mask float32 [blocks, 1, group * P,
+        POOL_BLOCK], 0 or -inf; blocks_of_part int64 [parts, most], a part's own, one of them again where it has fewer;
+        part_of_block int64 [blocks]; shares_of_blocks float64 [parts, blocks], 1 for a part's own, else 0; answers
+        int64 [T, heads]: a token's rows of the sums [parts * heads * P, head_dim]. With a single part, queries
+        and part_of_block may have a single block, for all.
         Outputs: logits float32 [R, vocab], and new_keys_<layer>, new_values_<layer>, to be bound to the inputs' own
         memory.
         """
         config, graph = self.config, self.graph
         ids = graph.input("ids", TensorProto.INT64, ["tokens"])
         graph.input("positions", TensorProto.INT64, [1, "tokens"])
+        graph.input("queries", TensorProto.INT64, ["query_blocks", config.num_key_value_heads, "queries"])
         graph.input("mask", TensorProto.FLOAT, ["blocks", 1, "queries", POOL_BLOCK])
+        graph.input("blocks_of_part", TensorProto.INT64, ["parts", "most_blocks"])
+        graph.input("part_of_block", TensorProto.INT64, ["query_blocks"])
+        graph.input("shares_of_blocks", TensorProto.DOUBLE, ["parts", "blocks"])
+        graph.input("answers", TensorProto.INT64, ["tokens", config.num_attention_heads])
         graph.input("slots", TensorProto.INT64, [1, config.num_key_value_heads, "tokens", 3])
         wanted = graph.input("wanted", TensorProto.INT64, ["wanted"])
         cosines, sines = config.rope.tables(self.max_context, config.head_dim)
@@ -154,7 +165,7 @@ class TargetGraph:
         config, graph = self.config, self.graph
         heads, kv, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         name = f"layers.{layer}.self_attn"
-        exponent = self.value_exponent(layer)
+        value_scale = np.float32(self.value_scale(layer))
         query_scale = np.float32(1.0 if config.head_norms else width**-0.5)
 
         def joined_rows(suffix: str) -> Floats:
@@ -162,7 +173,7 @@ class TargetGraph:
                 [
                     self.weights.read(f"{name}.q_proj{suffix}") * query_scale,
                     self.weights.read(f"{name}.k_proj{suffix}"),
-                    self.weights.read(f"{name}.v_proj{suffix}") * np.float32(2.0**exponent),
+                    self.weights.read(f"{name}.v_proj{suffix}") * value_scale,
                 ]
             )
 
@@ -178,29 +189,34 @@ class TargetGraph:
             query_key = graph.op("Concat", query, self._norm(key, f"{name}.k_norm"), axis=1)
         query_key = graph.op("RotaryEmbedding", query_key, "positions", "cosines", "sines", domain=_MICROSOFT)
         query, key = graph.ops("Split", query_key, graph.ints(heads, kv), names=2, axis=1)
-        query = graph.op("Reshape", query, graph.ints(1, kv, -1, width))
-        value = graph.op("Cast", graph.op("Round", value), to=TensorProto.DOUBLE)
-        keys = self._store(f"keys_{layer}", key, TensorProto.FLOAT)
-        values = self._store(f"values_{layer}", value, TensorProto.DOUBLE)
-        mixed = graph.op("Reshape", self._mix(query, keys, values), graph.ints(1, heads, -1, width))
-        mixed = graph.op("Transpose", mixed, perm=[0, 2, 1, 3])
+        query = graph.op("Gather", graph.op("Reshape", query, graph.ints(-1, width)), "queries", axis=0)
+        least = graph.constant("least_value", np.array(-LARGEST_VALUE, np.float32))
+        most = graph.constant("largest_value", np.array(LARGEST_VALUE, np.float32))
+        value = graph.op("Clip", graph.op("Round", value), least, most)
+        keys = self._store(f"keys_{layer}", key)
+        values = self._store(f"values_{layer}", value)
+        mixed = graph.op("Gather", self._mix(query, keys, values), "answers", axis=0)  # [T, heads, width]
         mixed = graph.op("Reshape", mixed, graph.ints(-1, heads * width))
 
         def output() -> Floats:
-            return self._writing(self.weights.read(f"{name}.o_proj") * np.float32(2.0**-exponent))
+            return self._writing(self.weights.read(f"{name}.o_proj") / value_scale)
 
         return self._linear(f"{name}.o_proj", mixed, output, self._written_bias(f"{name}.o_proj", config.output_bias))
 
-    def _store(self, name: str, fresh: str, kind: int) -> str:
+    def _store(self, name: str, fresh: str) -> str:
         """Write the new tokens' rows into their slots of a pool. The output is bound to the input's own memory."""
         shape: list[int | str] = ["blocks", self.config.num_key_value_heads, POOL_BLOCK, self.config.head_dim]
-        pool = self.graph.input(name, kind, shape)
-        self.graph.output(f"new_{name}", kind, shape)
+        pool = self.graph.input(name, TensorProto.FLOAT, shape)
+        self.graph.output(f"new_{name}", TensorProto.FLOAT, shape)
         return self.graph.op("ScatterND", pool, "slots", fresh, name=f"new_{name}")
 
     def _mix(self, query: str, keys: str, values: str) -> str:
-        """Attention of query [1, kv, group * T, width] over the pool: weights and values are integers, sums exact."""
-        graph = self.graph
+        """Attention of query [blocks or 1, kv, group * P, width] over the bound blocks.
+
+        Values and both halves of a weight are integers, so that their sums are exact. Returns [rows, width], a row for
+        each part, KV head, head of its group and token.
+        """
+        graph, width = self.graph, self.config.head_dim
         single = self.config.group == 1
         if single:  # a product of one row is summed in another order than one of several
             query = graph.op("Concat", query, query, axis=2)
@@ -208,25 +224,38 @@ class TargetGraph:
         if single:
             scores, _ = graph.ops("Split", scores, names=2, axis=2, num_outputs=2)
         scores = graph.op("Add", scores, "mask")
-        largest = graph.op("ReduceMax", scores, graph.ints(0, 3), keepdims=1)
-        shift = graph.constant("weight_shift", np.array(WEIGHT_BITS * math.log(2), np.float32))
-        shares = graph.op("Exp", graph.op("Sub", scores, graph.op("Sub", largest, shift)))
-        shares = graph.op("Cast", graph.op("Round", shares), to=TensorProto.DOUBLE)
-        total = graph.op("ReduceSum", shares, graph.ints(0, 3), keepdims=1)
-        summed = graph.op("ReduceSum", graph.op("MatMul", shares, values), graph.ints(0), keepdims=1)
-        return graph.op("Cast", graph.op("Div", summed, total), to=TensorProto.FLOAT)
+        largest = graph.op("ReduceMax", scores, graph.ints(3), keepdims=1)
+        of_parts = graph.op("Gather", largest, "blocks_of_part", axis=0)  # [parts, most blocks, kv, queries, 1]
+        of_parts = graph.op("ReduceMax", of_parts, graph.ints(1), keepdims=0)
+        shift = graph.constant("weight_shift", np.array(HIGH_BITS * math.log(2), np.float32))
+        largest = graph.op("Gather", graph.op("Sub", of_parts, shift), "part_of_block", axis=0)
+        weights = graph.op("Exp", graph.op("Sub", scores, largest))
+        high = graph.op("Round", weights)
+        low_scale = graph.constant("low_scale", np.array(2.0**LOW_BITS, np.float32))
+        low = graph.op("Round", graph.op("Mul", graph.op("Sub", weights, high), low_scale))
+        both = graph.op("Concat", high, low, axis=2)  # [blocks, kv, 2 * queries, rows]
+        total = graph.op("ReduceSum", both, graph.ints(3), keepdims=1)
+        sums = graph.op("Concat", graph.op("MatMul", both, values), total, axis=3)
+        sums = graph.op("Reshape", graph.op("Cast", sums, to=TensorProto.DOUBLE), graph.ints(0, -1))
+        sums = graph.op("MatMul", "shares_of_blocks", sums)  # [parts, kv * 2 * queries * (width + 1)]
+        sums = graph.op("Reshape", sums, graph.ints(0, self.config.num_key_value_heads, 2, -1))
+        factors = graph.constant("factors", np.array([[2.0**LOW_BITS], [1.0]]))
+        sums = graph.op("ReduceSum", graph.op("Mul", sums, factors), graph.ints(2), keepdims=0)
+        sums = graph.op("Reshape", sums, graph.ints(-1, width + 1))
+        sums, total = graph.ops("Split", sums, graph.ints(width, 1), names=2, axis=-1)
+        return graph.op("Cast", graph.op("Div", sums, total), to=TensorProto.FLOAT)
 
-    def value_exponent(self, layer: int) -> int:
-        """The power of two by which a layer's values are multiplied before they are rounded to integers.
+    def value_scale(self, layer: int) -> float:
+        """The factor by which a layer's values are multiplied before they are rounded to integers.
 
-        A norm's output has a Euclidean length of at most sqrt(hidden_size) before its gains, which bounds every value;
-        half as much again is left for what quantising the norm's output adds.
+        A value is a row of v_proj times a normalised input of length sqrt(hidden_size). LARGEST_VALUE stands for
+        LARGEST_SPREAD times what it is where the input has no preferred direction; the few beyond it are clipped.
         """
         name = f"layers.{layer}.self_attn.v_proj"
         gains = self.weights.read(f"layers.{layer}.input_layernorm")
-        lengths = np.linalg.norm(self.weights.read(name) * gains, axis=1) * math.sqrt(self.config.hidden_size)
+        lengths = np.linalg.norm(self.weights.read(name) * gains, axis=1)
         bias = np.abs(self.weights.read(f"{name}.bias")) if self.config.attention_bias else 0.0
-        return math.floor(math.log2(2.0**VALUE_BITS / (1.5 * float(np.max(lengths + bias)))))
+        return LARGEST_VALUE / float(np.max(LARGEST_SPREAD * lengths + bias))
 
     def _mlp(self, layer: int, x: str) -> str:
         config, graph = self.config, self.graph

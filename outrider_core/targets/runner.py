@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from outrider_core.protocol.tree import ROOT
+from outrider_core.targets.batch import Batch, Span, group_parts
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.graph import POOL_BLOCK
 from outrider_core.targets.part import Part
@@ -20,11 +19,11 @@ from outrider_core.targets.weights import Floats
 class OnnxRunner:
     """A target graph (`outrider_core.targets.graph`) and its pool of `rows` rows, a multiple of POOL_BLOCK.
 
-    The pool's memory is only taken as rows are written. value_exponents: the power of two of each layer's values.
+    The pool's memory is only taken as rows are written. value_scales: what each layer's values are multiplied by.
     """
 
     def __init__(
-        self, graph: Path, config: TargetConfig, value_exponents: Sequence[int], rows: int, threads: int = 0
+        self, graph: Path, config: TargetConfig, value_scales: Sequence[float], rows: int, threads: int = 0
     ) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = threads, 3
@@ -32,17 +31,29 @@ class OnnxRunner:
         self._config = config
         blocks = -(-rows // POOL_BLOCK)
         shape = (config.num_hidden_layers, blocks, config.num_key_value_heads, POOL_BLOCK, config.head_dim)
-        self._keys, self._values = np.zeros(shape, np.float32), np.zeros(shape, np.float64)
-        self._value_scales = np.exp2(-np.array(value_exponents, np.float64))
+        self._keys, self._values = (np.zeros(shape, np.float32) for _ in range(2))
+        self._value_scales = np.array(value_scales, np.float32)
         self._binding = self._session.io_binding()
-        self._bound = (-1, -1)
+        self._bound = Span(0, 0)
+        # in the time that another run reads the 8-bit weights, attention reads half as many bytes
+        self._idle_blocks = config.linear_weights // (4 * self._keys[:, 0].nbytes)
 
     def forward(self, parts: Sequence[Part]) -> Floats:
-        """Run all parts and write their keys and values behind each prefix.
+        """Run all parts, one of each session, and write their keys and values behind each prefix.
 
         Returns logits float32 [wanted tokens, vocab], parts in order, in a part the chain's last token first.
         """
-        return np.concatenate([self._run(part) for part in parts])
+        logits = list[Floats]([np.empty((0, self._config.vocab_size), np.float32)] * len(parts))
+        for group in group_parts(parts, self._idle_blocks):
+            together = [parts[index] for index in group]
+            found = self._run(together)
+            if len(group) > 1 and not self._all_numbers(together, found):
+                # what is not a number spreads to all that share a run
+                found = np.concatenate([self._run([part]) for part in together])
+            ends = np.cumsum([1 + len(part.tree) if part.wanted else 0 for part in together])
+            for index, rows in zip(group, np.split(found, ends[:-1]), strict=True):
+                logits[index] = rows
+        return np.concatenate(logits)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy pool rows over pool rows, in all layers. Sources and targets may overlap: sources are read first."""
@@ -56,67 +67,39 @@ class OnnxRunner:
         taken = []
         for layer in layers:
             keys = self._keys[layer][block, :, row]  # [rows, kv_heads, head_dim]
-            values = self._values[layer][block, :, row] * self._value_scales[layer]
-            taken.append(np.stack([keys, values.astype(np.float32)], 2).reshape(len(rows), -1))
+            values = self._values[layer][block, :, row] / self._value_scales[layer]
+            taken.append(np.stack([keys, values], 2).reshape(len(rows), -1))
         both: Floats = np.stack(taken, 1)
         return both
 
-    def _run(self, part: Part) -> Floats:
-        count, first = len(part), part.base // POOL_BLOCK
-        blocks = -(-(part.past + count) // POOL_BLOCK)
-        self._bind(first, blocks)
-        chain = len(part.chain)
-        ids = np.array([*part.chain, *part.tree.tokens], np.int64)
-        steps = [*range(chain), *(chain - 1 + depth for depth in part.tree.depths)]
-        wanted = np.arange(chain - 1, count) if part.wanted else np.arange(0)
-        feeds: dict[str, NDArray[Any]] = {
-            "ids": ids,
-            "positions": np.array([steps], np.int64) + part.past,
-            "mask": self._mask(part, blocks),
-            "slots": self._slots(part.past, count),
-            "wanted": wanted.astype(np.int64),
-        }
-        for name, value in feeds.items():
+    def _run(self, parts: Sequence[Part]) -> Floats:
+        batch = Batch(parts, self._config)
+        self._bind(batch.span)
+        for name, value in batch.feeds.items():
             self._binding.bind_cpu_input(name, value)
         self._binding.bind_output("logits", "cpu")
         self._session.run_with_iobinding(self._binding)
         logits: Floats = self._binding.get_outputs()[-1].numpy()
         return logits
 
-    def _bind(self, first: int, blocks: int) -> None:
+    def _all_numbers(self, parts: Sequence[Part], logits: Floats) -> bool:
+        """Whether logits and the last layer's new rows, and so those of the layers before, are finite."""
+        rows = [row for part in parts for row in range(part.base + part.past, part.base + part.past + len(part))]
+        block, row = _places(rows)
+        new = self._keys[-1][block, :, row], self._values[-1][block, :, row]
+        return all(np.isfinite(each).all() for each in (logits, *new))
+
+    def _bind(self, span: Span) -> None:
         """Let the graph read and write these blocks of the pool in place."""
-        if (first, blocks) == self._bound:
+        if span == self._bound:
             return
         for layer in range(self._config.num_hidden_layers):
             for name, pool in (("keys", self._keys), ("values", self._values)):
-                view = pool[layer, first : first + blocks]
+                view = pool[layer, span.first : span.end]
                 where = ("cpu", 0, view.dtype.type, view.shape, view.ctypes.data)
                 self._binding.bind_input(f"{name}_{layer}", *where)
                 self._binding.bind_output(f"new_{name}_{layer}", *where)
-        self._bound = first, blocks
-
-    def _mask(self, part: Part, blocks: int) -> Floats:
-        """0 where a token attends, else -inf: float32 [blocks, 1, group * T, POOL_BLOCK]."""
-        count, chain, past, group = len(part), len(part.chain), part.past, self._config.group
-        mask = np.full((count, blocks * POOL_BLOCK), -np.inf, np.float32)
-        mask[:, :past] = 0
-        mask[:chain, past : past + chain][np.tril_indices(chain)] = 0
-        mask[chain:, past : past + chain] = 0
-        for node, parent in enumerate(part.tree.parents):
-            row, own = chain + node, past + chain + node
-            if parent != ROOT:
-                mask[row, past + chain : own] = mask[chain + parent, past + chain : own]
-            mask[row, own] = 0
-        tiled = np.broadcast_to(mask.reshape(1, count, blocks, POOL_BLOCK), (group, count, blocks, POOL_BLOCK))
-        ordered = tiled.reshape(group * count, blocks, POOL_BLOCK).transpose(1, 0, 2)
-        return np.ascontiguousarray(ordered)[:, None]
-
-    def _slots(self, past: int, count: int) -> NDArray[np.int64]:
-        """(block, head, row) of each new token, of the bound blocks: int64 [1, kv_heads, T, 3]."""
-        slots = np.empty((1, self._config.num_key_value_heads, count, 3), np.int64)
-        slots[..., 0], slots[..., 2] = _places(range(past, past + count))
-        slots[..., 1] = np.arange(slots.shape[1])[:, None]
-        return slots
+        self._bound = span
 
 
 def _places(rows: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

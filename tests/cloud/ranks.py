@@ -32,7 +32,7 @@ def main() -> None:
     folder, families = Path(sys.argv[1]), sys.argv[2:]
     ranks = Ranks()
     for family in families:
-        settings = Settings(max_context=128, max_nodes=24, kv_tokens=512, prefill_chunk=16, tp=2)
+        settings = Settings(max_context=128, max_nodes=24, kv_tokens=256, prefill_chunk=16, tp=2)
         target = load_target(str(folder / family), "float64", tp=2)
         runner = make_runner(target, settings)
         if ranks.rank > 0:

@@ -73,8 +73,8 @@ def test_many_sessions_with_evictions_and_replicas(family: str) -> None:
     model = tiny_model(family, seed=7, vocab=VOCAB, **MODELS[family])
     rng = random.Random(family)
     talks = conversations(model, rng, 6, 26 + SPARE)
-    # two extents of 256 rows for six sessions, so every round evicts
-    replicas = [make_verifier(model, (), kv_tokens=512) for _ in range(2)]
+    # two extents for six sessions, so every round evicts
+    replicas = [make_verifier(model, (), kv_tokens=256) for _ in range(2)]
     resumed = evicted = 0
     with started(replicas[0]) as one, started(replicas[1]) as two:
         home: dict[bytes, Direct] = {}

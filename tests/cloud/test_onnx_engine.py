@@ -48,7 +48,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def decode(bundle: TargetBundle, prompt: list[int], sampling: Sampling, count: int) -> list[int]:
     """Token by token, alone in a pool of its own."""
-    runner = OnnxRunner(bundle.graph, bundle.config, bundle.value_exponents, 256, 1)
+    runner = OnnxRunner(bundle.graph, bundle.config, bundle.value_scales, 256, 1)
     tokens = list(prompt)
     for at in range(len(prompt) + count - 1):
         logits = runner.forward([Part(0, at, (tokens[at],))])
@@ -60,7 +60,7 @@ def decode(bundle: TargetBundle, prompt: list[int], sampling: Sampling, count: i
 def test_many_sessions_with_evictions(bundle: tuple[TargetBundle, object]) -> None:
     made, model = bundle
     config, tensors = tiny_drafter_config(model)
-    settings = Settings(max_context=128, max_nodes=24, kv_tokens=768, prefill_chunk=5, tree_budget=8, threads=1)
+    settings = Settings(max_context=128, max_nodes=24, kv_tokens=384, prefill_chunk=5, tree_budget=8, threads=1)
     arrays = {name: tensor.float().numpy() for name, tensor in tensors.items()}
     verifier = Verifier(onnx_model(made, config, arrays, "tiny", settings), settings)
     rng = random.Random(0)

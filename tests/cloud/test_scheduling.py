@@ -212,7 +212,7 @@ def test_writing_alone_does_not_keep_others_from_the_pool() -> None:
     """Room for two extents and three sessions that all write: each ends, with the right text."""
     model = tiny_model(seed=8)
     prompts = [[10 + index, 20, 30] for index in range(3)]
-    with started(make_verifier(model, (), kv_tokens=512)) as direct:
+    with started(make_verifier(model, (), kv_tokens=256)) as direct:
         waiting = []
         for index, prompt in enumerate(prompts):
             session = bytes([index]) * 16

@@ -12,6 +12,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.targets.batch import Span, routes, slots
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.graph import POOL_BLOCK, TargetGraph
 from outrider_core.targets.tables import TableFile
@@ -37,7 +38,7 @@ class Pool:
         self.memory: dict[str, NDArray[Any]] = {}
         for layer in range(self.config.num_hidden_layers):
             self.memory[f"keys_{layer}"] = np.full(shape, 7, np.float32)  # what nobody may read
-            self.memory[f"values_{layer}"] = np.full(shape, 7, np.float64)
+            self.memory[f"values_{layer}"] = np.full(shape, 7, np.float32)
         self.blocks = blocks
 
     def run(self, ids: Sequence[int], positions: Sequence[int], rows: Sequence[int], seen: list[list[int]]) -> Floats:
@@ -45,17 +46,15 @@ class Pool:
         mask = np.full((len(ids), self.blocks * POOL_BLOCK), -np.inf, np.float32)
         for token, visible in enumerate(seen):
             mask[token, visible] = 0
-        kv, count = self.config.num_key_value_heads, len(ids)
-        slots = np.empty((1, kv, count, 3), np.int64)
-        slots[..., 0], slots[..., 2] = np.array(rows) // POOL_BLOCK, np.array(rows) % POOL_BLOCK
-        slots[..., 1] = np.arange(kv)[:, None]
+        count, whole = len(ids), Span(0, self.blocks)
         tiled = np.tile(mask, (self.config.group, 1)).reshape(-1, self.blocks, POOL_BLOCK)
         inputs = {
             "ids": np.array(ids),
             "positions": np.array([positions]),
             "mask": np.ascontiguousarray(tiled.transpose(1, 0, 2)[:, None]),
-            "slots": slots,
+            "slots": slots(np.array(rows), self.config),
             "wanted": np.arange(count),
+            **routes([count], [whole], self.blocks, self.config),
             **self.memory,
         }
         names = [output.name for output in self.session.get_outputs()]

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from outrider_core.models.target import gguf_of, open_target
 from outrider_core.targets.bundle import (
+    FORMAT_VERSION,
     MANIFEST_FILE,
     TargetBundle,
     TargetBundleError,
@@ -63,7 +64,7 @@ def test_a_bundle_is_made_once_and_opens(source: Path, tmp_path: Path) -> None:
     made = make_target_bundle("tiny", source, "0" * 16, folder, 128, done=lambda *done: layers.append(done))
     assert layers == [(0, 4), (1, 4), (2, 4), (3, 4)] and hidden(folder) == []
     assert make_target_bundle("tiny", source, "0" * 16, folder, 128, done=lambda *_: pytest.fail("made again")) == made
-    assert made.config.num_hidden_layers == 4 and made.max_positions == 128 and len(made.value_exponents) == 4
+    assert made.config.num_hidden_layers == 4 and made.max_positions == 128 and len(made.value_scales) == 4
     assert {path.name for path in folder.iterdir()} >= {"tokenizer.json", "target.onnx", DATA_FILE}
 
 
@@ -127,7 +128,9 @@ def test_foreign_and_broken_folders(source: Path, tmp_path: Path) -> None:
         with pytest.raises(TargetBundleError, match="damaged"):
             open_target_bundle(path.parent)
     path.write_text(json.dumps({**json.loads(text), "format_version": 99}))
-    with pytest.raises(TargetBundleError, match="format 99, and this program reads 1; delete it, and it is made again"):
+    with pytest.raises(
+        TargetBundleError, match=rf"format 99, and this program reads {FORMAT_VERSION}; delete it, and it is made again"
+    ):
         open_target_bundle(path.parent)
 
 

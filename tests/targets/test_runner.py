@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.targets import batch
+from outrider_core.targets.batch import group_parts
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.graph import POOL_BLOCK, TargetGraph
 from outrider_core.targets.part import Part
@@ -27,22 +32,35 @@ def model() -> object:
     return tiny_model(hidden=64, dtype=torch.float32)
 
 
+def lower(model: Any, folder: Path, blocks: int = 8) -> OnnxRunner:
+    model.save_pretrained(folder)
+    config = TargetConfig.from_json(model.config.to_dict())
+    with TableFile(folder) as tables:
+        graph = TargetGraph(config, SafetensorsWeights(folder), 512, tables)
+        onnx.save(graph.build(), folder / "target.onnx")
+    scales = [graph.value_scale(layer) for layer in range(config.num_hidden_layers)]
+    return OnnxRunner(folder / "target.onnx", config, scales, blocks * POOL_BLOCK, threads=1)
+
+
 @pytest.fixture
 def runner(model: object, tmp_path: Path) -> OnnxRunner:
-    model.save_pretrained(tmp_path)  # type: ignore[attr-defined]
-    config = TargetConfig.from_json(model.config.to_dict())  # type: ignore[attr-defined]
-    with TableFile(tmp_path) as tables:
-        graph = TargetGraph(config, SafetensorsWeights(tmp_path), 512, tables)
-        onnx.save(graph.build(), tmp_path / "target.onnx")
-    exponents = [graph.value_exponent(layer) for layer in range(config.num_hidden_layers)]
-    return OnnxRunner(tmp_path / "target.onnx", config, exponents, 8 * POOL_BLOCK, threads=1)
+    return lower(model, tmp_path)
+
+
+@pytest.fixture(scope="module", params=[("llama", 4, 2), ("llama", 4, 4), ("qwen3", 6, 1)], ids=str)
+def crowded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OnnxRunner:
+    """With many query heads to a key head, and with one."""
+    family, heads, kv_heads = request.param
+    model = tiny_model(family, heads=heads, kv_heads=kv_heads, hidden=48 if heads == 6 else 64, dtype=torch.float32)
+    return lower(model, tmp_path_factory.mktemp("crowded"), blocks=24)
 
 
 def test_a_session_is_the_same_anywhere_and_beside_others(runner: OnnxRunner) -> None:
     alone = [runner.forward([Part(0, at, (token,))])[0] for at, token in enumerate(PROMPT)]
-    first, second = 2 * POOL_BLOCK, 5 * POOL_BLOCK
+    first, second, third = 2 * POOL_BLOCK, 5 * POOL_BLOCK, 7 * POOL_BLOCK
+    runner.forward([Part(third, 0, tuple(PROMPT[:3]), wanted=False)])
     together = runner.forward(
-        [Part(first, 0, tuple(PROMPT[:3]), wanted=False), Part(second, 0, tuple(PROMPT), TREE), Part(first, 3, (61,))]
+        [Part(first, 0, tuple(PROMPT[:3]), wanted=False), Part(second, 0, tuple(PROMPT), TREE), Part(third, 3, (61,))]
     )
     assert together.shape == (1 + 4 + 1, 199)
     np.testing.assert_array_equal(together[0], alone[-1])
@@ -74,3 +92,80 @@ def test_rows_are_the_models_keys_and_values(runner: OnnxRunner, model: object) 
         expected = torch.stack([keys, values], 1).permute(2, 0, 1, 3).flatten(1).numpy()
         assert np.corrcoef(rows[:, place].ravel(), expected.ravel())[0, 1] > 0.998
         assert np.abs(rows[:, place] - expected).max() < 0.2 * np.abs(expected).max()
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> list[tuple[int, int, Part]]:
+    """(seed of a prefix, its length, what comes next) of sessions in extents of any size, with gaps between them."""
+    found, block = [], 0
+    while block < 24 and len(found) < 6:
+        block += draw(st.integers(0, 2))
+        past = draw(st.integers(0, 150))
+        chain = draw(st.lists(st.integers(4, 198), min_size=1, max_size=draw(st.sampled_from([1, 1, 4, 20]))))
+        size = draw(st.integers(0, 9))
+        tokens = draw(st.lists(st.integers(4, 198), min_size=size, max_size=size, unique=True))
+        parents = tuple(draw(st.integers(-1, node - 1)) for node in range(size))
+        tree = TokenTree(tuple(tokens), tuple(ROOT if parent < 0 else parent for parent in parents))
+        part = Part(block * POOL_BLOCK, past, tuple(chain), tree, draw(st.integers(0, 3)) > 0)
+        end = block + -(-(past + len(part)) // POOL_BLOCK)
+        if end > 24:
+            break
+        found.append((draw(st.integers(0, 9)), past, part))
+        block = end
+    return draw(st.permutations(found))
+
+
+@settings(max_examples=40)
+@given(drawn=sessions(), idle_blocks=st.integers(0, 4))
+def test_parts_in_one_run_have_the_bits_they_have_alone(
+    crowded: OnnxRunner, drawn: list[tuple[int, int, Part]], idle_blocks: int
+) -> None:
+    def prefill() -> None:
+        for seed, past, part in drawn:
+            prefix = np.random.default_rng(seed).integers(4, 199, past).tolist()
+            if past:
+                crowded.forward([Part(part.base, 0, tuple(prefix), wanted=False)])
+
+    parts = [part for _, _, part in drawn]
+    rows = [row for part in parts for row in range(part.base, part.base + part.past + len(part))]
+    prefill()
+    alone = [crowded.forward([part]) for part in parts]
+    stored = crowded.gather([0, 1], rows)
+    prefill()
+    crowded._idle_blocks = idle_blocks
+    together = crowded.forward(parts) if parts else np.empty((0, 199))
+    np.testing.assert_array_equal(together, np.concatenate([np.empty((0, 199)), *alone]))
+    np.testing.assert_array_equal(crowded.gather([0, 1], rows), stored)
+
+
+def test_what_is_not_a_number_stays_with_its_session(crowded: OnnxRunner) -> None:
+    """In a part of the run, and in a block between two parts that is nobody's."""
+    parts = [Part(block * POOL_BLOCK, 3, (9,)) for block in (0, 2, 3)]
+    for part in parts:
+        crowded.forward([Part(part.base, 0, (5, 6, 7), wanted=False)])
+    alone = crowded.forward([parts[0]])[0]
+    crowded._idle_blocks = 2
+    assert group_parts(parts, 2) == [[0, 1, 2]]
+    for pool in (crowded._keys, crowded._values):
+        pool[:, 1] = np.nan
+        pool[:, 2, :, 1] = np.nan
+    found = crowded.forward(parts)
+    np.testing.assert_array_equal(found[0], alone)
+    assert np.isnan(found[1]).all()
+    np.testing.assert_array_equal(found[2], alone)
+    for pool in (crowded._keys, crowded._values):
+        pool[:] = 0
+
+
+def test_what_runs_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours do; not those far apart, of very different length, or too many."""
+    monkeypatch.setattr(batch, "JOINED_TOKENS", 30)
+
+    def part(block: int, tokens: int, past: int = 0) -> Part:
+        return Part(block * POOL_BLOCK, past, tuple(range(5, 5 + tokens)))
+
+    assert group_parts([part(2, 1), part(0, 1), part(1, 1)], 0) == [[1, 2, 0]]
+    assert group_parts([part(0, 1), part(3, 1)], 1) == [[0], [1]]
+    assert group_parts([part(0, 1), part(3, 1)], 2) == [[0, 1]]
+    assert group_parts([part(0, 1, 200), part(4, 9), part(5, 9)], 9) == [[0], [1, 2]]
+    assert group_parts([part(block, 12) for block in range(4)], 9) == [[0, 1], [2, 3]]
