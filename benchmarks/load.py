@@ -158,14 +158,14 @@ def read_prompts(options: argparse.Namespace) -> tuple[list[list[int]], str, str
     """(token ids of `--count` prompts spread evenly over the file, target hash, drafter hash)."""
     with quiet():  # late imports: wrong flags and --help are answered at once
         from export.prompts import read_prompts as read_lines
-        from outrider_core.models.drafter_files import load_drafter
+        from outrider_core.models.drafter_arrays import read_drafter
         from outrider_core.models.target import open_target
 
         files = open_target(options.model)
     lines = read_lines([options.prompts])
     if not lines:
         raise ValueError(f"{options.prompts} holds no prompts; write one a line")
-    drafter_hash = load_drafter(options.drafter.expanduser())[2]
+    drafter_hash = read_drafter(options.drafter.expanduser())[2]
     prompts = []
     for line in lines[:: max(1, len(lines) // options.count)][: options.count]:
         chat = [{"role": "user", "content": line[0]}]

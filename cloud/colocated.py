@@ -6,6 +6,7 @@ device's own drafter code on the same feature rows, so that a comparison is abou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -13,9 +14,7 @@ import numpy as np
 
 from cloud.sessions import Session, common_prefix
 from outrider_core.drafting.drafter import Drafter, TreeShape
-from outrider_core.models.eager import EagerEngine
-from outrider_core.models.moa import DeviceHalf
-from outrider_core.protocol.rows import unpack_rows
+from outrider_core.protocol.rows import RowShape, unpack_rows
 from outrider_core.protocol.tree import TokenTree
 
 #: drafting here costs the verifier's own time, so trees are never larger than a device's usual ones
@@ -30,21 +29,17 @@ class _State:
 
 
 class Colocated:
-    """Drafting state of every session that GENERATEs, dropped with the session."""
+    """Drafting state of every session that GENERATEs, dropped with the session. open_drafter: for rows of a shape."""
 
-    def __init__(self, half: DeviceHalf, max_context: int) -> None:
-        self._config, self._max_context = half.config, max_context
-        self._engine = EagerEngine(half)
-        self._draft_ids = half.draft_ids.cpu().numpy().astype(np.int64)
-        null_row = half.null_row
-        self._null_row = None if null_row is None else null_row.detach().float().cpu().numpy()
+    def __init__(self, open_drafter: Callable[[RowShape], Drafter]) -> None:
+        self._open_drafter = open_drafter
         self._states: WeakKeyDictionary[Session, _State] = WeakKeyDictionary()
 
     def draft(self, session: Session, nodes: int) -> TokenTree:
         """A tree of at most `nodes` nodes below the session's root."""
         state = self._states.get(session)
         if state is None:
-            state = self._states[session] = _State(self._drafter(session))
+            state = self._states[session] = _State(self._open_drafter(session.rows.shape))
         same = common_prefix(state.tokens, session.tokens)
         state.rows = min(state.rows, same)
         state.drafter.keep_rows(state.rows)
@@ -54,14 +49,3 @@ class Colocated:
             state.rows = stop
         state.tokens = list(session.tokens)
         return state.drafter.draft(state.tokens, session.sampling, TreeShape(nodes=max(1, min(nodes, NODES)))).tree
-
-    def _drafter(self, session: Session) -> Drafter:
-        config = self._config
-        return Drafter(
-            self._engine,
-            self._draft_ids,
-            session.rows.shape,
-            config.sa_kv_heads,
-            self._max_context,
-            null_row=self._null_row,
-        )

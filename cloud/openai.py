@@ -28,32 +28,27 @@ from outrider_core.chat_api.asgi import ClientGone, read_body
 from outrider_core.chat_api.errors import ApiError
 from outrider_core.chat_api.replies import model_card, model_list
 from outrider_core.chat_api.requests import ChatRequest, check_model, parse
-from outrider_core.chat_boundary import boundary_of, render_chat
+from outrider_core.chat_tokenizer import ChatTokenizer
 from outrider_core.protocol.text import Detokeniser
 
 
 def openai_routes(
-    verifier: Verifier, model_name: str, tokenizer: Any, admit: Callable[[Request], Account], gate: Gate
+    verifier: Verifier, model_name: str, tokenizer: ChatTokenizer, admit: Callable[[Request], Account], gate: Gate
 ) -> list[Route]:
     """Routes for the app of `verifier`, which serves its target as `model_name`.
 
-    tokenizer: the target's own transformers tokenizer; completions are refused if it has no chat template.
+    tokenizer: the target's own; completions are refused if it has no chat template.
     admit(request): returns the account that asks, or raises ApiError. gate: counts what is refused.
     """
     card = model_card(model_name)
-    boundary = boundary_of(tokenizer)
-    skip = frozenset(tokenizer.all_special_ids)
+    decode, skip = tokenizer.decode, tokenizer.special_ids
     worker = FairWorker("tokenizer")  # a long prompt would hold up the event loop
 
-    def decode(ids: list[int]) -> str:
-        text: str = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
-
     def encode(conversation: list[dict[str, str]]) -> list[int]:
-        if not tokenizer.chat_template:
+        if not tokenizer.template:
             raise ApiError(400, f"{model_name} has no chat template; serve an instruct model", "model")
         try:
-            return boundary.encode(conversation, partial(render_chat, tokenizer))
+            return tokenizer.encode_chat(conversation)
         except (TemplateError, ValueError) as error:
             raise ApiError(400, f"the chat template of {model_name} refuses this: {error}", "messages") from None
 

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from cloud.colocated import Colocated
 from cloud.runner import FeatureProducer, ModelRunner
+from outrider_core.chat_tokenizer import ChatTokenizer
 
 
 @dataclass(frozen=True)
 class ServedModel:
     """name: the target's; target_hash, drafter_hash: what the handshake tells.
 
-    tokenizer: the target's, a fast one. eos_ids: token ids that end an answer. max_positions: the longest sequence that
-    the target was made for. colocated: drafts here too.
+    tokenizer: the target's; None: no chat completions. eos_ids: token ids that end an answer. max_positions: longest
+    sequence that the target was made for. colocated: drafts here too.
     """
 
     name: str
     target_hash: str
     drafter_hash: str
-    tokenizer: Any
+    tokenizer: ChatTokenizer | None
     eos_ids: tuple[int, ...]
     vocab_size: int
     max_positions: int

@@ -26,7 +26,8 @@ from outrider_core.drafting.bundle import MANIFEST, Bundle, BundleError, Manifes
 from outrider_core.drafting.drafter import MAX_WIDTH
 from outrider_core.drafting.engines import Engine, open_engine
 from outrider_core.machine import describe_machine
-from outrider_core.models.drafter_files import find_drafter, load_drafter
+from outrider_core.models.drafter_arrays import find_drafter
+from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.eager import EagerEngine
 from outrider_core.models.identity import former_identity
 from outrider_core.models.moa import DeviceHalf, device_half_on

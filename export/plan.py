@@ -17,7 +17,8 @@ from export.quant import BITS, Profile, packed_bytes, rare_bits
 from export.steps import RANDOM_ROWS, TARGET_ANSWERS
 from export.to_executorch import BACKENDS, check_backend
 from outrider_core.drafting.bundle import MANIFEST, BundleError
-from outrider_core.models.drafter_files import check_target, load_drafter
+from outrider_core.models.drafter_arrays import check_target
+from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import TargetFiles, open_target
 

@@ -43,7 +43,8 @@ import torch
 from torch import Tensor
 
 from export.checkpoint import Checkpoint, first_line, open_checkpoint, read_tensors
-from outrider_core.models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, save_drafter
+from outrider_core.models.drafter_arrays import CONFIG_FILE, WEIGHTS_FILE
+from outrider_core.models.drafter_files import save_drafter
 from outrider_core.models.identity import model_identity
 from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import DrafterError, MoAConfig

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from outrider_core.models.drafter_files import CONFIG_FILE
+from outrider_core.models.drafter_arrays import CONFIG_FILE
 from outrider_core.models.identity import former_identity, model_identity
 from outrider_core.models.moa_config import DrafterError
 from outrider_core.models.target import DEFAULT_TARGET, resolve_target

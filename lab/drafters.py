@@ -40,7 +40,7 @@ from lab.multi_candidate import EarlyStop
 from outrider_core.arguments import positive_ints
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
-from outrider_core.models.drafter_files import CONFIG_FILE
+from outrider_core.models.drafter_arrays import CONFIG_FILE
 from outrider_core.models.folders import default_drafter
 from outrider_core.models.moa_config import DrafterError
 from outrider_core.models.target import open_target

@@ -50,6 +50,8 @@ class Lab:
         usual = verifier.engine
         self.verifier, self.eos = verifier, usual._eos_ids
         self.engine = RuleEngine(usual.runner, usual.pool, usual.producer, self.eos, verifier.max_context)
+        assert verifier.tokenizer is not None  # only where a test gave none
+        self.tokenizer = verifier.tokenizer
         self._hidden = torch.empty(0)
         self._count = 0
         model = self.engine.runner.model  # type: ignore[attr-defined]
@@ -60,11 +62,7 @@ class Lab:
         self._hidden = output[0]
 
     def encode(self, question: str) -> list[int]:
-        chat = [{"role": "user", "content": question}]
-        ids: list[int] = self.verifier.tokenizer.apply_chat_template(
-            chat, add_generation_prompt=True, return_dict=False
-        )
-        return list(ids)
+        return self.tokenizer.encode_chat([{"role": "user", "content": question}])
 
     def open(self, prompt: list[int], sampling: Sampling, contender: Contender | None) -> Session:
         self._count += 1

@@ -86,7 +86,7 @@ def measure(
                 kept = answer[: int(cut * len(answer))]
                 rest = answer[len(kept) :]
                 agreed = next((i for i, (a, b) in enumerate(zip(tokens, rest, strict=False)) if a != b), len(tokens))
-                whole = lab.verifier.tokenizer.decode(kept + tokens, skip_special_tokens=True)
+                whole = lab.tokenizer.decode(kept + tokens)
                 solved = None if solution is None else last_number(whole) == last_number(solution)
                 name = contender.name if contender else "target"
                 spent = nats(lab, prompt + kept, tokens) if tokens else 0.0

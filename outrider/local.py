@@ -29,7 +29,7 @@ from cloud.service import Verifier
 from cloud.settings import Settings
 from edge_runtime.link import Arrived, LinkDown, LinkEvent, LinkRefused, LinkUp, Traffic, frame_bytes
 from outrider_core.drafting.bundle import Bundle
-from outrider_core.models.drafter_files import find_drafter
+from outrider_core.models.drafter_arrays import find_drafter
 from outrider_core.protocol.tree import MAX_NODES
 from outrider_core.protocol.wire import (
     ERR_INTERNAL,

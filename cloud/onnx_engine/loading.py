@@ -15,7 +15,8 @@ from cloud.onnx_engine.runner import OnnxModelRunner
 from cloud.served_model import ServedModel
 from cloud.settings import Settings
 from outrider_core.cache import cache_dir
-from outrider_core.models.drafter_files import check_target, load_drafter
+from outrider_core.chat_tokenizer import ChatTokenizer, open_chat_tokenizer
+from outrider_core.models.drafter_arrays import check_target, read_drafter
 from outrider_core.models.identity import model_identity
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import ALIASES, TargetError, eos_ids_of, gguf_of, resolve_target
@@ -28,13 +29,13 @@ from outrider_core.targets.runner import OnnxRunner
 
 def load_model(settings: Settings) -> ServedModel:
     """Load what the settings name. Raises TargetError or DrafterError with one line."""
-    config, tensors, drafter_hash = load_drafter(Path(settings.drafter).expanduser())
+    drafter = read_drafter(Path(settings.drafter).expanduser())
     try:
         check_products()
         bundle = find_bundle(settings.model)
     except (TargetBundleError, UnsupportedTarget) as error:
         raise TargetError(str(error)) from None
-    return onnx_model(bundle, config, {k: v.numpy() for k, v in tensors.items()}, drafter_hash, settings)
+    return onnx_model(bundle, *drafter, settings)
 
 
 def find_bundle(name: str) -> TargetBundle:
@@ -59,8 +60,6 @@ def onnx_model(
     settings: Settings,
 ) -> ServedModel:
     """An open bundle and a drafter, to be served. Raises DrafterError if the drafter does not belong to the target."""
-    from transformers import AutoTokenizer
-
     shape, threads = bundle.config, settings.threads or max(1, (os.cpu_count() or 2) - 1)
     check_target(config.target_hash, settings.model, bundle.source_hash, settings.drafter)
     config.check_fits(shape, settings.model)
@@ -69,10 +68,17 @@ def onnx_model(
         name=settings.model,
         target_hash=bundle.source_hash,
         drafter_hash=drafter_hash,
-        tokenizer=AutoTokenizer.from_pretrained(bundle.folder, local_files_only=True),
+        tokenizer=_tokenizer(bundle),
         eos_ids=bundle.eos_ids,
         vocab_size=shape.vocab_size,
         max_positions=bundle.max_positions,
         runner=OnnxModelRunner(runner),
         features=HostFeatures(config, tensors),
     )
+
+
+def _tokenizer(bundle: TargetBundle) -> ChatTokenizer:
+    try:
+        return open_chat_tokenizer(bundle.folder)
+    except (OSError, ValueError) as error:
+        raise TargetError(f"{bundle.name}: {error}; a fast tokenizer, tokenizer.json, is needed") from None

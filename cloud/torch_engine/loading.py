@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,14 +17,19 @@ from cloud.settings import Settings
 from cloud.torch_engine.features import TorchFeatures
 from cloud.torch_engine.parallel import Leader, Ranks, follow
 from cloud.torch_engine.runner import TorchRunner
-from outrider_core.models.drafter_files import check_target, load_drafter
+from outrider_core.chat_tokenizer import chat_tokenizer_of
+from outrider_core.drafting.drafter import Drafter
+from outrider_core.models.drafter_arrays import check_target
+from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.eager import EagerEngine
 from outrider_core.models.moa import DeviceHalf, device_half_on, server_half
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.packing import pack_linears
 from outrider_core.models.target import Target, TargetError, head_dim_of, load_target, open_target
+from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.wire import MAX_TOKENS
 
-Drafter = tuple[MoAConfig, dict[str, Tensor], str]
+LoadedDrafter = tuple[MoAConfig, dict[str, Tensor], str]
 
 
 def load_model(settings: Settings) -> ServedModel:
@@ -50,7 +57,7 @@ def load_model(settings: Settings) -> ServedModel:
 
 def torch_model(
     target: Target,
-    drafter: Drafter,
+    drafter: LoadedDrafter,
     settings: Settings,
     runner: ModelRunner | None = None,
     device: DeviceHalf | None = None,
@@ -69,14 +76,22 @@ def torch_model(
         name=target.name,
         target_hash=target.model_hash,
         drafter_hash=drafter_hash,
-        tokenizer=target.tokenizer,
+        tokenizer=target.tokenizer and chat_tokenizer_of(target.tokenizer),
         eos_ids=target.eos_ids,
         vocab_size=shape.vocab_size,
         max_positions=shape.max_position_embeddings,
         runner=runner or make_runner(target, settings),
         features=TorchFeatures(config, server_half(config, tensors), target.model.device),
-        colocated=None if device is None else Colocated(device, context),
+        colocated=None if device is None else Colocated(_drafters(device, context)),
     )
+
+
+def _drafters(half: DeviceHalf, context: int) -> Callable[[RowShape], Drafter]:
+    """Drafters that share this device half."""
+    engine, draft_ids = EagerEngine(half), half.draft_ids.cpu().numpy().astype(np.int64)
+    null_row = None if half.null_row is None else half.null_row.detach().float().cpu().numpy()
+    kv_heads = half.config.sa_kv_heads
+    return lambda shape: Drafter(engine, draft_ids, shape, kv_heads, context, null_row=null_row)
 
 
 def make_runner(target: Target, settings: Settings) -> TorchRunner:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import deserialize
+from safetensors.torch import load
 from torch import Tensor, nn
 
-from outrider_core.models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, hash_drafter, write_drafter
+from outrider_core.models.drafter_arrays import CONFIG_FILE, WEIGHTS_FILE, hash_drafter
+from outrider_core.models.drafter_files import write_drafter
 from outrider_core.models.layers import Block, adopt_tables, rotary, rotate, tables_of
 from outrider_core.models.moa_config import DrafterError, MoAConfig
 
@@ -137,7 +139,8 @@ def load_baseline(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[Baseline
         if values.get("type") not in KINDS:
             raise DrafterError(f"{folder}: a {values.get('type')} drafter is not a baseline ({', '.join(KINDS)})")
         config = BaselineConfig(**{field.name: values[field.name] for field in fields(BaselineConfig)})
-        tensors = load_file(folder / WEIGHTS_FILE)
+        stored = (folder / WEIGHTS_FILE).read_bytes()
+        tensors, raw = load(stored), {name: entry["data"] for name, entry in deserialize(stored)}
         model = Baseline(config)
         adopt_tables(model.embedding, model.head, model.draft_ids, tables, tensors["draft_ids"])
         model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}, strict=False)
@@ -145,4 +148,4 @@ def load_baseline(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[Baseline
         raise
     except Exception as error:
         raise DrafterError(f"{folder}: broken drafter files: {error}") from error
-    return model.requires_grad_(False).eval(), hash_drafter(values, config, tensors)
+    return model.requires_grad_(False).eval(), hash_drafter(values, config, raw)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-import jinja2.sandbox
+import jinja2
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from outrider_core.chat_boundary import ChatBoundary
+from outrider_core.chat_tokenizer import ChatTokenizer, token_text
 from outrider_core.protocol.rows import RowShape
 
 FORMAT_VERSION = 2
@@ -114,25 +113,14 @@ class Bundle:
         Content is text: what looks like a special token in it is none. Raises ValueError on a role that is no plain
         name, BundleError where the template fails.
         """
-        return self._boundary.encode(messages, self._rendered)
-
-    def _rendered(self, messages: Sequence[dict[str, str]]) -> str:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         try:
-            text: str = environment.from_string(self.chat_template).render(
-                messages=messages, add_generation_prompt=True, **self.special_tokens
-            )
+            return self._chat.encode_chat(messages)
         except jinja2.TemplateError as error:
             raise BundleError(f"{self.folder}: chat template failed: {error}") from None
-        return text
 
     @cached_property
-    def _boundary(self) -> ChatBoundary:
-        def encode(text: str) -> list[int]:
-            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-            return ids
-
-        return ChatBoundary(self.tokenizer, self.chat_template, encode)
+    def _chat(self) -> ChatTokenizer:
+        return ChatTokenizer(self.tokenizer, self.chat_template, self.special_tokens)
 
 
 def open_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
@@ -163,7 +151,7 @@ def open_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
         raise BundleError(f"{folder}: tokenizer files do not load: {error}") from None
     if not isinstance(settings, dict):
         raise BundleError(f"{folder}/tokenizer_config.json is no JSON object; export the bundle again")
-    special = {name: _text(settings.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    special = {name: token_text(settings.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     return Bundle(folder, manifest, tokenizer, draft_ids, null_row, template, special)
 
@@ -176,13 +164,6 @@ def _read_null_row(folder: Path, manifest: Manifest) -> NDArray[np.float32] | No
     if values.size != np.prod(shape):
         raise BundleError(f"{folder}/{manifest.null_row_file} does not fit the manifest; export the bundle again")
     return values.reshape(shape)
-
-
-def _text(token: Any) -> str:
-    """A special token stands in tokenizer_config.json as a string or as {"content": ...}."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else ""
 
 
 def _read_manifest(folder: Path) -> Manifest:

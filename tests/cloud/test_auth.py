@@ -24,6 +24,7 @@ from cloud.auth import Accounts, AuthError, bearer, main
 from cloud.limits import Account, Limits
 from cloud.service import Verifier
 from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
+from outrider_core.chat_tokenizer import chat_tokenizer_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_BUSY, Error, Generate, Open, Opened, Verdict, Verify, pack_ids, pack_tree
@@ -313,7 +314,7 @@ def test_http_requests_need_a_token_too(tmp_path: Path, tokens: dict[str, str]) 
     """The same tokens, limits and origins hold for the OpenAI-style endpoints."""
     verifier = make_verifier(MODEL, (), kv_tokens=2048)
     verifier.accounts = Accounts(tmp_path / "tokens")
-    verifier.tokenizer, verifier.model_name = tiny_tokenizer(), "tiny"
+    verifier.tokenizer, verifier.model_name = chat_tokenizer_of(tiny_tokenizer()), "tiny"
     ask = {"model": "tiny", "messages": [{"role": "user", "content": "w5 w6"}], "max_tokens": 8, "temperature": 0}
     with serve(verifier) as address:
         url = f"http://{address}/v1/chat/completions"

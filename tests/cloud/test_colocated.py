@@ -14,6 +14,7 @@ from cloud.jobs import Reply
 from cloud.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
+from outrider_core.chat_tokenizer import chat_tokenizer_of
 from outrider_core.models.moa import device_half
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
@@ -86,7 +87,7 @@ def test_chat_completions_are_drafted_too() -> None:
     ask = {"model": "tiny", "messages": [{"role": "user", "content": "w5 w6"}], "max_tokens": 20, "temperature": 0}
     texts = []
     for verifier in (colocated(model), colocated(model, drafting=False)):
-        verifier.tokenizer, verifier.model_name = tiny_tokenizer(VOCAB), "tiny"
+        verifier.tokenizer, verifier.model_name = chat_tokenizer_of(tiny_tokenizer(VOCAB)), "tiny"
         with serve(verifier) as address:
             answer = httpx.post(f"http://{address}/v1/chat/completions", json=ask).json()
             texts.append((answer["choices"][0]["message"]["content"], answer["usage"]))

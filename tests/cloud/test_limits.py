@@ -22,6 +22,7 @@ from cloud.auth import Accounts
 from cloud.auth import main as make_token
 from cloud.service import Verifier
 from cloud.tokenising import FairWorker
+from outrider_core.chat_tokenizer import chat_tokenizer_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_BOUNDS, ERR_BUSY, ERR_TOO_LONG, Error, Open, pack_ids
@@ -95,7 +96,7 @@ def house(folder: Path, *limits: str, capsys: pytest.CaptureFixture[str], **sett
         tokens[name] = capsys.readouterr().out.strip()
     verifier = make_verifier(MODEL, (), kv_tokens=4096)
     verifier.accounts = Accounts(folder / "tokens")
-    verifier.tokenizer, verifier.model_name = tiny_tokenizer(), "tiny"
+    verifier.tokenizer, verifier.model_name = chat_tokenizer_of(tiny_tokenizer()), "tiny"
     with serve(verifier, **settings) as address:
         yield House(verifier, address, tokens)
 

@@ -29,6 +29,7 @@ from cloud.settings import Settings
 from outrider_core.chat_api.asgi import MAX_BODY
 from outrider_core.chat_api.requests import NEUTRAL
 from outrider_core.chat_boundary import boundary_of, render_chat
+from outrider_core.chat_tokenizer import chat_tokenizer_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.text import REPLACEMENT, WINDOW_TOKENS, Detokeniser, StopStrings
 from tests.cloud.drive import make_verifier, serve
@@ -49,7 +50,7 @@ CONTEXT = 400
 def served(eos_ids: tuple[int, ...] = (), **settings: Any) -> Iterator[tuple[Verifier, str]]:
     """A verifier with the routes; yields it and the URL of /v1. At the end no session may be left."""
     verifier = make_verifier(MODEL, eos_ids, **{"max_context": CONTEXT, "kv_tokens": 4096, **settings})
-    verifier.tokenizer, verifier.model_name = TOKENIZER, NAME
+    verifier.tokenizer, verifier.model_name = chat_tokenizer_of(TOKENIZER), NAME
     with serve(verifier) as address:
         yield verifier, f"http://{address}/v1"
         assert_freed(verifier)
@@ -514,7 +515,7 @@ def test_a_fault_nobody_foresaw_is_a_500_and_logs_no_text() -> None:
 
     gate = Gate(Settings(), verifier.metrics)
     routes: Any = [
-        Mount(f"/{index}", routes=openai_routes(verifier, NAME, each, everybody, gate))
+        Mount(f"/{index}", routes=openai_routes(verifier, NAME, chat_tokenizer_of(each), everybody, gate))
         for index, each in enumerate(made)
     ]
     with serve(verifier, extra_routes=routes) as address, capture_logs() as logs:
@@ -617,7 +618,7 @@ def test_a_reader_that_stands_still_holds_no_session() -> None:
     name = "tiny" * 5000  # stands in every event, so that they soon fill all buffers on the way
     verifier = make_verifier(MODEL, (), max_context=CONTEXT, kv_tokens=4096)
     content = json.dumps(body(**GREEDY, model=name, stream=True, max_tokens=300)).encode()
-    verifier.tokenizer, verifier.model_name = TOKENIZER, name
+    verifier.tokenizer, verifier.model_name = chat_tokenizer_of(TOKENIZER), name
     with serve(verifier) as address, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         host, port = address.split(":")

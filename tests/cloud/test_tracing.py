@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cloud.service import Verifier
+from outrider_core.chat_tokenizer import chat_tokenizer_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from tests.cloud.drive import Client, make_verifier, serve
@@ -23,7 +24,7 @@ ASK = {"model": "tiny", "messages": [{"role": "user", "content": "w5 w6"}], "max
 @pytest.fixture
 def verifier() -> Verifier:
     verifier = make_verifier(tiny_model(), (), kv_tokens=2048)
-    verifier.tokenizer, verifier.model_name = tiny_tokenizer(), "tiny"
+    verifier.tokenizer, verifier.model_name = chat_tokenizer_of(tiny_tokenizer()), "tiny"
     return verifier
 
 

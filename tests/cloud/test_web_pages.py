@@ -12,6 +12,7 @@ from websockets.exceptions import InvalidStatus
 from cloud.auth import Accounts
 from cloud.auth import main as make_token
 from cloud.service import Verifier
+from outrider_core.chat_tokenizer import chat_tokenizer_of
 from tests.cloud.drive import Client, make_verifier, serve
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -21,7 +22,7 @@ ASK = {"model": "tiny", "messages": [{"role": "user", "content": "w5 w6"}], "max
 
 def ready_made() -> Verifier:
     verifier = make_verifier(tiny_model(), (), kv_tokens=2048)
-    verifier.tokenizer, verifier.model_name = tiny_tokenizer(), "tiny"
+    verifier.tokenizer, verifier.model_name = chat_tokenizer_of(tiny_tokenizer()), "tiny"
     return verifier
 
 

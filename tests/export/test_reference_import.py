@@ -19,7 +19,8 @@ from transformers import DynamicCache
 
 import export.reference
 from export.reference import import_checkpoint
-from outrider_core.models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, load_drafter, save_drafter
+from outrider_core.models.drafter_arrays import CONFIG_FILE, WEIGHTS_FILE
+from outrider_core.models.drafter_files import load_drafter, save_drafter
 from outrider_core.models.identity import model_identity
 from outrider_core.models.moa import device_half, server_half
 from outrider_core.models.moa_config import DrafterError, MoAConfig

@@ -9,11 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider_core.models.drafter_files import CONFIG_FILE, WEIGHTS_FILE, load_drafter, save_drafter
+from outrider_core.models.drafter_arrays import CONFIG_FILE, WEIGHTS_FILE, read_drafter
+from outrider_core.models.drafter_files import load_drafter, save_drafter
 from outrider_core.models.moa import SERVER_PREFIXES, MoA, device_half, server_half
 from outrider_core.models.moa_config import DrafterError
 from tests.models.odd_moa import ODD, random_moa, random_sequence
@@ -189,3 +191,23 @@ def test_the_hash_of_an_older_drafter_stays(tmp_path: Path) -> None:
     stored = load_file(tmp_path / "drafter.safetensors")
     raw = b"".join(name.encode() + stored[name].numpy().tobytes() for name in sorted(stored))
     assert older == hashlib.sha256(shapes.encode() + raw).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_numpy_reads_what_torch_wrote(tmp_path: Path, kind: torch.dtype) -> None:
+    """Values and hash of every number format, without torch."""
+    wanted = {k: v.to(kind) if v.is_floating_point() else v for k, v in random_moa().trained().items()}
+    save_drafter(tmp_path, ODD, wanted, {}, as_given=True)
+    config, arrays, drafter_hash = read_drafter(tmp_path)
+    assert config == ODD and arrays.keys() == wanted.keys()
+    for name, tensor in load_file(tmp_path / WEIGHTS_FILE).items():
+        assert arrays[name].dtype == (np.float32 if tensor.is_floating_point() else np.int32)
+        np.testing.assert_array_equal(arrays[name], tensor.float().numpy() if tensor.is_floating_point() else tensor)
+    assert load_drafter(tmp_path)[2] == drafter_hash
+
+
+def test_a_number_format_that_is_not_read(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS_FILE)
+    tensors["null_row"] = tensors["null_row"].to(torch.float8_e4m3fn)
+    save_file(tensors, folder / WEIGHTS_FILE)
+    assert "broken drafter files: a tensor is stored as F8_E4M3" in refusal(folder)

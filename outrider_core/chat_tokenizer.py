@@ -1,0 +1,148 @@
+"""A model's tokenizer and chat template, without transformers: conversations to token ids, and back to text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from outrider_core.chat_boundary import ChatBoundary, Messages
+
+#: tokens that templates know by name
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ChatTokenizer:
+    """template: the chat template, "" for none. special_tokens: what templates call them -> their text.
+
+    It gives the token ids of transformers' `apply_chat_template`, except that content is text: what looks like a
+    special token in it is none (see `ChatBoundary`).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: str, special_tokens: Mapping[str, str]) -> None:
+        self.tokenizer, self.template, self.special_tokens = tokenizer, template, dict(special_tokens)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of tokens that leave no text."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of text, with nothing added around it."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        """Token ids of a conversation (`role`, `content`) up to where the assistant's next turn begins.
+
+        Raises ValueError on a role that is no plain name, jinja2.TemplateError where the template refuses.
+        """
+        return self._boundary.encode(messages, self._rendered)
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def _rendered(self, messages: Messages) -> str:
+        text: str = self._compiled.render(
+            messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self.special_tokens
+        )
+        return text
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        return chat_environment().from_string(self.template)
+
+    @cached_property
+    def _boundary(self) -> ChatBoundary:
+        return ChatBoundary(self.tokenizer, self.template, self.encode)
+
+
+def open_chat_tokenizer(folder: Path) -> ChatTokenizer:
+    """The tokenizer in a model folder. Raises OSError or ValueError where its files do not load."""
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ValueError(f"{folder}/tokenizer.json does not load: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_bytes()) if path.is_file() else {}
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} is no JSON object")
+    special = {name: text for name in TOKEN_NAMES if (text := token_text(settings.get(name)))}
+    return ChatTokenizer(tokenizer, _template(folder, settings), special)
+
+
+def chat_tokenizer_of(tokenizer: Any) -> ChatTokenizer:
+    """The same of a fast tokenizer of transformers."""
+    special = {name: str(text) for name, text in tokenizer.special_tokens_map.items() if name in TOKEN_NAMES}
+    return ChatTokenizer(tokenizer.backend_tokenizer, tokenizer.chat_template or "", special)
+
+
+def token_text(token: Any) -> str:
+    """A special token stands in tokenizer_config.json as a string or as {"content": ...}; "" where there is none."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
+
+
+def _template(folder: Path, settings: Mapping[str, Any]) -> str:
+    """chat_template.jinja, or what an older folder has in tokenizer_config.json: one template or several with names."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = settings.get("chat_template") or ""
+    if isinstance(template, list):
+        template = next((each["template"] for each in template if each["name"] == "default"), "")
+    return str(template)
+
+
+def chat_environment() -> ImmutableSandboxedEnvironment:
+    """Where chat templates are compiled: the names, filters and tags that transformers gives them, in a sandbox."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(raise_exception=_refuse, strftime_now=_now)
+    return environment
+
+
+class _GenerationTag(Extension):  # type: ignore[misc]
+    """`{% generation %}` marks what the assistant writes, for training; it changes no text."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Parser) -> CallBlock:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_write"), [], [], body).set_lineno(line)
+
+    def _write(self, caller: Any) -> str:
+        text: str = caller()
+        return text
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """jinja2's own filter would escape what means something in HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)

@@ -1,0 +1,111 @@
+"""Read a drafter folder (`config.json`, `drafter.safetensors`) into numpy. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+from numpy.typing import NDArray
+
+from outrider_core.models.folders import drafters_folder
+from outrider_core.models.identity import former_identity
+from outrider_core.models.moa_config import DrafterError, MoAConfig
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "drafter.safetensors"
+#: number formats of safetensors files; numpy has no bfloat16, which is the upper half of a float32
+_FORMATS = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2",
+    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1", "U8": "<u1", "BOOL": "?",
+}  # fmt: skip
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def read_drafter(folder: Path) -> tuple[MoAConfig, Arrays, str]:
+    """Read a drafter folder: (config, tensors by name, drafter_hash). Floating-point tensors come as float32.
+
+    Both halves of one drafter carry the same `hash_drafter`. Raises DrafterError with one clear line.
+    """
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise DrafterError(f"{folder}: no {name} there, so this is not a drafter folder")
+    try:
+        values = json.loads((folder / CONFIG_FILE).read_text())
+        if values.get("type", "moa") != "moa":
+            raise DrafterError(f"{folder}: a {values['type']} drafter, for benchmarks only; MoA is what devices run")
+        config = MoAConfig.from_dict(values)
+        stored = dict(safetensors.deserialize((folder / WEIGHTS_FILE).read_bytes()))
+        arrays = {name: _array(entry) for name, entry in stored.items()}
+    except DrafterError:
+        raise
+    except Exception as error:
+        raise DrafterError(f"{folder}: broken drafter files: {error}") from error
+    return config, arrays, hash_drafter(values, config, {name: entry["data"] for name, entry in stored.items()})
+
+
+def _array(entry: Mapping[str, Any]) -> NDArray[Any]:
+    """A tensor of a safetensors file, in float32 where it is one of floating point."""
+    kind = entry["dtype"]
+    if kind not in _FORMATS:
+        raise ValueError(f"a tensor is stored as {kind}, which is not supported")
+    array = np.frombuffer(entry["data"], _FORMATS[kind]).reshape(entry["shape"])
+    if kind == "BF16":
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32) if array.dtype.kind == "f" else array.copy()
+
+
+def hash_drafter(stored: Mapping[str, Any], config: Any, raw: Mapping[str, bytes]) -> str:
+    """16 hex digits over the shapes that are `stored` in a config file and the bytes of the weights as they are stored.
+
+    A shape that a config has by default and the file does not name is left out, so that the hash of an older drafter
+    stays what it is.
+    """
+    shapes = {name: value for name, value in asdict(config).items() if name in stored}
+    digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode())
+    for name in sorted(raw):
+        digest.update(name.encode())
+        digest.update(raw[name])
+    return digest.hexdigest()[:16]
+
+
+def check_target(known: str, name: str, identity: str, drafter: str | Path, folder: Path | None = None) -> None:
+    """Raise DrafterError unless the identity that `drafter`'s config names, `known`, is that of target `name`.
+
+    folder: the target's, by which a drafter of version 0.2 is told what to do.
+    """
+    if known == identity:
+        return
+    if folder is not None and known == former_identity(folder):
+        raise DrafterError(
+            f"{drafter} names {name} as version 0.2 did, by the ends of its weights alone; run once: "
+            f"python -m export renew {drafter} --target {name}"
+        )
+    raise DrafterError(
+        f"{drafter} was trained on target {known}, but {name} is {identity}; give the target it was trained on, or a "
+        "drafter trained for this one"
+    )
+
+
+def find_drafter(drafter_hash: str) -> Path:
+    """The folder of the drafter with this hash, of those in `drafters/` here and of those that come with the package.
+
+    Raises DrafterError where there is none.
+    """
+    places = dict.fromkeys([Path("drafters").resolve(), drafters_folder()])
+    for folder in (folder for place in places if place.is_dir() for folder in sorted(place.iterdir())):
+        try:
+            if read_drafter(folder)[2] == drafter_hash:
+                return folder
+        except DrafterError:
+            continue
+    raise DrafterError(
+        f"no drafter {drafter_hash} in ./drafters or {drafters_folder()}; give the bundle's with --drafter, or "
+        "export the bundle again"
+    )
