@@ -6,31 +6,40 @@ import time
 
 from cloud import log
 from cloud.auth import Accounts
+from cloud.engine_choice import choose_engine
+from cloud.progress import Making
 from cloud.served_model import ServedModel
 from cloud.service import Verifier
 from cloud.settings import Settings
 
 
-def load_verifier(settings: Settings) -> Verifier:
-    """Load target, drafter and accounts, and time steps.
+def load_verifier(settings: Settings, making: Making | None = None) -> Verifier:
+    """Load target, drafter and accounts, and time steps. making: see `load_model`.
 
     Raises TargetError, DrafterError or AuthError with one line. With settings.tp > 1 only rank 0
     returns; the others follow it until it ends, then raise SystemExit(0).
     """
     accounts = Accounts(settings.auth_file)
     begun = time.perf_counter()
-    model = _load_model(settings)
-    seconds = round(time.perf_counter() - begun, 1)
-    log.info("loaded", model=settings.model, engine=settings.engine, dtype=settings.dtype, seconds=seconds)
+    model = load_model(settings, making)
+    log.info("loaded", model=settings.model, seconds=round(time.perf_counter() - begun, 1))
     verifier = Verifier(model, settings, accounts)
     if not settings.tree_budget:
         verifier.calibrate()
     return verifier
 
 
-def _load_model(settings: Settings) -> ServedModel:
-    if settings.engine == "onnx":
-        from cloud.onnx_engine.loading import load_model
-    else:
-        from cloud.torch_engine.loading import load_model
-    return load_model(settings)
+def load_model(settings: Settings, making: Making | None = None) -> ServedModel:
+    """Load target and drafter on the engine that `choose_engine` names.
+
+    making: told while an 8-bit copy of the target is made; None: the log is. Raises TargetError or DrafterError.
+    """
+    choice = choose_engine(settings)
+    log.info("engine", engine=choice.engine, why=choice.why)
+    if choice.engine == "onnx":
+        from cloud.onnx_engine.loading import load_model as load_onnx
+
+        return load_onnx(settings, making)
+    from cloud.torch_engine.loading import load_model as load_torch
+
+    return load_torch(settings)

@@ -70,14 +70,16 @@ class Settings(BaseSettings):
     ] = 20.0
 
     engine: Annotated[
-        Literal["torch", "onnx"],
+        Literal["auto", "torch", "onnx"],
         Field(
-            description="what runs the target; onnx: an 8-bit copy on the CPU, made at first start, exact in any tree"
+            description="what runs the target; onnx: an 8-bit copy on the CPU, made at first start, exact in any tree; "
+            "auto: onnx, but torch on a GPU, for a --dtype and for models that onnx does not run"
         ),
-    ] = "torch"
+    ] = "auto"
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16", "float64"], Field(description="the target's number format")
-    ] = "float32"
+        Literal["auto", "float32", "bfloat16", "float16", "float64"],
+        Field(description="the target's number format in torch; auto: float32, where torch runs it"),
+    ] = "auto"
     device: Annotated[str, Field(description="torch device; auto uses CUDA if available")] = "auto"
     threads: Annotated[int, Field(ge=0, description="CPU threads of the target; 0: all cores but one, for sockets")] = 0
     tp: Annotated[
@@ -142,15 +144,23 @@ class Settings(BaseSettings):
 
     def _check_engine(self) -> None:
         """Raise ValueError for what the chosen engine would pass over."""
-        if self.engine == "onnx":
-            given = {
-                "--tp": self.tp > 1,
-                "--colocated-drafter": self.colocated_drafter,
-                "--device": self.device not in ("auto", "cpu"),
-                "--dtype": self.dtype != type(self).model_fields["dtype"].default,
-            }
-            if named := [flag for flag, is_given in given.items() if is_given]:
-                raise ValueError(f"--engine onnx has no {', '.join(named)}; use --engine torch, or leave it out")
+        if self.engine == "onnx" and (named := self.torch_flags()):
+            raise ValueError(f"--engine onnx has no {', '.join(named)}; use --engine torch, or leave it out")
+
+    def torch_flags(self) -> list[str]:
+        """The flags that were given and that only the engine in torch has."""
+        given = {
+            "--tp": self.tp > 1,
+            "--colocated-drafter": self.colocated_drafter,
+            "--device": self.device not in ("auto", "cpu"),
+            "--dtype": self.dtype != "auto",
+        }
+        return [flag for flag, is_given in given.items() if is_given]
+
+    @property
+    def torch_dtype(self) -> str:
+        """The target's number format where torch runs it."""
+        return "float32" if self.dtype == "auto" else self.dtype
 
     def as_toml(self) -> str:
         """The settings in effect, as a --config file."""

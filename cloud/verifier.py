@@ -61,14 +61,18 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
     """Load, print the ready line, serve."""
     if sys.stderr.isatty():
         print(f"loading target {settings.model} ...", file=sys.stderr, flush=True)
+    from rich.console import Console
+
     from cloud.auth import AuthError
     from cloud.http_server import HttpServer
     from cloud.loading import load_verifier
+    from cloud.progress import Bar
     from outrider_core.models.moa_config import DrafterError
     from outrider_core.models.target import TargetError
 
     try:
-        verifier = load_verifier(settings)
+        with Bar(Console(stderr=True)) as bar:
+            verifier = load_verifier(settings, bar if sys.stderr.isatty() else None)
     except (TargetError, DrafterError, AuthError) as error:
         return _fail(str(error))
     server = HttpServer(verifier, settings, context)

@@ -25,6 +25,7 @@ import structlog
 from cloud.connection import Connection
 from cloud.limits import UNLIMITED, Account
 from cloud.loading import load_verifier
+from cloud.progress import Making
 from cloud.service import Verifier
 from cloud.settings import Settings
 from edge_runtime.link import Arrived, LinkDown, LinkEvent, LinkRefused, LinkUp, Traffic, frame_bytes
@@ -71,15 +72,18 @@ class LocalVerifier:
         target: str | None = None,
         drafter: Path | None = None,
         *,
-        dtype: str = "float32",
+        dtype: str = "auto",
         threads: int = 0,
+        making: Making | None = None,
         **settings: Any,
     ) -> LocalVerifier:
         """Load the target that `bundle` was made for, with a KV pool for one conversation.
 
         target: alias, Hugging Face id or folder; None: the manifest's. drafter: folder with the server half; None: the
-        one under drafters/ that has the bundle's hash. threads: CPU threads of torch; 0: all cores but one. settings:
-        further fields of `cloud.settings.Settings`; its VERIFIER_* environment variables apply here too.
+        one under drafters/ that has the bundle's hash. dtype: "auto" lets `cloud.engine_choice` choose the engine; a
+        number format such as "float32" takes torch. threads: CPU threads of the target; 0: all cores but one. making:
+        told while an 8-bit copy of the target is made, once; None: the log is. settings: further fields of
+        `cloud.settings.Settings`; its VERIFIER_* environment variables apply here too.
 
         Raises TargetError or DrafterError with a message of one line.
         """
@@ -93,7 +97,7 @@ class LocalVerifier:
             "kv_tokens": manifest.max_context + MAX_NODES,
             **settings,
         }
-        return cls(load_verifier(Settings(**values)))
+        return cls(load_verifier(Settings(**values), making))
 
     def __enter__(self) -> LocalVerifier:
         self.verifier.start()

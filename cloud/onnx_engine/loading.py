@@ -1,4 +1,4 @@
-"""Load a target bundle and a drafter's server half; the bundle is made at first start."""
+"""Load a target bundle and a drafter's server half."""
 
 from __future__ import annotations
 
@@ -9,47 +9,31 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud import log
+from cloud.onnx_engine.bundles import find_bundle
 from cloud.onnx_engine.features import HostFeatures
 from cloud.onnx_engine.runner import OnnxModelRunner
+from cloud.progress import Making
 from cloud.served_model import ServedModel
 from cloud.settings import Settings
-from outrider_core.cache import cache_dir
 from outrider_core.chat_tokenizer import ChatTokenizer, open_chat_tokenizer
 from outrider_core.models.drafter_arrays import check_target, read_drafter
-from outrider_core.models.identity import model_identity
 from outrider_core.models.moa_config import MoAConfig
-from outrider_core.models.target import ALIASES, TargetError, eos_ids_of, gguf_of, resolve_target
-from outrider_core.protocol.wire import MAX_TOKENS
-from outrider_core.targets.bundle import TargetBundle, TargetBundleError, make_target_bundle
+from outrider_core.models.target import TargetError
+from outrider_core.targets.bundle import TargetBundle, TargetBundleError
 from outrider_core.targets.config import UnsupportedTarget
-from outrider_core.targets.products import check_products
 from outrider_core.targets.runner import OnnxRunner
 
 
-def load_model(settings: Settings) -> ServedModel:
+def load_model(settings: Settings, making: Making | None = None) -> ServedModel:
     """Load what the settings name. Raises TargetError or DrafterError with one line."""
     drafter = read_drafter(Path(settings.drafter).expanduser())
     try:
-        check_products()
-        bundle = find_bundle(settings.model)
-    except (TargetBundleError, UnsupportedTarget) as error:
+        bundle = find_bundle(settings.model, making)
+    except TargetBundleError as error:
         raise TargetError(str(error)) from None
+    except UnsupportedTarget as error:
+        raise TargetError(f"{settings.model}: {error}; use --engine torch") from None
     return onnx_model(bundle, *drafter, settings)
-
-
-def find_bundle(name: str) -> TargetBundle:
-    """The bundle of target `name`, from the cache or made now. Raises TargetBundleError or TargetError."""
-    source = gguf_of(name) if name in ALIASES else resolve_target(name)
-    source_hash = model_identity(source)
-    folder = cache_dir() / "target-bundles" / f"{Path(name).name}-{source_hash}"
-
-    def done(layer: int, layers: int) -> None:
-        if layer == 0:
-            log.info("making an 8-bit copy of the target, once", folder=str(folder), layers=layers)
-
-    eos_ids = eos_ids_of(source) if source.is_dir() else ()
-    return make_target_bundle(name, source, source_hash, folder, MAX_TOKENS, eos_ids, done)
 
 
 def onnx_model(

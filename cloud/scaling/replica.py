@@ -26,11 +26,14 @@ class Replica:
     def __init__(self, settings: Settings) -> None:
         from cloud import log
         from cloud.loading import load_verifier
-        from cloud.torch_engine.parallel import Followers
 
         log.write_to_stderr(settings)
         self._fleet: FleetMetrics | None = None
-        followers = Followers(settings) if settings.tp > 1 else None
+        followers = None
+        if settings.tp > 1:
+            from cloud.torch_engine.parallel import Followers
+
+            followers = Followers(settings)
         try:
             self._settings, self._verifier = settings, load_verifier(settings)
         except Exception:

@@ -41,7 +41,7 @@ def load_model(settings: Settings) -> ServedModel:
         torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
     drafter = load_drafter(Path(settings.drafter).expanduser())
     ranks = _ranks(settings)
-    target = load_target(settings.model, settings.dtype, _device(settings, ranks), settings.tp)
+    target = load_target(settings.model, settings.torch_dtype, _device(settings, ranks), settings.tp)
     device = None
     if settings.colocated_drafter and (ranks is None or ranks.rank == 0):
         device = device_half_on(*drafter[:2], *open_target(settings.model).tables()).to(target.model.device)

@@ -21,19 +21,19 @@ def open_server(options: RuntimeOptions, bundle: Bundle) -> AbstractContextManag
     if options.local is None:
         return nullcontext(options.device.server)
     try:
+        from cloud.progress import Bar
         from outrider.local import LocalVerifier, log_errors_only
         from outrider_core.models.moa_config import DrafterError
         from outrider_core.models.target import TargetError
     except ImportError as error:
         missing = error.name or error
-        raise CommandError(f"--local needs {missing}, which is not here; run: pip install 'outrider[cloud]'") from None
+        raise CommandError(f"--local needs {missing}, which is not here; run: pip install 'outrider[local]'") from None
     log_errors_only()
     local = options.local
     try:
-        with Console(stderr=True).status("loading the target"):
-            return LocalVerifier.load(
-                bundle, local.target, local.drafter, dtype=local.dtype or "float32", threads=options.device.threads
-            )
+        dtype, threads = local.dtype or "auto", options.device.threads
+        with Bar(Console(stderr=True), "loading the target") as bar:
+            return LocalVerifier.load(bundle, local.target, local.drafter, dtype=dtype, threads=threads, making=bar)
     except (TargetError, DrafterError) as error:
         raise CommandError(str(error)) from None
 

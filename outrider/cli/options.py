@@ -24,7 +24,7 @@ class DeviceOptions:
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """What `--local` loads; None: what the bundle names, in float32."""
+    """What `--local` loads; None: what the bundle names, on the engine that `cloud.engine_choice` chooses."""
 
     target: str | None
     drafter: Path | None

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from outrider_core.protocol.tree import ROOT
 from outrider_core.targets.config import TargetConfig
-from outrider_core.targets.graph import POOL_BLOCK
-from outrider_core.targets.part import Part
+from outrider_core.targets.part import POOL_BLOCK, Part
 from outrider_core.targets.weights import Floats
 
 Ints = NDArray[np.int64]

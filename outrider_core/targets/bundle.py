@@ -1,6 +1,7 @@
 """Target bundles: a lowered target in a folder, with everything that is needed to serve it. No torch.
 
 target.onnx, target.onnx.data   the graph and its tables
+products.onnx                   a product by which `check_products` tests a machine
 tokenizer.json, tokenizer_config.json, chat_template.jinja
 manifest.json                   what it was made from, its shapes, and the size and SHA-256 of every file
 """
@@ -8,27 +9,18 @@ manifest.json                   what it was made from, its shapes, and the size 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
-from filelock import FileLock
-
 from outrider_core.cache import sha256_of
-from outrider_core.targets.config import Rope, TargetConfig, UnsupportedTarget
-from outrider_core.targets.gguf_tokenizer import write_tokenizer
-from outrider_core.targets.graph import TargetGraph
-from outrider_core.targets.tables import DATA_FILE, INDEX_FILE, TableFile
-from outrider_core.targets.weights import BrokenWeights, GgufWeights, SafetensorsWeights, Weights
+from outrider_core.targets.config import Rope, TargetConfig
 
-MANIFEST_FILE, GRAPH_FILE = "manifest.json", "target.onnx"
+MANIFEST_FILE, GRAPH_FILE, DATA_FILE = "manifest.json", "target.onnx", "target.onnx.data"
+PRODUCTS_FILE = "products.onnx"
 #: version of the folder's layout and of the graph's arithmetic: another version may write other text
-FORMAT_VERSION = 2
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+FORMAT_VERSION = 3
 
 
 class TargetBundleError(RuntimeError):
@@ -57,41 +49,10 @@ class TargetBundle:
         """The ONNX file."""
         return self.folder / GRAPH_FILE
 
-
-def make_target_bundle(
-    name: str,
-    source: Path,
-    source_hash: str,
-    folder: Path,
-    max_positions: int,
-    eos_ids: Sequence[int] = (),
-    done: Callable[[int, int], None] = lambda layer, layers: None,
-) -> TargetBundle:
-    """Lower the model in `source`, a folder or a GGUF file, into `folder`, which appears once it is complete.
-
-    Work under way lies beside it and goes on where it was interrupted (not after an error); of several processes one
-    works and the others wait. eos_ids: those of a folder; a GGUF file has its own. done(layer, layers) is called after
-    every layer. Raises TargetBundleError.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = folder.with_name(f".{folder.name}.{source_hash}.partial")
-    try:
-        with FileLock(folder.with_name(f".{folder.name}.lock")):
-            if not (folder / MANIFEST_FILE).is_file():
-                aside.mkdir(exist_ok=True)
-                _write(name, source, source_hash, aside, max_positions, eos_ids, done)
-                shutil.rmtree(folder, ignore_errors=True)
-                os.replace(aside, folder)
-    except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)  # the disk may be full
-        raise TargetBundleError(f"{folder} cannot be written: {error.strerror or error}") from None
-    except UnsupportedTarget as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise TargetBundleError(f"{name}: {error}; run it with --engine torch") from None
-    except BrokenWeights as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise TargetBundleError(f"{name}: {error}") from None
-    return open_target_bundle(folder)
+    @property
+    def products(self) -> Path:
+        """What `check_products` reads."""
+        return self.folder / PRODUCTS_FILE
 
 
 def open_target_bundle(folder: Path) -> TargetBundle:
@@ -132,49 +93,3 @@ def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
         if found != wanted["bytes"] or sha256_of([path])[0] != wanted["sha256"]:
             state = "is missing" if found is None else "is not what was written"
             raise TargetBundleError(f"{path} {state}; delete {folder}, and it is made again")
-
-
-def _write(
-    name: str,
-    source: Path,
-    source_hash: str,
-    folder: Path,
-    max_positions: int,
-    eos_ids: Sequence[int],
-    done: Callable[[int, int], None],
-) -> None:
-    weights: Weights
-    if source.is_dir():
-        weights = SafetensorsWeights(source)
-        config = TargetConfig.from_json(json.loads((source / "config.json").read_text()))
-        for each in _TOKENIZER_FILES:
-            if (source / each).is_file():
-                shutil.copyfile(source / each, folder / each)
-    else:
-        weights = GgufWeights(source)
-        config = weights.config
-        eos_ids = weights.eos_ids
-        write_tokenizer(weights, folder)
-    positions = min(max_positions, config.max_position_embeddings)
-    layers = config.num_hidden_layers
-    with TableFile(folder) as tables:
-        graph = TargetGraph(config, weights, positions, tables, lambda layer: done(layer, layers))
-        onnx.save(graph.build(), folder / GRAPH_FILE)
-    scales = [graph.value_scale(layer) for layer in range(layers)]
-    (folder / INDEX_FILE).unlink()
-    files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": sha256_of([path])[0]}
-        for path in sorted(folder.iterdir())
-        if path.name in (*_TOKENIZER_FILES, GRAPH_FILE, DATA_FILE)
-    }
-    manifest = {
-        "format_version": FORMAT_VERSION,
-        "name": name,
-        "source_hash": source_hash,
-        "config": asdict(config),
-        "value_scales": scales,
-        "max_positions": positions,
-        "eos_ids": list(eos_ids),
-        "files": files,
-    }
-    (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n")

@@ -15,15 +15,19 @@ from outrider_core.targets.weights import GgufWeights
 _CONTROL = 3
 
 
-def write_tokenizer(source: GgufWeights, folder: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja.
-
-    The tokenizer is the one that `transformers` makes of the file. Raises UnsupportedTarget for other kinds than
-    byte-level BPE.
-    """
+def check_tokenizer(source: GgufWeights) -> None:
+    """Raise UnsupportedTarget for other kinds than byte-level BPE."""
     kind = source.field("tokenizer.ggml.model")
     if kind != "gpt2":
         raise UnsupportedTarget(f"a GGUF file with a tokenizer of kind {kind!r} is not supported; use the model folder")
+
+
+def write_tokenizer(source: GgufWeights, folder: Path) -> None:
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja.
+
+    The tokenizer is the one that `transformers` makes of the file. Raises UnsupportedTarget: see `check_tokenizer`.
+    """
+    check_tokenizer(source)
     tokens: list[str] = source.field("tokenizer.ggml.tokens")
     pairs = [merge.partition(" ") for merge in source.field("tokenizer.ggml.merges")]
     model = BPE(

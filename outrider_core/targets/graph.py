@@ -26,12 +26,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from outrider_core.targets.config import TargetConfig
+from outrider_core.targets.part import POOL_BLOCK
 from outrider_core.targets.quantise import Rotation, hadamard, hadamard_block, quantise8, rotate_blocks
 from outrider_core.targets.tables import TableFile
 from outrider_core.targets.weights import Floats, Weights
 
-#: rows of the KV pool that lie together, head by head
-POOL_BLOCK = 64
 #: a softmax weight is HIGH_BITS and LOW_BITS of a fraction of the largest one
 HIGH_BITS, LOW_BITS = 8, 8
 #: values are integers up to this. Sums over a block, of 64 products, then fit the 24 bits of a float32

@@ -1,10 +1,13 @@
-"""What one session has computed in a step."""
+"""What one session has computed in a step, and the blocks of the pool that it lies in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from outrider_core.protocol.tree import TokenTree
+
+#: rows of the KV pool that lie together, head by head
+POOL_BLOCK = 64
 
 
 @dataclass(frozen=True)

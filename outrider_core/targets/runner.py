@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from outrider_core.targets.batch import Batch, Span, group_parts
 from outrider_core.targets.config import TargetConfig
-from outrider_core.targets.graph import POOL_BLOCK
-from outrider_core.targets.part import Part
+from outrider_core.targets.part import POOL_BLOCK, Part
 from outrider_core.targets.weights import Floats
 
 

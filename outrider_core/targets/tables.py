@@ -13,8 +13,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from outrider_core.targets.bundle import DATA_FILE
+
 Array = NDArray[Any]
-DATA_FILE, INDEX_FILE = "target.onnx.data", "tables.jsonl"
+INDEX_FILE = "tables.jsonl"
 #: tensors begin at multiples of this many bytes, so that they can be mapped into memory
 ALIGNMENT = 4096
 

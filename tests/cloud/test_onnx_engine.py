@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 import torch
 
+from cloud.onnx_engine.bundles import find_bundle
 from cloud.onnx_engine.features import HostFeatures
-from cloud.onnx_engine.loading import find_bundle, load_model, onnx_model
+from cloud.onnx_engine.loading import load_model, onnx_model
 from cloud.service import Verifier
 from cloud.settings import Settings
 from outrider_core.models.moa import server_half
 from outrider_core.models.target import TargetError
 from outrider_core.protocol.sampling import Sampling, draw
 from outrider_core.protocol.wire import Verdict
-from outrider_core.targets.bundle import TargetBundle, make_target_bundle
+from outrider_core.targets.bundle import TargetBundle
+from outrider_core.targets.convert import make_target_bundle
 from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
 from tests.cloud.drive import random_tree, started

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.targets.batch import Span, routes, slots
 from outrider_core.targets.config import TargetConfig
-from outrider_core.targets.graph import POOL_BLOCK, TargetGraph
+from outrider_core.targets.graph import TargetGraph
+from outrider_core.targets.part import POOL_BLOCK
 from outrider_core.targets.tables import TableFile
 from outrider_core.targets.weights import SafetensorsWeights
 

@@ -16,29 +16,29 @@ from transformers import AutoTokenizer
 
 from outrider_core.models.target import gguf_of, open_target
 from outrider_core.targets.bundle import (
+    DATA_FILE,
     FORMAT_VERSION,
     MANIFEST_FILE,
     TargetBundle,
     TargetBundleError,
-    make_target_bundle,
     open_target_bundle,
 )
+from outrider_core.targets.convert import make_target_bundle
 from outrider_core.targets.gguf_tokenizer import write_tokenizer
-from outrider_core.targets.tables import DATA_FILE
 from outrider_core.targets.weights import GgufWeights
 from tests.tiny import tiny_model, tiny_tokenizer
 
 MAKE = """
 import sys
 from pathlib import Path
-from outrider_core.targets import bundle
+from outrider_core.targets import convert
 
 def stop_at(layer, layers):
     if layer == int(sys.argv[3]):
         print("layer", layer, flush=True)
         sys.stdin.read()
 
-bundle.make_target_bundle("tiny", Path(sys.argv[1]), "0" * 16, Path(sys.argv[2]), 128, done=stop_at)
+convert.make_target_bundle("tiny", Path(sys.argv[1]), "0" * 16, Path(sys.argv[2]), 128, done=stop_at)
 """
 
 

@@ -10,20 +10,24 @@ from outrider_core.targets import products
 from outrider_core.targets.config import UnsupportedTarget
 
 
-def saturating(a: NDArray[np.uint8], b: NDArray[np.int8]) -> NDArray[np.int64]:
+def saturating(_graph: bytes, a: NDArray[np.uint8]) -> NDArray[np.int64]:
     """What AVX2's vpmaddubsw makes of it: neighbours' products added in 16 bits."""
+    b = products._table()
     pairs = a[:, 0::2, None].astype(np.int64) * b[None, 0::2] + a[:, 1::2, None].astype(np.int64) * b[None, 1::2]
     summed: NDArray[np.int64] = np.clip(pairs, -(2**15), 2**15 - 1).sum(1)
     return summed
 
 
 def test_saturating_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = products.products_graph()
+    products.check_products(graph)  # the machine that runs the tests does it right
     monkeypatch.setattr(products, "multiply", saturating)
     with pytest.raises(UnsupportedTarget, match="lacks VNNI"):
-        products.check_products.__wrapped__()
+        products.check_products(graph)
 
 
 def test_the_kernel_is_asked() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 8, (5, 70), np.uint8), rng.integers(-8, 8, (70, 40), np.int8)
-    np.testing.assert_array_equal(products.multiply(a, b), a.astype(np.int64) @ b.astype(np.int64))
+    product = products.multiply(products.products_graph(b), a)
+    np.testing.assert_array_equal(product, a.astype(np.int64) @ b.astype(np.int64))

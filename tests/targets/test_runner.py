@@ -16,8 +16,8 @@ from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.targets import batch
 from outrider_core.targets.batch import group_parts
 from outrider_core.targets.config import TargetConfig
-from outrider_core.targets.graph import POOL_BLOCK, TargetGraph
-from outrider_core.targets.part import Part
+from outrider_core.targets.graph import TargetGraph
+from outrider_core.targets.part import POOL_BLOCK, Part
 from outrider_core.targets.runner import OnnxRunner
 from outrider_core.targets.tables import TableFile
 from outrider_core.targets.weights import SafetensorsWeights

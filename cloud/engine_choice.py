@@ -1,0 +1,80 @@
+"""Which engine runs the target: the one place that decides."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+from cloud.settings import Settings
+from outrider_core.models.target import TargetError
+
+#: what torch takes
+INSTALL = "pip install 'outrider[torch]'"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """engine: what runs the target. why: in words, for the log."""
+
+    engine: Literal["torch", "onnx"]
+    why: str
+
+
+def choose_engine(settings: Settings) -> Choice:
+    """The engine that `settings` name, or where they leave it open, the one for this machine and target.
+
+    Raises TargetError with one line where that takes torch, which is not installed, or where the target's files are
+    missing or damaged.
+    """
+    if settings.engine == "onnx":
+        return Choice("onnx", "--engine onnx")
+    choice = Choice("torch", "--engine torch") if settings.engine == "torch" else _chosen(settings)
+    if choice.engine == "torch" and not _has("torch", "transformers"):
+        raise TargetError(f"the target has to run in torch, which is not installed ({choice.why}); run: {INSTALL}")
+    return choice
+
+
+def _chosen(settings: Settings) -> Choice:
+    if asked := settings.torch_flags():
+        return Choice("torch", f"{', '.join(asked)}: the 8-bit engine has none of that")
+    note = ""
+    if settings.device == "auto" and _driver_counts_gpus():
+        if not _has("torch", "transformers"):
+            note = f"; for the GPU: {INSTALL}"
+        elif _torch_sees_gpu():
+            return Choice("torch", "a GPU is there")
+    from cloud.onnx_engine.bundles import why_unsupported
+
+    if why := why_unsupported(settings.model):
+        return Choice("torch", why)
+    return Choice("onnx", f"no GPU is used{note}")
+
+
+def _has(*names: str) -> bool:
+    """Whether these packages can be imported, without doing so."""
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in names)
+    except (ImportError, ValueError):
+        return False
+
+
+def _driver_counts_gpus() -> bool:
+    """Whether NVIDIA's driver shows this process a GPU. Importing torch to ask takes seconds and 200 MB."""
+    if sys.platform == "darwin":
+        return False
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        count = ctypes.c_int(0)
+        return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    except (OSError, AttributeError):
+        return False
+
+
+def _torch_sees_gpu() -> bool:
+    """The build of torch that is installed may be one for CPUs."""
+    import torch
+
+    return bool(torch.cuda.is_available())

@@ -1,0 +1,150 @@
+"""Make a target bundle: read a model's files, quantise them, write the graph. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import onnx
+from filelock import FileLock, Timeout
+
+from outrider_core.cache import sha256_of
+from outrider_core.targets.bundle import (
+    DATA_FILE,
+    FORMAT_VERSION,
+    GRAPH_FILE,
+    MANIFEST_FILE,
+    PRODUCTS_FILE,
+    TargetBundle,
+    TargetBundleError,
+    open_target_bundle,
+)
+from outrider_core.targets.config import TargetConfig, UnsupportedTarget
+from outrider_core.targets.gguf_tokenizer import check_tokenizer, write_tokenizer
+from outrider_core.targets.graph import TargetGraph
+from outrider_core.targets.products import products_graph
+from outrider_core.targets.tables import INDEX_FILE, TableFile
+from outrider_core.targets.weights import BrokenWeights, GgufWeights, SafetensorsWeights, Weights
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+#: what to do where a folder cannot be written
+REMEDY = "free some space there, or name another folder with OUTRIDER_CACHE"
+
+
+def check_source(source: Path) -> None:
+    """Raise UnsupportedTarget unless the model in `source`, a folder or a GGUF file, can be lowered.
+
+    Only its config and the names of its files are looked at. Raises BrokenWeights for a damaged file.
+    """
+    if not source.is_dir():
+        check_tokenizer(GgufWeights(source))
+        return
+    TargetConfig.from_json(json.loads((source / "config.json").read_text()))
+    if not (source / "tokenizer.json").is_file():
+        raise UnsupportedTarget("there is no tokenizer.json, which a fast tokenizer has")
+    if not any(source.glob("*.safetensors")):
+        raise UnsupportedTarget("its weights are not in the safetensors format")
+
+
+def make_target_bundle(
+    name: str,
+    source: Path,
+    source_hash: str,
+    folder: Path,
+    max_positions: int,
+    eos_ids: Sequence[int] = (),
+    done: Callable[[int, int], None] = lambda layer, layers: None,
+    waiting: Callable[[], None] = lambda: None,
+) -> TargetBundle:
+    """Lower the model in `source`, a folder or a GGUF file, into `folder`, which appears once it is complete.
+
+    Work under way lies beside it and goes on where it was interrupted (not after an error); of several processes one
+    works and the others wait. eos_ids: those of a folder; a GGUF file has its own. done(layer, layers) is called after
+    every layer, waiting() where another process is at work. Raises TargetBundleError.
+    """
+    aside = folder.with_name(f".{folder.name}.{source_hash}.partial")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder.with_name(f".{folder.name}.lock"), waiting):
+            if not (folder / MANIFEST_FILE).is_file():
+                aside.mkdir(exist_ok=True)
+                _write(name, source, source_hash, aside, max_positions, eos_ids, done)
+                shutil.rmtree(folder, ignore_errors=True)
+                os.replace(aside, folder)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)  # the disk may be full
+        raise TargetBundleError(f"{folder} cannot be written: {error.strerror or error}; {REMEDY}") from None
+    except UnsupportedTarget as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise TargetBundleError(f"{name}: {error}; run it with --engine torch") from None
+    except BrokenWeights as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise TargetBundleError(f"{name}: {error}") from None
+    return open_target_bundle(folder)
+
+
+@contextmanager
+def _alone(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock; `waiting` is called once where another process has it."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        waiting()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _write(
+    name: str,
+    source: Path,
+    source_hash: str,
+    folder: Path,
+    max_positions: int,
+    eos_ids: Sequence[int],
+    done: Callable[[int, int], None],
+) -> None:
+    weights: Weights
+    if source.is_dir():
+        weights = SafetensorsWeights(source)
+        config = TargetConfig.from_json(json.loads((source / "config.json").read_text()))
+        for each in _TOKENIZER_FILES:
+            if (source / each).is_file():
+                shutil.copyfile(source / each, folder / each)
+    else:
+        weights = GgufWeights(source)
+        config = weights.config
+        eos_ids = weights.eos_ids
+        write_tokenizer(weights, folder)
+    positions = min(max_positions, config.max_position_embeddings)
+    layers = config.num_hidden_layers
+    with TableFile(folder) as tables:
+        graph = TargetGraph(config, weights, positions, tables, lambda layer: done(layer, layers))
+        onnx.save(graph.build(), folder / GRAPH_FILE)
+    (folder / PRODUCTS_FILE).write_bytes(products_graph())
+    scales = [graph.value_scale(layer) for layer in range(layers)]
+    (folder / INDEX_FILE).unlink()
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": sha256_of([path])[0]}
+        for path in sorted(folder.iterdir())
+        if path.name in (*_TOKENIZER_FILES, GRAPH_FILE, DATA_FILE, PRODUCTS_FILE)
+    }
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "name": name,
+        "source_hash": source_hash,
+        "config": asdict(config),
+        "value_scales": scales,
+        "max_positions": positions,
+        "eos_ids": list(eos_ids),
+        "files": files,
+    }
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n")
