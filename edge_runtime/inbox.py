@@ -1,4 +1,4 @@
-"""What an answer waits for: link events and finished jobs of the drafter."""
+"""What an answer waits for: link events and finished jobs of the drafter and the understudy."""
 
 from __future__ import annotations
 
@@ -42,5 +42,21 @@ class Compared:
     working: float
 
 
+@dataclass(frozen=True)
+class TextRead:
+    """The understudy has read the text of a ReadText; `agreed` as of that."""
+
+    session: Session
+    agreed: int
+
+
+@dataclass(frozen=True)
+class UnderstudyFailed:
+    """The understudy cannot be used: `why`, in words for people."""
+
+    session: Session
+    why: str
+
+
 #: jobs carry the session that asked: it may have been cancelled since
-InboxEvent = LinkEvent | Drafted | Written | Compared | DrafterFailed
+InboxEvent = LinkEvent | Drafted | Written | Compared | TextRead | UnderstudyFailed | DrafterFailed

@@ -1,17 +1,18 @@
-"""A session's requests to the drafter, run in the drafter's thread; results come to the answer's inbox."""
+"""A session's requests to the drafter and the understudy, run in their threads; results come to the answer's inbox."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from edge_runtime.actions import AddRows, Compare, DraftTree, WriteToken
+from edge_runtime.actions import AddRows, Compare, DraftTree, ReadText, WriteToken
 from edge_runtime.figures import Figures
-from edge_runtime.inbox import Compared, Drafted, InboxEvent, Written
+from edge_runtime.inbox import Compared, Drafted, InboxEvent, TextRead, UnderstudyFailed, Written
 from edge_runtime.session import Session
-from edge_runtime.worker import DrafterFailed, DrafterThread
+from edge_runtime.worker import DrafterFailed, DrafterThread, UnderstudyThread
 from outrider_core.drafting.drafter import Draft, TreeShape
 
 
@@ -82,3 +83,41 @@ class DrafterJobs:
         failure = DrafterFailed(f"the drafter's engine failed: {error}")
         failure.__cause__ = error
         self._report(failure)
+
+
+class UnderstudyJobs:
+    """What one answer asks of the understudy. To be made in the event loop that reads `inbox`."""
+
+    def __init__(self, session: Session, worker: UnderstudyThread, inbox: asyncio.Queue[InboxEvent]) -> None:
+        self._session, self._worker, self._inbox = session, worker, inbox
+        self._loop = asyncio.get_running_loop()
+
+    def read(self, action: ReadText) -> None:
+        session, understudy = self._session, self._worker.understudy
+        begin = len(session.prompt)
+
+        def work() -> InboxEvent:
+            if not understudy.read(action.prefix[: action.base], lambda: session.reads(action)):
+                return TextRead(session, 0)
+            return TextRead(session, understudy.agreed(action.prefix, action.base, begin, session.sampling))
+
+        self._submit(work)
+
+    def write(self, action: WriteToken) -> None:
+        session, understudy, asked = self._session, self._worker.understudy, time.monotonic()
+
+        def work() -> InboxEvent:
+            token, probability = understudy.next_token(action.prefix, len(session.prompt), session.sampling)
+            return Written(session, token, probability, action.version, time.monotonic() - asked)
+
+        self._submit(work)
+
+    def _submit(self, work: Callable[[], InboxEvent]) -> None:
+        def job() -> None:
+            try:
+                event = work()
+            except Exception as error:
+                event = UnderstudyFailed(self._session, " ".join(str(error).split()) or type(error).__name__)
+            self._loop.call_soon_threadsafe(self._inbox.put_nowait, event)
+
+        self._worker.submit(job)

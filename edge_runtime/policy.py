@@ -23,18 +23,24 @@ class Policy:
     but never writes. "device-only": nobody is asked.
     on_return: "repair": the target's text replaces what differs from it. "keep": what was written stays, and the target
     goes on behind it; the text is then not the target's own.
-    offline: "continue": to the end of the answer, or until the drafter repeats itself. "pause": until the mean
-    probability of the last tokens written falls below `min_confidence`.
+    offline: "sentence": an understudy writes to the end of the answer; without one the drafter finishes its sentence,
+    as more of its own is not worth reading, and the answer waits for the link. "continue": whoever writes goes on to
+    the end of the answer, or until it repeats itself. "pause": until the mean probability of the last tokens written
+    falls below `min_confidence`. "device-only", which waits for no link, goes on where "sentence" would wait.
+    understudy: where the bundle carries one. "cold": it reads the text when the target falls silent, and the drafter
+    writes until it has. "warm": it reads along, so that it can write at once; that costs computing time while the link
+    is up. "off": the drafter alone writes.
     offline_rate: tokens per second written alone while the target may come back, at most: faster than anybody reads,
     and no more than that would be taken back. Nothing holds "device-only" up.
     """
 
     writer: Literal["prefer-cloud", "prefer-device", "cloud-only", "device-only"] = "prefer-cloud"
     on_return: Literal["repair", "keep"] = "repair"
-    offline: Literal["continue", "pause"] = "continue"
+    offline: Literal["sentence", "continue", "pause"] = "sentence"
     min_confidence: float = 0.35
     lead: int = 48
     offline_rate: float = 20.0
+    understudy: Literal["cold", "warm", "off"] = "cold"
 
     def __post_init__(self) -> None:
         if not self.offline_rate > 0:

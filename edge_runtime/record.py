@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from edge_runtime.session import Session
+from edge_runtime.states import Writer
 
-VERSION = 1
+VERSION = 2
 
 
 def record_of(session: Session) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def record_of(session: Session) -> dict[str, Any]:
         "prompt": list(session.prompt),
         "committed": session.committed[len(session.prompt) :],
         "provisional": list(session.provisional),
-        "adopted": [list(span) for span in session.text.adopted],
+        "writers": [[span.begin, span.end, span.writer] for span in session.text.spans],
         "sampling": msgspec.structs.asdict(session.sampling),
         "max_new": session.max_new,
         "seq": session.requests.seq,
@@ -36,5 +37,7 @@ def restore(session: Session, record: dict[str, Any]) -> None:
         raise ValueError(f"it has version {record['version']}, and this program reads version {VERSION}")
     session.text.committed += record["committed"]
     session.text.provisional = list(record["provisional"])
-    session.text.adopted = [(begin, end) for begin, end in record["adopted"]]
+    session.text.writers = [Writer(writer) for begin, end, writer in record["writers"] for _ in range(begin, end)]
+    if len(session.text.writers) != len(session.text.answer):
+        raise ValueError("it does not say of every token who wrote it")
     session.requests.seq = record["seq"]

@@ -27,12 +27,13 @@ from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.transport import LinkMaker, VerifierLink
 from edge_runtime.tuning import LARGEST, Tuning
-from edge_runtime.worker import DrafterThread
-from outrider_core.drafting.bundle import Bundle, open_bundle
+from edge_runtime.worker import DrafterThread, UnderstudyThread
+from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, Bundle, open_bundle
 from outrider_core.drafting.drafter import Drafter, TreeShape
 from outrider_core.drafting.engines import Engine, open_engine
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
+from outrider_core.targets.understudy import Understudy
 
 #: for a reliable verifier: no verdict is ever overdue
 UNHURRIED = Patience(open=math.inf, connect=math.inf, silence=math.inf)
@@ -114,6 +115,10 @@ class EdgeRuntime:
             self.link = server.link(hello, self._linked)
         self._link_task: asyncio.Task[None] | None = None
         self._worker = DrafterThread(self.drafter)
+        entry = manifest.understudy
+        folder = bundle.folder / (entry.folder if entry else UNDERSTUDY_FOLDER)
+        expected = entry.manifest_sha256 if entry else ""
+        self._understudy = UnderstudyThread(Understudy(folder, expected, manifest.max_context, self.decode, threads))
         self._session_id = secrets.token_bytes(16)
         self._text: list[int] = []  # committed tokens of the last answer and its conversation
         self._rows_seen = RowsSeen()  # of `_text`
@@ -143,7 +148,7 @@ class EdgeRuntime:
         await self.close()
 
     async def close(self) -> None:
-        """Tell the verifier to forget the conversation, hang up and stop the drafter's thread."""
+        """Tell the verifier to forget the conversation, hang up and stop the threads."""
         self._closed = True
         if self.link and self._link_task:
             with contextlib.suppress(TimeoutError):
@@ -153,6 +158,7 @@ class EdgeRuntime:
                 await self._link_task
             self._link_task = None
         self._worker.close()
+        self._understudy.close()
 
     def _linked(self, event: LinkEvent) -> None:
         match event:
@@ -273,7 +279,7 @@ class EdgeRuntime:
             session, stop = begin()
             self._catch_up()
             answer = self._answer = Answer(
-                session, self.link, self._worker, self._inbox, self.decode, stop, self.link_error
+                session, self.link, self._worker, self._understudy, self._inbox, self.decode, stop, self.link_error
             )
             try:
                 async for event in answer.run():
@@ -281,6 +287,8 @@ class EdgeRuntime:
             finally:
                 await answer.close()
                 self._text, self._rows_seen, self._answer = session.committed, session.rows_seen, None
+                if self.link and self.link.welcome and self.policy.understudy == "cold":
+                    self._understudy.unload()
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
@@ -329,4 +337,6 @@ class EdgeRuntime:
             timer=self.timer,
             policy=self.policy,
             tuning=Tuning(self.controller, self.shape, self.shaping, self.ahead),
+            understudy=self.bundle.has_understudy,
+            sentence_ends=self.bundle.sentence_ends,
         )

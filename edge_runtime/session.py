@@ -1,16 +1,19 @@
 """One answer as a pure state machine: events in, actions out. No I/O, no threads, no clock.
 
 `committed` tokens were drawn by the target (or are the prompt); `provisional` tokens behind them were
-written by the drafter alone. The text a user sees is committed + provisional.
+written without it, by the drafter or the understudy. The text a user sees is committed + provisional.
 
 One rule covers late verdicts, catching up after an outage and the normal round. A verdict commits the
 accepted path and the bonus token. If these agree with the provisional tokens, the agreeing part becomes
 verified; at the first difference the provisional rest is rolled back (`repair`) or stays as it is (`keep`). While
 provisional tokens remain, the next VERIFY is the chain of them instead of a drafted tree.
 
+When the target falls silent the drafter writes at once, and the understudy, where there is one, begins to read the
+text. Once it has read it, it takes back what it would not have written itself, and writes on.
+
 Times are seconds on any monotonic clock, handed in with each event. `edge_runtime.states` lists which state may
-follow which; `edge_runtime.verdicts` and `edge_runtime.refusals` have what replies do, `edge_runtime.tuning` what
-measurements decide.
+follow which; `edge_runtime.verdicts` and `edge_runtime.refusals` have what replies do, `edge_runtime.writing` what is
+written without them, `edge_runtime.tuning` what measurements decide.
 """
 
 from __future__ import annotations
@@ -22,25 +25,24 @@ from edge_runtime.actions import (
     Done,
     DraftAhead,
     DraftTree,
-    Pause,
-    Provide,
+    ReadText,
     Reconnect,
-    RollBack,
     Send,
     Stall,
-    WriteToken,
 )
 from edge_runtime.deadlines import Deadline, Deadlines
+from edge_runtime.handover import Handover
 from edge_runtime.policy import Mode, Policy
 from edge_runtime.refusals import REFUSED_SECONDS, ask_anew, expect_return, no_room, take_error
 from edge_runtime.requests import Flight, Requests
 from edge_runtime.rows_seen import RowsSeen
 from edge_runtime.solo import Solo
-from edge_runtime.states import FinishReason, PauseReason, State
+from edge_runtime.states import FinishReason, PauseReason, State, Writer
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.tokens import AnswerTokens, SessionStats
 from edge_runtime.tuning import Tuning
 from edge_runtime.verdicts import adopt, take_verdict
+from edge_runtime.writing import pause, take_reading, take_token, write
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
@@ -63,6 +65,7 @@ class Session:
 
     prompt: token ids of the conversation so far. max_new: committed tokens at most. stream, session_id: as
     on the wire. row_shape: the drafter's. rows_seen: the prompt's rows that the drafter holds. timer: of rounds.
+    understudy: there is one. sentence_ends: tokens that end a sentence or a line.
     """
 
     prompt: list[int]
@@ -78,13 +81,16 @@ class Session:
     timer: RoundTimer = field(default_factory=RoundTimer)
     policy: Policy = field(default_factory=Policy)
     tuning: Tuning = field(default_factory=Tuning)
+    understudy: bool = False
+    sentence_ends: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         self.stats = SessionStats()
         self.text = AnswerTokens(list(self.prompt), len(self.prompt), self._own_limit, self.eos_ids, self.stats)
         self.requests = Requests(self.stream, self.session_id, self.sampling, self.patience, self.timer, self.stats)
         self.deadlines = Deadlines(self.patience.silence)
-        self.solo = Solo(self.policy)
+        self.solo = Solo(self.policy, self.sentence_ends)
+        self.handover = Handover(self.understudy, self.policy)
         self.mode = Mode.TREE
         self.finished: FinishReason | None = None
         self.linked = False
@@ -92,7 +98,7 @@ class Session:
         self.complaint = ""  # why the verifier refused what it was asked last; "" once it has answered
         self.return_wait = self.patience.offline  # for the target's return, where nothing more can be written
         self.ready: Draft | None = None  # the tree to send next
-        self.busy = False  # the drafter has a job of ours
+        self.busy: Writer | None = None  # who has a job of ours, to draft or to write
         self.version = 0  # of what the drafter is asked for: a job of another one is stale
         self.max_nodes = 64
         self.context = self.max_context  # the verifier's
@@ -151,7 +157,7 @@ class Session:
             return self.go_on_alone(now, now)
         if not self.linked:
             self.deadlines.connect = now + self.patience.connect
-        return self.work(now)
+        return [*self.handover.read_along(self.committed), *self.work(now)]
 
     def link_up(self, welcome: Welcome, now: float, rtt: float | None = None) -> list[Action]:
         """The link is up and the hashes agree: OPEN with everything committed, and go on.
@@ -199,7 +205,7 @@ class Session:
 
     def tree_ready(self, draft: Draft, version: int, now: float, seconds: float = 0.0) -> list[Action]:
         """The drafter finished a tree in `seconds` (its answer to DraftTree)."""
-        self.busy = False
+        self.busy = None
         self.tuning.drafted(draft, seconds, self.stats)
         if version == self.version:
             self.ready = self.tuning.worth_sending(draft)
@@ -211,16 +217,23 @@ class Session:
         return []
 
     def token_written(self, token: int, confidence: float, version: int, now: float) -> list[Action]:
-        """The drafter wrote a token, to which it gives the probability `confidence` (its answer to WriteToken)."""
-        self.busy = False
-        actions: list[Action] = []
-        if version == self.version and self.solo.may_write(len(self.provisional)) and not self.finished:
-            self.text.provide(token)
-            self.version += 1
-            actions.append(Provide(token))
-            if self.solo.doubts(confidence):
-                actions.append(self._pause(PauseReason.UNSURE))
-        return actions + self.work(now)
+        """A token was written, to which its writer gives the probability `confidence` (the answer to WriteToken)."""
+        return take_token(self, token, confidence, version) + self.work(now)
+
+    def text_read(self, agreed: int, now: float) -> list[Action]:
+        """The understudy has read what it was asked to; see `ReadText` for `agreed`."""
+        return take_reading(self, agreed) + self.work(now)
+
+    def understudy_failed(self, why: str, now: float) -> list[Action]:
+        """The understudy cannot be used: `why`, in words for people. The drafter writes on."""
+        self.handover.failed(why)
+        if self.busy is Writer.UNDERSTUDY:
+            self.busy = None
+        return self.work(now)
+
+    def reads(self, action: ReadText) -> bool:
+        """Whether the understudy is still to read this: somebody waits for it, or it reads along."""
+        return not self.finished and self.handover.reads(action, self.alone)
 
     def wake_at(self) -> float | None:
         """When `tick` wants to be called, or None."""
@@ -261,7 +274,7 @@ class Session:
         """Write nothing alone until `proceed`: the battery is low, or the user said so."""
         if self.finished or self.solo.paused is PauseReason.ASKED:
             return []
-        return [self._pause(PauseReason.ASKED), *self.work(now)]
+        return [pause(self, PauseReason.ASKED), *self.work(now)]
 
     def proceed(self, now: float) -> list[Action]:
         """Write alone again where the policy lets."""
@@ -294,9 +307,9 @@ class Session:
             return []
         can_ask = self.linked and not self.refused and self.flight is None and self.deadlines.retry is None
         if can_ask and self.provisional:
-            return [self._verify_chain(now), *self._write(now)]
+            return [self._verify_chain(now), *write(self, now)]
         if self.solo.writes_first:
-            return self._write(now)
+            return write(self, now)
         if can_ask and self.mode is Mode.STREAM:
             return [self._generate(now)]
         if can_ask and self.ready is not None:
@@ -304,11 +317,11 @@ class Session:
         if can_ask and not self.requests.seq:
             return [self._verify_tree(Draft(), now)]  # the first token waits for no tree: the prompt's step draws it
         if self.alone:
-            written = self._write(now)
+            written = write(self, now)
             if written or not can_ask:
                 return written
         if not self.busy and self.ready is None and self.flight is None and self.mode is Mode.TREE:
-            self.busy = True
+            self.busy = Writer.DRAFTER
             size = self.tuning.tree_size(min(self.max_nodes, self.tree_budget), self.text.room)
             return [DraftTree(list(self.committed), self.version, *size)]
         return []
@@ -341,7 +354,7 @@ class Session:
         """Take in rows of positions `start` and on; of a verdict's, `most` belong to our text."""
         return [*self.rows_seen.add(start, data, self.row_shape, self.max_context, most)]
 
-    # --- writing alone, and the end ---
+    # --- the target is silent, and the end ---
 
     def go_on_alone(self, due: float, now: float) -> list[Action]:
         """The target is silent: go on without it."""
@@ -353,31 +366,12 @@ class Session:
         self.stats.stalls += 1
         return [Stall(due), *self.work(now)]
 
-    def _write(self, now: float) -> list[Action]:
-        """Ask for one more provisional token, where one may be written and the answer is not full."""
-        can_go_on = self.solo.may_write(len(self.provisional)) and not self.text.full
-        if self.alone and not can_go_on:
-            wait = self.patience.offline if self.solo.paused else self.return_wait
-            self.deadlines.give_up = self.deadlines.give_up or now + wait
-            if self.policy.writer == "device-only" and not self.solo.paused:
-                return self.finish(FinishReason.UNVERIFIED)
-        if self.busy or not can_go_on:
-            return []
-        self.busy = True
-        return [WriteToken(self.committed + self.provisional, self.version)]
-
-    def _pause(self, reason: PauseReason) -> Pause:
-        self.solo.paused = reason
-        self.stats.pauses += 1
-        self.version += 1  # a token under way is not wanted any more
-        return Pause(reason)
-
     def finish(self, reason: FinishReason) -> list[Action]:
         """The answer ends."""
         self.finished = reason
         actions: list[Action] = []
         if self.flight and self.flight.tree is None and self.linked:
             actions.append(Send(Cancel(self.stream)))  # else it would write on
-        if reason in (FinishReason.STOP, FinishReason.LENGTH) and self.provisional:
-            actions.append(RollBack(self.text.roll_back()))
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            actions += self.text.withdraw_provisional()
         return [*actions, Done(reason)]

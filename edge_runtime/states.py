@@ -30,10 +30,19 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
 
 
+class Writer(StrEnum):
+    """Who wrote a token of the answer."""
+
+    TARGET = "target"
+    UNDERSTUDY = "understudy"  #: a complete model on the device
+    DRAFTER = "drafter"
+
+
 class PauseReason(StrEnum):
     """Why nothing is written alone."""
 
-    UNSURE = "unsure"  #: the drafter gave its last tokens too little probability
+    UNSURE = "unsure"  #: the last tokens written had too little probability
+    LIMIT = "limit"  #: the drafter, with no understudy to follow it, has come to the end of a sentence
     ASKED = "asked"  #: somebody called `pause`
 
 
@@ -47,6 +56,8 @@ class Event(StrEnum):
     TREE_READY = "tree_ready"
     TREE_COMPARED = "tree_compared"
     TOKEN_WRITTEN = "token_written"
+    TEXT_READ = "text_read"
+    UNDERSTUDY_FAILED = "understudy_failed"
     TICK = "tick"
     SET_MODE = "set_mode"
     PAUSE = "pause"

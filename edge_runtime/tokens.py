@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from edge_runtime.actions import Action, Commit, RollBack
+from edge_runtime.states import Writer
 
 #: this many tokens in a row that stand in the answer already are a loop
 LOOP = 24
@@ -18,6 +21,7 @@ class SessionStats:
     catch_up_rounds: int = 0
     streamed: int = 0  # tokens that the target wrote alone (GENERATE)
     provisional: int = 0  # tokens written alone
+    understudy: int = 0  # of these, by the understudy
     kept: int = 0  # of these, verified later
     rolled_back: int = 0
     adopted: int = 0  # of these, kept unverified (`keep`)
@@ -43,12 +47,21 @@ class SessionStats:
             self.nodes += nodes
 
 
+@dataclass(frozen=True)
+class Span:
+    """Tokens `begin` to `end` - 1 of an answer are `writer`'s."""
+
+    begin: int
+    end: int
+    writer: Writer
+
+
 @dataclass
 class AnswerTokens:
-    """`committed`: the prompt and what the target drew. `provisional`, behind them: what the drafter wrote alone.
+    """`committed`: the prompt and what the target drew. `provisional`, behind them: what was written alone.
 
-    begin: length of the prompt. limit: tokens at most, prompt included. adopted: spans of `committed` that the target
-    did not produce. enough: a stop string came in the provisional text.
+    begin: length of the prompt. limit: tokens at most, prompt included. enough: a stop string came in the provisional
+    text. writers: of the answer's tokens, provisional ones included, each one's.
     """
 
     committed: list[int]
@@ -57,12 +70,27 @@ class AnswerTokens:
     eos_ids: frozenset[int]
     stats: SessionStats
     provisional: list[int] = field(default_factory=list)
-    adopted: list[tuple[int, int]] = field(default_factory=list)
     enough: bool = False
+    writers: list[Writer] = field(default_factory=list)
 
     @property
     def answer(self) -> list[int]:
         return self.committed[self.begin :] + self.provisional
+
+    @property
+    def spans(self) -> list[Span]:
+        """Who wrote what of the answer, in order."""
+        return list(_spans(self.writers))
+
+    @property
+    def adopted(self) -> list[Span]:
+        """What of the committed answer the target did not write."""
+        return [span for span in _spans(self.writers[: self._committed]) if span.writer is not Writer.TARGET]
+
+    @property
+    def _committed(self) -> int:
+        """Tokens of the committed answer."""
+        return len(self.committed) - self.begin
 
     @property
     def room(self) -> int:
@@ -89,9 +117,12 @@ class AnswerTokens:
         end = next((i + 1 for i, token in enumerate(fresh) if token in self.eos_ids), len(fresh))
         return fresh[: min(end, self.limit - len(self.committed))]
 
-    def provide(self, token: int) -> None:
+    def provide(self, token: int, writer: Writer) -> None:
+        """`writer` wrote `token` alone."""
         self.provisional.append(token)
+        self.writers.append(writer)
         self.stats.provisional += 1
+        self.stats.understudy += writer is Writer.UNDERSTUDY
 
     def _looping(self) -> bool:
         """The last LOOP tokens were written alone and stand in the answer already."""
@@ -111,15 +142,11 @@ class AnswerTokens:
     def commit(self, fresh: list[int]) -> list[Action]:
         """`fresh` are the target's: what agrees is confirmed; at the first difference the rest is rolled back."""
         same = self.agreeing(fresh)
-        rest = self.provisional[same:]
-        actions: list[Action] = []
-        if same < len(fresh):
-            if rest:
-                self.stats.rolled_back += len(rest)
-                actions.append(RollBack(rest))
-            rest, self.enough = [], False
-        self.provisional = rest
+        actions: list[Action] = self.withdraw_provisional(same) if same < len(fresh) else []
+        begin = self._committed
+        self.provisional = self.provisional[same:]
         self.committed += fresh
+        self.writers[begin : begin + len(fresh)] = [Writer.TARGET] * len(fresh)
         self.stats.kept += same
         return [*actions, Commit(fresh, same)] if fresh else actions
 
@@ -127,22 +154,33 @@ class AnswerTokens:
         """Provisional text becomes part of the answer as it is. Returns its tokens."""
         tokens, self.provisional = self.provisional, []
         if tokens:
-            self.adopted.append((len(self.committed), len(self.committed) + len(tokens)))
             self.committed += tokens
             self.stats.adopted += len(tokens)
         return tokens
 
     def withdraw(self, surplus: int) -> None:
         """Take the last `surplus` committed tokens back, adopted ones among them."""
-        del self.committed[len(self.committed) - surplus :]
-        end = len(self.committed)
-        self.adopted = [(first, min(last, end)) for first, last in self.adopted if first < end]
-        withdrawn = self.stats.adopted - sum(last - first for first, last in self.adopted)
+        committed = self._committed
+        end = committed - surplus
+        withdrawn = sum(writer is not Writer.TARGET for writer in self.writers[end:committed])
+        del self.committed[self.begin + end :], self.writers[end:committed]
         self.stats.adopted -= withdrawn
         self.stats.rolled_back += withdrawn
 
-    def roll_back(self) -> list[int]:
-        """Withdraw the provisional text. Returns its tokens."""
-        tokens, self.provisional = self.provisional, []
-        self.stats.rolled_back += len(tokens)
-        return tokens
+    def withdraw_provisional(self, keep: int = 0) -> list[Action]:
+        """Take all provisional tokens but the first `keep` back."""
+        rest = self.provisional[keep:]
+        self.enough = False
+        if not rest:
+            return []
+        del self.provisional[keep:], self.writers[self._committed + keep :]
+        self.stats.rolled_back += len(rest)
+        return [RollBack(rest)]
+
+
+def _spans(writers: list[Writer]) -> Iterator[Span]:
+    begin = 0
+    for writer, tokens in groupby(writers):
+        end = begin + len(list(tokens))
+        yield Span(begin, end, writer)
+        begin = end

@@ -51,7 +51,7 @@ def _commit(session: Session, fresh: list[int]) -> list[Action]:
     session.ready = None
     actions = session.text.commit(fresh)
     session.tuning.committed(session.committed)
-    return actions
+    return [*actions, *session.handover.read_along(session.committed)]
 
 
 def _resume(session: Session) -> list[Action]:
@@ -59,6 +59,7 @@ def _resume(session: Session) -> list[Action]:
         return []
     session.deadlines.give_up = None
     session.solo.target_is_back()
+    session.handover.target_is_back()
     return [Resume()]
 
 

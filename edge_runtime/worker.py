@@ -1,4 +1,4 @@
-"""The drafter's thread: jobs in the order they were asked for, and drafting ahead between them."""
+"""The drafter's thread, with drafting ahead between its jobs, and the understudy's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from outrider_core.drafting.drafter import Drafter, TreeShape
+from outrider_core.targets.understudy import Understudy
 
 
 class DrafterFailed(RuntimeError):
@@ -51,3 +52,24 @@ class DrafterThread:
         """Wait for what is under way, and end."""
         self._asked += 1
         self._pool.shutdown(wait=True)
+
+
+class UnderstudyThread:
+    """One thread owns the understudy; it begins with the first job."""
+
+    def __init__(self, understudy: Understudy) -> None:
+        self.understudy = understudy
+        self._pool = ThreadPoolExecutor(1, "understudy")
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Run `job`, which handles its own errors, behind those that were submitted before."""
+        self._pool.submit(job)
+
+    def unload(self) -> None:
+        """Give the understudy's memory back once it has nothing more to do."""
+        if self.understudy.loaded:
+            self._pool.submit(self.understudy.unload)
+
+    def close(self) -> None:
+        """Wait for what is under way, and end."""
+        self._pool.shutdown(wait=True, cancel_futures=True)

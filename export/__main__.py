@@ -158,6 +158,12 @@ def add_bundle_options(parser: argparse.ArgumentParser) -> None:
         choices=[4, 8, 16, 32],
         help="embedding and LM head; default: as --quant, 8 with int4",
     )
+    parser.add_argument(
+        "--understudy",
+        metavar="MODEL",
+        help="a complete small model with the target's vocabulary (alias, Hugging Face id or folder), which writes "
+        "while there is no link; it lies in a folder of its own, 8 bit, and an app may fetch it later",
+    )
     parser.add_argument("--max-context", type=int, default=None, help="longest conversation, at most the drafter's")
     parser.add_argument(
         "--backend", default="xnnpack", choices=["xnnpack", "coreml", "qualcomm"], help="what ExecuTorch delegates to"
@@ -185,6 +191,7 @@ def run_bundle(arguments: argparse.Namespace) -> None:
         backend=arguments.backend,
         check=arguments.check,
         bench=arguments.bench,
+        understudy=arguments.understudy,
     )
     write_bundle(options, arguments.dry_run)
 

@@ -33,6 +33,7 @@ from export.report import markdown
 from export.steps import RANDOM_ROWS, TARGET_ANSWERS, Passage, passages_for
 from export.to_executorch import write_executorch
 from export.to_onnx import INT8_ACTIVATIONS, accuracy_levels, data_file, write_onnx
+from export.understudy import write_understudy
 from outrider_core.drafting.bundle import (
     FORMAT_VERSION,
     MANIFEST,
@@ -96,6 +97,12 @@ def write_bundle(options: Options, dry_run: bool = False) -> dict[str, Any]:
             f"({parity['flips_at_near_ties']} at near-ties)",
             highlight=False,
         )
+    if understudy := report.get("understudy"):
+        console.print(
+            f"  {understudy['folder']}/: {understudy['bytes'] / 1e6:.0f} MB, {understudy['name']} at "
+            f"{understudy['bits']} bits; an app may fetch it later",
+            highlight=False,
+        )
     return report
 
 
@@ -118,6 +125,14 @@ def _write_all(plan: Plan, aside: Path, console: Console) -> dict[str, Any]:
     plan.tensors["draft_ids"].numpy().astype("<u4").tofile(aside / DRAFT_IDS_FILE)
     if half.null_row is not None:
         half.null_row.detach().numpy().astype("<f4").tofile(aside / NULL_ROW_FILE)
+    if options.understudy:
+        with console.status(f"lowering the understudy {options.understudy}") as status:
+            manifest.understudy = write_understudy(
+                options.understudy,
+                aside,
+                config.max_context,
+                lambda layer, layers: status.update(f"lowering the understudy, layer {layer} of {layers}"),
+            )
     _sign(manifest, aside)
     encoder = {k: v.half() for k, v in plan.tensors.items() if k.startswith(SERVER_PREFIXES)}
     save_file(encoder, aside / ENCODER_FILE, metadata={"drafter_hash": plan.drafter_hash})
@@ -295,8 +310,10 @@ def _report(
                     for level, engine in accuracy_levels(bundle.path(entry.file))
                 }
                 engines[name]["accuracy_level"] = INT8_ACTIVATIONS
+    understudy = bundle.manifest.understudy
     return {
         "target": bundle.manifest.target,
+        "understudy": msgspec.to_builtins(understudy) if understudy else None,
         "engines": engines,
         "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()},
         "compared_on": TARGET_ANSWERS if plan.load_target else RANDOM_ROWS,

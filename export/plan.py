@@ -21,6 +21,7 @@ from outrider_core.models.drafter_arrays import check_target
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import TargetFiles, open_target
+from outrider_core.targets.config import TargetConfig, UnsupportedTarget
 
 FORMATS = {"onnx": "drafter.onnx", "executorch": "drafter.pte"}
 #: bits of embedding and LM head where --embedding-bits does not say: the head decides the argmax, so not 4
@@ -48,6 +49,7 @@ class Options:
     backend: str = "xnnpack"
     check: bool = False
     bench: bool = False
+    understudy: str | None = None
 
     @property
     def profile(self) -> Profile:
@@ -69,6 +71,7 @@ class Plan:
     disk_bytes: int
     memory_bytes: int
     load_target: bool
+    understudy_bytes: int = 0
 
 
 def make_plan(options: Options) -> Plan:
@@ -99,13 +102,23 @@ def make_plan(options: Options) -> Plan:
     engine_bytes = {name: total - (shared if name == "onnx" else 0) for name in options.formats}
     tables = 4 * (embedding + (0 if tied and head == embedding else head) + (0 if tied else embedding))
     load_target = target_fits(target)
+    understudy_bytes = _understudy_bytes(options.understudy) if options.understudy else 0
     lowering = tables + max(COPIES[name] * size for name, size in engine_bytes.items())
     return Plan(
         options, target, config, tensors, drafter_hash, engine_bytes, step_bytes,
-        disk_bytes=sum(engine_bytes.values()) + 50_000_000,
+        disk_bytes=sum(engine_bytes.values()) + 50_000_000 + understudy_bytes,
         memory_bytes=BASE_BYTES + max(lowering, tables + _float32_bytes(target) if load_target else 0),
         load_target=load_target,
+        understudy_bytes=understudy_bytes,
     )  # fmt: skip
+
+
+def _understudy_bytes(name: str) -> int:
+    try:
+        config = TargetConfig.from_json(open_target(name).config.to_dict())
+    except UnsupportedTarget as error:
+        raise BundleError(f"--understudy {name}: {error}") from None
+    return config.linear_weights + config.vocab_size * config.hidden_size + 10_000_000
 
 
 def _check_options(options: Options) -> Profile:
@@ -176,6 +189,9 @@ def show_plan(plan: Plan, console: Console) -> None:
         backend = f", {options.backend}" if name == "executorch" else ""
         how = f"{profile.quant} linears, {profile.embedding_bits}-bit embedding and LM head{backend}"
         table.add_row(FORMATS[name], f"about {size / 1e6:.0f} MB: {how}")
+    if plan.understudy_bytes:
+        how = f"{options.understudy}, 8-bit linears, in a folder of its own"
+        table.add_row("understudy", f"about {plan.understudy_bytes / 1e6:.0f} MB: {how}")
     table.add_row("vocabulary", f"{config.vocab_size} tokens, of which the device drafts {config.draft_vocab_size}")
     table.add_row("context", f"up to {config.max_context} tokens")
     table.add_row("memory", f"about {plan.memory_bytes / 1e9:.1f} GB")

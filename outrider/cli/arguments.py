@@ -64,7 +64,14 @@ POLICY_HELP = (
     "cloud-only: never; device-only: nobody is asked"
 )
 RETURN_HELP = "when the link is back: put right what the device wrote alone, or keep it as it is"
-OFFLINE_HELP = "without a link: write to the end, or pause where the drafter becomes unsure"
+ALONE_HELP = (
+    "without a link: let the understudy write to the end, and where there is none the drafter to the end of its "
+    "sentence; write to the end, whoever writes; or pause where the writer becomes unsure"
+)
+UNDERSTUDY_HELP = (
+    "the bundle's complete small model: cold: loaded when the verifier falls silent; warm: reads along, so that it can "
+    "write at once; off: the drafter alone writes"
+)
 KEY_HELP = "Bearer token that requests must carry; default: $OUTRIDER_KEY, or none"
 UNVERIFIED_HELP = (
     "text that no verifier has seen: becomes content at the end of an answer that has to end without one, or never; "
@@ -182,7 +189,8 @@ def add_device_flags(command: argparse.ArgumentParser) -> None:
 def add_verifier_flags(command: argparse.ArgumentParser) -> None:
     """Where the full model is: --server, or --local and what that loads."""
     where = command.add_mutually_exclusive_group()
-    where.add_argument("--server", help="host:port, ws://... or wss://...; without it and --local: offline")
+    where.add_argument("--server", help="host:port, ws://... or wss://...; without it and --local: --offline")
+    where.add_argument("--offline", action="store_true", help="nobody is asked: the device writes by itself")
     where.add_argument("--local", action="store_true", help=LOCAL_HELP)
     local = command.add_argument_group("with --local")
     local.add_argument("--target", help="alias, Hugging Face id or folder; default: the name in the bundle")
@@ -198,7 +206,8 @@ def add_runtime_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--depth", type=at_least(1), default=LARGEST.depth, metavar="N", help=depth)
     command.add_argument("--policy", choices=POLICIES, default="prefer-cloud", help=POLICY_HELP)
     command.add_argument("--on-return", choices=["repair", "keep"], default="repair", help=RETURN_HELP)
-    command.add_argument("--offline", choices=["continue", "pause"], default="continue", help=OFFLINE_HELP)
+    command.add_argument("--alone", choices=["sentence", "continue", "pause"], default="sentence", help=ALONE_HELP)
+    command.add_argument("--understudy", choices=["cold", "warm", "off"], default="cold", help=UNDERSTUDY_HELP)
     mode = "send trees, or let the target stream; default: whichever is faster"
     command.add_argument("--mode", choices=["tree", "stream"], default=None, help=mode)
 
@@ -278,7 +287,7 @@ def _runtime(flags: argparse.Namespace) -> RuntimeOptions:
     return RuntimeOptions(
         device=_device(flags),
         local=LocalOptions(flags.target, flags.drafter, flags.dtype) if flags.local else None,
-        policy=Policy(flags.policy, flags.on_return, flags.offline),
+        policy=Policy(flags.policy, flags.on_return, flags.alone, understudy=flags.understudy),
         shape=TreeShape(nodes=flags.nodes, depth=flags.depth),
         mode=flags.mode,
     )

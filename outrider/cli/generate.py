@@ -17,7 +17,7 @@ from outrider_core.drafting.bundle import Bundle
 
 #: exit status where a server was given and verified nothing
 UNVERIFIED = 3
-OFFLINE = "no --server, no --local: everything below is the drafter's own, unverified text"
+OFFLINE = "nobody is asked: everything below is the device's own, unverified text"
 
 
 async def generate(options: GenerateOptions, bundle: Bundle, server: str | LinkMaker | None) -> int:
@@ -37,7 +37,9 @@ async def generate(options: GenerateOptions, bundle: Bundle, server: str | LinkM
             return 130
         if event and options.json:
             text = {"text": event.verified + event.provisional, "verified_text": event.verified}
-            print(json.dumps({**text, "reason": event.reason, "token_ids": event.token_ids, **event.stats.as_dict()}))
+            spans = [asdict(span) for span in event.spans]
+            answer = {**text, "reason": event.reason, "token_ids": event.token_ids, "spans": spans}
+            print(json.dumps({**answer, **event.stats.as_dict()}))
         elif event:
             output.note(summary(event))
         if asked and (event is None or not event.stats.tokens):

@@ -12,15 +12,17 @@ import asyncio
 import contextlib
 import hmac
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Collection
 from typing import Any, Literal
 
 import uvicorn
 
 from edge_runtime.context import ConversationTooLong, FittedMessages
-from edge_runtime.events import Event, Finished, LinkState
+from edge_runtime.events import Event, Finished, LinkState, Provisional
 from edge_runtime.link import LinkRefused
 from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.states import Writer
 from edge_runtime.worker import DrafterFailed
 from outrider.cli.serve_protocol import DeviceProtocol
 from outrider_core.chat_api.asgi import (
@@ -202,10 +204,12 @@ class _Answer:
 
     async def parts(self) -> AsyncIterator[Delta | Ending]:
         """Verified text as it grows; the device's own beside it, in the extension field where that changes."""
-        sent, mark = "", {"state": "connecting", "provisional": ""}
+        sent, mark = "", {"state": "connecting", "provisional": "", "writer": Writer.TARGET}
         async for event in self._events():
             state = event.state if isinstance(event, LinkState) else mark["state"]
-            now = {"state": state, "provisional": event.provisional}
+            writer = event.writer if isinstance(event, Provisional) else mark["writer"]
+            writer = writer if event.provisional else Writer.TARGET
+            now = {"state": state, "provisional": event.provisional, "writer": writer}
             new = event.verified[len(sent) :]
             if new or now != mark:
                 yield Delta(new, {} if now == mark else {"outrider": now})
@@ -219,7 +223,10 @@ class _Answer:
     def _ending(self, last: Finished, unverified: bool) -> Ending:
         keeps_unverified = self._endpoint.unverified == "end"
         drawn = len(last.token_ids) if keeps_unverified else last.stats.tokens
-        mark: dict[str, Any] = {"unverified": unverified, **self._dropped}
+        written = Counter[str]()
+        for span in last.spans:
+            written[span.writer] += span.end - span.begin
+        mark: dict[str, Any] = {"unverified": unverified, "tokens_by": dict(written), **self._dropped}
         if not self._asked.stream:
             mark["state"] = "unverified" if unverified else "verified"
         return Ending(self._finish_reason(last, keeps_unverified), drawn, {"outrider": mark})

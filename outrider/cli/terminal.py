@@ -16,7 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from edge_runtime.events import Event, Finished, LinkState, RolledBack, Verified
+from edge_runtime.events import Event, Finished, HandedOver, LinkState, RolledBack, Verified
 from edge_runtime.runtime import EdgeRuntime
 from outrider.cli.reach import Reach
 
@@ -65,6 +65,7 @@ class Screen:
     def __init__(self, runtime: EdgeRuntime, local: bool) -> None:
         self.runtime, self.local = runtime, local
         self.state, self.why, self.began = "connecting", "", time.monotonic()
+        self.writer = "drafter"  # where the device writes alone
         self.tokens = 0
         self.last = Event("", "")
         self._ghost, self._gone_at = "", 0.0
@@ -74,6 +75,9 @@ class Screen:
         match event:
             case LinkState(state=state, detail=detail):
                 self.state, self.why = state, "" if state == "verified" else detail
+                self.writer = "drafter" if state == "verified" else self.writer
+            case HandedOver(writer=writer, detail=detail):
+                self.writer, self.why = writer, detail or self.why
             case Verified(tokens=tokens):
                 self.tokens += len(tokens)
             case RolledBack():
@@ -113,6 +117,8 @@ class Screen:
         mark, words, style = STATES[state]
         if self.local and state == "verified":
             words = "verified"
+        if state == "alone":
+            words = f"{words} ({self.writer})"
         parts = [words, printable(self.why)] if self.why else [words]
         controller = self.runtime.controller
         if self.runtime.link and controller.pace.rtt and not self.local:
@@ -136,7 +142,8 @@ def summary(event: Finished) -> str:
     if stats.streamed:
         parts.append(f"{stats.streamed} streamed")
     if stats.provisional:
-        parts.append(f"{stats.provisional} written alone ({stats.kept} kept, {stats.rolled_back} rolled back)")
+        by = f", {stats.understudy} by the understudy" if stats.understudy else ""
+        parts.append(f"{stats.provisional} written alone{by} ({stats.kept} kept, {stats.rolled_back} rolled back)")
     if stats.adopted:
         parts.append(f"{stats.adopted} adopted unverified")
     return ", ".join(parts) + f"; ended by {event.reason}"

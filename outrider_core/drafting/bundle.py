@@ -20,6 +20,8 @@ from outrider_core.protocol.rows import RowShape
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+#: of a bundle's understudy, which may be fetched later than the bundle
+UNDERSTUDY_FOLDER = "understudy"
 
 Positive = Annotated[int, Meta(ge=1)]
 
@@ -58,6 +60,23 @@ class EngineEntry(Struct, kw_only=True):
     bounds: Bounds
 
 
+class UnderstudyEntry(Struct, kw_only=True):
+    """A complete model in a folder of its own, which may come later than the bundle, or never.
+
+    format: "onnx", a target bundle (`outrider_core.targets.bundle`). bits: of its linear layers. bytes: of all its
+    files. source_hash: identity of the model it was made from. manifest_sha256: of its manifest, which has the hashes
+    of its other files.
+    """
+
+    folder: str
+    name: str
+    source_hash: str
+    format: str
+    bits: int
+    bytes: int
+    manifest_sha256: str
+
+
 class Manifest(Struct, kw_only=True):
     """manifest.json. Widths in values; hashes as outrider_core.models.target and outrider_core.models.moa define them.
 
@@ -83,6 +102,7 @@ class Manifest(Struct, kw_only=True):
     versions: dict[str, str]
     engines: Annotated[dict[str, EngineEntry], Meta(min_length=1)]
     files: dict[str, FileEntry]
+    understudy: UnderstudyEntry | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +123,20 @@ class Bundle:
     @property
     def row_shape(self) -> RowShape:
         return RowShape(self.manifest.ca_kv_heads, self.manifest.head_dim)
+
+    @property
+    def has_understudy(self) -> bool:
+        """An understudy that runs here is there. Nothing of it has been checked."""
+        entry = self.manifest.understudy
+        return entry is not None and entry.format == "onnx" and (self.folder / entry.folder / MANIFEST).is_file()
+
+    @cached_property
+    def sentence_ends(self) -> frozenset[int]:
+        """Tokens that end a sentence or a line."""
+        texts = self.tokenizer.decode_batch([[token] for token in range(self.manifest.vocab_size)])
+        return frozenset(
+            token for token, text in enumerate(texts) if "\n" in text or text.rstrip().endswith((".", "!", "?", "。"))
+        )
 
     def path(self, name: str) -> Path:
         return self.folder / name

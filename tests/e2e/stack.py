@@ -16,7 +16,7 @@ from outrider_core.protocol.sampling import Sampling
 from tests.tiny import plain_decode
 
 MAX_NEW = 40
-PATIENCE = Patience(open=0.6, connect=0.3, silence=1.0, offline=60.0)
+PATIENCE = Patience(open=0.6, connect=0.3, silence=1.0, offline=180.0)
 SAMPLINGS = [
     Sampling(),
     Sampling(temperature=0.7, seed=11),

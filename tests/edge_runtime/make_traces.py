@@ -32,7 +32,7 @@ from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_BOUNDS, ERR_BUSY, ERR_MALFORMED, ERR_TOO_LONG, ERR_UNKNOWN
-from tests.edge_runtime.world import EVENTS, PATIENCE, WELCOME, SimulatedLink, World, pinned
+from tests.edge_runtime.world import EVENTS, PATIENCE, VOCAB, WELCOME, SimulatedLink, World, pinned
 from tests.protocol.make_vectors import fields_of, message_of, text
 
 FILE = Path(outrider_core.protocol.__file__).parent / "vectors" / "sessions.json"
@@ -45,6 +45,14 @@ POLICIES = (
     Policy(), Policy(), Policy(writer="prefer-device", lead=4), Policy(writer="cloud-only"),
     Policy(writer="device-only"), Policy(on_return="keep"), Policy(offline="pause", min_confidence=0.5),
 )  # fmt: skip
+#: with an understudy, or with sentences that end
+ALONE_POLICIES = (
+    Policy(), Policy(understudy="warm"), Policy(understudy="off"), Policy(writer="device-only"),
+    Policy(on_return="keep"), Policy(offline="pause", min_confidence=0.5), Policy(writer="prefer-device", lead=4),
+)  # fmt: skip
+#: of these, recorded sessions
+ALONE = 84
+ALONE_EVENTS = (*EVENTS, *["job"] * 6, *["reading"] * 4, "failure")
 CURVES = (CostCurve((1, 8, 32), (0.012, 0.015, 0.03)), CostCurve((1, 64), (0.025, 0.026)))
 CHOOSING_EVENTS = (
     *["deliver"] * 40,
@@ -94,6 +102,8 @@ def setup_of(session: Session) -> dict[str, Any]:
         "policy": asdict(session.policy),
         "timer": {"floor": session.timer.floor, "ceiling": session.timer.ceiling, "first": session.timer.first},
         "mode": session.mode,
+        "understudy": session.understudy,
+        "sentence_ends": sorted(session.sentence_ends),
     }
     return (
         setup if tuning.controller.pinned else setup | {"tuning": asdict(tuning.largest) | {"shaping": tuning.shaping}}
@@ -114,6 +124,7 @@ def session_of(setup: dict[str, Any]) -> Session:
         max_new=setup["max_new"], max_context=setup["max_context"], row_shape=RowShape(*setup["row_shape"]),
         session_id=bytes.fromhex(setup["session"]), stream=setup["stream"], patience=Patience(**setup["patience"]),
         policy=Policy(**setup["policy"]), timer=RoundTimer(**setup["timer"]), tuning=tuning_of(setup),
+        understudy=setup["understudy"], sentence_ends=frozenset(setup["sentence_ends"]),
     )  # fmt: skip
     session.mode = Mode(setup["mode"])
     return session
@@ -229,6 +240,116 @@ def choosing_trace(number: int) -> dict[str, Any]:
     if not world.session.finished:
         world.do(world.session.cancel())
     return {"name": f"chooses {number}: {policy.writer}", "setup": recording.setup, "steps": recording.steps}
+
+
+def alone_trace(number: int) -> dict[str, Any]:
+    """Who writes alone: the drafter to the end of a sentence, or the understudy once it has read the text."""
+    rng = random.Random(2000 + number)
+    policy = ALONE_POLICIES[number % len(ALONE_POLICIES)]
+    present = rng.random() < 0.8
+    ends = frozenset([rng.randrange(1, VOCAB)])
+    world = World(rng, rng.choice([6, 12, 40]), policy, understudy=present, sentence_ends=ends)
+    recording = Recording(world)
+    world.do(world.session.start(world.now))
+    for event in rng.choices(ALONE_EVENTS, k=rng.choice([20, 60])):
+        if not world.session.finished:
+            world.happen(event)
+    if policy.writer == "device-only":
+        while not world.session.finished:
+            world.do(world.session.proceed(world.now))
+            world.run_reading()
+            world.run_job()
+    elif not world.session.finished:
+        world.settle()
+    name = f"alone {number}: {policy.writer}, {'understudy ' + policy.understudy if present else 'no understudy'}"
+    return {"name": name, "setup": recording.setup, "steps": recording.steps}
+
+
+def hand_over_traces() -> list[dict[str, Any]]:
+    """The moments at which the understudy may come in, and fail."""
+    traces = []
+
+    def record(name: str, policy: Policy | None = None) -> World:
+        world = World(random.Random(0), 12, policy, understudy=True)
+        recording = Recording(world)
+        traces.append({"name": f"understudy: {name}", "setup": recording.setup, "steps": recording.steps})
+        world.do(world.session.start(world.now))
+        return world
+
+    def silent(world: World) -> World:
+        """Some tokens are verified; then the target falls silent, and the drafter has written one."""
+        world.connect()
+        for _ in range(3):
+            world.deliver()
+        while world.session.state is not State.VERIFYING:
+            world.run_job()
+        world.deaf, world.to_device = True, []
+        world.tick(5.0)
+        world.run_job()
+        world.run_job()
+        assert world.session.provisional and world.readings
+        return world
+
+    def back(world: World) -> None:
+        world.cut()
+        world.connect()
+        for _ in range(4):
+            world.deliver()
+
+    world = record("before the first token")
+    world.tick(PATIENCE.connect)
+    world.run_reading()
+    world.settle()
+    world = silent(record("takes over"))
+    world.run_reading()
+    for _ in range(3):
+        world.run_job()
+    world.settle()
+    world = silent(record("the target returns while it reads"))
+    back(world)
+    world.run_reading()
+    world.settle()
+    world = silent(record("the target returns while it writes"))
+    world.run_reading()
+    back(world)
+    world.run_job()
+    world.settle()
+    world = silent(record("fails while it reads"))
+    world.fail()
+    world.run_job()
+    world.settle()
+    world = silent(record("fails while it writes"))
+    world.run_reading()
+    world.run_job()
+    world.fail()
+    world.run_job()
+    world.settle()
+    world = silent(record("fails after the target's return"))
+    world.run_reading()
+    world.run_job()
+    back(world)
+    world.fail()
+    world.settle()
+    world = silent(record("twice in one answer"))
+    world.run_reading()
+    world.run_job()
+    back(world)
+    world.run_job()
+    world.run_job()
+    world.cut()
+    world.run_job()
+    world.run_reading()
+    world.run_job()
+    world.settle()
+    world = silent(record("kept warm", Policy(understudy="warm")))
+    world.run_reading()
+    world.run_job()
+    world.settle()
+    world = record("device only, and it fails", Policy(writer="device-only"))
+    world.fail()
+    while not world.session.finished:
+        world.run_job()
+    return traces
 
 
 def refusal_traces() -> list[dict[str, Any]]:
@@ -380,6 +501,8 @@ def traces() -> list[dict[str, Any]]:
         left_stream_trace(),
         *refused_request_traces(),
         *vain_open_traces(),
+        *(alone_trace(number) for number in range(ALONE)),
+        *hand_over_traces(),
     ]
 
 

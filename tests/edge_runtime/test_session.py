@@ -9,19 +9,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.actions import Done, DraftAhead, DraftTree, Send, WriteToken
+from edge_runtime.actions import Done, DraftAhead, DraftTree, ReadText, Send, WriteToken
 from edge_runtime.policy import Mode, Policy
 from edge_runtime.record import record_of, restore
 from edge_runtime.session import Session
 from edge_runtime.solo import CONFIDENCE_WINDOW
-from edge_runtime.states import PauseReason
+from edge_runtime.states import PauseReason, State, Writer
 from edge_runtime.timing import Patience
 from edge_runtime.tokens import LOOP
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_BUSY, Error, Generate, Open, Verify, unpack_ids
-from tests.edge_runtime.world import EOS, EVENTS, PATIENCE, PROMPT, SHAPE, WELCOME, World, plain
+from tests.edge_runtime.world import EOS, EVENTS, PATIENCE, PROMPT, SHAPE, WELCOME, World, plain, understudy
 
 policies = st.builds(
     Policy, writer=st.sampled_from(["prefer-cloud", "prefer-cloud", "prefer-device", "cloud-only"]),
@@ -59,7 +59,7 @@ def test_what_was_kept_stays_and_everything_else_is_the_targets(seed: int, event
         world.happen(event)
     world.settle()
     stats = world.session.stats
-    assert world.shown and stats.adopted == sum(end - begin for begin, end in world.session.text.adopted)
+    assert world.shown and stats.adopted == sum(span.end - span.begin for span in world.session.text.adopted)
     assert world.done in ("stop", "length")
 
 
@@ -94,8 +94,8 @@ def test_an_answer_goes_on_from_its_record(seed: int, events: list[str], on_retu
 
 def test_a_record_of_another_version_is_refused() -> None:
     session = World(random.Random(0)).session
-    with pytest.raises(ValueError, match="version 2"):
-        restore(session, record_of(session) | {"version": 2})
+    with pytest.raises(ValueError, match="version 1"):
+        restore(session, record_of(session) | {"version": 1})
 
 
 def test_rows_reach_the_drafter_once_each() -> None:
@@ -304,7 +304,7 @@ def test_device_only_writes_to_the_end_and_asks_nobody() -> None:
 
 @pytest.mark.parametrize("period", [1, 3])
 def test_a_drafter_that_repeats_itself_writes_no_more_until_the_target_is_back(period: int) -> None:
-    world = World(random.Random(0), max_new=60)
+    world = World(random.Random(0), max_new=60, policy=Policy(offline="continue"))
     world.do(world.session.start(0.0))
     world.run_job()
     world.tick(0.2)
@@ -316,6 +316,75 @@ def test_a_drafter_that_repeats_itself_writes_no_more_until_the_target_is_back(p
     assert len(world.session.provisional) == LOOP + period
     world.settle()
     assert world.shown == plain(PROMPT, 60)
+
+
+def test_a_drafter_without_an_understudy_finishes_its_sentence_and_waits() -> None:
+    for ends, expected in ((frozenset([4]), [1, 2, 3, 4]), (frozenset[int](), [1, 2, 3, 4] * 6)):
+        world = World(random.Random(0), max_new=60, sentence_ends=ends)
+        world.do(world.session.start(0.0))
+        world.run_job()
+        world.tick(0.2)
+        while world.jobs:
+            job = world.jobs.pop()
+            assert isinstance(job, WriteToken)
+            token = 1 + len(world.session.provisional) % 4
+            world.do(world.session.token_written(token, 1.0, job.version, world.now))
+        assert world.session.provisional == expected and world.session.state is State.WAITING
+        world.do(world.session.proceed(world.now))  # whoever asks for more gets more
+        assert world.jobs and world.session.state is State.ALONE
+        world.settle()
+        assert world.shown == plain(PROMPT, 60)
+
+
+def test_an_understudy_takes_back_what_it_would_not_write_and_writes_on() -> None:
+    world = World(random.Random(0), max_new=12, understudy=True)
+    world.do(world.session.start(0.0))
+    world.run_job()
+    world.tick(0.2)
+    for _ in range(2):
+        world.run_job()
+    (reading,) = world.readings
+    assert reading == ReadText(PROMPT, len(PROMPT)) and world.session.reads(reading)
+    assert world.session.text.writers == [Writer.DRAFTER] * 2
+    world.run_reading()
+    while len(world.shown) < 8:
+        world.run_job()
+    text = list(PROMPT)
+    while len(text) < len(PROMPT) + 8:
+        text.append(understudy(text))
+    assert world.shown == text[len(PROMPT) :] and set(world.session.text.writers) == {Writer.UNDERSTUDY}
+    assert world.session.stats.understudy == 8
+    world.settle()
+    assert world.shown == plain(PROMPT, 12)
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(understudy="off")])
+def test_an_understudy_is_asked_for_nothing_while_the_target_answers_or_where_nobody_wants_it(policy: Policy) -> None:
+    world = World(random.Random(1), max_new=12, understudy=True, policy=policy)
+    world.do(world.session.start(0.0))
+    if policy.understudy == "off":
+        world.tick(0.2)
+        for _ in range(5):
+            world.run_job()
+        assert world.session.provisional
+    world.settle()
+    assert "ReadText" not in world.trace and world.shown == plain(PROMPT, 12)
+
+
+def test_a_warm_understudy_reads_along_and_writes_the_first_token_alone() -> None:
+    world = World(random.Random(1), max_new=200, understudy=True, policy=Policy(understudy="warm"))
+    world.do(world.session.start(0.0))
+    world.connect()
+    while len(world.shown) < 8:
+        world.deliver()
+        world.run_job()
+        world.run_reading()
+    assert world.trace.count("ReadText") == 1, "64 tokens make it worth the while"
+    while world.jobs:
+        world.run_job()
+    world.cut()
+    world.run_job()
+    assert world.session.text.writers[-1] is Writer.UNDERSTUDY and "Provide" in world.trace
 
 
 def test_a_drafter_alone_for_good_ends_where_it_repeats_itself() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from edge_runtime.actions import DraftTree, WriteToken
 from edge_runtime.policy import Policy
+from edge_runtime.states import Writer
 from edge_runtime.timing import Patience, RoundTimer
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.tree import TokenTree
@@ -37,15 +38,20 @@ class FixedTimer(RoundTimer):
         pass
 
 
-def successors(world: World, streaming: bool) -> list[tuple[str, World]]:
+def successors(world: World, name: str) -> list[tuple[str, World]]:
     """What may happen next."""
     events = ["cut", "silence"] if world.verifier and not world.deaf else ["cut"] if world.verifier else ["connect"]
     if world.to_device:
         events += ["deliver", "refuse"]
-    events += ["right", "wrong"] if world.jobs else []
+    if world.jobs:
+        events += ["right"] if getattr(world.jobs[0], "writer", None) is Writer.UNDERSTUDY else ["right", "wrong"]
+    events += ["reading"] if world.readings else []
+    events += ["failure"] if world.readings or ("right" in events and "wrong" not in events) else []
     if world.session.wake_at() is not None:
         events.append("timer")
-    if streaming:
+    if "understudy" in name:
+        events = [event for event in events if event != "refuse"]
+    elif name == "streaming":
         events.append("stream" if world.session.mode == "tree" else "draft")
     else:
         events.append("pause" if not world.session.solo.paused else "proceed")
@@ -100,6 +106,7 @@ def key(world: World) -> Hashable:
         for m in world.to_device
     )
     jobs = tuple((type(job).__name__, job.version == s.version, tuple(job.prefix)) for job in world.jobs)
+    readings = tuple((tuple(reading.prefix), reading.base, s.reads(reading)) for reading in world.readings)
     verifier = world.verifier and (
         tuple(world.verifier.tokens or ()),
         max(-2, world.verifier.seq - s.requests.seq),
@@ -108,7 +115,11 @@ def key(world: World) -> Hashable:
     return (
         tuple(s.committed),
         tuple(s.provisional),
-        tuple(s.text.adopted),
+        tuple(s.text.writers),
+        s.handover.reading,
+        s.handover.writer,
+        s.solo.drafter_is_done,
+        readings,
         s.alone,
         s.solo.paused,
         s.linked,
@@ -134,18 +145,26 @@ POLICIES = {
     "keep": Policy(on_return="keep"),
     "cloud-only": Policy(writer="cloud-only"),
     "prefer-device": Policy(writer="prefer-device", lead=1),
+    "sentence": Policy(),
+    "understudy": Policy(),
+    "understudy, keep": Policy(on_return="keep"),
+    "understudy, warm": Policy(understudy="warm"),
 }
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_order_of_events(name: str) -> None:
     policy = POLICIES[name]
-    world = World(random.Random(0), TOKENS, policy, PATIENCE, FixedTimer())
+    tokens = 2 if "understudy" in name or name == "sentence" else TOKENS
+    understudy, ends_sentence = "understudy" in name, frozenset([1] if name == "sentence" else [])
+    world = World(
+        random.Random(0), tokens, policy, PATIENCE, FixedTimer(), understudy=understudy, sentence_ends=ends_sentence
+    )
     world.do(world.session.start(0.0))
     seen: dict[Hashable, World] = {key(world): world}
     before: dict[Hashable, set[Hashable]] = {}
     todo, ends = deque([world]), set[Hashable]()
-    expected = plain(PROMPT, TOKENS)
+    expected = plain(PROMPT, tokens)
     while todo:
         world = todo.popleft()
         here = key(world)
@@ -154,7 +173,7 @@ def test_every_order_of_events(name: str) -> None:
             if world.done in ("stop", "length") and not world.session.text.adopted:
                 assert world.shown == expected and world.verified == len(expected)
             continue
-        for _, after in successors(world, name == "streaming"):
+        for _, after in successors(world, name):
             there = key(after)
             before.setdefault(there, set()).add(here)
             if there not in seen:

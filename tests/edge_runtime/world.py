@@ -1,4 +1,4 @@
-"""A session's whole surroundings, simulated: target, verifier, drafter, link and clock, and what a user sees.
+"""A session's whole surroundings, simulated: target, verifier, drafter, understudy, link and clock, and what is seen.
 
 Every action is checked as it is carried out; `expect_sound` holds after every event, whatever happened.
 """
@@ -20,8 +20,10 @@ from edge_runtime.actions import (
     Done,
     DraftAhead,
     DraftTree,
+    HandOver,
     Pause,
     Provide,
+    ReadText,
     Reconnect,
     Resume,
     RollBack,
@@ -32,6 +34,7 @@ from edge_runtime.actions import (
 from edge_runtime.pace import Controller, Pace
 from edge_runtime.policy import Mode, Policy
 from edge_runtime.session import Session
+from edge_runtime.states import Writer
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.tuning import Tuning
 from outrider_core.drafting.drafter import Draft, TreeShape
@@ -73,6 +76,12 @@ def target(prefix: list[int]) -> int:
     for token in prefix:
         h = (h * 31 + token + 7) % 9973
     return EOS if h % 17 == 0 else 1 + h % (VOCAB - 1)
+
+
+def understudy(prefix: list[int]) -> int:
+    """The simulated understudy's next token: the target's, but for one in seven."""
+    token = target(prefix)
+    return (token + 1) % VOCAB if sum(prefix) % 7 == 0 else token
 
 
 def plain(prompt: list[int], limit: int) -> list[int]:
@@ -158,7 +167,7 @@ class World:
     """Runs a session against the simulated verifier; a random source picks what happens next.
 
     tuning: makes the session's choices; without it the mode is pinned (`pin`), and trees are sent as they are drafted.
-    link: what there is to measure; without it the session hears of no times.
+    link: what there is to measure; without it the session hears of no times. understudy: there is one.
     """
 
     def __init__(
@@ -170,6 +179,8 @@ class World:
         timer: RoundTimer | None = None,
         tuning: Tuning | None = None,
         link: SimulatedLink | None = None,
+        understudy: bool = False,
+        sentence_ends: frozenset[int] = frozenset(),
     ) -> None:
         self.rng, self.now, self.link = rng, 0.0, link
         self.welcome = WELCOME  # where there is no `link`
@@ -185,11 +196,15 @@ class World:
             policy=policy or Policy(),
             timer=timer or RoundTimer(),
             tuning=tuning or pinned(),
+            understudy=understudy,
+            sentence_ends=sentence_ends,
         )
         self.verifier: SimulatedVerifier | None = None
         self.deaf = False  # the link is half open: nothing gets through until it is cut
         self.to_device: list[ServerMessage] = []
         self.jobs: list[DraftTree | WriteToken] = []
+        self.readings: list[ReadText] = []
+        self.writer = Writer.DRAFTER  # as was told
         self.comparisons: list[Compare] = []
         self.shown: list[int] = []  # what a user would see, built from the events alone
         self.verified = 0
@@ -207,6 +222,12 @@ class World:
                 case DraftTree() | WriteToken():
                     assert not self.jobs, "one drafter job at a time"
                     self.jobs.append(action)
+                case ReadText():
+                    assert not self.readings, "one reading at a time"
+                    self.readings.append(action)
+                case HandOver(writer=writer):
+                    assert writer is not self.writer and self.session.alone
+                    self.writer = writer
                 case Compare():
                     self.comparisons.append(action)
                 case AddRows(rows=rows):
@@ -217,7 +238,8 @@ class World:
                         assert len(self.shown) == self.verified + confirmed, "provisional text is in the way"
                     self.shown[self.verified :] = tokens + self.shown[self.verified + len(tokens) :]
                     self.verified += len(tokens)
-                case Provide(token=token):
+                case Provide(token=token, writer=writer):
+                    assert writer is self.writer
                     self.shown.append(token)
                 case RollBack(tokens=tokens):
                     assert self.shown[-len(tokens) :] == tokens and len(self.shown) - len(tokens) >= self.verified
@@ -230,7 +252,9 @@ class World:
                 case Done(reason=reason):
                     assert self.done is None
                     self.done = reason
-                case Stall() | Resume() | Pause() | DraftAhead():
+                case Resume():
+                    self.writer = Writer.DRAFTER
+                case Stall() | Pause() | DraftAhead():
                     pass
         self.expect_sound()
 
@@ -241,15 +265,20 @@ class World:
         self.committed = list(session.committed)
         answer = session.committed[len(PROMPT) :]
         assert self.shown == answer + session.provisional == session.text.answer and self.verified == len(answer)
-        adopted = {position for begin, end in session.text.adopted for position in range(begin, end)}
-        for position in range(len(PROMPT), len(session.committed)):
-            if position not in adopted:
-                assert session.committed[position] == target(session.committed[:position])
+        writers = session.text.writers
+        assert len(writers) == len(self.shown) and Writer.TARGET not in writers[len(answer) :]
+        for index, writer in enumerate(writers):
+            text = [*PROMPT, *self.shown[:index]]
+            if index < len(answer) and writer is Writer.TARGET:
+                assert self.shown[index] == target(text)
+            if writer is Writer.UNDERSTUDY:
+                assert self.shown[index] == understudy(text)
         stats = session.stats
         accounted = stats.kept + stats.rolled_back + stats.adopted + len(session.provisional)
         assert stats.provisional == accounted
         assert len(self.shown) <= session.max_new
-        assert session.finished or self.jobs or session.wake_at() is not None, "nobody will ever wake it"
+        at_work = self.jobs or self.readings
+        assert session.finished or at_work or session.wake_at() is not None, "nobody will ever wake it"
 
     def send(self, message: Any) -> None:
         if self.verifier and not self.deaf:
@@ -293,9 +322,31 @@ class World:
             assert isinstance(job, WriteToken)
             self.write(job, right=True, confidence=1.0)
 
+    def run_reading(self) -> None:
+        if not self.readings:
+            return
+        reading, agreed = self.readings.pop(), 0
+        if self.session.reads(reading):
+            rest = range(reading.base, len(reading.prefix))
+            wrong = (i for i in rest if understudy(reading.prefix[:i]) != reading.prefix[i])
+            agreed = next(wrong, len(reading.prefix)) - reading.base
+        self.do(self.session.text_read(agreed, self.now))
+
+    def fail(self) -> None:
+        """The understudy fails at what it is doing, if it is at work."""
+        writing = bool(self.jobs) and getattr(self.jobs[0], "writer", None) is Writer.UNDERSTUDY
+        if writing:
+            self.jobs.pop()
+        elif not self.readings:
+            return
+        else:
+            self.readings.pop()
+        self.do(self.session.understudy_failed("out of memory", self.now))
+
     def write(self, job: WriteToken, right: bool, confidence: float) -> None:
         token = target(job.prefix)
         token = token if right else (token + 1) % VOCAB
+        token = understudy(job.prefix) if job.writer is Writer.UNDERSTUDY else token
         self.do(self.session.token_written(token, confidence, job.version, self.now))
 
     def tree(self, job: DraftTree) -> TokenTree:
@@ -379,6 +430,10 @@ class World:
                 self.do(self.pin(Mode.TREE))
             case "comparison":
                 self.run_comparison()
+            case "reading":
+                self.run_reading()
+            case "failure":
+                self.fail()
             case "busy":
                 self.refuse(ERR_BUSY)
             case "pause":
@@ -399,8 +454,9 @@ class World:
             self.connect()
             self.deliver()
             self.run_job()
+            self.run_reading()
             wake = self.session.wake_at()
-            if not self.to_device and not self.jobs and wake is not None:
+            if not self.to_device and not self.jobs and not self.readings and wake is not None:
                 self.tick(max(0.0, wake - self.now))
         raise AssertionError(f"does not end: {self.trace[-20:]}")
 

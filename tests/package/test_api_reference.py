@@ -39,9 +39,9 @@ def test_every_public_method_and_argument_of_the_runtime_stands_in_the_reference
 
 
 def test_the_fields_of_events_stand_in_the_reference() -> None:
-    from outrider import Adopted, Finished, LinkState, Policy, Provisional, RolledBack, TreeShape, Verified
+    from outrider import Adopted, Finished, HandedOver, LinkState, Policy, Provisional, RolledBack, TreeShape, Verified
 
-    for kind in (Adopted, Finished, LinkState, Provisional, RolledBack, Verified):
+    for kind in (Adopted, Finished, HandedOver, LinkState, Provisional, RolledBack, Verified):
         own = [field.name for field in fields(kind) if field.name not in ("verified", "provisional")]
         (row,) = (line for line in REFERENCE.splitlines() if line.startswith(f"| `{kind.__name__}` |"))
         assert row.split("|")[2].strip() == ", ".join(f"`{name}`" for name in own)

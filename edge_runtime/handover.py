@@ -1,0 +1,79 @@
+"""Who writes alone: the drafter at once, the understudy as soon as it has read the text."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from edge_runtime.actions import ReadText
+from edge_runtime.policy import Policy
+from edge_runtime.states import Writer
+
+#: tokens of new text after which an understudy that is kept warm reads on
+WARM_TOKENS = 64
+
+
+class Reading(StrEnum):
+    """How far the understudy is."""
+
+    ABSENT = "absent"  #: there is none, or the policy wants none
+    IDLE = "idle"  #: it has nothing to do
+    UNDER_WAY = "under way"  #: it reads
+    DONE = "done"  #: it has read the text, or nearly all of it, and can write
+    BROKEN = "broken"  #: it failed, and is not asked again
+
+
+class Handover:
+    """What the understudy was asked to read, and whether it may write.
+
+    text, base: of the last `ReadText`. writer: who wrote the last token alone.
+    """
+
+    def __init__(self, present: bool, policy: Policy) -> None:
+        self._warm = policy.understudy == "warm"
+        self.reading = Reading.IDLE if present and policy.understudy != "off" else Reading.ABSENT
+        self.text: list[int] = []
+        self.base = 0
+        self.writer = Writer.DRAFTER
+        self.why = ""  # it is BROKEN
+
+    @property
+    def coming(self) -> bool:
+        """It will write, but cannot yet."""
+        return self.reading in (Reading.IDLE, Reading.UNDER_WAY)
+
+    @property
+    def next_writer(self) -> Writer:
+        """Who writes the next token alone."""
+        return Writer.UNDERSTUDY if self.reading is Reading.DONE else Writer.DRAFTER
+
+    def read(self, text: list[int], base: int) -> ReadText:
+        """Ask for `text` to be read, of which the tokens from `base` on are the drafter's own."""
+        self.reading, self.text, self.base = Reading.UNDER_WAY, text, base
+        return ReadText(text, base)
+
+    def read_along(self, committed: list[int]) -> list[ReadText]:
+        """Where it is kept warm, and enough is new in the committed text, ask for that to be read."""
+        idle = self.reading in (Reading.IDLE, Reading.DONE)
+        if not (self._warm and idle and len(committed) - len(self.text) >= (WARM_TOKENS if self.text else 1)):
+            return []
+        return [self.read(list(committed), len(committed))]
+
+    def reads(self, action: ReadText, alone: bool) -> bool:
+        """Whether `action` is what it is reading, and to a purpose."""
+        return self.reading is Reading.UNDER_WAY and self.text is action.prefix and (alone or self._warm)
+
+    def has_read(self, text: list[int]) -> bool:
+        """The reading is over. Whether what was read is how `text` begins, so that it can write now."""
+        current = text[: len(self.text)] == self.text
+        self.reading = Reading.DONE if current else Reading.IDLE
+        return current
+
+    def failed(self, why: str) -> None:
+        """It will not be asked again."""
+        self.reading, self.why = Reading.BROKEN, why
+
+    def target_is_back(self) -> None:
+        """Nobody writes alone any more."""
+        self.writer = Writer.DRAFTER
+        if self.reading is Reading.DONE and not self._warm:
+            self.reading = Reading.IDLE

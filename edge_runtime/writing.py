@@ -1,0 +1,76 @@
+"""Writing without the target: the drafter at once, the understudy once it has read the text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_runtime.actions import Action, HandOver, Pause, Provide, WriteToken
+from edge_runtime.handover import Reading
+from edge_runtime.states import FinishReason, PauseReason, Writer
+
+if TYPE_CHECKING:
+    from edge_runtime.session import Session
+
+
+def write(session: Session, now: float) -> list[Action]:
+    """Ask for one more provisional token, where one may be written and the answer is not full."""
+    if not (session.solo.may_write(len(session.provisional)) and not session.text.full):
+        return _wait(session, now) if session.alone else []
+    handover, text = session.handover, session.committed + session.provisional
+    actions: list[Action] = []
+    if session.alone and handover.reading is Reading.IDLE:
+        actions.append(handover.read(text, len(session.committed)))
+    if session.busy:
+        return actions
+    writer = handover.next_writer
+    if session.alone and writer is Writer.DRAFTER:
+        if handover.coming and (session.solo.drafter_is_done or session.policy.writer == "device-only"):
+            return actions
+        if session.solo.drafter_is_done:
+            return [pause(session, PauseReason.LIMIT), *_wait(session, now)]
+    if writer is not handover.writer:
+        handover.writer = writer
+        session.solo.handed_over()
+        actions.append(HandOver(writer, handover.why))
+    session.busy = writer
+    return [*actions, WriteToken(text, session.version, writer)]
+
+
+def take_token(session: Session, token: int, confidence: float, version: int) -> list[Action]:
+    """The token that was asked for has come; it may not be wanted any more."""
+    writer, session.busy = session.busy or Writer.DRAFTER, None
+    if version != session.version or session.finished or not session.solo.may_write(len(session.provisional)):
+        return []
+    session.text.provide(token, writer)
+    session.version += 1
+    session.solo.wrote(token, confidence, writer)
+    doubts = [pause(session, PauseReason.UNSURE)] if session.solo.doubts else []
+    return [Provide(token, writer), *doubts]
+
+
+def take_reading(session: Session, agreed: int) -> list[Action]:
+    """The understudy has read the text: what it would not have written is withdrawn, if the target is still silent."""
+    handover, actions = session.handover, list[Action]()
+    if handover.has_read(session.committed + session.provisional) and session.alone and not session.finished:
+        keep = max(0, handover.base + agreed - len(session.committed))
+        if len(session.provisional) > keep:
+            session.version += 1  # a token under way is not wanted any more
+            actions += session.text.withdraw_provisional(keep)
+    return [*actions, *handover.read_along(session.committed)]
+
+
+def pause(session: Session, reason: PauseReason) -> Pause:
+    """Write nothing more, until the target answers or somebody asks to go on."""
+    session.solo.paused = reason
+    session.stats.pauses += 1
+    session.version += 1  # a token under way is not wanted any more
+    return Pause(reason)
+
+
+def _wait(session: Session, now: float) -> list[Action]:
+    """Nothing more can be written alone: wait for the target, but not for ever."""
+    wait = session.patience.offline if session.solo.paused else session.return_wait
+    session.deadlines.give_up = session.deadlines.give_up or now + wait
+    if session.policy.writer == "device-only" and not session.solo.paused:
+        return session.finish(FinishReason.UNVERIFIED)
+    return []

@@ -1,0 +1,171 @@
+"""A complete small model with the target's tokenizer, which writes when the target is silent.
+
+It is a target bundle (`outrider_core.targets`) in a folder of its own, mapped into memory on first use. It draws as the
+target does, with the same keyed noise, so that a good understudy writes much of what the target would have written.
+Small models that write alone come to repeat themselves. What would go on a repetition of the answer loses weight then,
+by DRY ("Don't Repeat Yourself", the sampler of that name), but never inside code.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_core.protocol.sampling import Sampling, draw, log_probs
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.targets.bundle import MANIFEST_FILE, open_target_bundle
+from outrider_core.targets.part import Part
+from outrider_core.targets.runner import OnnxRunner
+
+Floats = NDArray[np.float32]
+
+#: tokens read in one step, so that a reading can be given up in between
+READ_CHUNK = 64
+#: DRY: a token that would be the next of a repetition of `n` tokens loses MULTIPLIER * BASE ** (n - ALLOWED) of its
+#: logit, from n = ALLOWED on. Ordinary text repeats fewer tokens than that
+DRY_MULTIPLIER, DRY_BASE, DRY_ALLOWED = 0.8, 1.75, 10
+#: most that a logit loses
+DRY_MOST = 100.0
+#: opens and closes code
+FENCE = "```"
+
+
+class UnderstudyError(RuntimeError):
+    """The understudy cannot be used. The message is one line."""
+
+
+class Understudy:
+    """The model in `folder`, which need not be there before it is used. Not thread-safe: one thread calls it.
+
+    manifest_sha256: of the manifest that belongs there. max_context: tokens of a text at most. decode: text of token
+    ids. threads: of the engine, 0: all cores.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest_sha256: str,
+        max_context: int,
+        decode: Callable[[list[int]], str],
+        threads: int = 0,
+    ) -> None:
+        self._folder, self._manifest_sha256 = folder, manifest_sha256
+        self._max_context, self._decode, self._threads = max_context, decode, threads
+        self._runner: OnnxRunner | None = None
+        self._read: list[int] = []  # what the runner's rows hold
+        self._logits: Floats | None = None  # behind the last of these
+
+    @property
+    def loaded(self) -> bool:
+        """It is in memory."""
+        return self._runner is not None
+
+    def load(self) -> None:
+        """Bring it into memory, unless it is. Raises UnderstudyError."""
+        if self._runner is not None:
+            return
+        try:
+            self._check_manifest()
+            model = open_target_bundle(self._folder)
+            self._runner = OnnxRunner(model.graph, model.config, model.value_scales, self._max_context, self._threads)
+        except UnderstudyError:
+            raise
+        except Exception as error:  # the engine raises kinds of its own
+            raise UnderstudyError(f"the understudy does not load: {' '.join(str(error).split())[:300]}") from None
+
+    def _check_manifest(self) -> None:
+        path = self._folder / MANIFEST_FILE
+        if not path.is_file():
+            raise UnderstudyError(f"{self._folder} is not there; fetch the bundle's understudy")
+        if hashlib.sha256(path.read_bytes()).hexdigest() != self._manifest_sha256:
+            raise UnderstudyError(
+                f"{self._folder} is another bundle's understudy; copy this bundle's own, or delete it"
+            )
+
+    def unload(self) -> None:
+        """Give its memory back."""
+        self._runner, self._read, self._logits = None, [], None
+        gc.collect()
+
+    def read(self, text: Sequence[int], wanted: Callable[[], bool] = lambda: True) -> bool:
+        """Read `text`, as far as it is not what was read last. False: given up, as it is not `wanted` any more."""
+        self.load()
+        self._keep(text)
+        while self._logits is None or len(self._read) < len(text):
+            if not wanted():
+                return False
+            chunk = tuple(text[len(self._read) : len(self._read) + READ_CHUNK])
+            self._logits = self._run(Part(0, len(self._read), chunk))[-1]
+            self._read += chunk
+        return True
+
+    def agreed(self, text: Sequence[int], base: int, begin: int, sampling: Sampling) -> int:
+        """How many of the tokens from `base` on it would have written itself, up to the first that it would not.
+
+        begin: where the answer begins. It has read all of them then, or as far as it agrees.
+        """
+        agreed = base
+        self.read(text[:base])
+        while agreed < len(text):
+            chunk = tuple(text[agreed : agreed + READ_CHUNK])
+            # the last token before is run again: its logits judge the first one
+            logits = self._run(Part(0, agreed - 1, (text[agreed - 1],), TokenTree.chain(chunk)))
+            for row, token in enumerate(chunk):
+                if self._choose(logits[row], text[:agreed], begin, sampling) != token:
+                    self._read, self._logits = list(text[:agreed]), logits[row]
+                    return agreed - base
+                agreed += 1
+            self._read, self._logits = list(text[:agreed]), logits[-1]
+        return agreed - base
+
+    def next_token(self, text: Sequence[int], begin: int, sampling: Sampling) -> tuple[int, float]:
+        """Its own next token behind `text`, and the probability that it gives to it. begin: where the answer begins."""
+        self.read(text)
+        assert self._logits is not None
+        token = self._choose(self._logits, text, begin, sampling)
+        return token, float(np.exp(log_probs(self._logits, Sampling())[token]))
+
+    def _run(self, part: Part) -> Floats:
+        assert self._runner is not None
+        return self._runner.forward([part])
+
+    def _keep(self, text: Sequence[int]) -> None:
+        """Forget what was read beyond what it shares with `text`; the last token of that is read again, if need be."""
+        same = 0
+        while same < min(len(text), len(self._read)) and text[same] == self._read[same]:
+            same += 1
+        if same < len(self._read) or self._logits is None:
+            same = min(same, len(text) - 1)
+            self._read, self._logits = list(text[:same]), None
+
+    def _choose(self, logits: Floats, text: Sequence[int], begin: int, sampling: Sampling) -> int:
+        penalties = repetitions(text[begin:])
+        if penalties and self._decode(list(text[begin:])).count(FENCE) % 2 == 0:
+            logits = logits.copy()
+            for token, length in penalties.items():
+                loss = DRY_MULTIPLIER * DRY_BASE ** min(length - DRY_ALLOWED, 20)
+                logits[token] -= min(DRY_MOST, loss)
+        return draw(logits, sampling, len(text))
+
+
+def repetitions(answer: Sequence[int]) -> dict[int, int]:
+    """Tokens that would go on a repetition of at least DRY_ALLOWED tokens -> the longest one's length."""
+    ids = np.asarray(answer)
+    found = dict[int, int]()
+    if len(ids) <= DRY_ALLOWED:
+        return found
+    tail = ids[-DRY_ALLOWED:]
+    windows = np.lib.stride_tricks.sliding_window_view(ids[:-1], DRY_ALLOWED)
+    for start in np.flatnonzero((windows == tail).all(1)):
+        end = int(start) + DRY_ALLOWED  # the token that followed there
+        length = DRY_ALLOWED
+        while length < end and ids[end - length - 1] == ids[len(ids) - length - 1]:
+            length += 1
+        token = int(ids[end])
+        found[token] = max(found.get(token, 0), length)
+    return found

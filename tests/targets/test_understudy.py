@@ -1,0 +1,209 @@
+"""The understudy draws as the target does, judges what others wrote, and breaks its own loops."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from export.understudy import write_understudy
+from outrider_core.drafting.bundle import MANIFEST, UNDERSTUDY_FOLDER, Bundle, BundleError, open_bundle
+from outrider_core.protocol.sampling import Sampling, draw
+from outrider_core.targets import understudy as module
+from outrider_core.targets.bundle import open_target_bundle
+from outrider_core.targets.part import Part
+from outrider_core.targets.runner import OnnxRunner
+from outrider_core.targets.understudy import DRY_ALLOWED, READ_CHUNK, Understudy, UnderstudyError, repetitions
+from tests.edge_runtime.test_probe import tiny_bundle
+from tests.tiny import tiny_model, tiny_tokenizer
+
+CONTEXT = 192
+PROMPT = [1, 17, 44, 101, 9]
+SAMPLINGS = [Sampling(), Sampling(temperature=0.8, top_p=0.95, seed=7)]
+
+
+def source_of(folder: Path, vocab: int = 199) -> Path:
+    tiny_model(hidden=64, seed=3, vocab=vocab, dtype=torch.float32).save_pretrained(folder)
+    tiny_tokenizer(vocab).save_pretrained(folder)
+    return folder
+
+
+def with_understudy(source: Path, folder: Path) -> Path:
+    """`folder`, a bundle, with the model `source` as its understudy."""
+    manifest = open_bundle(folder).manifest
+    manifest.understudy = write_understudy(str(source), folder, manifest.max_context)
+    (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = tmp_path_factory.mktemp("understudy")
+    return with_understudy(source_of(work / "source"), tiny_bundle(work / "bundle", max_context=CONTEXT))
+
+
+@pytest.fixture
+def bundle(folder: Path) -> Bundle:
+    return open_bundle(folder)
+
+
+@pytest.fixture
+def copied(folder: Path, tmp_path: Path) -> Bundle:
+    """A bundle that a test may break."""
+    return open_bundle(shutil.copytree(folder, tmp_path / "copied"))
+
+
+def made(bundle: Bundle) -> Understudy:
+    entry, manifest = bundle.manifest.understudy, bundle.manifest
+    assert entry
+    folder = bundle.folder / entry.folder
+    return Understudy(folder, entry.manifest_sha256, manifest.max_context, bundle.tokenizer.decode, threads=1)
+
+
+def plain(bundle: Bundle, count: int, sampling: Sampling) -> list[int]:
+    """What the model writes behind PROMPT, token by token."""
+    model = open_target_bundle(bundle.folder / UNDERSTUDY_FOLDER)
+    runner = OnnxRunner(model.graph, model.config, model.value_scales, CONTEXT, threads=1)
+    text = list(PROMPT)
+    logits = runner.forward([Part(0, 0, tuple(PROMPT))])[0]
+    while len(text) < len(PROMPT) + count:
+        text.append(draw(logits, sampling, len(text)))
+        logits = runner.forward([Part(0, len(text) - 1, (text[-1],))])[0]
+    return text
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+def test_it_writes_as_the_model_decodes(bundle: Bundle, sampling: Sampling) -> None:
+    expected = plain(bundle, 24, sampling)
+    assert not any(repetitions(expected[len(PROMPT) : end]) for end in range(len(expected))), "DRY would have a say"
+    understudy, text = made(bundle), list(PROMPT)
+    for _ in range(24):
+        token, probability = understudy.next_token(text, len(PROMPT), sampling)
+        assert 0 < probability <= 1
+        text.append(token)
+    assert text == expected
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+def test_it_judges_what_others_wrote(bundle: Bundle, sampling: Sampling) -> None:
+    expected = plain(bundle, 20, sampling)
+    understudy, base = made(bundle), len(PROMPT) + 3
+    for right in (0, 1, 9):
+        text = expected[: base + right]
+        wrong = [(expected[len(text)] + 1) % 199, 5, 6]
+        assert understudy.agreed(text + wrong, base, len(PROMPT), sampling) == right
+        assert understudy.next_token(text, len(PROMPT), sampling)[0] == expected[len(text)]
+    assert understudy.agreed(expected, base, len(PROMPT), sampling) == len(expected) - base
+
+
+def test_a_text_may_change_anywhere(bundle: Bundle) -> None:
+    understudy, fresh = made(bundle), list[tuple[int, float]]()
+    texts = [PROMPT, [*PROMPT, 7, 8], PROMPT[:3], [*PROMPT[:3], 50], PROMPT, [*PROMPT, *range(10, 10 + READ_CHUNK + 3)]]
+    kept = [understudy.next_token(text, 0, Sampling()) for text in texts]
+    for text in texts:
+        fresh.append(made(bundle).next_token(text, 0, Sampling()))
+    assert kept == fresh
+
+
+def test_a_reading_that_nobody_waits_for_is_given_up_and_goes_on_later(bundle: Bundle) -> None:
+    understudy, text = made(bundle), list(range(4, 4 + 2 * READ_CHUNK + 5))
+    asked = iter([True, False])
+    assert not understudy.read(text, lambda: next(asked))
+    assert understudy.read(text)
+    assert understudy.next_token(text, 0, Sampling()) == made(bundle).next_token(text, 0, Sampling())
+
+
+def test_its_memory_comes_with_the_first_use_and_goes_when_it_is_given_back(bundle: Bundle) -> None:
+    understudy = made(bundle)
+    assert not understudy.loaded
+    first = understudy.next_token(PROMPT, 0, Sampling())
+    assert understudy.loaded
+    understudy.unload()
+    assert not understudy.loaded
+    assert understudy.next_token(PROMPT, 0, Sampling()) == first
+
+
+def test_it_may_come_later_than_the_bundle(copied: Bundle) -> None:
+    folder = copied.folder / UNDERSTUDY_FOLDER
+    folder.rename(copied.folder / "elsewhere")
+    assert not open_bundle(copied.folder).has_understudy
+    with pytest.raises(UnderstudyError, match="is not there; fetch the bundle's understudy"):
+        made(copied).load()
+    (copied.folder / "elsewhere").rename(folder)
+    assert open_bundle(copied.folder).has_understudy
+    made(copied).load()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "target.onnx", "target.onnx.data"])
+def test_a_damaged_one_is_refused_in_one_line(copied: Bundle, name: str) -> None:
+    path = copied.folder / UNDERSTUDY_FOLDER / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UnderstudyError) as caught:
+        made(copied).load()
+    assert "\n" not in str(caught.value) and UNDERSTUDY_FOLDER in str(caught.value)
+
+
+def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "source", vocab=150)
+    bundle = tiny_bundle(tmp_path / "bundle", max_context=CONTEXT)
+    with pytest.raises(BundleError, match="another vocabulary"):
+        write_understudy(str(source), bundle, CONTEXT)
+
+
+def test_a_model_that_reads_less_than_the_bundle_is_refused(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "source")
+    bundle = tiny_bundle(tmp_path / "bundle", max_context=CONTEXT)
+    with pytest.raises(BundleError, match="--max-context 512"):
+        write_understudy(str(source), bundle, 1000)
+
+
+# loops
+
+
+@given(st.lists(st.integers(0, 2), max_size=60))
+def test_repetitions_by_brute_force(answer: list[int]) -> None:
+    expected = dict[int, int]()
+    for end in range(len(answer)):
+        length = 0
+        while length < end and answer[end - length - 1] == answer[len(answer) - length - 1]:
+            length += 1
+        if length >= DRY_ALLOWED:
+            expected[answer[end]] = max(expected.get(answer[end], 0), length)
+    assert repetitions(answer) == expected
+
+
+class Looping:
+    """A runner whose model always says the same twelve words, one after the other."""
+
+    WORDS = tuple(range(20, 32))
+
+    def forward(self, parts: list[Part]) -> np.ndarray:
+        (part,) = parts
+        ids = [*part.chain, *part.tree.tokens]
+        logits = np.zeros((1 + len(part.tree), 199), np.float32)
+        for row, token in enumerate(ids[-len(logits) :]):
+            after = self.WORDS[(self.WORDS.index(token) + 1) % 12] if token in self.WORDS else self.WORDS[0]
+            logits[row, after], logits[row, 40 + row] = 6.0, 5.0
+        return logits
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_loops_end_but_not_in_code(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, fenced: bool) -> None:
+    if fenced:
+        monkeypatch.setattr(module, "FENCE", "w33")  # which the tokenizer can say
+    understudy = made(bundle)
+    understudy._runner = Looping()  # type: ignore[assignment]
+    text = [*PROMPT, 33, 20]
+    for _ in range(60):
+        text.append(understudy.next_token(text, len(PROMPT), Sampling())[0])
+    answer = text[len(PROMPT) + 1 :]
+    looped = all(token in Looping.WORDS for token in answer)
+    assert looped == fenced
