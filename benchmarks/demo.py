@@ -20,7 +20,7 @@ from rich.text import Text
 from benchmarks.baseline import plain_decode
 from benchmarks.command import common_arguments, conclude
 from cloud.process import VerifierProcess
-from edge_runtime.events import Event, Finished, LinkState, Provisional, RolledBack, Verified
+from edge_runtime.events import Event, Finished, HandedOver, LinkState, Provisional, RolledBack, Verified
 from edge_runtime.runtime import EdgeRuntime
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.machine import describe_machine
@@ -40,7 +40,9 @@ ALONE = 40  # provisional tokens before the verifier is started again
 BADGES = {
     "connecting": ("connecting", "dim"),
     "verified": ("● cloud-verified", "bold green"),
-    "alone": ("▲ link down: the device writes alone", "bold yellow"),
+    "alone": ("▲ link down: the drafter writes alone", "bold yellow"),
+    "understudy": ("▲ link down: the understudy writes alone", "bold yellow"),
+    "waiting": ("○ waiting for the link", "bold red"),
 }
 
 
@@ -91,6 +93,8 @@ async def ask_with_cut(
             last = event
             if isinstance(event, LinkState):
                 state = event.state
+            if isinstance(event, HandedOver):
+                state = "understudy" if event.writer == "understudy" else "alone"
             if isinstance(event, Verified):
                 count += len(event.tokens)
                 kept += event.confirmed
@@ -115,9 +119,18 @@ async def ask_with_cut(
     fate = f"then checked by the full model: {kept} tokens kept, {rolled_back} rolled back"
     body = Text(draft, style="yellow underline")
     console.print(Panel(body, title="What the device wrote alone", title_align="left", subtitle=fate))
+    if understudy := runtime.bundle.manifest.understudy:
+        console.print(
+            f"The drafter wrote the first of it; then the understudy, {understudy.name} at {understudy.bits} bits. "
+            "With this small default pair these are the full model's own weights; for a target of 8 billion parameters "
+            "an understudy of its family with half a billion or one would do.",
+            style="dim",
+            highlight=False,
+        )
     return last, {
         "stall_seconds": stats.stall_seconds,
         "provisional": stats.provisional,
+        "by_understudy": stats.understudy,
         "kept": stats.kept,
         "rolled_back": stats.rolled_back,
         "outage_seconds": round(restarted - killed, 3),
@@ -193,7 +206,10 @@ def show(figures: dict[str, Any], console: Console) -> None:
             f"{same} of {len(figures['same_text_as_plain_decoding'])}",
         ),
         ("at the cut: first token alone after", f"{max(cut['stall_seconds'], default=0) * 1e3:.0f} ms"),
-        ("written alone / kept / rolled back", f"{cut['provisional']} / {cut['kept']} / {cut['rolled_back']}"),
+        (
+            "written alone (by the understudy) / kept / rolled back",
+            f"{cut['provisional']} ({cut['by_understudy']}) / {cut['kept']} / {cut['rolled_back']}",
+        ),
         ("final text after the cut equals plain decoding", "yes" if cut["same_text_as_plain_decoding"] else "NO"),
     ]
     for name, value in rows:

@@ -34,7 +34,6 @@ class Handover:
         self.text: list[int] = []
         self.base = 0
         self.writer = Writer.DRAFTER
-        self.why = ""  # it is BROKEN
 
     @property
     def coming(self) -> bool:
@@ -68,9 +67,9 @@ class Handover:
         self.reading = Reading.DONE if current else Reading.IDLE
         return current
 
-    def failed(self, why: str) -> None:
+    def failed(self) -> None:
         """It will not be asked again."""
-        self.reading, self.why = Reading.BROKEN, why
+        self.reading, self.writer = Reading.BROKEN, Writer.DRAFTER
 
     def target_is_back(self) -> None:
         """Nobody writes alone any more."""

@@ -25,6 +25,7 @@ from edge_runtime.actions import (
     Done,
     DraftAhead,
     DraftTree,
+    HandOver,
     ReadText,
     Reconnect,
     Send,
@@ -226,10 +227,11 @@ class Session:
 
     def understudy_failed(self, why: str, now: float) -> list[Action]:
         """The understudy cannot be used: `why`, in words for people. The drafter writes on."""
-        self.handover.failed(why)
+        self.handover.failed()
         if self.busy is Writer.UNDERSTUDY:
             self.busy = None
-        return self.work(now)
+        told = [HandOver(Writer.DRAFTER, why)] if self.alone and not self.finished else []
+        return [*told, *self.work(now)]
 
     def reads(self, action: ReadText) -> bool:
         """Whether the understudy is still to read this: somebody waits for it, or it reads along."""

@@ -67,7 +67,8 @@ class Event(StrEnum):
 
 
 #: state -> event -> states that it may lead to, besides staying. CANCEL and STOP lead from everywhere to FINISHED;
-#: nothing leads away from there. Where `keep` adopts what was written, a new link or a retry ends being alone at once.
+#: nothing leads away from there. Where `keep` adopts what was written, a new link, a retry or another mode ends being
+#: alone at once.
 TRANSITIONS: dict[State, dict[Event, tuple[State, ...]]] = {
     State.DRAFTING: {
         Event.START: (State.ALONE, State.FINISHED),
@@ -96,12 +97,14 @@ TRANSITIONS: dict[State, dict[Event, tuple[State, ...]]] = {
         Event.MESSAGE: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
         Event.TOKEN_WRITTEN: (State.WAITING, State.FINISHED),
         Event.TICK: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
+        Event.SET_MODE: (State.DRAFTING, State.FINISHED),
         Event.PAUSE: (State.WAITING,),
     },
     State.WAITING: {
         Event.LINK_UP: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
         Event.MESSAGE: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
         Event.TICK: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
+        Event.SET_MODE: (State.DRAFTING, State.FINISHED),
         Event.PROCEED: (State.ALONE,),
     },
     State.FINISHED: {},

@@ -38,4 +38,4 @@ class Patience:
     open: float = 3.0
     connect: float = 1.0
     silence: float = 1.0
-    offline: float = 60.0
+    offline: float = 300.0

@@ -31,7 +31,7 @@ def write(session: Session, now: float) -> list[Action]:
     if writer is not handover.writer:
         handover.writer = writer
         session.solo.handed_over()
-        actions.append(HandOver(writer, handover.why))
+        actions.append(HandOver(writer))
     session.busy = writer
     return [*actions, WriteToken(text, session.version, writer)]
 

@@ -225,8 +225,8 @@ class World:
                 case ReadText():
                     assert not self.readings, "one reading at a time"
                     self.readings.append(action)
-                case HandOver(writer=writer):
-                    assert writer is not self.writer and self.session.alone
+                case HandOver(writer=writer, why=why):
+                    assert self.session.alone and (why or writer is not self.writer)
                     self.writer = writer
                 case Compare():
                     self.comparisons.append(action)

@@ -37,7 +37,7 @@ data class Patience(
     val open: Double = 3.0,
     val connect: Double = 1.0,
     val silence: Double = 1.0,
-    val offline: Double = 60.0,
+    val offline: Double = 300.0,
 )
 
 /** Seconds on a monotonic clock. */
