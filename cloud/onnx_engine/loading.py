@@ -22,6 +22,7 @@ from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import TargetError
 from outrider_core.targets.bundle import TargetBundle, TargetBundleError
 from outrider_core.targets.config import UnsupportedTarget
+from outrider_core.targets.memory import give_back
 from outrider_core.targets.runner import OnnxRunner
 
 
@@ -38,7 +39,10 @@ def load_model(settings: Settings, making: Making | None = None) -> ServedModel:
         raise TargetError(str(error)) from None
     except UnsupportedTarget as error:
         raise TargetError(f"{settings.model}: {error}; use --engine torch") from None
-    return onnx_model(bundle, *drafter, settings)
+    model = onnx_model(bundle, *drafter, settings)
+    del drafter
+    give_back()
+    return model
 
 
 def onnx_model(
