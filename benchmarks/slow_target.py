@@ -12,24 +12,44 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from cloud import verifier
-from cloud.torch_engine import runner
-from cloud.torch_engine.drawing import TorchLogits
+from cloud import loading, verifier
+from cloud.engine_choice import Engine
+from cloud.progress import Making
+from cloud.runner import Logits, ModelRunner
+from cloud.served_model import ServedModel
+from cloud.settings import Settings
 from outrider_core.targets.part import Part
 
 
-def slow_down(seconds: float) -> None:
-    """Let every step of this process take at least this long."""
-    forward = runner.TorchRunner.forward
+class SlowRunner:
+    """`ModelRunner` whose steps take at least so many seconds."""
 
-    def slowed(self: runner.TorchRunner, parts: Sequence[Part]) -> TorchLogits:
-        end = time.perf_counter() + seconds
-        logits = forward(self, parts)
+    def __init__(self, runner: ModelRunner, seconds: float) -> None:
+        self._runner, self._seconds = runner, seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def forward(self, parts: Sequence[Part]) -> Logits:
+        """See ModelRunner.forward."""
+        end = time.perf_counter() + self._seconds
+        logits = self._runner.forward(parts)
         time.sleep(max(0.0, end - time.perf_counter()))
         return logits
 
-    runner.TorchRunner.forward = slowed  # type: ignore[method-assign]
+
+def slow_down(seconds: float) -> None:
+    """Let every step of the verifiers that this process loads take at least this long."""
+    load = loading.load_model
+
+    def loaded(settings: Settings, engine: Engine, making: Making | None = None) -> ServedModel:
+        model = load(settings, engine, making)
+        return replace(model, runner=SlowRunner(model.runner, seconds))
+
+    loading.load_model = loaded
 
 
 def main(argv: list[str] | None = None) -> int:

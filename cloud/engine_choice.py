@@ -11,6 +11,7 @@ from typing import Literal
 from cloud.settings import Settings
 from outrider_core.models.target import TargetError
 
+Engine = Literal["torch", "onnx"]
 #: what torch takes
 INSTALL = "pip install 'outrider[torch]'"
 
@@ -19,7 +20,7 @@ INSTALL = "pip install 'outrider[torch]'"
 class Choice:
     """engine: what runs the target. why: in words, for the log."""
 
-    engine: Literal["torch", "onnx"]
+    engine: Engine
     why: str
 
 

@@ -6,7 +6,7 @@ import time
 
 from cloud import log
 from cloud.auth import Accounts
-from cloud.engine_choice import choose_engine
+from cloud.engine_choice import Engine, choose_engine
 from cloud.progress import Making
 from cloud.served_model import ServedModel
 from cloud.service import Verifier
@@ -21,22 +21,22 @@ def load_verifier(settings: Settings, making: Making | None = None) -> Verifier:
     """
     accounts = Accounts(settings.auth_file)
     begun = time.perf_counter()
-    model = load_model(settings, making)
-    log.info("loaded", model=settings.model, seconds=round(time.perf_counter() - begun, 1))
+    choice = choose_engine(settings)
+    model = load_model(settings, choice.engine, making)
+    seconds = round(time.perf_counter() - begun, 1)
+    log.info("loaded", model=settings.model, engine=choice.engine, why=choice.why, seconds=seconds)
     verifier = Verifier(model, settings, accounts)
     if not settings.tree_budget:
         verifier.calibrate()
     return verifier
 
 
-def load_model(settings: Settings, making: Making | None = None) -> ServedModel:
-    """Load target and drafter on the engine that `choose_engine` names.
+def load_model(settings: Settings, engine: Engine, making: Making | None = None) -> ServedModel:
+    """Load target and drafter on this engine.
 
     making: told while an 8-bit copy of the target is made; None: the log is. Raises TargetError or DrafterError.
     """
-    choice = choose_engine(settings)
-    log.info("engine", engine=choice.engine, why=choice.why)
-    if choice.engine == "onnx":
+    if engine == "onnx":
         from cloud.onnx_engine.loading import load_model as load_onnx
 
         return load_onnx(settings, making)

@@ -21,12 +21,22 @@ from outrider_core.targets.products import check_products
 from outrider_core.targets.weights import BrokenWeights
 
 
+def find_source(name: str) -> Path:
+    """What a bundle is made from: a folder, or an alias's GGUF file while that is installed. Raises TargetError."""
+    try:
+        return gguf_of(name) if name in ALIASES else resolve_target(name)
+    except TargetError:
+        if name not in ALIASES:
+            raise
+        return resolve_target(name)  # converted to a folder earlier, and the package has gone since
+
+
 def find_bundle(name: str, making: Making | None = None) -> TargetBundle:
     """The bundle of target `name`, from the cache or made now. making: is told; None: the log is.
 
     Raises TargetBundleError, TargetError, or UnsupportedTarget where this machine would compute it wrongly.
     """
-    source = _source(name)
+    source = find_source(name)
     identity = model_identity(source)
     folder = _folder(name, identity)
     if (folder / MANIFEST_FILE).is_file():
@@ -45,7 +55,7 @@ def find_bundle(name: str, making: Making | None = None) -> TargetBundle:
 
 def why_unsupported(name: str) -> str | None:
     """Why target `name` cannot be served from a bundle on this machine; None where it can. Raises TargetError."""
-    source = _source(name)
+    source = find_source(name)
     folder = _folder(name, model_identity(source))
     try:
         if (folder / MANIFEST_FILE).is_file():
@@ -63,16 +73,6 @@ def why_unsupported(name: str) -> str | None:
     except (BrokenWeights, ValueError, OSError, KeyError) as error:
         raise TargetError(f"{name}: the files in {source} do not load: {error}") from None
     return None
-
-
-def _source(name: str) -> Path:
-    """What a bundle is made from: a folder, or the GGUF file of an alias while that is installed."""
-    try:
-        return gguf_of(name) if name in ALIASES else resolve_target(name)
-    except TargetError:
-        if name not in ALIASES:
-            raise
-        return resolve_target(name)  # converted to a folder earlier, and the package has gone since
 
 
 def _folder(name: str, identity: str) -> Path:

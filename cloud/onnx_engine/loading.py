@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud.onnx_engine.bundles import find_bundle
+from cloud.onnx_engine.bundles import find_bundle, find_source
 from cloud.onnx_engine.features import HostFeatures
 from cloud.onnx_engine.runner import OnnxModelRunner
 from cloud.progress import Making
@@ -17,23 +17,32 @@ from cloud.served_model import ServedModel
 from cloud.settings import Settings
 from outrider_core.chat_tokenizer import ChatTokenizer, open_chat_tokenizer
 from outrider_core.models.drafter_arrays import check_target, read_drafter
+from outrider_core.models.identity import model_identity
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import TargetError
 from outrider_core.targets.bundle import TargetBundle, TargetBundleError
 from outrider_core.targets.config import UnsupportedTarget
+from outrider_core.targets.memory import give_back
 from outrider_core.targets.runner import OnnxRunner
 
 
 def load_model(settings: Settings, making: Making | None = None) -> ServedModel:
     """Load what the settings name. Raises TargetError or DrafterError with one line."""
     drafter = read_drafter(Path(settings.drafter).expanduser())
+    source = find_source(settings.model)
+    folder = source if source.is_dir() else None
+    known = drafter[0].target_hash  # looked at before a bundle is made
+    check_target(known, settings.model, model_identity(source), settings.drafter, folder)
     try:
         bundle = find_bundle(settings.model, making)
     except TargetBundleError as error:
         raise TargetError(str(error)) from None
     except UnsupportedTarget as error:
         raise TargetError(f"{settings.model}: {error}; use --engine torch") from None
-    return onnx_model(bundle, *drafter, settings)
+    model = onnx_model(bundle, *drafter, settings)
+    del drafter
+    give_back()
+    return model
 
 
 def onnx_model(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,14 @@ from numpy.typing import NDArray
 
 from outrider_core.targets.batch import Batch, Span, group_parts
 from outrider_core.targets.config import TargetConfig
+from outrider_core.targets.memory import give_back, untouched
 from outrider_core.targets.part import POOL_BLOCK, Part
 from outrider_core.targets.weights import Floats
+
+#: a longer chain runs in pieces of so many tokens: what attention needs for a run grows with its tokens
+PIECE_TOKENS = 128
+#: a run of more tokens takes memory for itself that is given back after so many smaller ones
+LARGE_TOKENS, SMALL_RUNS = 32, 16
 
 
 class OnnxRunner:
@@ -30,18 +37,22 @@ class OnnxRunner:
         self._config = config
         blocks = -(-rows // POOL_BLOCK)
         shape = (config.num_hidden_layers, blocks, config.num_key_value_heads, POOL_BLOCK, config.head_dim)
-        self._keys, self._values = (np.zeros(shape, np.float32) for _ in range(2))
+        self._keys, self._values = untouched(shape), untouched(shape)
         self._value_scales = np.array(value_scales, np.float32)
         self._binding = self._session.io_binding()
         self._bound = Span(0, 0)
         # in the time that another run reads the 8-bit weights, attention reads half as many bytes
         self._idle_blocks = config.linear_weights // (4 * self._keys[:, 0].nbytes)
+        self._small_runs: int | None = None  # since the last large one, whose memory is still held
+        self._shrinking = onnxruntime.RunOptions()
+        self._shrinking.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
     def forward(self, parts: Sequence[Part]) -> Floats:
         """Run all parts, one of each session, and write their keys and values behind each prefix.
 
         Returns logits float32 [wanted tokens, vocab], parts in order, in a part the chain's last token first.
         """
+        parts = [self._last_piece(part) for part in parts]
         logits = list[Floats]([np.empty((0, self._config.vocab_size), np.float32)] * len(parts))
         for group in group_parts(parts, self._idle_blocks):
             together = [parts[index] for index in group]
@@ -52,7 +63,14 @@ class OnnxRunner:
             ends = np.cumsum([1 + len(part.tree) if part.wanted else 0 for part in together])
             for index, rows in zip(group, np.split(found, ends[:-1]), strict=True):
                 logits[index] = rows
-        return np.concatenate(logits)
+        return logits[0] if len(logits) == 1 else np.concatenate(logits)
+
+    def _last_piece(self, part: Part) -> Part:
+        """Run all of a long chain but its end, and return what is left of the part."""
+        while len(part.chain) > PIECE_TOKENS:
+            self._run([Part(part.base, part.past, part.chain[:PIECE_TOKENS], wanted=False)])
+            part = replace(part, past=part.past + PIECE_TOKENS, chain=part.chain[PIECE_TOKENS:])
+        return part
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy pool rows over pool rows, in all layers. Sources and targets may overlap: sources are read first."""
@@ -77,9 +95,21 @@ class OnnxRunner:
         for name, value in batch.feeds.items():
             self._binding.bind_cpu_input(name, value)
         self._binding.bind_output("logits", "cpu")
-        self._session.run_with_iobinding(self._binding)
+        self._session.run_with_iobinding(self._binding, self._run_options(sum(map(len, parts))))
         logits: Floats = self._binding.get_outputs()[-1].numpy()
         return logits
+
+    def _run_options(self, tokens: int) -> onnxruntime.RunOptions | None:
+        """How to run so many tokens: whether memory of larger runs is given back."""
+        if tokens > LARGE_TOKENS:
+            self._small_runs = 0
+        elif self._small_runs is not None:
+            self._small_runs += 1
+            if self._small_runs >= SMALL_RUNS:
+                self._small_runs = None
+                give_back()
+                return self._shrinking
+        return None
 
     def _all_numbers(self, parts: Sequence[Part], logits: Floats) -> bool:
         """Whether logits and the last layer's new rows, and so those of the layers before, are finite."""

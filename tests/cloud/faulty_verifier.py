@@ -11,11 +11,12 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from cloud import verifier
-from cloud.torch_engine import runner
-from cloud.torch_engine.drawing import TorchLogits
+from cloud import loading, verifier
+from cloud.runner import Logits, ModelRunner
 from outrider_core.targets.part import Part
 
 
@@ -23,21 +24,35 @@ class Death(BaseException):
     """Ends a thread, past every handler of its own."""
 
 
-def break_engine(file: Path) -> None:
-    """Let the engine of this process read its faults from `file`."""
-    forward = runner.TorchRunner.forward
+class FaultyRunner:
+    """`ModelRunner` that reads its faults from `file`."""
 
-    def faulty(self: runner.TorchRunner, parts: Sequence[Part]) -> TorchLogits:
-        fault = file.read_text() if file.exists() else ""
+    def __init__(self, runner: ModelRunner, file: Path) -> None:
+        self._runner, self._file = runner, file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def forward(self, parts: Sequence[Part]) -> Logits:
+        fault = self._file.read_text() if self._file.exists() else ""
         if fault == "fail":
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if fault == "hang":
             threading.Event().wait()
         if fault == "die":
             raise Death
-        return forward(self, parts)
+        return self._runner.forward(parts)
 
-    runner.TorchRunner.forward = faulty  # type: ignore[method-assign]
+
+def break_engine(file: Path) -> None:
+    """Let the engine of this process read its faults from `file`."""
+    load = loading.load_model
+
+    def loaded(*arguments: Any) -> Any:
+        model = load(*arguments)
+        return replace(model, runner=FaultyRunner(model.runner, file))
+
+    loading.load_model = loaded
 
 
 if __name__ == "__main__":

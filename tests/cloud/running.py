@@ -1,4 +1,4 @@
-"""Verifier processes on a tiny target, for tests of how they are operated."""
+"""Verifier processes on a tiny target, for tests of how they are operated; on the CPU, so on the 8-bit engine."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import torch
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Hello
 from tests.cloud.drive import Client
-from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
+from tests.targets.plain import tiny_truth
+from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 MODEL = tiny_model(dtype=torch.float32)
 PROMPT = [5, 6, 7]
-TRUTH = plain_decode(MODEL, PROMPT, Sampling(), 60, eos_ids=())
+TRUTH = tiny_truth(MODEL, PROMPT, Sampling(), 60)
 
 
 class Running:
@@ -53,7 +54,7 @@ class Running:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *module, *models, *limits, *flags],
                 cwd=ROOT,
-                env=ENVIRONMENT,
+                env={**ENVIRONMENT, "OUTRIDER_CACHE": str(folder / "cache")},
                 stdout=subprocess.PIPE,
                 stderr=log if stderr is None else stderr,
                 text=True,

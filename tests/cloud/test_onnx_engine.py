@@ -15,17 +15,17 @@ from cloud.onnx_engine.features import HostFeatures
 from cloud.onnx_engine.loading import load_model, onnx_model
 from cloud.service import Verifier
 from cloud.settings import Settings
+from outrider_core.models.identity import model_identity
 from outrider_core.models.moa import server_half
+from outrider_core.models.moa_config import DrafterError
 from outrider_core.models.target import TargetError
-from outrider_core.protocol.sampling import Sampling, draw
+from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Verdict
 from outrider_core.targets.bundle import TargetBundle
-from outrider_core.targets.convert import make_target_bundle
-from outrider_core.targets.part import Part
-from outrider_core.targets.runner import OnnxRunner
 from tests.cloud.drive import random_tree, started
 from tests.models.odd_moa import ODD, random_moa, random_sequence
-from tests.tiny import tiny_drafter_config, tiny_model, tiny_tokenizer
+from tests.targets.plain import lowered, plain_decode_8bit
+from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_drafter_config, tiny_model
 
 SAMPLINGS = [Sampling(), Sampling(temperature=0.8, seed=3), Sampling(temperature=1.0, top_p=0.9, seed=4)]
 
@@ -43,20 +43,7 @@ def test_feature_rows_are_those_of_the_server_half() -> None:
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[TargetBundle, object]:
     folder = tmp_path_factory.mktemp(request.param)
     model = tiny_model(request.param, hidden=64, dtype=torch.float32)
-    model.save_pretrained(folder / "source")
-    tiny_tokenizer().save_pretrained(folder / "source")
-    return make_target_bundle("tiny", folder / "source", "tiny-target", folder / "bundle", 256), model
-
-
-def decode(bundle: TargetBundle, prompt: list[int], sampling: Sampling, count: int) -> list[int]:
-    """Token by token, alone in a pool of its own."""
-    runner = OnnxRunner(bundle.graph, bundle.config, bundle.value_scales, 256, 1)
-    tokens = list(prompt)
-    for at in range(len(prompt) + count - 1):
-        logits = runner.forward([Part(0, at, (tokens[at],))])
-        if at + 1 >= len(prompt):
-            tokens.append(draw(logits[0], sampling, at + 1))
-    return tokens
+    return lowered(model, folder), model
 
 
 def test_many_sessions_with_evictions(bundle: tuple[TargetBundle, object]) -> None:
@@ -67,7 +54,7 @@ def test_many_sessions_with_evictions(bundle: tuple[TargetBundle, object]) -> No
     verifier = Verifier(onnx_model(made, config, arrays, "tiny", settings), settings)
     rng = random.Random(0)
     prompts = [[rng.randrange(4, 199) for _ in range(rng.randrange(3, 30))] for _ in range(5)]
-    truths = [decode(made, prompt, SAMPLINGS[i % 3], 30) for i, prompt in enumerate(prompts)]
+    truths = [[*prompt, *plain_decode_8bit(made, prompt, SAMPLINGS[i % 3], 30)] for i, prompt in enumerate(prompts)]
     with started(verifier) as direct:
         ids = [os.urandom(16) for _ in prompts]
         texts = [list(prompt) for prompt in prompts]
@@ -91,14 +78,18 @@ def test_many_sessions_with_evictions(bundle: tuple[TargetBundle, object]) -> No
 def test_what_cannot_be_loaded_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that is not supported, and a bundle in the cache that was damaged."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    source, settings = tmp_path / "source", Settings(engine="onnx", model=str(tmp_path / "source"))
-    tiny_model(hidden=64, dtype=torch.float32).save_pretrained(source)
-    tiny_tokenizer().save_pretrained(source)
+    source, drafter = tmp_path / "source", tmp_path / "drafter"
+    settings = Settings(engine="onnx", model=str(source), drafter=drafter)
+    model = tiny_model(hidden=64, dtype=torch.float32)
+    save_tiny_drafter(drafter, model, save_tiny_target(source, model))
     made = find_bundle(str(source))
     made.graph.write_bytes(made.graph.read_bytes()[:-1])
     with pytest.raises(TargetError, match=r"target\.onnx is not what was written; delete"):
         load_model(settings)
     config = (source / "config.json").read_text()
     (source / "config.json").write_text(config.replace('"model_type": "llama"', '"model_type": "gpt2"'))
+    with pytest.raises(DrafterError, match="was trained on target"):
+        load_model(settings)
+    save_tiny_drafter(drafter, model, model_identity(source))
     with pytest.raises(TargetError, match="'gpt2' is not supported"):
         load_model(settings)

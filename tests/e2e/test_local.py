@@ -19,6 +19,7 @@ import pytest
 import structlog
 import torch
 
+from cloud.onnx_engine.bundles import find_bundle
 from edge_runtime.events import Finished, Verified
 from edge_runtime.link import LinkRefused
 from edge_runtime.runtime import EdgeRuntime
@@ -29,6 +30,7 @@ from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
+from tests.targets.plain import plain_decode_8bit
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -326,7 +328,13 @@ def test_command_finds_target_and_drafter_by_the_bundle(folders: Folders) -> Non
     [
         (["--local", "--server", "127.0.0.1:1"], "", 2, "argument --server: not allowed with argument --local"),
         (["--target", "x"], "", 2, "--target says what --local loads; give --local too"),
-        (["--local"], "sys.modules['torch'] = None", 1, "needs torch, which is not here; run: pip install 'outrider[c"),
+        (
+            ["--local"],
+            "sys.modules['onnx'] = sys.modules['filelock'] = sys.modules['structlog'] = None",
+            1,
+            "needs structlog, which is not here; run: pip install 'outrider[local]'",
+        ),
+        (["--local", "--dtype", "float32"], "sys.modules['torch'] = None", 1, "run: pip install 'outrider[torch]'"),
         (["--local", "--target", "/nowhere"], "", 1, "/nowhere: no such folder"),
         (["--local", "--drafter", "/nowhere"], "", 1, "so this is not a drafter folder"),
     ],
@@ -343,15 +351,25 @@ def test_command_says_what_is_wrong(
 
 @pytest.mark.skipif(not (BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run the tests with: make test")
 def test_default_model_on_the_command_line() -> None:
-    question = "What is the capital of France?"
+    question = "What is the capital of Japan?"
     done = command(ROOT, "generate", "--local", "--json", "--max-new-tokens", "24", question)
     assert done.returncode == 0, done.stderr
     end = json.loads(done.stdout)
-    assert "Paris" in end["verified_text"] and end["text"] == end["verified_text"]
+    assert "Tokyo" in end["verified_text"] and end["text"] == end["verified_text"]
     bundle = open_bundle(BUNDLE)
-    target = load_target(bundle.manifest.target)
+    target = find_bundle(bundle.manifest.target)
     prompt = bundle.render_chat([{"role": "user", "content": question}])
-    assert end["token_ids"] == plain_decode(target.model, prompt, Sampling(), 24, target.eos_ids)
+    assert end["token_ids"] == plain_decode_8bit(target, prompt, Sampling(), 24, target.eos_ids)
+
+
+@pytest.mark.skipif(not (BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run the tests with: make test")
+def test_default_model_takes_no_torch() -> None:
+    watch = (
+        "import atexit; atexit.register(lambda: print(sorted({'torch', 'transformers'} & set(sys.modules)), "
+        "file=sys.stderr))"
+    )
+    done = command(ROOT, "generate", "--local", "--max-new-tokens", "2", "Hello", before=watch)
+    assert done.returncode == 0 and done.stderr.splitlines()[-1] == "[]", done.stderr
 
 
 @pytest.mark.skipif(not (BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run the tests with: make test")
@@ -359,10 +377,10 @@ def test_default_model_talks_turn_by_turn() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "edge_runtime", "chat", "--local", "--max-new-tokens", "8"],
         text=True,
-        input="What is the capital of France?\nAnd of Italy?\n\n",
+        input="What is the capital of Japan?\nAnd of Italy?\n\n",
         capture_output=True,
         cwd=ROOT,
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout and done.stderr.count("verified tokens") == 2
+    assert "Tokyo" in done.stdout and done.stderr.count("verified tokens") == 2

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,16 @@ class Installed:
 
     venv: Path
     folder: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
         """Nothing of the checkout: no PYTHONPATH, no settings of the shell that runs the tests."""
         kept = ("PATH", "HOME", "LANG", "TMPDIR", "HF_HOME", "XDG_CACHE_HOME")
-        return {**{name: os.environ[name] for name in kept if name in os.environ}, "OMP_NUM_THREADS": "1"}
+        return {
+            **{name: os.environ[name] for name in kept if name in os.environ},
+            "OMP_NUM_THREADS": "1",
+            **self.variables,
+        }
 
     def run(self, name: str, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a command of the environment, such as `python` or `outrider`."""

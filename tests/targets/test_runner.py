@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.targets import batch
+from outrider_core.targets import runner as module
 from outrider_core.targets.batch import group_parts
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.graph import TargetGraph
+from outrider_core.targets.memory import untouched
 from outrider_core.targets.part import POOL_BLOCK, Part
 from outrider_core.targets.runner import OnnxRunner
 from outrider_core.targets.tables import TableFile
@@ -169,3 +171,38 @@ def test_what_runs_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert group_parts([part(0, 1), part(3, 1)], 2) == [[0, 1]]
     assert group_parts([part(0, 1, 200), part(4, 9), part(5, 9)], 9) == [[0], [1, 2]]
     assert group_parts([part(block, 12) for block in range(4)], 9) == [[0, 1], [2, 3]]
+
+
+def test_a_long_chain_runs_in_pieces(model: object, tmp_path: Path) -> None:
+    """The logits behind it, those of a tree below it and its keys have the bits of single steps."""
+    runner = lower(model, tmp_path, blocks=16)
+    chain, tree, other = [5 + at % 150 for at in range(300)], TokenTree.chain([9, 10]), 8 * POOL_BLOCK
+    single = [runner.forward([Part(0, at, (token,))]) for at, token in enumerate([*chain, 9, 10])]
+    beside = Part(other, 0, (7, 8))
+    together = runner.forward([Part(0, 0, tuple(chain), tree), beside])
+    np.testing.assert_array_equal(together[:3], np.concatenate(single[299:]))
+    np.testing.assert_array_equal(together[3:], runner.forward([beside]))
+    keys = runner.gather([0, 1], range(302))
+    for at, token in enumerate([*chain, 9, 10]):
+        runner.forward([Part(0, at, (token,))])
+    np.testing.assert_array_equal(runner.gather([0, 1], range(302)), keys)
+
+
+def test_memory_of_a_large_run_is_given_back(runner: OnnxRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some small runs, once; it is taken again as if nothing had been."""
+    given = list[int]()
+    monkeypatch.setattr(module, "give_back", lambda: given.append(1))
+    first = runner.forward([Part(0, 0, tuple(range(5, 45)))])
+    for _ in range(3 * module.SMALL_RUNS):
+        runner.forward([Part(POOL_BLOCK, 0, (9,))])
+    assert given == [1]
+    np.testing.assert_array_equal(runner.forward([Part(0, 0, tuple(range(5, 45)))]), first)
+
+
+def test_a_pool_takes_memory_only_where_it_is_written() -> None:
+    import psutil
+
+    process, before = psutil.Process(), psutil.Process().memory_info().rss
+    pool = untouched((64, 1 << 20))  # 256 MiB
+    pool[:, 0] = 1
+    assert process.memory_info().rss - before < 16 << 20 and pool.sum() == 64

@@ -1,0 +1,36 @@
+"""What a process takes of the machine's memory, kept low."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import sys
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def untouched(shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Zeros that take memory page by page as they are written.
+
+    Numpy's own zeros ask the kernel for pages of 2 MB, of which a pool writes a few rows each.
+    """
+    count = math.prod(shape)
+    if sys.platform == "win32":
+        memory = mmap.mmap(-1, 4 * count)
+    else:
+        memory = mmap.mmap(-1, 4 * count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if sys.platform == "linux":
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, np.float32, count).reshape(shape)
+
+
+def give_back() -> None:
+    """Return to the system what was freed; glibc keeps it for later otherwise."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

@@ -1,0 +1,117 @@
+"""Which engine runs the target, and what is said where it cannot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from cloud import engine_choice
+from cloud.engine_choice import Choice, choose_engine
+from cloud.loading import load_verifier
+from cloud.settings import Settings
+from outrider_core.models.target import TargetError
+from tests.cloud.running import save_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("chosen"))
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No GPU, and a cache of its own."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(engine_choice, "_driver_counts_gpus", lambda: False)
+
+
+def chosen(folder: Path, **values: Any) -> Choice:
+    return choose_engine(Settings(model=str(folder / "target"), **values))
+
+
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_choice, "_has", lambda *names: False)
+
+
+def test_a_cpu_runs_the_8_bit_engine(folder: Path) -> None:
+    assert chosen(folder).engine == chosen(folder, device="cpu").engine == "onnx"
+    assert chosen(folder, engine="onnx") == Choice("onnx", "--engine onnx")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"device": "cuda:1"}, {"tp": 2}, {"colocated_drafter": True}],
+)
+def test_what_only_torch_has_takes_torch(folder: Path, values: dict[str, Any]) -> None:
+    choice = chosen(folder, **values)
+    (name,) = values
+    assert choice.engine == "torch" and f"--{name.replace('_', '-')}" in choice.why
+
+
+def test_a_gpu_takes_torch_where_torch_sees_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_choice, "_driver_counts_gpus", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert chosen(folder) == Choice("torch", "a GPU is there")
+    assert chosen(folder, device="cpu").engine == chosen(folder, engine="onnx").engine == "onnx"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert chosen(folder).engine == "onnx"
+    without_torch(monkeypatch)
+    assert chosen(folder) == Choice("onnx", "no GPU is used; for the GPU: pip install 'outrider[torch]'")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"model_type": "gpt2"}, "'gpt2' is not supported"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "'longrope' are not supported"),
+        ("tokenizer.json", r"there is no tokenizer\.json"),
+        ("model.safetensors", "not in the safetensors format"),
+    ],
+)
+def test_a_model_that_is_not_lowered_takes_torch(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any] | str, why: str
+) -> None:
+    shutil.copytree(folder / "target", tmp_path / "target")
+    if isinstance(change, str):
+        (tmp_path / "target" / change).unlink()
+    else:
+        path = tmp_path / "target" / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    choice = chosen(tmp_path)
+    assert choice.engine == "torch" and pytest.raises(AssertionError, match=why).matches(AssertionError(choice.why))
+    without_torch(monkeypatch)
+    with pytest.raises(TargetError, match=rf"{why}.*; run: pip install 'outrider\[torch\]'") as refused:
+        chosen(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_torch_that_is_not_there_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_torch(monkeypatch)
+    for values in ({"engine": "torch"}, {"dtype": "float32"}):
+        with pytest.raises(TargetError, match=r"torch, which is not installed .*pip install 'outrider\[torch\]'"):
+            chosen(folder, **values)
+    assert chosen(folder).engine == "onnx"
+
+
+def test_a_target_that_is_not_there_is_no_question_of_engines() -> None:
+    with pytest.raises(TargetError, match="/nowhere: no such folder"):
+        choose_engine(Settings(model="/nowhere"))
+
+
+def test_the_choice_and_the_making_are_in_the_log(folder: Path) -> None:
+    settings = Settings(model=str(folder / "target"), drafter=folder / "drafter", threads=1, tree_budget=8)
+    for made in (True, False):
+        with capture_logs() as logs:
+            load_verifier(settings)
+        (line,) = (line for line in logs if line["event"] == "loaded")
+        assert (line["engine"], line["why"]) == ("onnx", "no GPU is used")
+        assert any("making an 8-bit copy" in entry["event"] for entry in logs) is made
+    with capture_logs() as logs:
+        load_verifier(settings.model_copy(update={"dtype": "float32"}))
+    assert [line["engine"] for line in logs if line["event"] == "loaded"] == ["torch"]

@@ -1,0 +1,44 @@
+"""The oracle of the 8-bit engine: its own target, token by token, alone."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider_core.protocol.sampling import Sampling, draw
+from outrider_core.targets.bundle import TargetBundle
+from outrider_core.targets.convert import make_target_bundle
+from outrider_core.targets.part import Part
+from outrider_core.targets.runner import OnnxRunner
+from tests.tiny import tiny_tokenizer
+
+
+def plain_decode_8bit(
+    bundle: TargetBundle, prompt: Sequence[int], sampling: Sampling, max_new: int, eos_ids: Iterable[int] = ()
+) -> list[int]:
+    """New tokens of plain decoding: every token of prompt and answer is a step of its own, in a pool of its own."""
+    rows, stop = -(-(len(prompt) + max_new) // 64) * 64, set(eos_ids)
+    runner = OnnxRunner(bundle.graph, bundle.config, bundle.value_scales, rows, 1)
+    tokens = list(prompt)
+    for at in range(len(prompt) + max_new - 1):
+        logits = runner.forward([Part(0, at, (tokens[at],))])
+        if at + 1 >= len(prompt):
+            tokens.append(draw(logits[0], sampling, at + 1))
+            if tokens[-1] in stop:
+                break
+    return tokens[len(prompt) :]
+
+
+def lowered(model: Any, folder: Path) -> TargetBundle:
+    """A tiny model and its tokenizer as a bundle in `folder`."""
+    model.save_pretrained(folder / "source")
+    tiny_tokenizer(model.config.vocab_size).save_pretrained(folder / "source")
+    return make_target_bundle("tiny", folder / "source", "tiny-target", folder / "bundle", 256)
+
+
+def tiny_truth(model: Any, prompt: Sequence[int], sampling: Sampling, max_new: int) -> list[int]:
+    """What a verifier of this tiny model answers on the CPU, in as many tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        return plain_decode_8bit(lowered(model, Path(folder)), prompt, sampling, max_new)
