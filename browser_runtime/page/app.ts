@@ -85,8 +85,7 @@ async function begin(): Promise<void> {
   const watch = (sight: Sight) => tree?.see(sight);
   const options = { ...optionsOf(settings), makeSocket: weather.makeSocket, watch };
   runtime = new EdgeRuntime(bundle, drafter, serverOf(settings), options);
-  const { textOf } = runtime;
-  tree = new TreeView(token => textOf.call(runtime, token));
+  tree = new TreeView(token => bundle!.tokenizer.decode([token]));
   const { provider, threads, stepSeconds } = drafter.started;
   const engine = provider === "webgpu" ? "WebGPU" : `WebAssembly, ${threads} thread${threads > 1 ? "s" : ""}`;
   const { target, targetHash } = bundle.manifest;
@@ -121,9 +120,8 @@ async function follow(start: () => AsyncGenerator<Event>): Promise<void> {
   const view = new AnswerView();
   button("send").textContent = "Stop";
   try {
-    const events = start();
-    stop = () => void events.return(undefined);
-    for await (const event of events) {
+    stop = () => runtime?.cancel();
+    for await (const event of start()) {
       view.show(event);
       if (event.type === "link") tell(event.state, "", event.detail);
       journal(event.type === "finished");
@@ -132,7 +130,6 @@ async function follow(start: () => AsyncGenerator<Event>): Promise<void> {
       present.messages.push({ role: "assistant", content: event.verified + event.provisional });
       announce(`Answer: ${event.verified}${event.provisional}`);
     }
-    if (present.messages.at(-1)?.role === "user") settle(view);
   } catch (error) {
     const why = error instanceof Error ? error.message : String(error);
     view.remark(why);
@@ -145,14 +142,6 @@ async function follow(start: () => AsyncGenerator<Event>): Promise<void> {
   if (find("badge").dataset.state !== "waiting") tell("idle");
   conversations.save();
   if (conversations.notKept) view.remark(conversations.notKept);
-}
-
-/** The user stopped the answer: what is there stays. */
-function settle(view: AnswerView): void {
-  const text = view.element.firstChild?.textContent ?? "";
-  conversations.present.pending = null;
-  conversations.present.messages.push({ role: "assistant", content: text });
-  view.remark("stopped");
 }
 
 function journal(now: boolean): void {
@@ -179,7 +168,7 @@ function showBadge(): void {
   const { stats, traffic, roundTrip, mode } = runtime;
   const parts: string[] = [];
   if (!runtime.connected && traffic) parts.push(runtime.linkError || "no connection yet");
-  else if (roundTrip !== null) parts.push(`${Math.round(1000 * (roundTrip + 2 * weather.delay))} ms`);
+  else if (roundTrip !== null) parts.push(`${Math.round(1000 * roundTrip)} ms`);
   if (runtime.connected) parts.push(mode === "tree" ? "trees" : "stream");
   if (stats?.tokens) parts.push(`${stats.tokensPerSecond.toFixed(1)} tokens/s`);
   if (stats?.rounds) parts.push(`tau ${stats.tau.toFixed(1)}`);

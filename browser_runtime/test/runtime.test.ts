@@ -133,6 +133,18 @@ test("alone, at its end, cancelled and twice at once", async () => {
   await assert.rejects(read(runtime.generate(PROMPT)), /closed/);
 });
 
+test("an answer that waits is cancelled at once", async () => {
+  const weather = new Weather(new FakeVerifier().makeSocket);
+  weather.cut = true;
+  const waiting = runtimeOf(weather, { policy: { writer: "cloud-only" } });
+  setTimeout(() => waiting.cancel(), 50);
+  const began = performance.now();
+  const finished = await read(waiting.generate(PROMPT));
+  assert.equal(finished.reason, "cancelled");
+  assert.ok(performance.now() - began < 900);
+  await waiting.close();
+});
+
 test("a stop string ends the answer, and is not part of it", async () => {
   const runtime = runtimeOf(new FakeVerifier(), { mode: "tree" });
   const whole = bundle.tokenizer.decode(plain(PROMPT, 100));

@@ -55,8 +55,6 @@ export interface Request extends SamplingOptions {
 export class EdgeRuntime {
   /** Why there is no connection; "" while there is one, none was tried yet or nobody is asked. */
   linkError = "";
-  /** Seconds between HELLO and WELCOME of the last connection; null before the first. */
-  roundTrip: number | null = null;
   private readonly policy: Policy;
   private readonly patience: Patience;
   private readonly inbox = new Inbox<InboxEvent>();
@@ -69,6 +67,8 @@ export class EdgeRuntime {
   private rowsSeen = new RowsSeen();
   private stream = 0;
   private answer: Answer | null = null;
+  /** Seconds between HELLO and WELCOME of the last connection. */
+  private greeted: number | null = null;
   private closed = false;
 
   /** Begins to connect at once. drafter: of `startDrafter`; it is closed with the runtime. */
@@ -94,6 +94,11 @@ export class EdgeRuntime {
   /** Bytes on the wire since the runtime began; null where nobody is asked. */
   get traffic(): Readonly<Traffic> | null {
     return this.link?.traffic ?? null;
+  }
+
+  /** Seconds of a round trip as measured, without the verifier's own part; null before the first connection. */
+  get roundTrip(): number | null {
+    return this.controller.pace.rtt ?? this.greeted;
   }
 
   /** Whether there is a connection. */
@@ -124,13 +129,13 @@ export class EdgeRuntime {
   /** Cancel the answer on its way, tell the verifier to forget the conversation, hang up and free the engine. */
   async close(): Promise<void> {
     this.closed = true;
-    this.inbox.push({ type: "wish", wish: "cancel" });
+    this.cancel();
     this.link?.close({ type: "Close", stream: this.stream });
     await this.drafter.close();
   }
 
   /**
-   * Answer a question, a conversation, or token ids. The last event is `finished`; leaving the loop cancels.
+   * Answer a question, a conversation, or token ids. The last event is `finished`; `cancel`, or leaving the loop, ends it.
    *
    * Throws RangeError at once on an argument out of bounds and on a prompt that leaves no room; while events are read, Error
    * if another answer is on its way, DrafterFailed where the engine fails.
@@ -177,9 +182,9 @@ export class EdgeRuntime {
     return ids;
   }
 
-  /** Text of a token, special ones shown too: for pictures of trees. */
-  textOf(token: number): string {
-    return this.bundle.tokenizer.decode([token]);
+  /** End the answer on its way: its last event comes at once, whatever it waits for. */
+  cancel(): void {
+    this.inbox.push({ type: "wish", wish: "cancel" });
   }
 
   /** Write nothing alone until `proceed`, e.g. as the battery is low. The target's text goes on coming. */
@@ -195,7 +200,7 @@ export class EdgeRuntime {
   private linked(event: LinkEvent): void {
     if (event.type === "up") {
       this.linkError = "";
-      this.roundTrip = event.rtt;
+      this.greeted = event.rtt;
     } else if (event.type === "down") {
       this.linkError = event.reason;
     }

@@ -41,10 +41,12 @@ const RENEWALS = 10;
  */
 export const PROBE_STREAM = STREAMS - 1;
 const LOOPBACK = ["127.0.0.1", "[::1]", "localhost"];
+/** Close code of a connection that ended without a word. */
+export const ABNORMAL = 1006;
 /** What a connection's end means, in words; others bring their own. */
 const CLOSED: Record<number, string> = {
   1000: "the verifier closed the connection",
-  1006: "the connection was cut",
+  [ABNORMAL]: "the connection was cut",
   1012: "the verifier is restarting",
 };
 
@@ -219,7 +221,8 @@ export class Link {
         asked = clock();
         socket.send(encode(this.hello));
       };
-      socket.onclose = ({ code, reason }) => reject(new Error(asked === null ? UNREACHED : closedBy(code, reason)));
+      socket.onclose = ({ code, reason }) =>
+        reject(new Error(asked === null ? reason || UNREACHED : closedBy(code, reason)));
       socket.onmessage = ({ data }) => {
         try {
           resolve({ socket, welcome: greeting(data), rtt: clock() - (asked ?? clock()) });
@@ -341,6 +344,7 @@ function abandon(socket: Socket): void {
 }
 
 function closedBy(code: number, reason: string): string {
+  if (code === ABNORMAL && reason) return reason;
   return CLOSED[code] ?? (reason || `the verifier closed the connection with code ${code}`);
 }
 

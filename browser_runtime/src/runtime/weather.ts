@@ -1,9 +1,6 @@
 /** A network whose faults can be switched on by hand: for demonstrations and tests. */
 
-import type { MakeSocket, Socket } from "./link.js";
-
-/** Close code of a connection that ended without a word. */
-const ABNORMAL = 1006;
+import { ABNORMAL, type MakeSocket, type Socket } from "./link.js";
 
 /** Sockets made by `makeSocket` behave as the fields say, at any time. */
 export class Weather {
@@ -83,7 +80,7 @@ class DelayedSocket implements Socket {
       this.inner.onopen = this.inner.onmessage = this.inner.onclose = null;
       this.inner.close();
     }
-    this.onclose?.({ code: ABNORMAL, reason: "" });
+    this.onclose?.({ code: ABNORMAL, reason: "the link is cut by hand" });
   }
 
   /** Run `deliver` when the delay has passed, and behind what came before; when that is. */
