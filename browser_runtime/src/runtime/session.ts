@@ -12,11 +12,11 @@
  * Times are seconds on any monotonic clock, handed in with each event.
  */
 
-import { type Draft, NO_DRAFT } from "../drafting/drafter.js";
+import type { Draft } from "../drafting/drafter.js";
 import type { ServerMessage, Welcome } from "../protocol/messages.js";
 import type { RowShape } from "../protocol/rows.js";
 import type { Sampling } from "../protocol/sampling.js";
-import { MAX_NODES, TokenTree } from "../protocol/tree.js";
+import { MAX_NODES } from "../protocol/tree.js";
 import type { Action, Send } from "./actions.js";
 import { type Deadline, Deadlines } from "./deadlines.js";
 import { type Mode, type Policy, policy, targetFirst } from "./policy.js";
@@ -29,6 +29,7 @@ import { PATIENCE, type Patience, RoundTimer } from "./timing.js";
 import { AnswerTokens, SessionStats } from "./tokens.js";
 import { Tuning } from "./tuning.js";
 import { adopt, takeVerdict } from "./verdicts.js";
+import { work } from "./work.js";
 
 /**
  * prompt: token ids of the conversation so far. maxNew: committed tokens at most. stream, session: as on the wire.
@@ -79,7 +80,7 @@ export class Session {
   maxNodes = 64;
   context: number;
   treeBudget = MAX_NODES;
-  private readonly patience: Patience;
+  readonly patience: Patience;
 
   constructor(readonly setup: SessionSetup) {
     this.rowsSeen = setup.rowsSeen ?? new RowsSeen();
@@ -288,25 +289,7 @@ export class Session {
 
   /** Whatever can be done next: ask the target, ask for a tree, or write alone. */
   work(now: number): Action[] {
-    if (this.finished) return [];
-    const canAsk = this.linked && !this.refused && !this.flight && this.deadlines.retry === null;
-    if (canAsk && this.provisional.length) return [this.verifyChain(now), ...this.write(now)];
-    if (this.solo.writesFirst) return this.write(now);
-    if (canAsk && this.mode === "stream") return [this.generate(now)];
-    if (canAsk && this.ready) {
-      const asked = this.verifyTree(this.ready, now);
-      return this.busy ? [asked] : [asked, { type: "DraftAhead", version: this.version }];
-    }
-    // the first token waits for no tree: the prompt's step draws it
-    if (canAsk && !this.requests.seq) return [this.verifyTree(NO_DRAFT, now)];
-    if (this.alone) {
-      const written = this.write(now);
-      if (written.length || !canAsk) return written;
-    }
-    if (this.busy || this.ready || this.flight || this.mode !== "tree") return [];
-    this.busy = true;
-    const size = this.tuning.treeSize(Math.min(this.maxNodes, this.treeBudget), this.text.room);
-    return [{ type: "DraftTree", prefix: [...this.committed], version: this.version, ...size }];
+    return work(this, now);
   }
 
   /** OPEN with everything committed; whatever was under way is forgotten. */
@@ -357,37 +340,6 @@ export class Session {
 
   private cancelStream(): Send {
     return { type: "Send", message: { type: "Cancel", stream: this.setup.stream } };
-  }
-
-  private verifyTree(draft: Draft, now: number): Send {
-    this.ready = null;
-    this.tuning.asked(now);
-    const tree = draft.tree.pruned(this.maxNodes, this.text.room); // it may be older than the verifier's limits
-    return this.requests.verify(tree, this.committed.length, now, draft.scores);
-  }
-
-  /** Catch up: have the provisional text verified. */
-  private verifyChain(now: number): Send {
-    const levels = Math.max(0, Math.min(this.maxNodes, this.context - this.committed.length));
-    const chain = TokenTree.chain(this.provisional.slice(0, levels));
-    return this.requests.verify(chain, this.committed.length, now, [], true);
-  }
-
-  private generate(now: number): Send {
-    return this.requests.generate(this.committed.length, this.text.limit - this.committed.length, now);
-  }
-
-  /** Ask for one more provisional token, where one may be written and the answer is not full. */
-  private write(now: number): Action[] {
-    const canGoOn = this.solo.mayWrite(this.provisional.length) && !this.text.full;
-    if (this.alone && !canGoOn) {
-      const wait = this.solo.paused ? this.patience.offline : this.returnWait;
-      this.deadlines.giveUp = this.deadlines.giveUp || now + wait;
-      if (this.policy.writer === "device-only" && !this.solo.paused) return this.finish("unverified");
-    }
-    if (this.busy || !canGoOn) return [];
-    this.busy = true;
-    return [{ type: "WriteToken", prefix: [...this.committed, ...this.provisional], version: this.version }];
   }
 
   private silence(reason: PauseReason): Action {
