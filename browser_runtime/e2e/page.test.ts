@@ -57,7 +57,7 @@ test("a killed verifier, an offline browser, a silence and the switch cut the li
 }, async () => {
   const maxNewTokens = 64;
   const wanted = await verifier.plain(QUESTION, { maxNewTokens });
-  const cuts: Record<string, (chat: ChatPage, cut: boolean) => Promise<unknown> | void> = {
+  const cuts: Record<string, (chat: ChatPage, cut: boolean) => unknown> = {
     killed: (_, cut) => (cut ? verifier.kill() : verifier.start()),
     offline: (chat, cut) => chat.page.context().setOffline(cut),
     silent: (_, cut) => verifier.silence(cut),

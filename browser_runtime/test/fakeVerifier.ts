@@ -81,8 +81,8 @@ class FakeSocket implements Socket {
       this.text = ids(fields[3]);
       this.reply([4, stream, this.text.length, 0]);
     } else if (type === 6) {
-      if (baseLen !== this.text.length) return this.reply([8, stream, this.text.length]);
-      this.verify(stream, seq, ids(fields[3]), [...(fields[4] as Uint8Array)]);
+      if (baseLen !== this.text.length) this.reply([8, stream, this.text.length]);
+      else this.verify(stream, seq, ids(fields[3]), [...(fields[4] as Uint8Array)]);
     } else if (type === 9) {
       this.generate(stream, seq, ++this.streaming);
     } else if (type === 10) {

@@ -107,7 +107,7 @@ async function answer(request: Job): Promise<unknown> {
   }
 }
 
-onmessage = ({ data }: MessageEvent<Request>) => {
+addEventListener("message", ({ data }: MessageEvent<Request>) => {
   if (data.type === "want") drafter?.want(data.key);
   else if (data.type === "addRows") drafter?.addRows(data.positions, data.rows);
   else if (data.type === "keepRows") drafter?.keepRows(data.length);
@@ -119,4 +119,4 @@ onmessage = ({ data }: MessageEvent<Request>) => {
       error => reply({ id, error: error instanceof Error ? error.message : String(error) }),
     );
   }
-};
+});

@@ -93,15 +93,21 @@ export class Answer {
     const { session } = this;
     const now = clock();
     if ("session" in event && event.session !== session) return; // asked for by an answer that was cancelled
+    this.do(this.actionsOn(event, now));
+  }
+
+  /** What the session wants done because of `event`. Throws DrafterFailed. */
+  private actionsOn(event: InboxEvent, now: number): Action[] {
+    const { session } = this;
     switch (event.type) {
       case "drafted":
         this.figures.drafted(event.asked);
-        return this.do(session.treeReady(event.draft, event.version, now, event.working));
+        return session.treeReady(event.draft, event.version, now, event.working);
       case "written":
         this.figures.drafted(event.asked);
-        return this.do(session.tokenWritten(event.token, event.probability, event.version, now));
+        return session.tokenWritten(event.token, event.probability, event.version, now);
       case "compared":
-        return this.do(session.treeCompared(event.draft, event.base, event.working));
+        return session.treeCompared(event.draft, event.base, event.working);
       case "up":
         this.down = "";
         return this.explained(session.linkUp(event.welcome, now, event.rtt));
@@ -109,7 +115,7 @@ export class Answer {
         this.down = event.reason;
         return this.explained(session.linkDown(now, event.refused));
       case "arrived":
-        if (!concerns(event.message, session.setup.stream)) return;
+        if (!concerns(event.message, session.setup.stream)) return [];
         this.see(event.message);
         return this.explained(session.message(event.message, now));
       case "failed": {
@@ -117,7 +123,7 @@ export class Answer {
         throw new DrafterFailed(`the drafter's engine failed: ${why}`, { cause: event.error });
       }
       case "wish":
-        return this.do(event.wish === "cancel" ? session.cancel() : session[event.wish](now));
+        return event.wish === "cancel" ? session.cancel() : session[event.wish](now);
     }
   }
 
@@ -127,10 +133,10 @@ export class Answer {
     this.watch({ type: "verdict", path: [...verdict.accepted], bonus: verdict.bonus, base: verdict.baseLen });
   }
 
-  /** Do what followed from the link, and show the reason where the verifier does not answer. */
-  private explained(actions: Action[]): void {
+  /** Show the reason where the verifier does not answer, before what followed from it. */
+  private explained(actions: Action[]): Action[] {
     this.display.because(this.down || this.session.complaint);
-    this.do(actions);
+    return actions;
   }
 
   private do(actions: readonly Action[]): void {
@@ -164,8 +170,9 @@ export class Answer {
         case "Commit":
         case "Adopt": {
           const surplus = this.display.keep(action);
-          if (surplus !== null) return this.do(this.session.stop(surplus));
-          break;
+          if (surplus === null) break;
+          this.do(this.session.stop(surplus));
+          return;
         }
         default:
           this.display.show(action);
