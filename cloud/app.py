@@ -26,6 +26,7 @@ from cloud.device_socket import DeviceSocket
 from cloud.limits import WAITING, Account, Gate, Refusal
 from cloud.metrics import CONTENT_TYPE
 from cloud.openai import no_such_route, openai_routes
+from cloud.page import page_routes
 from cloud.service import Verifier
 from cloud.settings import Settings, is_loopback
 from cloud.tracing import Traced, trace_of
@@ -71,6 +72,7 @@ class App:
             Route("/readyz", self._readyz),
             Route("/metrics", self._metrics),
             WebSocketRoute("/v1/verify", self._verify),
+            *page_routes(settings, self.rebound),
             *extra_routes,
         ]
         if verifier.tokenizer is not None:

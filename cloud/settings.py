@@ -53,6 +53,11 @@ class Settings(BaseSettings):
     allow_host: Annotated[
         list[str], Field(description="names by which web pages may reach the verifier, beside localhost and addresses")
     ] = []
+    page: Annotated[
+        Path | None,
+        Field(description="folder of the web page to serve at /; on loopback by default the one that make web builds"),
+    ] = None
+    page_bundle: Annotated[Path, Field(description="bundle that the web page drafts with")] = Path("build/bundle")
     metrics_account: Annotated[
         str, Field(description="the token, by name, that may read /metrics from other machines; empty: any")
     ] = ""

@@ -66,6 +66,7 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
     from cloud.auth import AuthError
     from cloud.http_server import HttpServer
     from cloud.loading import load_verifier
+    from cloud.page import PageError
     from cloud.progress import Bar
     from outrider_core.models.moa_config import DrafterError
     from outrider_core.models.target import TargetError
@@ -75,7 +76,10 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
             verifier = load_verifier(settings, bar if sys.stderr.isatty() else None)
     except (TargetError, DrafterError, AuthError) as error:
         return _fail(str(error))
-    server = HttpServer(verifier, settings, context)
+    try:
+        server = HttpServer(verifier, settings, context)
+    except PageError as error:
+        return _fail(str(error))
     listener.listen(server.config.backlog)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

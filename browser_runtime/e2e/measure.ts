@@ -1,0 +1,95 @@
+/**
+ * Measures the page in a real Chromium: `npm run measure`. Prints JSON; seconds and tokens a second.
+ *
+ * Trees and a stream are compared over an emulated link (LINK_MS there and back) against a target whose steps take at least
+ * TARGET_MS. Nothing else should run on the machine meanwhile.
+ */
+
+import { browserPath, ChatPage, Chromium, type PageSettings, Verifier } from "./harness.js";
+
+/** Time is this many times slower for link and target, as target and drafter share this machine's cores. */
+const DILATION = 2;
+const LINK_MS = 30 * DILATION;
+const TARGET_MS = 60 * DILATION;
+const TOKENS = 96;
+const QUESTIONS = ["Why is the sky blue?", "How do I bake bread?", "What is a lighthouse for?"];
+
+const executable = browserPath();
+if (!executable) throw new Error("no Chromium here: install one, or name it in OUTRIDER_CHROMIUM");
+const verifier = await Verifier.start(["benchmarks.slow_target", "--step-ms", `${TARGET_MS}`]);
+const browser = await Chromium.start(executable);
+
+/** A page in a context of its own. */
+async function onPage<T>(settings: PageSettings, use: (chat: ChatPage) => Promise<T>): Promise<T> {
+  const context = await browser.context();
+  try {
+    const chat = await ChatPage.open(context, verifier.url, settings);
+    await chat.ready();
+    return await use(chat);
+  } finally {
+    await context.close();
+  }
+}
+
+/** Tokens a second of each question, over the delayed link. */
+async function rates(mode: string): Promise<number[]> {
+  return onPage({ mode, maxNewTokens: TOKENS }, async chat => {
+    await chat.page.fill("#delay", `${LINK_MS}`);
+    const found: number[] = [];
+    for (const question of QUESTIONS) {
+      await chat.page.click("#open-conversations");
+      await chat.page.click("#new-conversation");
+      await chat.ask(question);
+      const { note } = await chat.finished();
+      found.push(Number(note.match(/([\d.]+) a second/)?.[1]));
+    }
+    return found;
+  });
+}
+
+/** First paint, and an eight-wide step behind 128 tokens as the worker measured it. */
+async function start(): Promise<Record<string, number | string | null>> {
+  return onPage({}, async chat => {
+    return chat.page.evaluate(() => {
+      const [paint] = performance.getEntriesByName("first-paint");
+      const { step = "" } = document.documentElement.dataset;
+      const engine = document.getElementById("engine-note")!.textContent;
+      return { firstPaint: paint.startTime / 1000, eightWideStep: Number(step) / 1000, engine };
+    });
+  });
+}
+
+/** Seconds from the switch that cuts the link to the first word written alone, five times. */
+async function alone(): Promise<number[]> {
+  return onPage({ maxNewTokens: 400, mode: "tree" }, async chat => {
+    const found: number[] = [];
+    for (let round = 0; round < 5; round++) {
+      if (round === 0) await chat.ask("Tell me a long story about a lighthouse.");
+      await chat.page.waitForTimeout(1500);
+      const seconds = await chat.page.evaluate(async () => {
+        const answer = [...document.querySelectorAll(".turn.assistant")].at(-1)!;
+        const provisional = answer.querySelector(".provisional")!;
+        const began = performance.now();
+        document.getElementById("cut")!.click();
+        while (!provisional.textContent) await new Promise(resolve => setTimeout(resolve, 1));
+        return (performance.now() - began) / 1000;
+      });
+      found.push(seconds);
+      await chat.page.click("#cut");
+    }
+    return found;
+  });
+}
+
+const median = (values: number[]) => values.sort((one, other) => one - other)[values.length >> 1];
+try {
+  const [started, firstAlone] = [await start(), await alone()];
+  const [tree, stream] = [await rates("tree"), await rates("stream")];
+  const ratio = median(tree) / median(stream);
+  console.log(
+    JSON.stringify({ ...started, firstAlone, linkMs: LINK_MS, targetMs: TARGET_MS, tree, stream, ratio }, null, 1),
+  );
+} finally {
+  await browser.close();
+  await verifier.kill();
+}

@@ -1,0 +1,123 @@
+/** The present draft tree as a picture: tokens, path probabilities, and the accepted path once the verdict is there. */
+
+import type { Sight } from "../src/index.js";
+import { find } from "./dom.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+const [COLUMN, ROW, WIDTH, HEIGHT] = [98, 25, 84, 20];
+/** Characters of a token that are shown. */
+const LETTERS = 10;
+
+type Tree = Extract<Sight, { type: "tree" }>["tree"];
+
+function svg(tag: string, attributes: Record<string, string | number>, text = ""): SVGElement {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, String(value));
+  if (text) element.textContent = text;
+  return element;
+}
+
+export class TreeView {
+  private nodes: SVGElement[] = [];
+  private edges: SVGElement[] = [];
+  private tree: Tree | null = null;
+  private rows: number[] = [];
+  private picture: SVGElement | null = null;
+  private waiting: Sight | null = null;
+
+  /** textOf: of a token. */
+  constructor(private readonly textOf: (token: number) => string) {}
+
+  /** Shows it with the next frame; what comes faster than the screen is passed over. */
+  see(sight: Sight): void {
+    if (sight.type === "verdict") {
+      this.draw();
+      this.accept(sight.path, sight.bonus);
+      return;
+    }
+    if (!this.waiting) requestAnimationFrame(() => this.draw());
+    this.waiting = sight;
+  }
+
+  private draw(): void {
+    const sight = this.waiting;
+    this.waiting = null;
+    if (sight?.type !== "tree" || !sight.tree.size) return;
+    const { tree, scores } = sight;
+    this.tree = tree;
+    this.rows = rowsOf(tree);
+    const height = ROW * (1 + Math.max(...this.rows));
+    const width = COLUMN * (1 + Math.max(...tree.depths)) + 4;
+    const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img" });
+    picture.append(svg("title", {}, `${tree.size} drafted tokens`));
+    this.edges = tree.parents.map((parent, node) => {
+      const [x, y] = this.place(node);
+      const from = parent < 0 ? null : this.place(parent);
+      const chance = Math.exp(scores[node] ?? 0);
+      if (!from) return svg("path", { d: "" });
+      const [fromX, fromY] = [from[0] + WIDTH, from[1] + HEIGHT / 2];
+      const middle = (fromX + x) / 2;
+      const d = `M${fromX} ${fromY}C${middle} ${fromY} ${middle} ${y + HEIGHT / 2} ${x} ${y + HEIGHT / 2}`;
+      return svg("path", { d, "stroke-width": 0.8 + 3 * chance });
+    });
+    this.nodes = tree.tokens.map((token, node) => this.box(node, this.textOf(token), Math.exp(scores[node] ?? 0)));
+    picture.append(...this.edges, ...this.nodes);
+    find("tree-picture").replaceChildren(picture);
+    this.picture = picture;
+    find("tree-note").textContent = `${tree.size} tokens sent`;
+  }
+
+  private accept(path: readonly number[], bonus: number): void {
+    const { tree, picture } = this;
+    if (!tree || !picture || path.some(node => node >= tree.size)) return;
+    for (const node of path) {
+      this.nodes[node].classList.add("accepted");
+      this.edges[node].classList.add("accepted");
+    }
+    const last = path.at(-1);
+    const depth = last === undefined ? 0 : tree.depths[last];
+    const [x, y] = [depth * COLUMN + 2, last === undefined ? 0 : this.place(last)[1]];
+    find("tree-note").textContent = `${tree.size} tokens sent, ${path.length} accepted and 1 more`;
+    const free = !tree.depths.some((level, node) => level === depth + 1 && this.place(node)[1] === y);
+    if (free) picture.append(this.boxAt(x, y, this.textOf(bonus), null, "bonus"));
+  }
+
+  private place(node: number): [number, number] {
+    return [(this.tree!.depths[node] - 1) * COLUMN + 2, this.rows[node] * ROW + 2];
+  }
+
+  private box(node: number, text: string, chance: number): SVGElement {
+    const [x, y] = this.place(node);
+    return this.boxAt(x, y, text, chance, "node");
+  }
+
+  private boxAt(x: number, y: number, text: string, chance: number | null, kind: string): SVGElement {
+    const group = svg("g", { class: kind });
+    const shown = text.replace(/\n/g, "↵").replace(/ /g, "·").slice(0, LETTERS) || "∎";
+    group.append(
+      svg("rect", { x, y, width: WIDTH, height: HEIGHT, rx: 5 }),
+      svg("text", { x: x + 5, y: y + 14 }, shown),
+    );
+    if (chance !== null && shown.length < LETTERS - 2) {
+      const percent = `${Math.round(100 * chance)}%`;
+      group.append(svg("text", { x: x + WIDTH - 4, y: y + 13, "text-anchor": "end", class: "chance" }, percent));
+    }
+    return group;
+  }
+}
+
+/** Of each node its row: a node's likeliest child stays in its row, others get rows below. */
+function rowsOf(tree: Tree): number[] {
+  const children = Array.from({ length: tree.size + 1 }, (): number[] => []);
+  for (const [node, parent] of tree.parents.entries()) children[parent + 1].push(node);
+  const rows: number[] = Array(tree.size).fill(0);
+  let next = 0;
+  const lay = (parent: number, row: number): void => {
+    for (const [index, node] of children[parent + 1].entries()) {
+      rows[node] = index === 0 ? row : ++next;
+      lay(node, rows[node]);
+    }
+  };
+  lay(-1, 0);
+  return rows;
+}

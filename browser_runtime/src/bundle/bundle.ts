@@ -1,0 +1,80 @@
+/** A checked bundle: what the runtime reads of the folder that `python -m export bundle` writes. */
+
+import { RowShape } from "../protocol/rows.js";
+import { ChatBoundary, type ChatMessage } from "./chatBoundary.js";
+import { ChatTemplate } from "./chatTemplate.js";
+import { BundleError, MANIFEST, type Manifest } from "./manifest.js";
+import { Tokenizer } from "./tokenizer.js";
+
+/** The bytes of a file that `manifest.files` lists, whose sha-256 has been checked. */
+export type ReadFile = (name: string) => Promise<Uint8Array<ArrayBuffer>>;
+
+export class Bundle {
+  private readonly boundary: ChatBoundary;
+  private readonly template: ChatTemplate;
+
+  private constructor(
+    readonly manifest: Manifest,
+    readonly tokenizer: Tokenizer,
+    /** Target token id of each row of the LM head. */
+    readonly draftIds: Uint32Array,
+    /** [2 (K, V), caKvHeads, headDim], or null where the drafter has none. */
+    readonly nullRow: Float32Array | null,
+    template: string,
+    private readonly special: Record<string, string>,
+    readonly readFile: ReadFile,
+  ) {
+    try {
+      this.template = new ChatTemplate(template);
+    } catch (error) {
+      throw new BundleError(`chat_template.jinja does not load: ${error instanceof Error ? error.message : error}`);
+    }
+    this.boundary = new ChatBoundary(tokenizer, template);
+  }
+
+  /** Reads all but the engine's files. Throws BundleError. */
+  static async open(manifest: Manifest, readFile: ReadFile): Promise<Bundle> {
+    const text = async (name: string) => new TextDecoder().decode(await readFile(name));
+    const numbers = async (name: string) => (await readFile(name)).slice().buffer;
+    const draftIds = new Uint32Array(await numbers(manifest.draftIdsFile));
+    if (draftIds.length !== manifest.draftVocabSize || draftIds.some(id => id >= manifest.vocabSize)) {
+      throw new BundleError(`${manifest.draftIdsFile} does not fit ${MANIFEST}; export the bundle again`);
+    }
+    const nullRow = manifest.nullRowFile === null ? null : new Float32Array(await numbers(manifest.nullRowFile));
+    if (nullRow && nullRow.length !== 2 * manifest.caKvHeads * manifest.headDim) {
+      throw new BundleError(`${manifest.nullRowFile} does not fit ${MANIFEST}; export the bundle again`);
+    }
+    const tokenizer = Tokenizer.parse(await text("tokenizer.json"));
+    const settings = JSON.parse(await text("tokenizer_config.json"));
+    const names = ["bos_token", "eos_token", "unk_token", "pad_token"];
+    const special = Object.fromEntries(names.map(name => [name, contentOf(settings?.[name])]));
+    const template = await text("chat_template.jinja");
+    return new Bundle(manifest, tokenizer, draftIds, nullRow, template, special, readFile);
+  }
+
+  get rowShape(): RowShape {
+    return new RowShape(this.manifest.caKvHeads, this.manifest.headDim);
+  }
+
+  /**
+   * Token ids of a conversation up to where the assistant's next turn begins.
+   *
+   * Content is text: what looks like a special token in it is none. Throws RangeError on a role that is no plain name,
+   * BundleError where the template fails.
+   */
+  renderChat(messages: readonly ChatMessage[]): number[] {
+    return this.boundary.encode(messages, said => {
+      try {
+        return this.template.render({ messages: said, ...this.special });
+      } catch (error) {
+        throw new BundleError(`the chat template failed: ${error instanceof Error ? error.message : error}`);
+      }
+    });
+  }
+}
+
+/** A special token stands in tokenizer_config.json as a string or as {"content": ...}. */
+function contentOf(token: unknown): string {
+  const content = typeof token === "object" && token !== null ? (token as { content?: unknown }).content : token;
+  return typeof content === "string" ? content : "";
+}

@@ -1,0 +1,99 @@
+/** manifest.json of a bundle: what `python -m export bundle` writes, checked. */
+
+export const FORMAT_VERSION = 2;
+export const MANIFEST = "manifest.json";
+
+/** What is there is not a usable bundle. The message is one line that says what to do. */
+export class BundleError extends Error {}
+
+export interface FileEntry {
+  sha256: string;
+  bytes: number;
+}
+
+/** Widths in values; hashes as the handshake compares them. The file names are keys of `files`. */
+export interface Manifest {
+  target: string;
+  targetHash: string;
+  drafterHash: string;
+  vocabSize: number;
+  eosIds: number[];
+  maxContext: number;
+  saKvHeads: number;
+  caKvHeads: number;
+  headDim: number;
+  draftVocabSize: number;
+  draftIdsFile: string;
+  nullRowFile: string | null;
+  engineFile: string;
+  engineData: string | null;
+  files: Record<string, FileEntry>;
+}
+
+const TEXT_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
+
+/** From the text of manifest.json. Throws BundleError. */
+export function parseManifest(text: string): Manifest {
+  let raw: Record<string, unknown>;
+  try {
+    raw = JSON.parse(text);
+  } catch {
+    throw new BundleError(`${MANIFEST} is no JSON: is this the address of a bundle?`);
+  }
+  const version = raw?.format_version;
+  if (version !== FORMAT_VERSION) {
+    throw new BundleError(
+      `${MANIFEST}: format ${version}, this runtime reads ${FORMAT_VERSION}; export again or update`,
+    );
+  }
+  const engine = (raw.engines as Record<string, Record<string, unknown>> | undefined)?.onnx;
+  if (!engine) throw new BundleError(`${MANIFEST} lists no onnx engine; export the bundle with --format onnx`);
+  const manifest: Manifest = {
+    target: text_(raw, "target"),
+    targetHash: text_(raw, "target_hash"),
+    drafterHash: text_(raw, "drafter_hash"),
+    vocabSize: count(raw, "vocab_size"),
+    eosIds: raw.eos_ids as number[],
+    maxContext: count(raw, "max_context"),
+    saKvHeads: count(raw, "sa_kv_heads"),
+    caKvHeads: count(raw, "ca_kv_heads"),
+    headDim: count(raw, "head_dim"),
+    draftVocabSize: count(raw, "draft_vocab_size"),
+    draftIdsFile: text_(raw, "draft_ids_file"),
+    nullRowFile: raw.null_row_file === null ? null : text_(raw, "null_row_file"),
+    engineFile: text_(engine, "file"),
+    engineData: engine.data === null || engine.data === undefined ? null : text_(engine, "data"),
+    files: raw.files as Record<string, FileEntry>,
+  };
+  if (!Array.isArray(manifest.eosIds) || !manifest.eosIds.length) throw broken("eos_ids");
+  for (const name of neededFiles(manifest)) {
+    const entry = manifest.files?.[name];
+    if (!entry) throw new BundleError(`${MANIFEST} lists no ${name}; export the bundle again`);
+    const plain = /^[\w.-]+$/.test(name) && !name.startsWith(".");
+    if (!plain || !/^[0-9a-f]{64}$/.test(entry.sha256) || !Number.isSafeInteger(entry.bytes)) throw broken(name);
+  }
+  return manifest;
+}
+
+/** The files that the runtime reads, small ones first. */
+export function neededFiles(manifest: Manifest): string[] {
+  const { draftIdsFile, nullRowFile, engineFile, engineData } = manifest;
+  const names = [...TEXT_FILES, draftIdsFile, nullRowFile, engineFile, engineData];
+  return names.filter((name): name is string => name !== null);
+}
+
+function text_(of: Record<string, unknown>, name: string): string {
+  const value = of[name];
+  if (typeof value !== "string") throw broken(name);
+  return value;
+}
+
+function count(of: Record<string, unknown>, name: string): number {
+  const value = of[name];
+  if (typeof value !== "number" || !Number.isSafeInteger(value) || value < 1) throw broken(name);
+  return value;
+}
+
+function broken(name: string): BundleError {
+  return new BundleError(`${MANIFEST} is broken at ${name}; export the bundle again`);
+}

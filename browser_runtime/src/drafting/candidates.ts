@@ -1,0 +1,98 @@
+/** Ranks what may follow a node: the drafter's distribution, prompt lookup's guess and the noise of the draw. */
+
+import { Noise } from "../protocol/noise.js";
+import { normalise, type Sampling } from "../protocol/sampling.js";
+import type { Guess, Lookup } from "./lookup.js";
+import { largest, likeliest } from "./select.js";
+
+/** Children known of an expanded node: at least this many; up to CHILDREN if they are likely to be a verdict's. */
+const LEAST_CHILDREN = 16;
+const CHILDREN = 64;
+const LIKELY_CHILD = Math.log(0.002);
+/** Likeliest tokens behind a node that noise may bring forward; less likely ones are left out. */
+const CANDIDATES = 512;
+
+/** A token behind a node, and its log-probability; with sampling: among all candidates once the noise is known. */
+export interface Candidate {
+  token: number;
+  logProb: number;
+}
+
+export class Candidates {
+  /** Token id -> row of the LM head. */
+  private readonly columns: Map<number, number>;
+  /** Scratch [draftVocab]: the logits of one row over the temperature. */
+  private readonly x: Float32Array;
+
+  constructor(
+    private readonly draftIds: ArrayLike<number>,
+    private readonly lookup: Lookup | null,
+  ) {
+    this.columns = new Map(Array.from(draftIds, (token, column) => [token, column]));
+    this.x = new Float32Array(draftIds.length);
+  }
+
+  /**
+   * The best children, best first, of row `row` of `logits` [n, draftVocab].
+   *
+   * path: tokens below the root; position: of the token that is proposed.
+   */
+  best(logits: Float32Array, row: number, path: readonly number[], position: number, sampling: Sampling): Candidate[] {
+    const { x, draftIds } = this;
+    const vocab = draftIds.length;
+    const scale = sampling.greedy ? 1 : Math.fround(sampling.temperature);
+    let high = Number.NEGATIVE_INFINITY;
+    for (let column = 0; column < vocab; column++) {
+      x[column] = logits[row * vocab + column] / scale;
+      if (x[column] > high) high = x[column];
+    }
+    let sum = 0;
+    for (let column = 0; column < vocab; column++) sum += Math.exp(x[column] - high);
+    const total = high + Math.log(sum);
+    const likely = likeliest(x, high, Math.min(sampling.greedy ? CHILDREN : CANDIDATES, vocab));
+    // one place more than candidates, for a guess that is none of the drafter's
+    const ids = likely.map(column => draftIds[column]).concat(draftIds[0]);
+    const scores = new Float64Array(ids.length).fill(Number.NEGATIVE_INFINITY);
+    for (const [index, column] of likely.entries()) scores[index] = x[column] - total;
+    const guess = this.lookup?.guess(path);
+    if (guess) this.mix(guess, ids, scores, total);
+    if (!sampling.greedy) perturb(scores, ids, new Noise(sampling.seed, position));
+    const best = largest(scores, Math.min(CHILDREN, vocab)).sort((one, other) => scores[other] - scores[one]);
+    return best
+      .filter((place, rank) => rank < LEAST_CHILDREN || scores[place] > LIKELY_CHILD)
+      .map(place => ({ token: ids[place], logProb: scores[place] }));
+  }
+
+  /** Mixes a guess of hit rate w into `scores`: it gets w, the drafter's distribution the rest. */
+  private mix(guess: Guess, ids: number[], scores: Float64Array, total: number): void {
+    const rest = Math.log1p(-guess.weight);
+    for (let index = 0; index < scores.length; index++) scores[index] += rest;
+    const last = ids.length - 1;
+    const known = ids.indexOf(guess.token);
+    if (known >= 0 && known < last) {
+      scores[known] = logAddExp(scores[known], Math.log(guess.weight));
+      return;
+    }
+    const column = this.columns.get(guess.token);
+    const own = column === undefined ? Number.NEGATIVE_INFINITY : rest + this.x[column] - total;
+    ids[last] = guess.token;
+    scores[last] = logAddExp(own, Math.log(guess.weight));
+  }
+}
+
+/** Adds the noise, and makes log-probabilities of the sums. */
+function perturb(scores: Float64Array, ids: readonly number[], noise: Noise): void {
+  let most = Number.NEGATIVE_INFINITY;
+  for (let index = 0; index < scores.length; index++) {
+    scores[index] += noise.gumbel(ids[index]);
+    most = Math.max(most, scores[index]);
+  }
+  for (let index = 0; index < scores.length; index++) scores[index] -= most;
+  normalise(scores);
+}
+
+/** ln(e^one + e^other). */
+function logAddExp(one: number, other: number): number {
+  const high = Math.max(one, other);
+  return high === Number.NEGATIVE_INFINITY ? high : high + Math.log1p(Math.exp(-Math.abs(one - other)));
+}

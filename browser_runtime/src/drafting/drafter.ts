@@ -1,0 +1,302 @@
+/**
+ * Grows draft trees, and writes single tokens when the link is down.
+ *
+ * A tree grows in batches: the likeliest nodes that are not expanded yet are run together, until no node can join the best
+ * ones any more (docs/design.md). With sampling, candidates are ranked by log q + g with the verifier's own noise g, so
+ * the target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
+ *
+ * A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
+ * text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
+ */
+
+import { Noise } from "../protocol/noise.js";
+import type { RowShape } from "../protocol/rows.js";
+import { argmax, logProbs, Sampling } from "../protocol/sampling.js";
+import { MAX_NODES, ROOT, TokenTree } from "../protocol/tree.js";
+import { Candidates } from "./candidates.js";
+import type { Engine } from "./engine.js";
+import { FeatureRows } from "./featureRows.js";
+import { Growth } from "./growth.js";
+import { Lookup } from "./lookup.js";
+
+/** Added to the score of what a query must not see. */
+const MASKED = -1e9;
+/** Cache rows kept free for the expanded nodes of one tree. */
+const TREE_ROWS = 512;
+/** Nodes less likely than this are not expanded ahead of a verdict. */
+const AHEAD_FLOOR = Math.log(0.0005);
+/** Tokens the engine takes in one step at most. */
+const MAX_WIDTH = 64;
+/** Tokens of a prompt fed in one step: as fast as more, and attention's temporaries stay small. */
+const PROMPT_CHUNK = 32;
+
+/**
+ * nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded in one step; gain: accepted tokens that one
+ * more step must promise, 0 drafts on to the likeliest nodes of all.
+ */
+export interface TreeShape {
+  nodes: number;
+  depth: number;
+  breadth: number;
+  gain: number;
+}
+
+/** A shape whose numbers fit the engine. Throws RangeError. */
+export function treeShape(of: Partial<TreeShape> = {}): TreeShape {
+  const shape = { nodes: 32, depth: 10, breadth: 8, gain: 0.05, ...of };
+  const { nodes, depth, breadth } = shape;
+  if (Math.min(nodes, depth, breadth) < 1 || nodes > MAX_NODES) {
+    throw new RangeError(`a tree needs 1..${MAX_NODES} nodes and at least one level and one branch`);
+  }
+  if (breadth > MAX_WIDTH || depth * breadth > TREE_ROWS) {
+    throw new RangeError(`breadth must be at most ${MAX_WIDTH} and depth x breadth at most ${TREE_ROWS} tokens`);
+  }
+  return shape;
+}
+
+/**
+ * A tree, its nodes' log path probabilities, and what it took.
+ *
+ * steps: engine steps since it was asked for. ahead: its root had been expanded ahead, with `kept` nodes below it.
+ */
+export interface Draft {
+  tree: TokenTree;
+  scores: readonly number[];
+  steps: number;
+  ahead: boolean;
+  kept: number;
+}
+
+export const NO_DRAFT: Draft = { tree: TokenTree.EMPTY, scores: [], steps: 0, ahead: false, kept: 0 };
+
+/** What of a bundle the drafter needs. draftIds: target token id of each row of the LM head. */
+export interface DrafterSetup {
+  draftIds: ArrayLike<number>;
+  rowShape: RowShape;
+  saKvHeads: number;
+  maxContext: number;
+  lookup?: boolean;
+  nullRow?: Float32Array | null;
+}
+
+/** Drafting state of one conversation: self-attention cache and feature rows. One call at a time, in order. */
+export class Drafter {
+  private readonly draftIds: ArrayLike<number>;
+  private readonly maxContext: number;
+  private readonly lookup: Lookup | null;
+  private readonly candidates: Candidates;
+  private readonly rows: FeatureRows;
+  /** Values of a cache row, and the cache [capacity, width]. */
+  private readonly width: number;
+  private readonly capacity: number;
+  private readonly keys: Float32Array;
+  private readonly values: Float32Array;
+  /** Token ids whose keys and values stand in rows 0..length-1. */
+  private cached: number[] = [];
+  /** Hangs below `cached`; its candidates were ranked for `sampling`. */
+  private growth: Growth | null = null;
+  private sampling = new Sampling();
+  private steps = 0;
+
+  constructor(
+    private readonly engine: Engine,
+    setup: DrafterSetup,
+  ) {
+    this.draftIds = setup.draftIds;
+    this.maxContext = setup.maxContext;
+    this.lookup = (setup.lookup ?? true) ? new Lookup() : null;
+    this.candidates = new Candidates(setup.draftIds, this.lookup);
+    this.rows = new FeatureRows(setup.rowShape, setup.maxContext, setup.nullRow ?? null);
+    this.width = setup.saKvHeads * setup.rowShape.headDim;
+    this.capacity = setup.maxContext + TREE_ROWS;
+    this.keys = new Float32Array(this.capacity * this.width);
+    this.values = new Float32Array(this.capacity * this.width);
+  }
+
+  /** Forget the rows of positions `length` and above: another text stands there now. */
+  keepRows(length: number): void {
+    this.rows.keep(length);
+  }
+
+  /**
+   * Feature rows [n, 2, heads, headDim] of the tokens at `positions` [n].
+   *
+   * What was drafted without any is drafted again: the verifier sends the first ones with an answer's first token.
+   */
+  addRows(positions: readonly number[], rows: Float32Array): void {
+    if (this.rows.empty) this.growth = null;
+    this.rows.add(positions, rows);
+  }
+
+  /** The drafter's own next token behind `prefix`, drawn with the noise the target would use; its probability. */
+  async nextToken(prefix: readonly number[], sampling: Sampling): Promise<{ token: number; probability: number }> {
+    const logits = await this.advance(prefix);
+    const { temperature, seed } = sampling;
+    const logQ = logProbs(logits, new Sampling({ temperature, seed }));
+    const noise = new Noise(seed, prefix.length);
+    const drawn = sampling.greedy ? logQ : logQ.map((value, column) => value + noise.gumbel(this.draftIds[column]));
+    const best = argmax(drawn);
+    return { token: this.draftIds[best], probability: Math.exp(logQ[best]) };
+  }
+
+  /**
+   * Draft at most shape.nodes nodes below the last token of `prefix`.
+   *
+   * `stop()` is asked between steps; when true, what is there is returned.
+   */
+  async draft(
+    prefix: readonly number[],
+    sampling: Sampling,
+    shape: TreeShape,
+    stop: () => boolean | Promise<boolean> = () => false,
+  ): Promise<Draft> {
+    const depth = Math.min(shape.depth, this.maxContext - prefix.length);
+    if (depth < 1) return NO_DRAFT;
+    const before = this.steps;
+    const there = this.reroot(prefix, sampling);
+    const growth = there ?? (await this.begin(prefix, sampling));
+    const kept = growth.used - growth.base;
+    while (!(await stop())) {
+      const worst = growth.worstOfBest(shape.nodes, depth);
+      if (!(await this.widen(growth, shape.breadth, depth, worst, shape.gain))) break;
+    }
+    const [tree, scores] = growth.best(shape.nodes, depth);
+    return { tree, scores, steps: this.steps - before, ahead: there !== null, kept };
+  }
+
+  /**
+   * Grow the last tree on below and beside what was sent, likeliest nodes first; the nodes expanded.
+   *
+   * Path probabilities are those of what the verdict may say, so most work goes where it is likeliest to end.
+   */
+  async draftAhead(shape: TreeShape, stop: () => boolean | Promise<boolean>): Promise<number> {
+    const { growth } = this;
+    if (!growth) return 0;
+    const depth = Math.min(2 * shape.depth, this.maxContext - growth.base);
+    let done = 0;
+    while (!(await stop())) {
+      const expanded = await this.widen(growth, shape.breadth, depth, AHEAD_FLOOR, 0);
+      if (!expanded) break;
+      done += expanded;
+    }
+    return done;
+  }
+
+  /** Run the engine behind `past` cache rows; its keys and values land right behind them. */
+  private async step(
+    tokens: readonly number[],
+    positions: readonly number[],
+    wanted: readonly number[],
+    mask: Float32Array,
+    past: number,
+  ): Promise<Float32Array> {
+    this.steps++;
+    const [keys, values] = [this.keys.subarray(0, past * this.width), this.values.subarray(0, past * this.width)];
+    const result = await this.engine.step({
+      tokens,
+      positions,
+      wanted,
+      past,
+      mask,
+      keys,
+      values,
+      ...this.rows.visible(),
+    });
+    this.keys.set(result.keys, past * this.width);
+    this.values.set(result.values, past * this.width);
+    return result.logits;
+  }
+
+  /** Bring the cache to `prefix`; the logits [draftVocab] behind its last token. No tree outlives it. */
+  private async advance(prefix: readonly number[]): Promise<Float32Array> {
+    this.growth = null;
+    let kept = 0; // the last token's logits are needed in any case
+    while (kept < Math.min(this.cached.length, prefix.length - 1) && this.cached[kept] === prefix[kept]) kept++;
+    this.cached.length = kept;
+    let logits = new Float32Array();
+    for (let start = kept; start < prefix.length; start += PROMPT_CHUNK) {
+      const chunk = prefix.slice(start, start + PROMPT_CHUNK);
+      const width = start + chunk.length;
+      const mask = new Float32Array(chunk.length * width);
+      for (let row = 0; row < chunk.length; row++) mask.fill(MASKED, row * width + start + row + 1, (row + 1) * width);
+      const positions = chunk.map((_, index) => start + index);
+      logits = (await this.step(chunk, positions, [chunk.length - 1], mask, start)) as Float32Array<ArrayBuffer>;
+      this.cached.push(...chunk);
+    }
+    return logits;
+  }
+
+  /** The tree that is there below `prefix` already, or null; what the cache can keep, it keeps. */
+  private reroot(prefix: readonly number[], sampling: Sampling): Growth | null {
+    const { growth, cached } = this;
+    if (!growth || !sampling.equals(this.sampling)) return null;
+    if (prefix.length < cached.length || cached.some((token, index) => prefix[index] !== token)) return null;
+    const found = growth.find(prefix.slice(cached.length));
+    const unexpanded = found.findIndex(node => growth.slots[node] < 0);
+    const path = unexpanded < 0 ? found : found.slice(0, unexpanded);
+    if (path.length) {
+      const [below, rows] = growth.below(path);
+      this.moveRows(rows, cached.length);
+      cached.push(...prefix.slice(cached.length, cached.length + path.length));
+      this.growth = below;
+    }
+    if (cached.length !== prefix.length) this.growth = null;
+    return this.growth;
+  }
+
+  /** Cache rows `rows` move to `start` and on. */
+  private moveRows(rows: readonly number[], start: number): void {
+    for (const cache of [this.keys, this.values]) {
+      const moved = rows.map(row => cache.slice(row * this.width, (row + 1) * this.width));
+      for (const [index, row] of moved.entries()) cache.set(row, (start + index) * this.width);
+    }
+  }
+
+  /** A tree of the root's children alone. */
+  private async begin(prefix: readonly number[], sampling: Sampling): Promise<Growth> {
+    this.lookup?.follow(prefix);
+    const logits = await this.advance(prefix);
+    const growth = new Growth(prefix.length);
+    this.growth = growth;
+    this.sampling = sampling;
+    this.propose(growth, [ROOT], logits);
+    return growth;
+  }
+
+  /** Expand the next nodes; how many, 0 where there is no room or they do not promise `gain`. */
+  private async widen(growth: Growth, breadth: number, depth: number, floor: number, gain: number): Promise<number> {
+    const frontier = growth.frontier(Math.min(breadth, this.capacity - growth.used), depth, floor);
+    if (!frontier.length || growth.promise(frontier, floor) < gain) {
+      growth.putBack(frontier);
+      return 0;
+    }
+    this.propose(growth, frontier, await this.expand(growth, frontier));
+    return frontier.length;
+  }
+
+  /** Add each frontier node's best children; logits [frontier, draftVocab]. */
+  private propose(growth: Growth, frontier: readonly number[], logits: Float32Array): void {
+    for (const [row, parent] of frontier.entries()) {
+      const path = growth.path(parent).map(node => growth.tokens[node]);
+      const children = this.candidates.best(logits, row, path, growth.base + path.length, this.sampling);
+      for (const { token, logProb } of children) growth.add(parent, token, logProb);
+    }
+  }
+
+  /** Run the engine on the frontier nodes; each sees the text, its ancestors and itself. */
+  private expand(growth: Growth, frontier: readonly number[]): Promise<Float32Array> {
+    const { base } = growth;
+    const past = growth.used;
+    const width = past + frontier.length;
+    growth.used += frontier.length;
+    const mask = new Float32Array(frontier.length * width).fill(MASKED);
+    for (const [row, node] of frontier.entries()) {
+      growth.slots[node] = past + row;
+      mask.fill(0, row * width, row * width + base);
+      for (const seen of growth.path(node)) mask[row * width + growth.slots[seen]] = 0;
+    }
+    const tokens = frontier.map(node => growth.tokens[node]);
+    const positions = frontier.map(node => base - 1 + growth.depths[node]);
+    return this.step(tokens, positions, [...frontier.keys()], mask, past);
+  }
+}

@@ -1,0 +1,52 @@
+/** What a page and the drafter's worker say to each other. */
+
+import type { Draft, TreeShape } from "../drafting/drafter.js";
+import type { SamplingOptions } from "../protocol/sampling.js";
+import type { EngineFiles } from "./onnx.js";
+
+/** Where the computing happens. */
+export type Provider = "wasm" | "webgpu";
+
+/** What the worker begins with; the engine's files are handed over, not copied. */
+export interface Setup {
+  files: EngineFiles;
+  draftIds: Uint32Array;
+  nullRow: Float32Array | null;
+  saKvHeads: number;
+  caKvHeads: number;
+  headDim: number;
+  maxContext: number;
+  lookup: boolean;
+  /** 0: chosen by the machine, where the page is cross-origin isolated; else one. */
+  threads: number;
+  /** Folder of ONNX Runtime's WebAssembly. */
+  wasmUrl: string;
+  /** null: measure, where the machine has WebGPU, and take the faster one. */
+  provider: Provider | null;
+}
+
+/** A tree as it travels. */
+export type PlainDraft = Omit<Draft, "tree"> & { tokens: readonly number[]; parents: readonly number[] };
+
+export type Job =
+  | { type: "start"; setup: Setup }
+  | { type: "draft"; prefix: readonly number[]; sampling: SamplingOptions; shape: TreeShape; key: string | null }
+  | { type: "nextToken"; prefix: readonly number[]; sampling: SamplingOptions }
+  | { type: "draftAhead"; shape: TreeShape; key: string }
+  | { type: "close" };
+
+export type Request =
+  | (Job & { id: number })
+  | { type: "want"; key: string }
+  | { type: "addRows"; positions: readonly number[]; rows: Float32Array }
+  | { type: "keepRows"; length: number };
+
+/** The worker's answer to the job of this id. */
+export type Reply = { id: number; result: unknown } | { id: number; error: string };
+
+/** What was found out at the start: where it computes, and seconds of an eight-wide step behind 128 tokens. */
+export interface Started {
+  provider: Provider;
+  threads: number;
+  stepSeconds: number;
+}

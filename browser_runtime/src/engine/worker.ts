@@ -1,0 +1,122 @@
+/** The drafter's worker: engine and drafting state live here, so that the page never waits for them. */
+
+import { Drafter } from "../drafting/drafter.js";
+import type { DraftStep, Engine } from "../drafting/engine.js";
+import { RowShape } from "../protocol/rows.js";
+import { Sampling } from "../protocol/sampling.js";
+import { LocalDrafter } from "../runtime/drafterThread.js";
+import type { Job, PlainDraft, Provider, Reply, Request, Setup, Started } from "./messages.js";
+import { EngineError, OnnxEngine, type OnnxRuntime } from "./onnx.js";
+
+/** Steps of each engine that is measured; the median counts. */
+const MEASURED_STEPS = 7;
+/** WebGPU has to be this much faster: it costs a second runtime, and memory of the graphics card. */
+const WORTH_A_GPU = 0.8;
+
+let drafter: LocalDrafter | null = null;
+
+async function start(setup: Setup): Promise<Started> {
+  const shape = { saKvHeads: setup.saKvHeads, caKvHeads: setup.caKvHeads, headDim: setup.headDim };
+  const ort = await import("onnxruntime-web/wasm");
+  ort.env.wasm.wasmPaths = setup.wasmUrl;
+  const isolated = globalThis.crossOriginIsolated === true;
+  const threads = isolated ? setup.threads || Math.min(4, Math.max(1, (navigator.hardwareConcurrency ?? 2) - 1)) : 1;
+  ort.env.wasm.numThreads = threads;
+  let engine = await OnnxEngine.load(ort as unknown as OnnxRuntime, setup.files, shape);
+  let [provider, stepSeconds]: [Provider, number] = ["wasm", await measure(engine, setup)];
+  if (setup.provider !== "wasm" && (await gpu())) {
+    const other = await onGpu(setup, shape).catch(() => null);
+    const seconds = other
+      ? await measure(other, setup).catch(() => Number.POSITIVE_INFINITY)
+      : Number.POSITIVE_INFINITY;
+    if (other && (setup.provider === "webgpu" || seconds < WORTH_A_GPU * stepSeconds)) {
+      await engine.close();
+      engine = other;
+      provider = "webgpu";
+      stepSeconds = seconds;
+    } else {
+      await other?.close();
+    }
+  }
+  const rowShape = new RowShape(setup.caKvHeads, setup.headDim);
+  drafter = new LocalDrafter(new Drafter(engine, { ...setup, rowShape }), () => engine.close());
+  return { provider, threads: provider === "wasm" ? threads : 1, stepSeconds };
+}
+
+/** Whether there is a graphics card to compute on. */
+async function gpu(): Promise<boolean> {
+  const { gpu } = navigator as Navigator & { gpu?: { requestAdapter(): Promise<unknown> } };
+  return Boolean(await gpu?.requestAdapter().catch(() => null));
+}
+
+async function onGpu(setup: Setup, shape: Pick<Setup, "saKvHeads" | "caKvHeads" | "headDim">): Promise<OnnxEngine> {
+  const ort = await import("onnxruntime-web/webgpu");
+  ort.env.wasm.wasmPaths = setup.wasmUrl;
+  return OnnxEngine.load(ort as unknown as OnnxRuntime, setup.files, shape, "webgpu");
+}
+
+/** Seconds of an eight-wide step behind 128 tokens and as many feature rows: the median. */
+async function measure(engine: Engine, setup: Setup): Promise<number> {
+  const [width, past] = [8, 128];
+  const [sa, ca] = [past * setup.saKvHeads * setup.headDim, (past + 1) * setup.caKvHeads * setup.headDim];
+  const tokens = Array.from(setup.draftIds.subarray(0, width));
+  const step: DraftStep = {
+    tokens,
+    positions: tokens.map(() => past),
+    wanted: tokens.map((_, index) => index),
+    past,
+    rows: past + 1,
+    mask: new Float32Array(width * (past + width)),
+    keys: new Float32Array(sa),
+    values: new Float32Array(sa),
+    rowKeys: new Float32Array(ca),
+    rowValues: new Float32Array(ca),
+  };
+  const took: number[] = [];
+  for (let round = 0; round <= MEASURED_STEPS; round++) {
+    const began = performance.now();
+    await engine.step(step);
+    if (round) took.push((performance.now() - began) / 1000); // the first one warms up
+  }
+  return took.sort((one, other) => one - other)[MEASURED_STEPS >> 1];
+}
+
+function there(): LocalDrafter {
+  if (!drafter) throw new EngineError("the drafter is not started");
+  return drafter;
+}
+
+async function answer(request: Job): Promise<unknown> {
+  switch (request.type) {
+    case "start":
+      return start(request.setup);
+    case "draft": {
+      const { prefix, shape, key } = request;
+      const { result, seconds } = await there().draft(prefix, new Sampling(request.sampling), shape, key);
+      const { tree, ...others } = result;
+      const plain: PlainDraft = { ...others, tokens: tree.tokens, parents: tree.parents };
+      return { result: plain, seconds };
+    }
+    case "nextToken":
+      return there().nextToken(request.prefix, new Sampling(request.sampling));
+    case "draftAhead":
+      return there().draftAhead(request.shape, request.key);
+    case "close":
+      await drafter?.close();
+      return null;
+  }
+}
+
+addEventListener("message", ({ data }: MessageEvent<Request>) => {
+  if (data.type === "want") drafter?.want(data.key);
+  else if (data.type === "addRows") drafter?.addRows(data.positions, data.rows);
+  else if (data.type === "keepRows") drafter?.keepRows(data.length);
+  else {
+    const { id } = data;
+    const reply = (of: Reply) => postMessage(of);
+    answer(data).then(
+      result => reply({ id, result }),
+      error => reply({ id, error: error instanceof Error ? error.message : String(error) }),
+    );
+  }
+});

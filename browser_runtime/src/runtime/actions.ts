@@ -1,0 +1,82 @@
+/** What a session asks its surroundings to do. Pure data, with the names of the other runtimes. */
+
+import type { ClientMessage } from "../protocol/messages.js";
+import type { FinishReason, PauseReason } from "./states.js";
+
+/** gain: accepted tokens that another step must promise; null: the runtime's own. */
+export interface TreeSize {
+  nodes: number;
+  depth: number;
+  gain: number | null;
+}
+
+/** Give `message` to the link. */
+export interface Send {
+  type: "Send";
+  message: ClientMessage;
+}
+
+/** Draft a tree below `prefix`; answer with `Session.treeReady`. depth may be 0: only the bonus token is wanted. */
+export interface DraftTree extends TreeSize {
+  type: "DraftTree";
+  prefix: number[];
+  version: number;
+}
+
+/** Draft a tree below `prefix` that is not sent: what comes of it is seen in the stream. */
+export interface Compare extends TreeSize {
+  type: "Compare";
+  prefix: number[];
+}
+
+/** Let the drafter write one token behind `prefix`; answer with `Session.tokenWritten`. */
+export interface WriteToken {
+  type: "WriteToken";
+  prefix: number[];
+  version: number;
+}
+
+/** Feature rows [n, 2, heads, headDim] of tokens at `positions` [n], which the drafter has not seen yet. */
+export interface AddRows {
+  type: "AddRows";
+  positions: number[];
+  rows: Float32Array;
+}
+
+/** `tokens` are the target's; the first `confirmed` of them stood there as provisional already. */
+export interface Commit {
+  type: "Commit";
+  tokens: number[];
+  confirmed: number;
+}
+
+/** `tokens`, written by the drafter alone, stay as they are: the answer goes on behind them (`keep`). */
+export interface Adopt {
+  type: "Adopt";
+  tokens: number[];
+}
+
+export type Action =
+  | Send
+  | DraftTree
+  | Compare
+  | WriteToken
+  | AddRows
+  | Commit
+  | Adopt
+  /** Grow the tree that was just sent on, where `Session.draftsAhead`, until the session's version changes. */
+  | { type: "DraftAhead"; version: number }
+  /** The drafter wrote `token` on its own. */
+  | { type: "Provide"; token: number }
+  /** The last `tokens` provisional tokens are withdrawn: the target draws otherwise. */
+  | { type: "RollBack"; tokens: number[] }
+  /** The verdict is overdue or the link is down. deadline: when it was due. */
+  | { type: "Stall"; deadline: number }
+  /** The target answers again. */
+  | { type: "Resume" }
+  /** Writing alone stops until the target answers or somebody asks to go on. */
+  | { type: "Pause"; reason: PauseReason }
+  /** The link has been silent for too long: make another connection, unless it speaks first. */
+  | { type: "Reconnect" }
+  /** The answer has ended. */
+  | { type: "Done"; reason: FinishReason };

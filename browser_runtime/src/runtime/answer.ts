@@ -1,0 +1,256 @@
+/** Carries out what a session asks for, and reports to it what happened, and when. */
+
+import { type Draft, NO_DRAFT, type TreeShape } from "../drafting/drafter.js";
+import type { Decode } from "../protocol/text.js";
+import type { TokenTree } from "../protocol/tree.js";
+import { concerns } from "../protocol/wire.js";
+import type { Action, AddRows, Compare, DraftTree, WriteToken } from "./actions.js";
+import { Display } from "./display.js";
+import type { DrafterThread, Timed } from "./drafterThread.js";
+import type { AnswerStats, Event } from "./events.js";
+import { clock, Figures } from "./figures.js";
+import { HeldToken } from "./heldToken.js";
+import type { Inbox } from "./inbox.js";
+import type { Link, LinkEvent } from "./link.js";
+import type { Session } from "./session.js";
+
+/** The drafter's engine failed; the message is one line. Events have shown what was verified so far. */
+export class DrafterFailed extends Error {}
+
+/** Jobs carry the session that asked: it may have been cancelled since. asked: seconds since the job was asked for. */
+export type InboxEvent =
+  | LinkEvent
+  | { type: "drafted"; session: Session; draft: Draft; version: number; asked: number; working: number }
+  | { type: "written"; session: Session; token: number; probability: number; version: number; asked: number }
+  | { type: "compared"; session: Session; draft: Draft; base: number; working: number }
+  | { type: "failed"; error: unknown }
+  | { type: "wish"; wish: "pause" | "proceed" | "cancel" };
+
+/** What may be looked at while an answer grows: a tree that was sent, and what came of it. */
+export type Sight =
+  | { type: "tree"; tree: TokenTree; scores: readonly number[]; base: number }
+  | { type: "verdict"; path: readonly number[]; bonus: number; base: number };
+
+let answers = 0;
+
+/** One answer on its way. why: why there is no connection, or "". watch: gets sights. */
+export class Answer {
+  private readonly figures: Figures;
+  private readonly display: Display;
+  private readonly held: HeldToken;
+  private readonly id = `${++answers}:`;
+  private down: string;
+
+  constructor(
+    readonly session: Session,
+    private readonly link: Link | null,
+    private readonly drafter: DrafterThread,
+    private readonly inbox: Inbox<InboxEvent>,
+    decode: Decode,
+    readonly stops: readonly string[],
+    why = "",
+    private readonly watch?: (sight: Sight) => void,
+  ) {
+    this.down = why;
+    this.figures = new Figures(session, link);
+    this.display = new Display(session, this.figures, decode, stops, why);
+    this.held = new HeldToken(session);
+  }
+
+  /** Figures so far. */
+  get stats(): AnswerStats {
+    return this.figures.now();
+  }
+
+  /** Events until the answer has ended. Throws DrafterFailed. */
+  async *run(): AsyncGenerator<Event, void, void> {
+    const { session, link } = this;
+    this.display.tell("connecting", link ? link.url : "no server given");
+    this.do(session.start(clock()));
+    if (link?.welcome) this.do(session.linkUp(link.welcome, clock()));
+    for (;;) {
+      yield* this.display.take();
+      if (session.finished) return;
+      await this.nextEvent();
+    }
+  }
+
+  /** Cancel what is not finished. */
+  close(): void {
+    this.do(this.session.cancel());
+  }
+
+  /** Wait for the link, the drafter or the clock, whichever is first, and feed the session. */
+  private async nextEvent(): Promise<void> {
+    const moments = [this.session.wakeAt(), this.held.wakeAt()].filter(moment => moment !== null);
+    const event = await this.inbox.next(moments.length ? Math.min(...moments) - clock() : null);
+    if (event) this.feed(event);
+    this.do(this.session.tick(clock()));
+    this.release();
+  }
+
+  private feed(event: InboxEvent): void {
+    const { session } = this;
+    const now = clock();
+    if ("session" in event && event.session !== session) return; // asked for by an answer that was cancelled
+    this.do(this.actionsOn(event, now));
+  }
+
+  /** What the session wants done because of `event`. Throws DrafterFailed. */
+  private actionsOn(event: InboxEvent, now: number): Action[] {
+    const { session } = this;
+    switch (event.type) {
+      case "drafted":
+        this.figures.drafted(event.asked);
+        return session.treeReady(event.draft, event.version, now, event.working);
+      case "written":
+        this.figures.drafted(event.asked);
+        return session.tokenWritten(event.token, event.probability, event.version, now);
+      case "compared":
+        return session.treeCompared(event.draft, event.base, event.working);
+      case "up":
+        this.down = "";
+        return this.explained(session.linkUp(event.welcome, now, event.rtt));
+      case "down":
+        this.down = event.reason;
+        return this.explained(session.linkDown(now, event.refused));
+      case "arrived":
+        if (!concerns(event.message, session.setup.stream)) return [];
+        this.see(event.message);
+        return this.explained(session.message(event.message, now));
+      case "failed": {
+        const why = event.error instanceof Error ? event.error.message : String(event.error);
+        throw new DrafterFailed(`the drafter's engine failed: ${why}`, { cause: event.error });
+      }
+      case "wish":
+        return event.wish === "cancel" ? session.cancel() : session[event.wish](now);
+    }
+  }
+
+  private see(message: { type: string }): void {
+    const verdict = message as Extract<LinkEvent, { type: "arrived" }>["message"];
+    if (!this.watch || verdict.type !== "Verdict" || verdict.seq !== this.session.flight?.seq) return;
+    this.watch({ type: "verdict", path: [...verdict.accepted], bonus: verdict.bonus, base: verdict.baseLen });
+  }
+
+  /** Show the reason where the verifier does not answer, before what followed from it. */
+  private explained(actions: Action[]): Action[] {
+    this.display.because(this.down || this.session.complaint);
+    return actions;
+  }
+
+  private do(actions: readonly Action[]): void {
+    this.drafter.want(this.key(this.session.version));
+    for (const action of actions) {
+      switch (action.type) {
+        case "Send":
+          this.link?.send(action.message);
+          if (action.message.type === "Verify") this.showTree();
+          break;
+        case "DraftTree":
+          this.draft(action);
+          break;
+        case "WriteToken":
+          this.held.hold(action);
+          this.release();
+          break;
+        case "Compare":
+          this.compare(action);
+          break;
+        case "DraftAhead":
+          this.draftAhead();
+          break;
+        case "AddRows":
+          this.addRows(action);
+          this.draftAhead(); // which the job before has ended
+          break;
+        case "Reconnect":
+          this.link?.renew();
+          break;
+        case "Commit":
+        case "Adopt": {
+          const surplus = this.display.keep(action);
+          if (surplus === null) break;
+          this.do(this.session.stop(surplus));
+          return;
+        }
+        default:
+          this.display.show(action);
+      }
+    }
+  }
+
+  private showTree(): void {
+    const flight = this.session.flight;
+    if (flight?.tree) {
+      this.watch?.({ type: "tree", tree: flight.tree, scores: flight.scores, base: this.session.committed.length });
+    }
+  }
+
+  /** Write the held token if its time has come; where it is not wanted any more, the session hears at once. */
+  private release(): void {
+    const now = clock();
+    const action = this.held.release(now);
+    if (!action) return;
+    if (action.version === this.session.version) this.write(action);
+    else this.do(this.session.tokenWritten(0, 0, action.version, now));
+  }
+
+  // --- the drafter's jobs ---
+
+  private key(version: number): string {
+    return this.id + version;
+  }
+
+  private draft({ prefix, version, ...size }: DraftTree): void {
+    const { session } = this;
+    const asked = clock();
+    this.job(this.drafted(prefix, this.shape(size), this.key(version)), ({ result, seconds }) => {
+      const [draft, waited] = [result, clock() - asked];
+      this.inbox.push({ type: "drafted", session, draft, version, asked: waited, working: seconds });
+    });
+  }
+
+  private compare({ prefix, ...size }: Compare): void {
+    const { session } = this;
+    this.job(this.drafted(prefix, this.shape(size), null), ({ result, seconds }) => {
+      this.inbox.push({ type: "compared", session, draft: result, base: prefix.length, working: seconds });
+    });
+  }
+
+  private drafted(prefix: number[], shape: TreeShape | null, key: string | null): Promise<Timed<Draft>> {
+    if (!shape) return Promise.resolve({ result: NO_DRAFT, seconds: 0 });
+    return this.drafter.draft(prefix, this.session.setup.sampling, shape, key);
+  }
+
+  private write({ prefix, version }: WriteToken): void {
+    const { session } = this;
+    const asked = clock();
+    this.job(this.drafter.nextToken(prefix, session.setup.sampling), ({ result }) => {
+      this.inbox.push({ type: "written", session, ...result, version, asked: clock() - asked });
+    });
+  }
+
+  /** Draft on below the tree under way, if the session wants it; any other job ends that. */
+  private draftAhead(): void {
+    const { session } = this;
+    if (!session.draftsAhead) return;
+    const done = this.drafter.draftAhead(session.tuning.largest, this.key(session.version));
+    this.job(done, ({ result, seconds }) => this.figures.draftedAhead(result, seconds));
+  }
+
+  private addRows({ positions, rows }: AddRows): void {
+    this.drafter.addRows(positions, rows);
+  }
+
+  private job<T>(job: Promise<T>, done: (result: T) => void): void {
+    job.then(done).catch(error => this.inbox.push({ type: "failed", error }));
+  }
+
+  /** The tree that is asked for; null where there is room for none. */
+  private shape({ nodes, depth, gain }: Pick<DraftTree, "nodes" | "depth" | "gain">): TreeShape | null {
+    const { largest } = this.session.tuning;
+    if (depth < 1) return null;
+    return { ...largest, nodes: Math.max(1, nodes), depth, gain: gain ?? largest.gain };
+  }
+}

@@ -1,0 +1,69 @@
+/** Tree or stream: whichever promises more tokens per second, with hysteresis. */
+
+import { Pace } from "./pace.js";
+import type { Mode } from "./policy.js";
+
+/**
+ * Beside a stream, trees are drafted for comparison. Beside trees, only the verifier's curve tells how long a stream's
+ * tokens take, and the curve may be wrong: so now and then, where a stream could be the better mode, one is tried.
+ */
+export class Controller {
+  mode: Mode = "tree";
+  private trials = 0;
+  /** Tokens left of the trial under way. */
+  private trial = 0;
+  private better = 0;
+  /** Seconds that a trial may cost. */
+  private saved = 0;
+
+  /** pinned: always this one. */
+  constructor(
+    readonly pace = new Pace(),
+    public pinned: Mode | null = null,
+  ) {}
+
+  /** The mode of a new answer: no hysteresis, nothing is under way. */
+  begin(): Mode {
+    this.better = this.pace.config.tokensToLeaveStream;
+    return this.choose();
+  }
+
+  /** After every verdict. */
+  choose(): Mode {
+    if (this.pinned) return this.pinned;
+    const { config } = this.pace;
+    const [stream, tree] = [this.pace.streamRate(), this.pace.treeRate()];
+    if (stream === null) return this.mode;
+    if (this.trial) {
+      this.trial--;
+      if (!this.trial) this.endTrial(stream > config.margin * tree);
+      return this.mode;
+    }
+    const inTrees = this.mode === "tree";
+    const [now, other] = inTrees ? [tree, stream] : [stream, tree];
+    this.better = other > config.margin * now ? this.better + 1 : 0;
+    if (this.better >= (inTrees ? config.roundsToLeaveTrees : config.tokensToLeaveStream)) {
+      this.mode = inTrees ? "stream" : "tree";
+      this.better = 0;
+    } else if (inTrees && stream > config.worthATrial * tree) {
+      this.maybeTry();
+    }
+    return this.mode;
+  }
+
+  /** Begin a trial if enough was saved for it. */
+  private maybeTry(): void {
+    const { config } = this.pace;
+    this.saved += config.trialShare * this.pace.round();
+    if (this.saved <= this.pace.trialCost() * 2 ** Math.min(this.trials, config.trialHalvings)) return;
+    this.mode = "stream";
+    this.trial = config.trialTokens;
+    this.saved = 0;
+    this.trials++;
+  }
+
+  private endTrial(better: boolean): void {
+    this.better = 0;
+    if (!better) this.mode = "tree";
+  }
+}

@@ -1,0 +1,113 @@
+/** What a user sees of an answer: actions of the session in, events out. */
+
+import type { Decode } from "../protocol/text.js";
+import type { Action, Adopt, Commit } from "./actions.js";
+import { AnswerText } from "./answerText.js";
+import type { Event, LinkStatus } from "./events.js";
+import type { Figures } from "./figures.js";
+import type { Session } from "./session.js";
+
+/** Events of one answer, in order, until they are taken. why: why the verifier does not answer, or "". */
+export class Display {
+  private readonly text: AnswerText;
+  private events: Event[] = [];
+  private status: LinkStatus | null = null;
+
+  /** stops: strings that end the text. */
+  constructor(
+    private readonly session: Session,
+    private readonly figures: Figures,
+    decode: Decode,
+    stops: readonly string[],
+    private why: string,
+  ) {
+    this.text = new AnswerText(decode, stops);
+    this.text.commit(session.committed.slice(session.setup.prompt.length));
+    this.text.rebase(session.provisional);
+  }
+
+  /** The events since the last call. */
+  take(): Event[] {
+    const { events } = this;
+    this.events = [];
+    return events;
+  }
+
+  /** Show tokens that stay. How many of them follow a stop string; null where none came. */
+  keep(action: Commit | Adopt): number | null {
+    const { text, session } = this;
+    const before = text.provisional;
+    const count = text.commit(action.tokens);
+    text.rebase(session.provisional);
+    const surplus = count === null ? null : action.tokens.length - count;
+    const tokens = action.tokens.slice(0, count ?? action.tokens.length);
+    if (action.type === "Commit") {
+      this.figures.committed();
+      this.events.push({ type: "verified", ...this.shown(), tokens, confirmed: action.confirmed });
+      this.tell("verified", "");
+    } else {
+      if (surplus) this.events.push({ type: "rolledBack", ...this.shown(), count: surplus, text: before });
+      this.events.push({ type: "adopted", ...this.shown(), tokens });
+    }
+    return surplus;
+  }
+
+  /** Show any other action; those that are not for a user's eyes change nothing. */
+  show(action: Action): void {
+    const { session, text } = this;
+    switch (action.type) {
+      case "Provide":
+        this.figures.wrote();
+        if (!text.provide(action.token)) session.enough();
+        this.events.push({ type: "provisional", ...this.shown(), token: action.token });
+        break;
+      case "RollBack": {
+        const before = text.provisional;
+        text.rebase(session.provisional);
+        const withdrawn = before.startsWith(text.provisional) ? before.slice(text.provisional.length) : before;
+        this.events.push({ type: "rolledBack", ...this.shown(), count: action.tokens.length, text: withdrawn });
+        break;
+      }
+      case "Stall":
+        this.figures.stalled(action.deadline);
+        this.tell(session.state === "waiting for the link" ? "waiting" : "alone", "the verifier is silent");
+        break;
+      case "Pause":
+        this.tell("waiting", `paused: ${action.reason}`);
+        break;
+      case "Resume":
+        this.figures.resumed();
+        this.tell("verified", "");
+        break;
+      case "Done": {
+        text.end();
+        const unanswered = action.reason === "unverified" || action.reason === "unreachable";
+        const detail = (unanswered && this.why) || session.complaint;
+        const [tokenIds, stats] = [session.text.answer, this.figures.now()];
+        this.events.push({ type: "finished", ...this.shown(), reason: action.reason, tokenIds, stats, detail });
+        break;
+      }
+    }
+  }
+
+  /** Why the verifier does not answer, or "". It is shown at once where the link's state says so already. */
+  because(why: string): void {
+    if (why === this.why) return;
+    this.why = why;
+    if (why && this.status !== null && this.status !== "verified") {
+      this.events.push({ type: "link", ...this.shown(), state: this.status, detail: why });
+    }
+  }
+
+  /** The link's state, if it is not shown already. */
+  tell(status: LinkStatus, detail: string): void {
+    if (status === this.status) return;
+    this.status = status;
+    const whole = this.why && status !== "verified" ? `${detail}: ${this.why}` : detail;
+    this.events.push({ type: "link", ...this.shown(), state: status, detail: whole });
+  }
+
+  private shown() {
+    return { verified: this.text.verified, provisional: this.text.provisional };
+  }
+}

@@ -1,0 +1,102 @@
+/** The drafter's jobs, in the order in which they were asked for, and drafting ahead between them. */
+
+import type { Draft, Drafter, TreeShape } from "../drafting/drafter.js";
+import type { Sampling } from "../protocol/sampling.js";
+
+/** A result and the seconds that the drafter worked for it. */
+export interface Timed<T> {
+  result: T;
+  seconds: number;
+}
+
+/**
+ * Owns the drafter; jobs never overlap. A job carries the key of what it is for, and ends early, within one engine step,
+ * once another is wanted. Promises reject with what the engine throws.
+ */
+export interface DrafterThread {
+  /** From now on `key` is wanted. */
+  want(key: string): void;
+  /** key: null: to its end, whatever is wanted. */
+  draft(prefix: readonly number[], sampling: Sampling, shape: TreeShape, key: string | null): Promise<Timed<Draft>>;
+  nextToken(prefix: readonly number[], sampling: Sampling): Promise<Timed<{ token: number; probability: number }>>;
+  /** Grow the last tree on while `key` is wanted and no job waits; the nodes expanded. */
+  draftAhead(shape: TreeShape, key: string): Promise<Timed<number>>;
+  addRows(positions: readonly number[], rows: Float32Array): void;
+  keepRows(length: number): void;
+  /** Drop the jobs that wait, and free the engine. */
+  close(): Promise<void>;
+}
+
+/** A DrafterThread where it is called: in a worker, or in a program that has none. */
+export class LocalDrafter implements DrafterThread {
+  private queue: Promise<unknown> = Promise.resolve();
+  private asked = 0;
+  private wanted = "";
+  private closed = false;
+
+  /** free: frees the engine. */
+  constructor(
+    private readonly drafter: Drafter,
+    private readonly free: () => Promise<void>,
+  ) {}
+
+  want(key: string): void {
+    this.wanted = key;
+  }
+
+  draft(prefix: readonly number[], sampling: Sampling, shape: TreeShape, key: string | null) {
+    const stop = async () => (await breathe()) || this.closed || (key !== null && this.wanted !== key);
+    return this.submit(() => this.drafter.draft(prefix, sampling, shape, stop));
+  }
+
+  nextToken(prefix: readonly number[], sampling: Sampling) {
+    return this.submit(() => this.drafter.nextToken(prefix, sampling));
+  }
+
+  draftAhead(shape: TreeShape, key: string) {
+    const asked = ++this.asked;
+    const stop = async () => (await breathe()) || this.closed || this.asked !== asked || this.wanted !== key;
+    return this.run(() => this.drafter.draftAhead(shape, stop));
+  }
+
+  addRows(positions: readonly number[], rows: Float32Array): void {
+    void this.submit(async () => this.drafter.addRows(positions, rows));
+  }
+
+  keepRows(length: number): void {
+    void this.submit(async () => this.drafter.keepRows(length));
+  }
+
+  async close(): Promise<void> {
+    this.closed = true;
+    await this.queue;
+    await this.free();
+  }
+
+  private submit<T>(job: () => Promise<T>): Promise<Timed<T>> {
+    this.asked++;
+    return this.run(job);
+  }
+
+  private run<T>(job: () => Promise<T>): Promise<Timed<T>> {
+    const done = this.queue.then(async () => {
+      if (this.closed) throw new Error("the drafter is closed");
+      const began = performance.now();
+      return { result: await job(), seconds: (performance.now() - began) / 1000 };
+    });
+    this.queue = done.catch(() => {});
+    return done;
+  }
+}
+
+/** Lets messages in that have arrived meanwhile: an engine step never does. Always false. */
+function breathe(): Promise<false> {
+  return new Promise(resolve => {
+    const { port1, port2 } = new MessageChannel();
+    port2.onmessage = () => {
+      port1.close();
+      resolve(false);
+    };
+    port1.postMessage(null);
+  });
+}

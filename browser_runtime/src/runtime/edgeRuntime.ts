@@ -1,0 +1,267 @@
+/** The public API: `EdgeRuntime` answers prompts and yields typed events (`events.ts`). */
+
+import type { Bundle } from "../bundle/bundle.js";
+import type { ChatMessage } from "../bundle/chatBoundary.js";
+import type { TreeShape } from "../drafting/drafter.js";
+import { Sampling, type SamplingOptions } from "../protocol/sampling.js";
+import { PROTOCOL_VERSION, STREAMS } from "../protocol/wire.js";
+import { Answer, type InboxEvent, type Sight } from "./answer.js";
+import { Controller } from "./controller.js";
+import type { DrafterThread } from "./drafterThread.js";
+import type { AnswerStats, Event } from "./events.js";
+import { Inbox } from "./inbox.js";
+import { Link, type LinkEvent, type MakeSocket, PROBE_STREAM, type Traffic } from "./link.js";
+import { Pace } from "./pace.js";
+import { type Mode, type Policy, policy } from "./policy.js";
+import { type AnswerRecord, checkRecord, recordOf, restore, settingsOf } from "./record.js";
+import { RowsSeen } from "./rowsSeen.js";
+import { Session } from "./session.js";
+import { PATIENCE, type Patience, RoundTimer } from "./timing.js";
+import { LARGEST, Tuning } from "./tuning.js";
+
+/** All may be left out. */
+export interface Options {
+  /** Who writes, and what becomes of text written alone. */
+  policy?: Partial<Policy>;
+  /** The largest trees; `shaping`: choose smaller ones where they bring more tokens per second. */
+  shape?: TreeShape;
+  shaping?: boolean;
+  patience?: Partial<Patience>;
+  /** Draft on while a verdict is awaited; null: where that hides a good part of a round. */
+  ahead?: boolean | null;
+  /** Pinned; null: whichever is faster. */
+  mode?: Mode | null;
+  /** For an address that asks for one; never sent in clear text to another machine. */
+  token?: string | null;
+  /** In place of WebSocket. */
+  makeSocket?: MakeSocket;
+  /** Gets the trees that are sent, and what came of them. */
+  watch?: (sight: Sight) => void;
+}
+
+/** maxNewTokens, at least 1, counts verified tokens only. seed: the same gives the same text; left out, one is drawn. */
+export interface Request extends SamplingOptions {
+  maxNewTokens?: number;
+  /** Strings that end the answer; they are not part of it. */
+  stop?: string | readonly string[];
+}
+
+/**
+ * A bundle, its drafter and one link; one answer at a time.
+ *
+ * server: `host:port`, `ws://...` or `wss://...` of a verifier; null: write alone. Throws LinkRefused for an address that
+ * cannot be used.
+ */
+export class EdgeRuntime {
+  /** Why there is no connection; "" while there is one, none was tried yet or nobody is asked. */
+  linkError = "";
+  private readonly policy: Policy;
+  private readonly patience: Patience;
+  private readonly inbox = new Inbox<InboxEvent>();
+  private readonly link: Link | null;
+  private readonly controller: Controller;
+  private readonly timer = new RoundTimer();
+  private session = crypto.getRandomValues(new Uint8Array(16));
+  /** Committed tokens of the last answer and its conversation, and which of their rows the drafter holds. */
+  private text: readonly number[] = [];
+  private rowsSeen = new RowsSeen();
+  private stream = 0;
+  private answer: Answer | null = null;
+  /** Seconds between HELLO and WELCOME of the last connection. */
+  private greeted: number | null = null;
+  private closed = false;
+
+  /** Begins to connect at once. drafter: of `startDrafter`; it is closed with the runtime. */
+  constructor(
+    private readonly bundle: Bundle,
+    private readonly drafter: DrafterThread,
+    server: string | null,
+    private readonly options: Options = {},
+  ) {
+    const wanted = policy(options.policy);
+    const alone = server === null || wanted.writer === "device-only";
+    this.policy = alone ? { ...wanted, writer: "device-only" } : wanted;
+    this.patience = { ...PATIENCE, ...options.patience };
+    this.controller = new Controller(new Pace(), options.mode ?? null);
+    const { targetHash, drafterHash } = bundle.manifest;
+    const client = "outrider-web";
+    const hello = { type: "Hello" as const, protocol: PROTOCOL_VERSION, targetHash, drafterHash, client };
+    const { token, makeSocket } = options;
+    this.link = alone ? null : new Link(server, hello, event => this.linked(event), token, makeSocket);
+    void this.link?.run();
+  }
+
+  /** Bytes on the wire since the runtime began; null where nobody is asked. */
+  get traffic(): Readonly<Traffic> | null {
+    return this.link?.traffic ?? null;
+  }
+
+  /** Seconds of a round trip as measured, without the verifier's own part; null before the first connection. */
+  get roundTrip(): number | null {
+    return this.controller.pace.rtt ?? this.greeted;
+  }
+
+  /** Whether there is a connection. */
+  get connected(): boolean {
+    return this.link?.welcome != null;
+  }
+
+  /** Figures of the answer on its way; null where there is none. */
+  get stats(): AnswerStats | null {
+    return this.answer?.stats ?? null;
+  }
+
+  /** How the target is asked now. */
+  get mode(): Mode {
+    return this.answer?.session.mode ?? this.controller.mode;
+  }
+
+  /**
+   * What `resume` needs to go on with the answer on its way; null where there is none.
+   *
+   * Write it down after every event that matters to you: a page that is closed in mid-answer then loses nothing.
+   */
+  get record(): AnswerRecord | null {
+    if (!this.answer) return null;
+    return recordOf(this.answer.session, this.bundle.manifest.targetHash, this.answer.stops);
+  }
+
+  /** Cancel the answer on its way, tell the verifier to forget the conversation, hang up and free the engine. */
+  async close(): Promise<void> {
+    this.closed = true;
+    this.cancel();
+    this.link?.close({ type: "Close", stream: this.stream });
+    await this.drafter.close();
+  }
+
+  /**
+   * Answer a question, a conversation, or token ids. The last event is `finished`; `cancel`, or leaving the loop, ends it.
+   *
+   * Throws RangeError at once on an argument out of bounds and on a prompt that leaves no room; while events are read, Error
+   * if another answer is on its way, DrafterFailed where the engine fails.
+   */
+  generate(prompt: string | readonly ChatMessage[] | readonly number[], request: Request = {}): AsyncGenerator<Event> {
+    const { maxNewTokens = 256, stop = [], seed = drawnSeed(), ...others } = request;
+    const sampling = new Sampling({ ...others, seed });
+    const whole = Number.isSafeInteger(maxNewTokens) && maxNewTokens >= 1;
+    if (!whole) throw new RangeError(`maxNewTokens must be a whole number, at least 1, not ${maxNewTokens}`);
+    const stops = (typeof stop === "string" ? [stop] : [...stop]).filter(text => text !== "");
+    const ids = this.ids(prompt);
+    return this.run(stops, () => {
+      this.stream = (this.stream + 1) % PROBE_STREAM;
+      return this.begin(ids, sampling, maxNewTokens);
+    });
+  }
+
+  /** Go on with an answer that `record` wrote down, perhaps in a page that was closed. Events as of `generate`. */
+  resume(record: AnswerRecord): AsyncGenerator<Event> {
+    checkRecord(record, this.bundle.manifest.targetHash);
+    const { sampling, session: id } = settingsOf(record);
+    return this.run(record.stop, () => {
+      this.session = new Uint8Array(id);
+      this.stream = record.stream % STREAMS;
+      const session = this.begin(record.prompt, sampling, record.maxNew);
+      restore(session, record);
+      return session;
+    });
+  }
+
+  /** Token ids of what is asked. Throws RangeError on what does not fit. */
+  ids(prompt: string | readonly ChatMessage[] | readonly number[]): number[] {
+    if (!prompt.length) throw new RangeError("the prompt is empty");
+    const { maxContext, vocabSize } = this.bundle.manifest;
+    const messages = typeof prompt === "string" ? [{ role: "user", content: prompt }] : prompt;
+    const ids =
+      typeof messages[0] === "number" ? [...(messages as number[])] : this.bundle.renderChat(messages as ChatMessage[]);
+    if (!ids.length || ids.length >= maxContext) {
+      throw new RangeError(`the prompt has ${ids.length} tokens; 1 to ${maxContext - 1} fit this bundle`);
+    }
+    if (!ids.every(id => Number.isSafeInteger(id) && id >= 0 && id < vocabSize)) {
+      throw new RangeError(`token ids of the prompt must be at least 0 and below ${vocabSize}`);
+    }
+    return ids;
+  }
+
+  /** End the answer on its way: its last event comes at once, whatever it waits for. */
+  cancel(): void {
+    this.inbox.push({ type: "wish", wish: "cancel" });
+  }
+
+  /** Write nothing alone until `proceed`, e.g. as the battery is low. The target's text goes on coming. */
+  pause(): void {
+    this.inbox.push({ type: "wish", wish: "pause" });
+  }
+
+  /** Write alone again where the policy lets. */
+  proceed(): void {
+    this.inbox.push({ type: "wish", wish: "proceed" });
+  }
+
+  private linked(event: LinkEvent): void {
+    if (event.type === "up") {
+      this.linkError = "";
+      this.greeted = event.rtt;
+    } else if (event.type === "down") {
+      this.linkError = event.reason;
+    }
+    this.inbox.push(event);
+  }
+
+  private async *run(stops: readonly string[], begin: () => Session): AsyncGenerator<Event, void, void> {
+    if (this.closed) throw new Error("this runtime is closed; make another one");
+    if (this.answer) {
+      throw new Error("an answer is on its way; read it to its end or leave its loop, or make another runtime");
+    }
+    const session = begin();
+    this.catchUp();
+    const decode = (ids: number[]) => this.bundle.tokenizer.decode(ids);
+    const { link, drafter, inbox, linkError, options } = this;
+    const answer = new Answer(session, link, drafter, inbox, decode, stops, linkError, options.watch);
+    this.answer = answer;
+    try {
+      yield* answer.run();
+    } finally {
+      answer.close();
+      this.text = session.committed;
+      this.rowsSeen = session.rowsSeen;
+      this.answer = null;
+    }
+  }
+
+  /** Take in what happened between two answers; what it did to the link shows in the link itself. */
+  private catchUp(): void {
+    for (let event = this.inbox.take(); event; event = this.inbox.take()) {
+      if (event.type === "up") this.controller.pace.linked(event.welcome.costs, event.rtt);
+    }
+  }
+
+  /** A session for `prompt`. What it shares with the text before keeps its rows, here and on the verifier. */
+  private begin(prompt: readonly number[], sampling: Sampling, maxNew: number): Session {
+    let same = 0;
+    while (same < Math.min(prompt.length, this.text.length) && prompt[same] === this.text[same]) same++;
+    this.drafter.keepRows(same);
+    const { eosIds, maxContext } = this.bundle.manifest;
+    const { shape = LARGEST, shaping, ahead } = this.options;
+    return new Session({
+      prompt,
+      sampling,
+      eosIds: new Set(eosIds),
+      maxNew,
+      maxContext,
+      rowShape: this.bundle.rowShape,
+      session: this.session,
+      stream: this.stream,
+      rowsSeen: this.rowsSeen.upTo(same),
+      patience: this.patience,
+      timer: this.timer,
+      policy: this.policy,
+      tuning: new Tuning(this.controller, { largest: shape, shaping, ahead }),
+    });
+  }
+}
+
+/** 53 random bits. */
+function drawnSeed(): number {
+  const [high, low] = crypto.getRandomValues(new Uint32Array(2));
+  return (high >>> 11) * 2 ** 32 + low;
+}

@@ -1,0 +1,353 @@
+/**
+ * The WebSocket to the verifier: connect, shake hands, receive, and dial again for ever.
+ *
+ * It reports what happens as events and never throws for a network reason; `send` drops what cannot be sent, because every
+ * message is repeated by the session after the next link-up.
+ */
+
+import {
+  type ClientMessage,
+  ERR_MISMATCH,
+  ERR_UNKNOWN,
+  type Hello,
+  type ServerMessage,
+  type Welcome,
+} from "../protocol/messages.js";
+import {
+  decodeServer,
+  encode,
+  frameBytes,
+  PROTOCOL_VERSION,
+  STREAMS,
+  SUBPROTOCOL,
+  WireError,
+} from "../protocol/wire.js";
+import { clock } from "./figures.js";
+
+const PATH = "/v1/verify";
+/** Seconds to wait for the connection and the handshake. */
+const CONNECT_TIMEOUT = 5;
+/** Seconds between attempts: the first retry comes fast, because an answer is waiting. */
+const [FIRST_RETRY, LAST_RETRY] = [0.1, 3];
+/** The longest delay after a refusal: another version may answer at this address, now or when an upgrade is done. */
+const REFUSED_RETRY = 30;
+/** Seconds that a silent connection has to answer before another one is dialled beside it. */
+const HEAD_START = 0.25;
+/** Calls of `renew` after which a connection that says nothing is given up, even if it answers. */
+const RENEWALS = 10;
+/**
+ * Browsers send no pings. So a message about a stream that nobody opens asks whether the verifier is there: it is refused at
+ * once, also while the engine is at work.
+ */
+export const PROBE_STREAM = STREAMS - 1;
+const LOOPBACK = ["127.0.0.1", "[::1]", "localhost"];
+/** Close code of a connection that ended without a word. */
+export const ABNORMAL = 1006;
+/** What a connection's end means, in words; others bring their own. */
+const CLOSED: Record<number, string> = {
+  1000: "the verifier closed the connection",
+  [ABNORMAL]: "the connection was cut",
+  1012: "the verifier is restarting",
+};
+
+/** No link can be made like this: not an address, other target, drafter or protocol, no valid token. */
+export class LinkRefused extends Error {}
+
+/** up: rtt is the seconds between HELLO and WELCOME. down: refused: a verifier was there, and does not accept us. */
+export type LinkEvent =
+  | { type: "up"; welcome: Welcome; rtt: number }
+  | { type: "down"; reason: string; refused: boolean }
+  | { type: "arrived"; message: ServerMessage };
+
+/** Bytes of WebSocket frames, headers and masks included; TCP and TLS not. */
+export interface Traffic {
+  up: number;
+  down: number;
+}
+
+/** What this module uses of a WebSocket. */
+export interface Socket {
+  binaryType: string;
+  onopen: ((event: never) => void) | null;
+  onmessage: ((event: { data: unknown }) => void) | null;
+  onclose: ((event: { code: number; reason: string }) => void) | null;
+  send(data: Uint8Array<ArrayBuffer>): void;
+  close(): void;
+}
+
+export type MakeSocket = (url: string, protocols: string[]) => Socket;
+
+/**
+ * `host:port`, `ws://host:port`, `wss://...` or the address of a page -> the WebSocket URL of the verifier's endpoint.
+ *
+ * Throws LinkRefused where nobody could ever be dialled there.
+ */
+export function verifierUrl(server: string): URL {
+  const text = (server.includes("://") ? server : `ws://${server}`).replace(/^http/, "ws").replace(/\/+$/, "");
+  const url = /\s/.test(text) ? null : parsed(text);
+  if (!url || !/^wss?:$/.test(url.protocol) || !url.hostname || url.port === "0") {
+    throw new LinkRefused(`"${server}" is not an address; write host:port, ws://host:port or wss://host`);
+  }
+  if (!url.pathname.endsWith(PATH)) url.pathname = url.pathname.replace(/\/$/, "") + PATH;
+  return url;
+}
+
+function parsed(text: string): URL | null {
+  try {
+    return new URL(text);
+  } catch {
+    return null;
+  }
+}
+
+/** One connection whose handshake is done. */
+interface Connection {
+  socket: Socket;
+  welcome: Welcome;
+  rtt: number;
+}
+
+/** Keeps one connection to a verifier alive and hands events to `report`, in order. */
+export class Link {
+  readonly url: string;
+  readonly traffic: Traffic = { up: 0, down: 0 };
+  /** While there is a connection. */
+  welcome: Welcome | null = null;
+  private socket: Socket | null = null;
+  private readonly protocols: string[];
+  private closed = false;
+  /** Ends the pause between two attempts, and the wait for a connection's end. */
+  private wake: () => void = () => {};
+  /** Another connection is being dialled; `stop` ends that. */
+  private beside: { stop: () => void } | null = null;
+  /** Since the connection last said something; whether it has since WELCOME. */
+  private renewals = 0;
+  private spoke = false;
+
+  /** token: travels as a subprotocol, as browsers set no headers. Throws LinkRefused. */
+  constructor(
+    server: string,
+    private readonly hello: Hello,
+    private readonly report: (event: LinkEvent) => void,
+    token: string | null = null,
+    private readonly makeSocket: MakeSocket = (url, protocols) => new WebSocket(url, protocols) as unknown as Socket,
+  ) {
+    const url = verifierUrl(server);
+    this.url = url.href;
+    if (token && !/^[\w!#$%&'*+.^`|~-]+$/.test(token)) {
+      throw new LinkRefused("the token holds characters that a browser cannot send; ask for another one");
+    }
+    if (token && url.protocol === "ws:" && !LOOPBACK.includes(url.hostname)) {
+      throw new LinkRefused(`${url.href} would carry the token in clear text; use wss://`);
+    }
+    this.protocols = token ? [SUBPROTOCOL, `bearer.${token}`] : [SUBPROTOCOL];
+  }
+
+  /** Connect, receive, reconnect, until `close`. */
+  async run(): Promise<void> {
+    const online = () => this.wake();
+    const offline = () => this.lose("this device is offline");
+    globalThis.addEventListener?.("online", online);
+    globalThis.addEventListener?.("offline", offline);
+    try {
+      let delay = FIRST_RETRY;
+      while (!this.closed) {
+        const refused = await this.attempt();
+        const begun = clock();
+        while (this.socket) await new Promise<void>(resolve => (this.wake = resolve));
+        // else who greets and hangs up would be dialled ten times a second
+        if (refused === null && (this.spoke || clock() > begun + LAST_RETRY)) delay = FIRST_RETRY;
+        await this.sleep(delay * (0.7 + 0.6 * Math.random()));
+        delay = Math.min(refused ? REFUSED_RETRY : LAST_RETRY, delay * 2);
+      }
+    } finally {
+      globalThis.removeEventListener?.("online", online);
+      globalThis.removeEventListener?.("offline", offline);
+    }
+  }
+
+  /** Send `last`, hang up and dial no more. */
+  close(last: ClientMessage): void {
+    this.closed = true;
+    this.send(last);
+    this.lose("closed");
+    this.wake();
+  }
+
+  /** Send `message` if there is a connection; a failure shows as the link's end. */
+  send(message: ClientMessage): void {
+    if (!this.socket) return;
+    const frame = encode(message);
+    this.socket.send(frame);
+    this.traffic.up += frameBytes(frame.length, true);
+  }
+
+  /**
+   * The connection is silent: dial another one beside it, and keep the one that speaks first.
+   *
+   * A half-open connection never does; one that waits for a busy verifier answers a probe at once; and one through an
+   * outage may speak again before a new one is there. Where dialling fails, the silent one is given up too.
+   */
+  renew(): void {
+    if (!this.socket) return;
+    this.renewals++;
+    if (this.renewals > RENEWALS) this.lose("silent for too long");
+    else if (!this.beside) void this.dialBeside();
+  }
+
+  /** Dial once. Null where there is a connection now; else whether somebody there refused us. */
+  private async attempt(): Promise<boolean | null> {
+    try {
+      const connection = await this.dial();
+      if (this.closed) connection.socket.close();
+      else this.take(connection);
+      return null;
+    } catch (error) {
+      const refused = error instanceof LinkRefused;
+      if (!this.closed) this.report({ type: "down", reason: reasonOf(error), refused });
+      return refused;
+    }
+  }
+
+  /** A new connection whose handshake is done. */
+  private dial(stopped?: Promise<never>): Promise<Connection> {
+    const socket = this.makeSocket(this.url, this.protocols);
+    socket.binaryType = "arraybuffer";
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const greeted = new Promise<Connection>((resolve, reject) => {
+      let asked: number | null = null;
+      timer = setTimeout(() => reject(new Error("no answer in time")), 1000 * CONNECT_TIMEOUT);
+      socket.onopen = () => {
+        asked = clock();
+        socket.send(encode(this.hello));
+      };
+      socket.onclose = ({ code, reason }) =>
+        reject(new Error(asked === null ? reason || UNREACHED : closedBy(code, reason)));
+      socket.onmessage = ({ data }) => {
+        try {
+          resolve({ socket, welcome: greeting(data), rtt: clock() - (asked ?? clock()) });
+        } catch (error) {
+          reject(error);
+        }
+      };
+    });
+    return Promise.race(stopped ? [greeted, stopped] : [greeted])
+      .catch(error => {
+        abandon(socket);
+        throw error;
+      })
+      .finally(() => clearTimeout(timer));
+  }
+
+  /** From now on `connection` is the link. */
+  private take({ socket, welcome, rtt }: Connection): void {
+    this.socket = socket;
+    this.welcome = welcome;
+    this.renewals = 0;
+    this.spoke = false;
+    socket.onmessage = ({ data }) => this.arrived(data);
+    socket.onclose = ({ code, reason }) => this.lose(closedBy(code, reason));
+    this.report({ type: "up", welcome, rtt });
+  }
+
+  private arrived(data: unknown): void {
+    this.dialNoMore();
+    this.renewals = 0;
+    this.spoke = true;
+    try {
+      const frame = bytesOf(data);
+      const message = decodeServer(frame);
+      this.traffic.down += frameBytes(frame.length, false);
+      if (!isProbe(message)) this.report({ type: "arrived", message });
+    } catch (error) {
+      this.lose(reasonOf(error));
+    }
+  }
+
+  /** End the connection, if there is one, without ceremony: half-open links do not answer a close. */
+  private lose(reason: string): void {
+    this.dialNoMore();
+    if (!this.socket) return;
+    abandon(this.socket);
+    this.socket = null;
+    this.welcome = null;
+    this.report({ type: "down", reason, refused: false });
+    this.wake();
+  }
+
+  /** The connection has spoken, or ended: no other is wanted beside it. */
+  private dialNoMore(): void {
+    this.beside?.stop();
+    this.beside = null;
+  }
+
+  private async dialBeside(): Promise<void> {
+    let stop = () => {};
+    const stopped = new Promise<never>((_, reject) => (stop = () => reject(STOPPED)));
+    stopped.catch(() => {});
+    this.beside = { stop };
+    this.send({ type: "Cancel", stream: PROBE_STREAM });
+    try {
+      await Promise.race([new Promise(resolve => setTimeout(resolve, 1000 * HEAD_START)), stopped]);
+      const connection = await this.dial(stopped);
+      this.beside = null;
+      this.lose("silent; another connection spoke first");
+      this.take(connection);
+    } catch (error) {
+      if (error === STOPPED) return;
+      this.beside = null;
+      this.lose(`silent, and dialling again failed: ${reasonOf(error)}`);
+    }
+  }
+
+  private sleep(seconds: number): Promise<void> {
+    if (this.closed) return Promise.resolve();
+    return new Promise(resolve => {
+      const timer = setTimeout(resolve, 1000 * seconds);
+      this.wake = () => {
+        clearTimeout(timer);
+        resolve();
+      };
+    });
+  }
+}
+
+const STOPPED = new Error("stopped");
+/** All that a browser tells of a handshake that was refused, and of an address that nobody answers. */
+const UNREACHED = "no connection: the verifier is not there, or it refuses this page's token or origin";
+
+/** The first message of a verifier that accepts us. */
+function greeting(data: unknown): Welcome {
+  const answer = decodeServer(bytesOf(data));
+  if (answer.type === "Error") {
+    if (answer.code === ERR_MISMATCH) throw new LinkRefused(answer.text);
+    throw new WireError(`the verifier refused: ${answer.text}`);
+  }
+  if (answer.type !== "Welcome" || answer.protocol !== PROTOCOL_VERSION) {
+    throw new LinkRefused("the other side is not an Outrider verifier of this protocol version; update one of them");
+  }
+  return answer;
+}
+
+function bytesOf(data: unknown): Uint8Array {
+  if (data instanceof ArrayBuffer) return new Uint8Array(data);
+  throw new WireError("a text frame");
+}
+
+function isProbe(message: ServerMessage): boolean {
+  return message.type === "Error" && message.code === ERR_UNKNOWN && message.stream === PROBE_STREAM;
+}
+
+function abandon(socket: Socket): void {
+  socket.onopen = socket.onmessage = socket.onclose = null;
+  socket.close();
+}
+
+function closedBy(code: number, reason: string): string {
+  if (code === ABNORMAL && reason) return reason;
+  return CLOSED[code] ?? (reason || `the verifier closed the connection with code ${code}`);
+}
+
+function reasonOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}

@@ -1,0 +1,258 @@
+/**
+ * What the device has measured of drafter, link and target, and what follows: tree size, when to stop, which mode.
+ *
+ * A round of tree drafting commits 1 + (sum of the sent nodes' acceptance probabilities) tokens and takes
+ * exposed drafting + round-trip time + step(nodes). A stream commits a token per step(0). Everything here maximises or
+ * compares tokens per second by these two lines. Seconds throughout.
+ */
+
+import { CostCurve } from "../protocol/costs.js";
+import { argmax } from "../protocol/sampling.js";
+import type { TokenTree } from "../protocol/tree.js";
+
+/** The constants behind every choice of `Pace` and `Controller`; the Python runtime has the same. */
+export const PACE = {
+  /** Weight of the newest round in a smoothed measurement. */
+  smoothing: 0.2,
+  /** Weight of the newest token of a stream: one token says less than a round. */
+  tokenSmoothing: 0.1,
+  /** Weight of a tree drafted beside a stream: it stands for all the rounds since the last one. */
+  comparisonSmoothing: 0.4,
+  /** Observations that each depth's calibration starts with, all of them "as predicted". */
+  prior: 4,
+  /** What an older observation still counts after one more tree. */
+  fading: 0.99,
+  /** Levels of a tree that are calibrated separately; deeper ones count as the last. */
+  depths: 12,
+  /** A node is taken to be accepted at most this many times as often as the drafter predicted. */
+  mostCorrection: 4,
+  /** The other mode must promise this many times the tokens per second. */
+  margin: 1.05,
+  /** Consecutive rounds in which it must, before trees are left for a stream. */
+  roundsToLeaveTrees: 2,
+  /** Consecutive tokens for which it must, before a stream is left: a delayed token is followed by a burst. */
+  tokensToLeaveStream: 8,
+  /** Tokens of a trial stream. */
+  trialTokens: 8,
+  /** No trial where a stream's predicted rate is below this share of the trees' rate. */
+  worthATrial: 0.5,
+  /** Share of the time that trials may cost at first; it is halved after each trial, this many times at most. */
+  trialShare: 0.03,
+  trialHalvings: 5,
+  /** Bounds, in accepted tokens, of what another drafting step must promise. */
+  leastGain: 0.01,
+  mostGain: 0.6,
+  /** Size of a tree, before the first was drafted. */
+  firstNodes: 16,
+  /** Nodes drafted per node that was worth sending in earlier trees, and nodes that are drafted in any case. */
+  spare: 2,
+  leastNodes: 16,
+  /** Tokens of a stream between two trees drafted beside it; the same where trees promise less than half its rate. */
+  compareEvery: 8,
+  compareRarely: 64,
+  /** Share of a stream's time that drafting these trees may take, but for an answer's first streamed tokens. */
+  comparisonShare: 0.02,
+  earlyTokens: 32,
+  /** Drafting ahead costs energy and hides a third of the drafting at most: not below this share of a round. */
+  aheadShare: 0.2,
+  /** No duration is taken to be shorter than this many seconds, so that rates stay finite. */
+  leastSeconds: 1e-4,
+} as const;
+
+/** Smoothed measurements; they outlive answers. */
+export class Pace {
+  readonly config = PACE;
+  /** As WELCOME advertised it, or null: a step is taken to last a second. Steps really take `slowdown` times as long. */
+  private curve: CostCurve | null = null;
+  private slowdown: number | null = null;
+  private tokenSlowdown: number | null = null;
+  /** Of a round, without the verifier's engine and queue. */
+  rtt: number | null = null;
+  private queue = 0;
+  /** Drafting between a verdict and the next VERIFY. */
+  private exposed = 0;
+  private drafterStep: number | null = null;
+  /** Drafting a tree of which nothing was there, and a tree for comparison. */
+  private fromScratch: number | null = null;
+  private comparing = 0;
+  /** Between tokens of a stream, of which there were `gaps`; late: tokens arrive that an outage held back. */
+  private gap: number | null = null;
+  private gaps = 0;
+  private late = false;
+  /** Tokens of a tree round, and nodes of a tree. */
+  tau = 2;
+  private nodes: number | null = null;
+  /** Accepted nodes by depth: as the drafter predicted them, and as they came. */
+  private readonly predicted: number[] = Array(PACE.depths + 1).fill(PACE.prior);
+  private readonly accepted: number[] = [...this.predicted];
+
+  // --- measurements ---
+
+  /** A handshake took `rtt`. Another verifier has other costs; what was measured of the same one stays. */
+  linked(costs: Uint8Array, rtt: number): void {
+    const curve = CostCurve.unpack(costs);
+    this.rtt = rtt;
+    if (curve?.equals(this.curve)) return;
+    this.curve = curve;
+    this.slowdown = this.tokenSlowdown = this.gap = null;
+    this.gaps = 0;
+  }
+
+  /** fromScratch: nothing of the tree was there before, and no prompt had to be read. */
+  drafted(seconds: number, steps: number, fromScratch: boolean): void {
+    if (steps) this.drafterStep = blend(this.drafterStep, seconds / steps);
+    if (fromScratch) this.fromScratch = blend(this.fromScratch, seconds);
+  }
+
+  /** A tree's verdict came after `wait`: `path` nodes were accepted; engine, queue: the verifier's own part of it. */
+  verified(tree: TokenTree, scores: readonly number[], path: number, wait: number, engine: number, queue: number) {
+    this.stepped(1 + tree.size, engine);
+    this.rtt = blend(this.rtt, Math.max(0, wait - engine - queue));
+    this.queue = blend(this.queue, queue);
+    this.learn(tree, scores, path, PACE.smoothing);
+  }
+
+  /** A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing. */
+  streamed(gap: number, engine: number, overdue: boolean): void {
+    this.stepped(1, engine);
+    this.late = overdue || (this.late && gap < engine / 2);
+    if (this.late) return;
+    this.gaps++;
+    this.gap = blend(this.gap, gap, Math.max(PACE.tokenSmoothing, 1 / this.gaps));
+  }
+
+  /** Of a tree drafted in `seconds` beside a stream, for comparison, `path` nodes came true. */
+  foreseen(tree: TokenTree, scores: readonly number[], path: number, seconds: number): void {
+    this.learn(tree, scores, path, PACE.comparisonSmoothing);
+    this.comparing = blend(this.comparing, seconds);
+  }
+
+  /** `exposed` seconds passed between a verdict and the next VERIFY. */
+  waited(exposed: number): void {
+    this.exposed = blend(this.exposed, exposed);
+  }
+
+  /** Learn from what came of a tree. tau is what its nodes promise, calibrated: that varies less than luck does. */
+  private learn(tree: TokenTree, scores: readonly number[], path: number, weight: number): void {
+    const { prior, fading, depths } = PACE;
+    this.nodes = blend(this.nodes, tree.size, weight);
+    if (scores.length !== tree.size || !scores.length) {
+      this.tau = blend(this.tau, 1 + path, weight);
+      return;
+    }
+    for (let depth = 1; depth <= depths; depth++) {
+      this.predicted[depth] = prior + fading * (this.predicted[depth] - prior);
+      this.accepted[depth] = prior + fading * (this.accepted[depth] - prior);
+    }
+    for (const [node, score] of scores.entries())
+      this.predicted[Math.min(tree.depths[node], depths)] += Math.exp(score);
+    for (let depth = 1; depth <= path; depth++) this.accepted[Math.min(depth, depths)]++;
+    this.tau = blend(this.tau, this.expected(tree, scores).at(-1)!, weight);
+  }
+
+  /** Tokens that the first 1, 2, ... nodes of `tree` promise, as far as promises were kept so far. */
+  private expected(tree: TokenTree, scores: readonly number[]): number[] {
+    let tokens = 1;
+    return scores.map((score, node) => {
+      const depth = Math.min(tree.depths[node], PACE.depths);
+      const ratio = Math.min(PACE.mostCorrection, this.accepted[depth] / this.predicted[depth]);
+      return (tokens += Math.min(1, Math.exp(score) * ratio));
+    });
+  }
+
+  /**
+   * A step took `engine` seconds. The slowdowns of trees and of single tokens rise and fall together, but each keeps a
+   * level of its own: where the curve is wrong for one, the other must not be judged by it.
+   */
+  private stepped(tokens: number, engine: number): void {
+    if (engine <= 0) return;
+    const now = engine / this.advertised(tokens);
+    const [own, other] = tokens > 1 ? [this.slowdown, this.tokenSlowdown] : [this.tokenSlowdown, this.slowdown];
+    const fresh = blend(own, now);
+    const followed = own === null || other === null ? other : (other * fresh) / own;
+    [this.slowdown, this.tokenSlowdown] = tokens > 1 ? [fresh, followed] : [followed, fresh];
+  }
+
+  // --- what follows ---
+
+  /** Tokens per second of tree drafting. */
+  treeRate(): number {
+    return this.tau / this.round();
+  }
+
+  /** Seconds of a round of tree drafting. */
+  round(): number {
+    return Math.max(PACE.leastSeconds, this.exposed + this.fixed() + this.treeStep());
+  }
+
+  /** Tokens per second of a stream, or null where nothing is known. */
+  streamRate(): number | null {
+    if (this.gap !== null) return 1 / Math.max(PACE.leastSeconds, this.gap);
+    const step = this.step(0);
+    return step ? 1 / (step + this.queue) : null;
+  }
+
+  /** Seconds that a short stream costs in place of trees: it must be asked for, and may be slower. */
+  trialCost(): number {
+    const token = 1 / (this.streamRate() || Number.POSITIVE_INFINITY);
+    return this.exposed + this.fixed() + PACE.trialTokens * Math.max(0, token - 1 / this.treeRate());
+  }
+
+  /** Tokens of a stream between trees drafted beside it for comparison. streamed: of this answer's streams so far. */
+  compareEvery(streamed: number): number {
+    const stream = this.streamRate();
+    if (stream === null) return PACE.compareEvery;
+    const every = 2 * this.treeRate() < stream ? PACE.compareRarely : PACE.compareEvery;
+    if (streamed <= PACE.earlyTokens) return every;
+    return Math.max(every, Math.ceil((this.comparing * stream) / PACE.comparisonShare));
+  }
+
+  /** Whether drafting is enough of a round to be hidden. */
+  draftsAhead(): boolean {
+    const drafting = this.fromScratch;
+    return drafting !== null && drafting >= PACE.aheadShare * (drafting + this.fixed() + this.treeStep());
+  }
+
+  /** Accepted tokens that one more drafting step must promise to be worth its time. */
+  gain(): number {
+    return Math.min(PACE.mostGain, Math.max(PACE.leastGain, this.treeRate() * (this.drafterStep ?? 0)));
+  }
+
+  /** Nodes to draft of the next tree, so that there is a choice of what to send. */
+  worthDrafting(): number {
+    return Math.max(PACE.leastNodes, Math.ceil(PACE.spare * (this.nodes ?? PACE.firstNodes)));
+  }
+
+  /** How many nodes of `tree`, best first, make most tokens per second; scores: log path probabilities. */
+  worthSending(tree: TokenTree, scores: readonly number[]): number {
+    if (!scores.length) return tree.size;
+    const fixed = this.exposed + this.fixed();
+    const time = (nodes: number) => Math.max(PACE.leastSeconds, fixed + this.step(nodes));
+    return 1 + argmax(this.expected(tree, scores).map((tokens, node) => tokens / time(node + 1)));
+  }
+
+  /** A round's time without drafting and the verifier's engine. */
+  private fixed(): number {
+    return (this.rtt ?? 0) + this.queue;
+  }
+
+  /** Seconds of the verifier's engine for a tree as they are now. */
+  private treeStep(): number {
+    return this.step(this.nodes ?? PACE.firstNodes);
+  }
+
+  /** Seconds of the verifier's engine for a tree of `nodes` nodes; 0: for a token of a stream. */
+  private step(nodes: number): number {
+    const [own, other] = nodes ? [this.slowdown, this.tokenSlowdown] : [this.tokenSlowdown, this.slowdown];
+    return (own || other || (this.curve ? 1 : 0)) * this.advertised(1 + nodes);
+  }
+
+  /** Seconds of a step of `tokens` as the verifier advertised. */
+  private advertised(tokens: number): number {
+    return this.curve ? this.curve.at(tokens) : 1;
+  }
+}
+
+function blend(old: number | null, fresh: number, weight: number = PACE.smoothing): number {
+  return old === null ? fresh : old + weight * (fresh - old);
+}

@@ -1,0 +1,70 @@
+/** An answer on its way, as JSON that outlives the page. */
+
+import { Sampling } from "../protocol/sampling.js";
+import type { Session } from "./session.js";
+
+const VERSION = 1;
+
+/** What `EdgeRuntime.resume` needs to go on with an answer. It holds the conversation's tokens. */
+export interface AnswerRecord {
+  version: number;
+  target: string;
+  prompt: number[];
+  committed: number[];
+  provisional: number[];
+  adopted: [number, number][];
+  /** seed: as decimal digits, since it has up to 63 bits. */
+  sampling: { temperature: number; topK: number; topP: number; minP: number; seed: string };
+  maxNew: number;
+  seq: number;
+  stream: number;
+  /** 32 hex digits. */
+  session: string;
+  stop: string[];
+}
+
+export function recordOf(session: Session, target: string, stop: readonly string[]): AnswerRecord {
+  const { setup, text } = session;
+  const { temperature, topK, topP, minP, seed } = setup.sampling;
+  return {
+    version: VERSION,
+    target,
+    prompt: [...setup.prompt],
+    committed: session.committed.slice(setup.prompt.length),
+    provisional: [...session.provisional],
+    adopted: text.adopted.map(([first, last]) => [first, last]),
+    sampling: { temperature, topK, topP, minP, seed: `${seed}` },
+    maxNew: setup.maxNew,
+    seq: session.requests.seq,
+    stream: setup.stream,
+    session: Array.from(setup.session, byte => byte.toString(16).padStart(2, "0")).join(""),
+    stop: [...stop],
+  };
+}
+
+/** Throws RangeError on anything but a record of this version and target. */
+export function checkRecord(record: AnswerRecord, target: string): AnswerRecord {
+  const wrong = (why: string) => new RangeError(`this is not a record of an answer of this bundle: ${why}`);
+  const ids = (values: unknown) => Array.isArray(values) && values.every(id => Number.isSafeInteger(id) && id >= 0);
+  if (record?.version !== VERSION) throw wrong(`version ${record?.version}, this runtime reads ${VERSION}`);
+  if (record.target !== target) throw wrong("it is of another target; ask the question again");
+  if (![record.prompt, record.committed, record.provisional].every(ids) || !record.prompt.length) throw wrong("tokens");
+  if (!/^[0-9a-f]{32}$/.test(record.session) || !ids([record.seq, record.stream, record.maxNew]))
+    throw wrong("numbers");
+  return record;
+}
+
+/** Sampling and session id as a record has them. */
+export function settingsOf(record: AnswerRecord): { sampling: Sampling; session: Uint8Array } {
+  const { seed, ...others } = record.sampling;
+  const session = Uint8Array.from(record.session.match(/../g)!, pair => Number.parseInt(pair, 16));
+  return { sampling: new Sampling({ ...others, seed: BigInt(seed) }), session };
+}
+
+/** Take up a recorded answer in a session that was made with its prompt and settings and has not started. */
+export function restore(session: Session, record: AnswerRecord): void {
+  session.text.committed.push(...record.committed);
+  session.text.provisional = [...record.provisional];
+  session.text.adopted = record.adopted.map(([first, last]) => [first, last]);
+  session.requests.seq = record.seq;
+}

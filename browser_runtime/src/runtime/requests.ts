@@ -1,0 +1,89 @@
+/** One answer's requests to the verifier: their numbers, the one under way, and when its reply is overdue. */
+
+import type { Sampling } from "../protocol/sampling.js";
+import type { TokenTree } from "../protocol/tree.js";
+import { packIds, packTree } from "../protocol/wire.js";
+import type { Send } from "./actions.js";
+import { type Patience, RoundTimer } from "./timing.js";
+import type { SessionStats } from "./tokens.js";
+
+/**
+ * A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue.
+ *
+ * tree: null for a GENERATE. scores: log path probabilities of the tree's nodes. catchingUp: the tree is the chain of
+ * provisional tokens. afterOpen: the reply may take longer, as the verifier may have to read the whole text first.
+ * streaming: of a GENERATE that brought a token already; `sent` is when the last one came.
+ */
+export interface Flight {
+  seq: number;
+  tree: TokenTree | null;
+  sent: number;
+  due: number;
+  afterOpen: boolean;
+  scores: readonly number[];
+  catchingUp: boolean;
+  streaming: boolean;
+}
+
+/** Numbers requests and learns how long replies take. timer: of rounds; it outlives the answer. */
+export class Requests {
+  flight: Flight | null = null;
+  seq = 0;
+  /** An OPEN was sent and no request since. */
+  private freshOpen = false;
+  /** Between streamed tokens. */
+  private readonly gaps: RoundTimer;
+
+  constructor(
+    private readonly stream: number,
+    private readonly session: Uint8Array,
+    private readonly sampling: Sampling,
+    private readonly patience: Patience,
+    private readonly timer: RoundTimer,
+    private readonly stats: SessionStats,
+  ) {
+    this.gaps = new RoundTimer(timer.floor, timer.ceiling, timer.first);
+  }
+
+  /** OPEN with everything committed. Whatever was under way is forgotten. */
+  open(committed: readonly number[], rowsHeld: number): Send {
+    this.flight = null;
+    this.freshOpen = true;
+    const { stream, session, seq, sampling } = this;
+    const featuresHave = Math.min(rowsHeld, committed.length - 1);
+    const tokens = packIds(committed);
+    return { type: "Send", message: { type: "Open", stream, session, seq, tokens, featuresHave, sampling } };
+  }
+
+  /** VERIFY `tree` below the first `base` tokens. */
+  verify(tree: TokenTree, base: number, now: number, scores: readonly number[] = [], catchingUp = false): Send {
+    this.fly(tree, now, scores, catchingUp);
+    const { stream, seq } = this;
+    return { type: "Send", message: { type: "Verify", stream, seq, baseLen: base, ...packTree(tree) } };
+  }
+
+  /** GENERATE at most `most` tokens behind the first `base`. */
+  generate(base: number, most: number, now: number): Send {
+    this.fly(null, now, [], false);
+    const { stream, seq } = this;
+    return { type: "Send", message: { type: "Generate", stream, seq, baseLen: base, maxNew: most, rows: true } };
+  }
+
+  /** A verdict on `flight` came. A GENERATE stays under way: its next token is awaited. */
+  answered(flight: Flight, now: number): void {
+    if (!flight.afterOpen) (flight.tree ? this.timer : this.gaps).add(now - flight.sent);
+    this.flight = null;
+    if (flight.tree) return;
+    const due = now + this.gaps.timeout();
+    this.flight = { ...flight, sent: now, due, afterOpen: false, scores: [], catchingUp: false, streaming: true };
+  }
+
+  private fly(tree: TokenTree | null, sent: number, scores: readonly number[], catchingUp: boolean): void {
+    this.seq++;
+    this.stats.calls++;
+    const afterOpen = this.freshOpen;
+    this.freshOpen = false;
+    const wait = afterOpen ? Math.max(this.timer.timeout(), this.patience.open) : this.timer.timeout();
+    this.flight = { seq: this.seq, tree, sent, due: sent + wait, afterOpen, scores, catchingUp, streaming: false };
+  }
+}

@@ -1,0 +1,148 @@
+/** What measurements decide for one answer: tree or stream, how large a tree, what to draft besides. Pure. */
+
+import { type Draft, type TreeShape, treeShape } from "../drafting/drafter.js";
+import type { Verdict, Welcome } from "../protocol/messages.js";
+import { MAX_NODES, ROOT, type TokenTree } from "../protocol/tree.js";
+import type { Compare, TreeSize } from "./actions.js";
+import { Controller } from "./controller.js";
+import type { Pace } from "./pace.js";
+import type { Mode } from "./policy.js";
+import type { Flight } from "./requests.js";
+import type { SessionStats } from "./tokens.js";
+
+/** The largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds. */
+export const LARGEST = treeShape({ nodes: 48 });
+
+/** largest: bounds of every tree. shaping: draft and send less where that brings more tokens per second. */
+export interface TuningOptions {
+  largest?: TreeShape;
+  shaping?: boolean;
+  /** Draft on while a verdict is awaited; null: where it hides enough. */
+  ahead?: boolean | null;
+}
+
+/** Choices of one answer. controller: measurements and mode, which outlive it. */
+export class Tuning {
+  readonly largest: TreeShape;
+  private readonly shaping: boolean;
+  private readonly ahead: boolean | null;
+  private verdictAt: number | null = null;
+  /** A tree for comparison alone, below the first `base` tokens, whose outcome is not known yet. */
+  private comparing: { draft: Draft; base: number; seconds: number } | null = null;
+
+  constructor(
+    readonly controller = new Controller(),
+    options: TuningOptions = {},
+  ) {
+    this.largest = options.largest ?? LARGEST;
+    this.shaping = options.shaping ?? true;
+    this.ahead = options.ahead ?? null;
+  }
+
+  get pace(): Pace {
+    return this.controller.pace;
+  }
+
+  // --- what was measured ---
+
+  /** A handshake took `rtt` seconds. */
+  linked(welcome: Welcome, rtt: number): void {
+    this.pace.linked(welcome.costs, rtt);
+  }
+
+  /** Drafting `draft` took the drafter `seconds`. Before the first round it had a prompt to read. */
+  drafted(draft: Draft, seconds: number, stats: SessionStats): void {
+    const later = stats.rounds > 0;
+    this.pace.drafted(seconds, draft.steps, later && !draft.ahead);
+    if (!later) return;
+    stats.aheadRounds++;
+    stats.aheadHits += draft.ahead ? 1 : 0;
+    stats.aheadUsed += draft.kept;
+  }
+
+  /** A drafted tree was sent: since the last verdict, drafting was all that happened. */
+  asked(now: number): void {
+    if (this.verdictAt !== null) this.pace.waited(now - this.verdictAt);
+  }
+
+  /** `verdict` on `flight` came. overdue: it had been given up; an outage says nothing of the link. */
+  answered(flight: Flight, verdict: Verdict, now: number, overdue: boolean, stats: SessionStats): void {
+    const [engine, queue, wait] = [verdict.engineUs / 1e6, verdict.queueUs / 1e6, now - flight.sent];
+    this.verdictAt = now;
+    if (!flight.tree) {
+      if (flight.streaming) this.pace.streamed(wait, engine, overdue); // the first token had to be asked for
+    } else if (!flight.catchingUp && !flight.afterOpen) {
+      stats.waitSeconds += wait;
+      stats.engineSeconds += engine;
+      if (!overdue) this.pace.verified(flight.tree, flight.scores, verdict.accepted.length, wait, engine, queue);
+    }
+  }
+
+  /** A tree for comparison is ready, below the first `base` tokens; drafting it took `seconds`. */
+  compared(draft: Draft, base: number, seconds: number): void {
+    this.comparing = { draft, base, seconds };
+  }
+
+  /** The text is `tokens` now. What came of the tree for comparison is measured once it is known. */
+  committed(tokens: readonly number[]): void {
+    if (!this.comparing) return;
+    const draft = this.worthSending(this.comparing.draft);
+    const path = foreseen(draft.tree, tokens.slice(this.comparing.base));
+    if (!path) return;
+    this.pace.foreseen(draft.tree, draft.scores, path.length, this.comparing.seconds);
+    this.comparing = null;
+  }
+
+  // --- what follows ---
+
+  /** The mode of an answer, or of its rest on a new link. */
+  begin(): Mode {
+    return this.controller.begin();
+  }
+
+  /** The mode after a verdict. */
+  choose(): Mode {
+    return this.controller.choose();
+  }
+
+  /** Bounds of the next tree, where the session has room for `nodes` and `depth` levels. */
+  treeSize(nodes: number, depth: number): TreeSize {
+    const most = Math.min(this.largest.nodes, nodes);
+    const levels = Math.min(this.largest.depth, depth);
+    if (!this.shaping) return { nodes: most, depth: levels, gain: null };
+    return { nodes: Math.min(most, this.pace.worthDrafting()), depth: levels, gain: this.pace.gain() };
+  }
+
+  /** What of a draft is sent. */
+  worthSending(draft: Draft): Draft {
+    const count = this.shaping ? this.pace.worthSending(draft.tree, draft.scores) : draft.tree.size;
+    const tree = draft.tree.pruned(count, MAX_NODES);
+    return { ...draft, tree, scores: draft.scores.slice(0, tree.size) };
+  }
+
+  /** Whether to draft on while a verdict is awaited. */
+  draftsAhead(): boolean {
+    return this.ahead ?? this.pace.draftsAhead();
+  }
+
+  /**
+   * `streamed` tokens into an answer's streams: a tree to draft below `tokens` now and then, so that tau stays known.
+   * Where neither mode nor size is open, nobody wants to know it.
+   */
+  comparison(tokens: readonly number[], streamed: number): Compare[] {
+    const wanted = this.shaping || this.controller.pinned === null;
+    if (!wanted || streamed % this.pace.compareEvery(streamed)) return [];
+    return [{ type: "Compare", prefix: [...tokens], ...this.treeSize(MAX_NODES, this.largest.depth) }];
+  }
+}
+
+/** The path of `tree` that `tokens`, below its root, took; null while they have not left it. */
+export function foreseen(tree: TokenTree, tokens: readonly number[]): number[] | null {
+  const path: number[] = [];
+  for (const token of tokens) {
+    const child = tree.child(path.at(-1) ?? ROOT, token);
+    if (child === undefined) return path;
+    path.push(child);
+  }
+  return null;
+}

@@ -1,0 +1,94 @@
+/** A network whose faults can be switched on by hand: for demonstrations and tests. */
+
+import { ABNORMAL, type MakeSocket, type Socket } from "./link.js";
+
+/** Sockets made by `makeSocket` behave as the fields say, at any time. */
+export class Weather {
+  /** Nothing gets through in either direction, and nobody is told. */
+  silent = false;
+  /** Seconds that a message takes more, in each direction. */
+  delay = 0;
+  private isCut = false;
+  private readonly sockets = new Set<DelayedSocket>();
+
+  constructor(
+    private readonly make: MakeSocket = (url, protocols) => new WebSocket(url, protocols) as unknown as Socket,
+  ) {}
+
+  /** The link is cut: what was connected is closed, and dialling fails. */
+  get cut(): boolean {
+    return this.isCut;
+  }
+
+  set cut(cut: boolean) {
+    this.isCut = cut;
+    if (cut) for (const socket of [...this.sockets]) socket.break();
+  }
+
+  readonly makeSocket: MakeSocket = (url, protocols) => {
+    const socket = new DelayedSocket(this.isCut ? null : this.make(url, protocols), this);
+    this.sockets.add(socket);
+    return socket;
+  };
+
+  forget(socket: DelayedSocket): void {
+    this.sockets.delete(socket);
+  }
+}
+
+class DelayedSocket implements Socket {
+  binaryType = "arraybuffer";
+  onopen: Socket["onopen"] = null;
+  onmessage: Socket["onmessage"] = null;
+  onclose: Socket["onclose"] = null;
+  /** When the last message of each direction arrives: none overtakes another. */
+  private lastUp = 0;
+  private lastDown = 0;
+
+  constructor(
+    private readonly inner: Socket | null,
+    private readonly weather: Weather,
+  ) {
+    if (!inner) {
+      setTimeout(() => this.break());
+      return;
+    }
+    inner.binaryType = "arraybuffer";
+    inner.onopen = event => this.onopen?.(event);
+    inner.onmessage = event => {
+      if (!this.weather.silent) this.lastDown = this.later(this.lastDown, () => this.onmessage?.(event));
+    };
+    inner.onclose = event => {
+      this.weather.forget(this);
+      this.onclose?.(event);
+    };
+  }
+
+  send(data: Uint8Array<ArrayBuffer>): void {
+    if (!this.weather.silent) this.lastUp = this.later(this.lastUp, () => this.inner?.send(data));
+  }
+
+  close(): void {
+    this.weather.forget(this);
+    this.inner?.close();
+  }
+
+  /** End without a word. */
+  break(): void {
+    this.weather.forget(this);
+    if (this.inner) {
+      this.inner.onopen = this.inner.onmessage = this.inner.onclose = null;
+      this.inner.close();
+    }
+    this.onclose?.({ code: ABNORMAL, reason: "the link is cut by hand" });
+  }
+
+  /** Run `deliver` when the delay has passed, and behind what came before; when that is. */
+  private later(last: number, deliver: () => void): number {
+    const now = performance.now();
+    const due = Math.max(last, now + 1000 * this.weather.delay);
+    if (due <= now) deliver();
+    else setTimeout(deliver, due - now);
+    return due;
+  }
+}

@@ -1,0 +1,62 @@
+/** What a session does next: it asks the target, asks for a tree, or lets the drafter write alone. */
+
+import { type Draft, NO_DRAFT } from "../drafting/drafter.js";
+import { TokenTree } from "../protocol/tree.js";
+import type { Action, Send } from "./actions.js";
+import type { Session } from "./session.js";
+
+/** Whatever can be done next. */
+export function work(session: Session, now: number): Action[] {
+  if (session.finished) return [];
+  const idle = !session.flight && session.deadlines.retry === null;
+  const canAsk = session.linked && !session.refused && idle;
+  if (canAsk && session.provisional.length) return [verifyChain(session, now), ...write(session, now)];
+  if (session.solo.writesFirst) return write(session, now);
+  if (canAsk && session.mode === "stream") {
+    const { limit, committed } = session.text;
+    return [session.requests.generate(committed.length, limit - committed.length, now)];
+  }
+  if (canAsk && session.ready) {
+    const asked = verifyTree(session, session.ready, now);
+    return session.busy ? [asked] : [asked, { type: "DraftAhead", version: session.version }];
+  }
+  // the first token waits for no tree: the prompt's step draws it
+  if (canAsk && !session.requests.seq) return [verifyTree(session, NO_DRAFT, now)];
+  if (session.alone) {
+    const written = write(session, now);
+    if (written.length || !canAsk) return written;
+  }
+  if (session.busy || session.ready || session.flight || session.mode !== "tree") return [];
+  session.busy = true;
+  const size = session.tuning.treeSize(Math.min(session.maxNodes, session.treeBudget), session.text.room);
+  return [{ type: "DraftTree", prefix: [...session.committed], version: session.version, ...size }];
+}
+
+function verifyTree(session: Session, draft: Draft, now: number): Send {
+  session.ready = null;
+  session.tuning.asked(now);
+  const tree = draft.tree.pruned(session.maxNodes, session.text.room); // it may be older than the verifier's limits
+  return session.requests.verify(tree, session.committed.length, now, draft.scores);
+}
+
+/** Catch up: have the provisional text verified. */
+function verifyChain(session: Session, now: number): Send {
+  const levels = Math.max(0, Math.min(session.maxNodes, session.context - session.committed.length));
+  const chain = TokenTree.chain(session.provisional.slice(0, levels));
+  return session.requests.verify(chain, session.committed.length, now, [], true);
+}
+
+/** Ask for one more provisional token, where one may be written and the answer is not full. */
+function write(session: Session, now: number): Action[] {
+  const { solo, deadlines, policy } = session;
+  const canGoOn = solo.mayWrite(session.provisional.length) && !session.text.full;
+  if (session.alone && !canGoOn) {
+    const wait = solo.paused ? session.patience.offline : session.returnWait;
+    deadlines.giveUp = deadlines.giveUp || now + wait;
+    if (policy.writer === "device-only" && !solo.paused) return session.finish("unverified");
+  }
+  if (session.busy || !canGoOn) return [];
+  session.busy = true;
+  const prefix = [...session.committed, ...session.provisional];
+  return [{ type: "WriteToken", prefix, version: session.version }];
+}

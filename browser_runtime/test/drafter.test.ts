@@ -1,0 +1,137 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Drafter, treeShape } from "../src/drafting/drafter.js";
+import { Lookup } from "../src/drafting/lookup.js";
+import { largest, likeliest, nthLargest } from "../src/drafting/select.js";
+import { RowShape } from "../src/protocol/rows.js";
+import { Sampling } from "../src/protocol/sampling.js";
+import { TokenTree } from "../src/protocol/tree.js";
+import { Controller } from "../src/runtime/controller.js";
+import { Pace } from "../src/runtime/pace.js";
+import { HashEngine } from "./hashEngine.js";
+import { type Any, counted, fromHex, read, sampling } from "./vectors.js";
+
+const near = (one: number, other: number, by: number, where = "") =>
+  assert.ok(Math.abs(one - other) <= by, `${where}: ${one}, not ${other}`);
+
+test("the same trees are drafted bit for bit, with the same probabilities", async () => {
+  let drafts = 0;
+  const conversations = read("drafter");
+  for (const [number, { setup, steps }] of conversations.entries()) {
+    const drafter = drafterOf(setup);
+    for (const [place, [call, ...given]] of steps.entries()) {
+      const where = `conversation ${number}, step ${place}: ${call}`;
+      if (call === "draft") {
+        const [prefix, settings, shape, wanted] = given;
+        const draft = await drafter.draft(prefix, sampling(settings), treeShape(shape));
+        assert.deepEqual([draft.tree.tokens, draft.tree.parents], [wanted.tokens, wanted.parents], where);
+        for (const [node, score] of draft.scores.entries()) near(score, wanted.scores[node], 1e-5, where);
+        const { steps: took, ahead, kept } = wanted;
+        assert.deepEqual([draft.steps, draft.ahead, draft.kept], [took, ahead, kept], where);
+        drafts++;
+      } else if (call === "ahead") {
+        let asked = 0;
+        assert.equal(await drafter.draftAhead(treeShape(given[0]), () => asked++ === 3), given[1], where);
+      } else if (call === "rows") {
+        drafter.addRows(given[0], Float32Array.from(given[1]));
+      } else if (call === "write") {
+        const written = await drafter.nextToken(given[0], sampling(given[1]));
+        assert.equal(written.token, given[2], where);
+        near(written.probability, given[3], 1e-9, where);
+      } else {
+        assert.equal(call, "keep");
+        drafter.keepRows(given[0]);
+      }
+    }
+  }
+  assert.ok(drafts > 80);
+  counted("drafter", conversations.length);
+});
+
+test("shapes have bounds, and nothing is drafted beyond the context", async () => {
+  for (const wrong of [{ nodes: 0 }, { nodes: 256 }, { breadth: 65 }, { depth: 100, breadth: 8 }]) {
+    assert.throws(() => treeShape(wrong), RangeError);
+  }
+  const setup = { draftIds: [1, 2], rowShape: new RowShape(1, 2), saKvHeads: 1, maxContext: 8 };
+  const drafter = new Drafter(new HashEngine([1, 2], 2, 2), setup);
+  assert.equal((await drafter.draft(Array(8).fill(1), new Sampling(), treeShape())).tree.size, 0);
+  const { tree } = await drafter.draft(Array(7).fill(1), new Sampling(), treeShape({ gain: 0 }));
+  assert.equal(Math.max(...tree.depths), 1);
+  assert.equal(await drafter.draftAhead(treeShape(), () => false), 0);
+});
+
+test("the largest are found", () => {
+  let state = 7;
+  const random = (below: number) => {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    return (state >>> 4) % below;
+  };
+  for (let round = 0; round < 300; round++) {
+    const kinds = round % 2 ? 20 : 2000;
+    const values = Array.from({ length: 1 + random(900) }, () => random(kinds) / 16);
+    const count = 1 + random(Math.min(values.length, 100));
+    const order = [...values.keys()].sort((one, other) => values[other] - values[one] || one - other);
+    const wanted = order.slice(0, count).sort((one, other) => one - other);
+    assert.equal(nthLargest(Float64Array.from(values), count), values[order[count - 1]]);
+    assert.deepEqual(largest(Float64Array.from(values), count), wanted);
+    assert.deepEqual(likeliest(Float32Array.from(values), Math.max(...values), count), wanted);
+  }
+});
+
+test("lookup finds the longest run", () => {
+  const lookup = new Lookup();
+  lookup.follow([1, 2, 3, 4, 9, 2, 3, 5, 2, 3]);
+  assert.deepEqual(lookup.guess([]), { token: 5, weight: 0.53 });
+  assert.deepEqual(lookup.guess([1, 2, 3]), { token: 4, weight: 0.61 });
+  assert.equal(lookup.guess([77]), null);
+  lookup.follow([8]);
+  assert.equal(lookup.guess([]), null);
+});
+
+test("pace measures and chooses as the vectors have it", () => {
+  const rows = read("pace");
+  for (const row of rows) {
+    const pace = new Pace();
+    const controller = new Controller(pace, row.pinned);
+    for (const [call, given, wanted] of row.steps) {
+      measure(pace, call, given);
+      near(pace.treeRate(), wanted.tree_rate, 1e-9, call);
+      if (wanted.stream_rate === null) assert.equal(pace.streamRate(), null);
+      else near(pace.streamRate()!, wanted.stream_rate, 1e-9, call);
+      near(pace.gain(), wanted.gain, 1e-9, call);
+      assert.deepEqual([pace.compareEvery(32), pace.compareEvery(33)], wanted.compare_every);
+      assert.equal(pace.draftsAhead(), wanted.drafts_ahead);
+      assert.equal(pace.worthDrafting(), wanted.drafting);
+      const [tokens, parents, scores] = wanted.tree;
+      assert.equal(pace.worthSending(new TokenTree(tokens, parents), scores), wanted.nodes);
+      assert.equal(wanted.call === "begin" ? controller.begin() : controller.choose(), wanted.mode);
+    }
+  }
+  counted("pace", rows.length);
+});
+
+function measure(pace: Pace, call: string, given: Any[]): void {
+  if (call === "linked") pace.linked(fromHex(given[0]), given[1]);
+  else if (call === "drafted") pace.drafted(given[0], given[1], given[2]);
+  else if (call === "streamed") pace.streamed(given[0], given[1], given[2]);
+  else if (call === "waited") pace.waited(given[0]);
+  else if (call === "verified") {
+    pace.verified(new TokenTree(given[0], given[1]), given[2], given[3].length, given[4], given[5], given[6]);
+  } else {
+    assert.equal(call, "foreseen");
+    pace.foreseen(new TokenTree(given[0], given[1]), given[2], given[3].length, given[4]);
+  }
+}
+
+function drafterOf(setup: Any): Drafter {
+  const rowShape = new RowShape(setup.heads, setup.head_dim);
+  const engine = new HashEngine(setup.draft_ids, setup.sa_kv_heads * rowShape.headDim, rowShape.values / 2);
+  return new Drafter(engine, {
+    draftIds: setup.draft_ids,
+    rowShape,
+    saKvHeads: setup.sa_kv_heads,
+    maxContext: setup.max_context,
+    lookup: setup.lookup,
+    nullRow: setup.null_row && Float32Array.from(setup.null_row),
+  });
+}

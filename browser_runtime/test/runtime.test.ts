@@ -1,0 +1,203 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import type { Bundle } from "../src/bundle/bundle.js";
+import { Drafter } from "../src/drafting/drafter.js";
+import { RowShape } from "../src/protocol/rows.js";
+import { LocalDrafter } from "../src/runtime/drafterThread.js";
+import { EdgeRuntime, type Options } from "../src/runtime/edgeRuntime.js";
+import type { Event, Finished } from "../src/runtime/events.js";
+import { Link, LinkRefused, verifierUrl } from "../src/runtime/link.js";
+import type { AnswerRecord } from "../src/runtime/record.js";
+import { Weather } from "../src/runtime/weather.js";
+import { ALPHABET, EOS, FakeVerifier, plain } from "./fakeVerifier.js";
+import { HashEngine } from "./hashEngine.js";
+
+const PROMPT = [5, 9, 2];
+const shape = new RowShape(1, 2);
+const draftIds = Uint32Array.from({ length: ALPHABET }, (_, token) => token);
+
+/** What a runtime reads of a bundle, where a token's text is a letter. */
+const bundle = {
+  manifest: { targetHash: "target", drafterHash: "drafter", vocabSize: 64, eosIds: [EOS], maxContext: 200 },
+  rowShape: shape,
+  tokenizer: { decode: (ids: number[]) => ids.map(id => String.fromCharCode(97 + id)).join("") },
+} as unknown as Bundle;
+
+function drafterOf(script: readonly number[] = []): LocalDrafter {
+  const engine = new HashEngine(Array.from(draftIds), 2, 2, script);
+  return new LocalDrafter(new Drafter(engine, { draftIds, rowShape: shape, saKvHeads: 1, maxContext: 200 }), () =>
+    engine.close(),
+  );
+}
+
+function runtimeOf(verifier: FakeVerifier | Weather | null, options: Options = {}): EdgeRuntime {
+  const script = [...PROMPT, ...plain(PROMPT, 190)];
+  const server = verifier ? "127.0.0.1:1" : null;
+  return new EdgeRuntime(bundle, drafterOf(script), server, { makeSocket: verifier?.makeSocket, ...options });
+}
+
+/** Texts on the screen must never lose verified text. `each` is called with every event. */
+async function read(events: AsyncGenerator<Event>, each: (event: Event) => void = () => {}): Promise<Finished> {
+  let verified = "";
+  let last: Event | null = null;
+  for await (const event of events) {
+    assert.ok(event.verified.startsWith(verified), `${event.type} takes verified text back`);
+    verified = event.verified;
+    last = event;
+    each(event);
+  }
+  assert.ok(last?.type === "finished");
+  return last;
+}
+
+test("an answer is the target's own, by trees and by a stream", async () => {
+  for (const mode of ["tree", "stream"] as const) {
+    const verifier = new FakeVerifier();
+    const runtime = runtimeOf(verifier, { mode });
+    for (const prompt of [PROMPT, [...PROMPT, 7], [1]]) {
+      const finished = await read(runtime.generate(prompt, { maxNewTokens: 60 }));
+      assert.deepEqual(finished.tokenIds, plain(prompt, 60), mode);
+      assert.equal(finished.stats.tokens, finished.tokenIds.length);
+      assert.ok(finished.stats.bytesUp > 0 && finished.stats.bytesDown > 0);
+      assert.equal(finished.stats.streamed > 0, mode === "stream");
+      assert.equal(finished.provisional, "");
+    }
+    await runtime.close();
+  }
+});
+
+test("a cut at any moment, a silence and a killed verifier lose nothing", async () => {
+  const cut = async (seed: number) => {
+    const verifier = new FakeVerifier();
+    const weather = new Weather(verifier.makeSocket);
+    const mode = seed % 2 ? ("tree" as const) : ("stream" as const);
+    const patience = { open: 0.1, silence: 0.05 };
+    const runtime = runtimeOf(weather, { mode, patience, policy: { offlineRate: 500 } });
+    const faults = [() => (weather.cut = true), () => (weather.silent = true), () => verifier.kill()];
+    let [seen, alone] = [0, 0];
+    const finished = await read(runtime.generate(PROMPT, { maxNewTokens: 120 }), event => {
+      seen++;
+      alone += event.type === "provisional" ? 1 : 0;
+      if (seen === 2 + (seed % 7)) {
+        faults[seed % 3]();
+        setTimeout(() => {
+          weather.cut = weather.silent = false;
+        }, 700);
+      }
+    });
+    assert.deepEqual(finished.tokenIds, plain(PROMPT, 120), `${seed}`);
+    assert.equal(finished.reason, finished.tokenIds.at(-1) === EOS ? "stop" : "length");
+    if (seed % 3 < 2) assert.ok(alone > 0, `${seed}: nothing was written alone`);
+    await runtime.close();
+  };
+  await Promise.all(Array.from({ length: 50 }, (_, seed) => cut(seed)));
+});
+
+test("a page that is closed in mid-answer goes on from its record, in text and on the screen", async () => {
+  const verifier = new FakeVerifier();
+  const first = runtimeOf(verifier, { mode: "tree" });
+  let written = "";
+  let shown = "";
+  for await (const event of first.generate(PROMPT, { maxNewTokens: 100, temperature: 0.7, seed: 2n ** 62n + 1n })) {
+    written = JSON.stringify(first.record);
+    shown = event.verified;
+    if (event.verified.length > 20) break;
+  }
+  assert.ok(shown.length > 20);
+  await first.close();
+  const second = runtimeOf(verifier);
+  const record: AnswerRecord = JSON.parse(written);
+  const finished = await read(second.resume(record), event => assert.ok(event.verified.startsWith(shown)));
+  assert.deepEqual(finished.tokenIds, plain(PROMPT, 100));
+  assert.throws(() => second.resume({ ...record, target: "another" }), RangeError);
+  assert.throws(() => second.resume({ ...record, version: 7 }), RangeError);
+  await second.close();
+});
+
+test("alone, at its end, cancelled and twice at once", async () => {
+  const runtime = runtimeOf(null);
+  const finished = await read(runtime.generate(PROMPT, { maxNewTokens: 30 }));
+  assert.equal(finished.reason, "unverified");
+  assert.equal(finished.verified, "");
+  assert.ok(finished.provisional.length > 0);
+  const left = runtime.generate(PROMPT);
+  await left.next();
+  await assert.rejects(read(runtime.generate(PROMPT)), /an answer is on its way/);
+  await left.return(undefined);
+  await read(runtime.generate(PROMPT, { maxNewTokens: 3 }));
+  assert.throws(() => runtime.generate([]), RangeError);
+  assert.throws(() => runtime.generate([99]), RangeError);
+  assert.throws(() => runtime.generate(PROMPT, { maxNewTokens: 0 }), RangeError);
+  assert.throws(() => runtime.generate(PROMPT, { temperature: -1 }), RangeError);
+  await runtime.close();
+  await assert.rejects(read(runtime.generate(PROMPT)), /closed/);
+});
+
+test("an answer that waits is cancelled at once", async () => {
+  const weather = new Weather(new FakeVerifier().makeSocket);
+  weather.cut = true;
+  const waiting = runtimeOf(weather, { policy: { writer: "cloud-only" } });
+  setTimeout(() => waiting.cancel(), 50);
+  const began = performance.now();
+  const finished = await read(waiting.generate(PROMPT));
+  assert.equal(finished.reason, "cancelled");
+  assert.ok(performance.now() - began < 900);
+  await waiting.close();
+});
+
+test("a stop string ends the answer, and is not part of it", async () => {
+  const runtime = runtimeOf(new FakeVerifier(), { mode: "tree" });
+  const whole = bundle.tokenizer.decode(plain(PROMPT, 100));
+  const stop = whole.slice(17, 20);
+  const finished = await read(runtime.generate(PROMPT, { maxNewTokens: 100, stop }));
+  assert.equal(finished.verified, whole.slice(0, whole.indexOf(stop)));
+  assert.equal(finished.reason, "stop");
+  await runtime.close();
+});
+
+test("a verifier of another target is told apart, and another one at its address is taken", async () => {
+  const verifier = new FakeVerifier();
+  verifier.hash = "another";
+  const runtime = runtimeOf(verifier, { policy: { offlineRate: 1000 } });
+  const details: string[] = [];
+  const finished = await read(runtime.generate(PROMPT, { maxNewTokens: 100 }), event => {
+    if (event.type === "link") details.push(event.detail);
+    if (event.type === "provisional" && event.provisional.length === 20) verifier.hash = "target";
+  });
+  assert.ok(
+    details.some(detail => detail.includes("target differs")),
+    details.join(),
+  );
+  assert.deepEqual(finished.tokenIds, plain(PROMPT, 100));
+  await runtime.close();
+});
+
+test("an engine that fails ends the answer with its reason", async () => {
+  const drafter = drafterOf();
+  drafter.nextToken = () => Promise.reject(new Error("out of memory"));
+  const runtime = new EdgeRuntime(bundle, drafter, null);
+  await assert.rejects(read(runtime.generate(PROMPT)), /the drafter's engine failed: out of memory/);
+  await runtime.close();
+});
+
+test("addresses and tokens", () => {
+  assert.equal(verifierUrl("example.org:8765").href, "ws://example.org:8765/v1/verify");
+  assert.equal(verifierUrl("https://example.org/").href, "wss://example.org/v1/verify");
+  assert.equal(verifierUrl("wss://example.org/outrider").href, "wss://example.org/outrider/v1/verify");
+  for (const wrong of ["", "ftp://x", "a b", "ws://:80", "x:0", "x:99999"]) {
+    assert.throws(() => verifierUrl(wrong), LinkRefused, wrong);
+  }
+  const hello = { type: "Hello" as const, protocol: 1, targetHash: "", drafterHash: "", client: "" };
+  const link = (server: string, token: string) =>
+    new Link(
+      server,
+      hello,
+      () => {},
+      token,
+      () => assert.fail(),
+    );
+  assert.throws(() => link("ws://example.org", "secret"), /clear text/);
+  assert.throws(() => link("wss://example.org", "sec ret"), /cannot send/);
+  assert.ok(link("ws://localhost:1", "secret"));
+  assert.ok(link("wss://example.org", "secret"));
+});

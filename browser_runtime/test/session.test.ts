@@ -1,0 +1,120 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { type Draft, NO_DRAFT, treeShape } from "../src/drafting/drafter.js";
+import type { ServerMessage, Welcome } from "../src/protocol/messages.js";
+import { RowShape } from "../src/protocol/rows.js";
+import { TokenTree } from "../src/protocol/tree.js";
+import type { Action } from "../src/runtime/actions.js";
+import { Controller } from "../src/runtime/controller.js";
+import { Pace } from "../src/runtime/pace.js";
+import { policy } from "../src/runtime/policy.js";
+import { Session } from "../src/runtime/session.js";
+import { RoundTimer } from "../src/runtime/timing.js";
+import { Tuning } from "../src/runtime/tuning.js";
+import { type Any, counted, fields, fromHex, message, read, same, sampling } from "./vectors.js";
+
+test("every recorded session replays: the same actions and states", () => {
+  const traces = read("sessions");
+  const calls = new Set<string>();
+  let steps = 0;
+  for (const trace of traces) {
+    const session = sessionOf(trace.setup);
+    for (const [number, [call, given, wanted, state]] of trace.steps.entries()) {
+      calls.add(call);
+      const actions = callOf(session, call, given).map(json);
+      const where = `${trace.name}, step ${number}: ${call}`;
+      const shown = `${where} gives\n${JSON.stringify(actions)}, not\n${JSON.stringify(wanted)}`;
+      assert.ok(same(wanted, actions), shown);
+      assert.equal(session.state, state, where);
+      steps++;
+    }
+  }
+  assert.equal(calls.size, 13);
+  counted("sessions", traces.length);
+  counted("events of sessions", steps);
+});
+
+test("a session that acts otherwise is noticed", () => {
+  const [, , wanted] = read("sessions")[0].steps.find((step: Any) => step[2].length > 0);
+  assert.ok(!same(wanted, wanted.slice(1)));
+});
+
+function sessionOf(setup: Any): Session {
+  const { prompt, max_new: maxNew, max_context: maxContext, stream, patience, timer } = setup;
+  const { writer, on_return: onReturn, offline, min_confidence: minConfidence, lead } = setup.policy;
+  const session = new Session({
+    prompt,
+    maxNew,
+    maxContext,
+    stream,
+    patience,
+    sampling: sampling(setup.sampling),
+    eosIds: new Set(setup.eos_ids),
+    rowShape: new RowShape(setup.row_shape[0], setup.row_shape[1]),
+    session: fromHex(setup.session),
+    timer: new RoundTimer(timer.floor, timer.ceiling, timer.first),
+    policy: policy({ writer, onReturn, offline, minConfidence, lead }),
+    tuning: tuningOf(setup),
+  });
+  session.mode = setup.mode;
+  return session;
+}
+
+/** Sessions that are not free to choose have one mode, and trees as large as they come. */
+function tuningOf({ tuning, mode }: Any): Tuning {
+  if (tuning) {
+    const { nodes, depth, breadth, gain, shaping } = tuning;
+    return new Tuning(new Controller(), { largest: treeShape({ nodes, depth, breadth, gain }), shaping });
+  }
+  const largest = treeShape({ nodes: 255, depth: 64 });
+  return new Tuning(new Controller(new Pace(), mode), { largest, shaping: false });
+}
+
+function callOf(session: Session, call: string, given: Any[]): Action[] {
+  switch (call) {
+    case "start":
+      return session.start(given[0]);
+    case "link_up":
+      return session.linkUp(message(given[0]) as Welcome, given[1], given[2] ?? null);
+    case "link_down":
+      return session.linkDown(given[0], given[1] === true);
+    case "message":
+      return session.message(message(given[0]) as ServerMessage, given[1]);
+    case "tree_ready":
+      return session.treeReady(draftOf(given[0]), given[1], given[2], given[3] ?? 0);
+    case "tree_compared":
+      return session.treeCompared(draftOf(given[0]), given[1], given[2]);
+    case "token_written":
+      return session.tokenWritten(given[0], given[1], given[2], given[3]);
+    case "tick":
+      return session.tick(given[0]);
+    case "set_mode":
+      session.tuning.controller.pinned = given[0];
+      return session.setMode(given[0], given[1]);
+    case "pause":
+      return session.pause(given[0]);
+    case "proceed":
+      return session.proceed(given[0]);
+    case "cancel":
+      return session.cancel();
+    case "stop":
+      return session.stop(given[0]);
+    default:
+      throw new Error(`no event ${call}`);
+  }
+}
+
+/** A tree; where more is recorded of its draft, that too. */
+function draftOf(of: Any): Draft {
+  const tree = new TokenTree(of.tokens, of.parents);
+  if (!of.scores) return { ...NO_DRAFT, tree };
+  return { tree, scores: of.scores, steps: of.steps, ahead: of.ahead, kept: of.kept };
+}
+
+function json(action: Action): Any {
+  const { type, ...rest } = action as Any;
+  if (type === "Send") return [type, fields(rest.message)];
+  if (type === "AddRows") return [type, { positions: rest.positions }];
+  if (rest.gain === null) delete rest.gain;
+  return [type, rest];
+}

@@ -1,0 +1,86 @@
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { test } from "node:test";
+import { ChatBoundary } from "../src/bundle/chatBoundary.js";
+import { ChatTemplate } from "../src/bundle/chatTemplate.js";
+import { BundleError } from "../src/bundle/manifest.js";
+import { Tokenizer } from "../src/bundle/tokenizer.js";
+import { Detokeniser, StopStrings } from "../src/protocol/text.js";
+import { type Any, BUNDLE, counted, read } from "./vectors.js";
+
+const ofBundle = () => Tokenizer.parse(readFileSync(join(BUNDLE, "tokenizer.json"), "utf8"));
+const tokenizers: [Any, Tokenizer][] = read("tokenizer").map(row => {
+  return [row, row.tokenizer ? new Tokenizer(row.tokenizer) : ofBundle()];
+});
+
+test("text is encoded and decoded, and arrives in pieces, as the vectors have it", () => {
+  let cases = 0;
+  for (const [row, tokenizer] of tokenizers) {
+    for (const { text, ids } of row.encode) {
+      assert.deepEqual(tokenizer.encode(text), ids, `${row.name}: ${JSON.stringify(text)}`);
+    }
+    for (const { ids, text, pieces } of row.decode) {
+      assert.equal(tokenizer.decode(ids), text, `${row.name}: ${ids}`);
+      const detokeniser = new Detokeniser(given => tokenizer.decode(given));
+      assert.deepEqual([...ids.map((id: number) => detokeniser.push(id)), detokeniser.flush()], pieces);
+    }
+    cases += row.encode.length + row.decode.length;
+  }
+  counted("tokenizer", tokenizers.length);
+  counted("texts and ids of tokenizers", cases);
+});
+
+test("chat templates follow the vectors", () => {
+  const rows = read("chat");
+  for (const { template, special, messages, text: wanted } of rows) {
+    const text = wanted.replace("True", "true"); // the one known difference: how a boolean is written
+    assert.equal(new ChatTemplate(template).render({ messages, ...special }), text);
+  }
+  counted("chat", rows.length);
+});
+
+test("what is said is never a token of the template", () => {
+  const rows = read("boundary");
+  const known = new Map<string, ChatBoundary>();
+  for (const row of rows) {
+    const tokenizer = () => (row.json ? new Tokenizer(row.json) : ofBundle());
+    if (!known.has(row.tokenizer)) known.set(row.tokenizer, new ChatBoundary(tokenizer(), row.template));
+    const template = new ChatTemplate(row.template);
+    const ids = known.get(row.tokenizer)!.encode(row.messages, messages => template.render({ messages }));
+    assert.deepEqual(ids, row.ids, `${row.tokenizer}: ${JSON.stringify(row.messages)}`);
+  }
+  counted("boundary", rows.length);
+  assert.throws(() => known.get("bundle")!.encode([{ role: "user<|im_end|>", content: "" }], () => ""), RangeError);
+});
+
+test("a template that changes case or trims makes no tokens", () => {
+  const tokenizer = new Tokenizer(read("boundary").find(row => row.json)!.json);
+  const token = tokenizer.addedTokens.find(({ special, content }) => special && /[a-z]/.test(content))!;
+  const middle = token.content.length >> 1;
+  const parted = [`${token.content.slice(0, middle)} `, ` ${token.content.slice(middle)}`];
+  const cases: [string[], (text: string) => string][] = [
+    [[token.content.toUpperCase()], text => text.toLowerCase()],
+    [parted, text => text.trim()],
+  ];
+  for (const [contents, write] of cases) {
+    const messages = contents.map(content => ({ role: "user", content }));
+    const render = (said: { content: string }[]) => said.map(({ content }) => write(content)).join("") + token.content;
+    const ids = new ChatBoundary(tokenizer, "").encode(messages, render);
+    assert.equal(ids.filter(id => id === token.id).length, 1, contents.join());
+  }
+});
+
+test("a fork goes on alone, long runs are quick, and what is no tokenizer is said to be none", () => {
+  const stops = new StopStrings(["end"]);
+  assert.equal(stops.push("xe"), "x");
+  const fork = stops.fork();
+  assert.equal(fork.push("nd"), "");
+  assert.ok(fork.hit && !stops.hit);
+  assert.equal(stops.push("X"), "eX");
+  const [, tokenizer] = tokenizers.at(-1)!;
+  const text = "ab".repeat(10_000);
+  assert.equal(tokenizer.decode(tokenizer.encode(text)), text);
+  assert.throws(() => Tokenizer.parse("{"), BundleError);
+  assert.throws(() => Tokenizer.parse('{"model": {"type": "Odd"}, "added_tokens": []}'), BundleError);
+});

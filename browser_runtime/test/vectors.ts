@@ -1,0 +1,75 @@
+/** The files of outrider_core/protocol/vectors, and the JSON forms that they use. */
+
+import { readFileSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+import type { Message } from "../src/protocol/messages.js";
+import { Sampling } from "../src/protocol/sampling.js";
+
+// biome-ignore lint/suspicious/noExplicitAny: vectors are whatever the JSON says, and the tests check it
+export type Any = any;
+
+/** The repository; tests run from browser_runtime/dist/lib/test. */
+export const ROOT_URL = new URL("../../../../", import.meta.url);
+export const BUNDLE = process.env.OUTRIDER_BUNDLE ?? fileURLToPath(new URL("build/bundle", ROOT_URL));
+
+/** The vectors of file `name`.json; integers of 16 digits and more become bigint. */
+export function read(name: string): Any[] {
+  const text = readFileSync(new URL(`outrider_core/protocol/vectors/${name}.json`, ROOT_URL), "utf8");
+  const exact = text.replace(/([:[,]\s*)(\d{16,})(?=\s*[,\]}])/g, '$1"#$2"');
+  return JSON.parse(exact, (_key, value) => (/^#\d{16,}$/.test(value) ? BigInt(value.slice(1)) : value));
+}
+
+export function sampling(fields: Any): Sampling {
+  const { temperature, top_k: topK, top_p: topP, min_p: minP, seed } = fields;
+  return new Sampling({ temperature, topK, topP, minP, seed });
+}
+
+export function fromHex(hex: string): Uint8Array {
+  return Uint8Array.from(Buffer.from(hex, "hex"));
+}
+
+export function toHex(bytes: Uint8Array): string {
+  return Buffer.from(bytes).toString("hex");
+}
+
+const camel = (name: string) => name.replace(/_(.)/g, (_, letter) => letter.toUpperCase());
+const snake = (name: string) => name.replace(/[A-Z]/g, letter => `_${letter.toLowerCase()}`);
+
+/** A message as its fields say. */
+export function message(fields: Any): Message {
+  const entries = Object.entries(fields).map(([name, value]: [string, Any]) => {
+    if (name === "sampling") return [name, sampling(value)];
+    return [camel(name), value?.hex === undefined ? value : fromHex(value.hex)];
+  });
+  return Object.fromEntries(entries);
+}
+
+/** The inverse of `message`. */
+export function fields(of: Message): Any {
+  const entries = Object.entries(of).map(([name, value]) => {
+    if (value instanceof Sampling) {
+      const { temperature, topK: top_k, topP: top_p, minP: min_p } = value;
+      const seed = value.seed < 2n ** 53n ? Number(value.seed) : value.seed;
+      return [name, { temperature, top_k, top_p, min_p, seed }];
+    }
+    return [snake(name), value instanceof Uint8Array ? { hex: toHex(value) } : value];
+  });
+  return Object.fromEntries(entries);
+}
+
+/** Equal as JSON values are: fractions to a millionth. */
+export function same(one: Any, other: Any): boolean {
+  if (typeof one === "number" && typeof other === "number") return Math.abs(one - other) <= 1e-6;
+  if (typeof one !== "object" || typeof other !== "object" || one === null || other === null) return one === other;
+  const keys = Object.keys(one);
+  return (
+    Array.isArray(one) === Array.isArray(other) &&
+    keys.length === Object.keys(other).length &&
+    keys.every(key => key in other && same(one[key], other[key]))
+  );
+}
+
+/** Says how many vectors of a file were replayed. */
+export function counted(name: string, count: number): void {
+  console.log(`vectors: ${name} ${count}`);
+}
