@@ -1,0 +1,273 @@
+"""What is written while the link is down: how soon, how well, and how much of it the target keeps.
+
+    python -m benchmarks.offline --prompts spec_bench.jsonl gsm8k.jsonl --count 10
+    python -m benchmarks.offline --prompts spec_bench.jsonl --writers drafter --outages 5 --temperature 0.7
+
+Each question is asked over a link that is cut after some tokens and comes back after some seconds, once for each writer:
+the drafter alone (`Policy(offline="continue")`), the understudy loaded when it is needed ("cold"), and one that reads
+along ("warm"). What stood there unverified when the target came back is then scored by the target in float32, beside
+what the target itself says at the same place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.baseline import plain_decode
+from benchmarks.command import common_arguments, conclude
+from benchmarks.links import EmulatedLink
+from benchmarks.questions import Question, as_question, read_questions
+from cloud.process import VerifierProcess
+from edge_runtime.events import Finished, Provisional, RolledBack, Verified
+from edge_runtime.policy import Policy
+from edge_runtime.runtime import EdgeRuntime
+from outrider_core.drafting.bundle import Bundle, open_bundle
+from outrider_core.machine import describe_machine
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.understudy import repetitions
+
+WRITERS = {
+    "drafter": Policy(offline="continue", understudy="off"),
+    "cold": Policy(),
+    "warm": Policy(understudy="warm"),
+}
+#: verified tokens after which the link is cut
+CUT_AFTER = 24
+#: tokens of what is scored, at most
+SCORED = 128
+
+
+@dataclass
+class Outage:
+    """What one answer's outage brought. first, twentieth: seconds from the overdue reply to that token alone.
+
+    written: what stood there when the target came back, behind `before`; own: what the target says there. same: the
+    answer is plain decoding's.
+    """
+
+    before: list[int]
+    own: list[int] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
+    provisional: int = 0
+    understudy: int = 0
+    kept: int = 0
+    first: float | None = None
+    twentieth: float | None = None
+    same: bool = False
+
+
+async def answer(
+    runtime: EdgeRuntime,
+    link: EmulatedLink,
+    prompt: list[int],
+    plain: list[int],
+    options: argparse.Namespace,
+    outage: float,
+) -> Outage:
+    """One answer, with the link down for `outage` seconds in the middle. plain: the target's own."""
+    found = Outage(list(prompt))
+    shown, verified, moments = list[int](), 0, list[float]()
+    back = False
+
+    async def return_later() -> None:
+        nonlocal back
+        await asyncio.sleep(outage)
+        link.silent, back = False, True
+
+    def remember() -> None:
+        """The target is about to change what was written alone."""
+        if back and not found.written:
+            found.before, found.written = prompt + shown[:verified], shown[verified:]
+            found.own = plain[verified:][: len(found.written)]
+
+    later: asyncio.Task[None] | None = None
+    async for event in runtime.generate(
+        prompt, max_new_tokens=options.max_new_tokens, temperature=options.temperature, seed=options.seed
+    ):
+        match event:
+            case Verified(tokens=tokens):
+                remember()
+                shown[verified:] = tokens + shown[verified + len(tokens) :]
+                verified += len(tokens)
+            case Provisional(token=token):
+                shown.append(token)
+                moments.append(time.monotonic())
+            case RolledBack(count=count):
+                remember()
+                del shown[len(shown) - count :]
+        if verified >= CUT_AFTER and later is None:
+            link.silent = True
+            link.cut()
+            later = asyncio.create_task(return_later())
+    if later:
+        await later
+    assert isinstance(event, Finished)
+    stats = event.stats
+    found.provisional, found.understudy, found.kept = stats.provisional, stats.understudy, stats.kept
+    if moments and stats.stall_seconds:
+        due = moments[0] - stats.stall_seconds[0]
+        found.first = stats.stall_seconds[0]
+        found.twentieth = moments[19] - due if len(moments) > 19 else None
+    found.same = event.token_ids == plain
+    return found
+
+
+async def measure(
+    verifier: VerifierProcess, bundle: Bundle, questions: Sequence[Question], options: argparse.Namespace
+) -> list[tuple[str, float, Outage]]:
+    """(writer, seconds, what came) of every answer that was long enough to be cut."""
+    sampling = Sampling(temperature=options.temperature, seed=options.seed)
+    console = Console(stderr=True)
+    with console.status("the target's own answers"):
+        plain = await plain_decode(
+            verifier.address, bundle, [question.prompt for question in questions], sampling, options.max_new_tokens
+        )
+    asked = [(q, p.tokens) for q, p in zip(questions, plain, strict=True) if len(p.tokens) > CUT_AFTER + 8]
+    found = []
+    async with EmulatedLink(verifier.port) as link:
+        for writer in options.writers:
+            runtime = EdgeRuntime(bundle, link.address, policy=WRITERS[writer], threads=options.threads)
+            async with runtime:
+                for outage in options.outages:
+                    for question, tokens in track(asked, f"{writer}, {outage:g} s", console=console):
+                        one = await answer(runtime, link, question.prompt, tokens, options, outage)
+                        found.append((writer, outage, one))
+    return found
+
+
+def score(target: str, found: Sequence[Outage], console: Console) -> list[tuple[float, float]]:
+    """-log p a token, under the float32 target, of what was written and of the target's own at the same place."""
+    import torch
+
+    from outrider_core.models.target import load_target
+
+    model = load_target(target, "float32").model
+    scored = []
+
+    @torch.inference_mode()
+    def nats(before: list[int], tokens: list[int]) -> float:
+        logits = model(torch.tensor([before + tokens])).logits[0, len(before) - 1 : -1].log_softmax(-1)
+        return float(-logits[torch.arange(len(tokens)), torch.tensor(tokens)].mean())
+
+    for outage in track(found, "the target's opinion", console=console):
+        written = outage.written[:SCORED]
+        scored.append((nats(outage.before, written), nats(outage.before, outage.own[:SCORED])))
+    return scored
+
+
+def report(found: Sequence[tuple[str, float, Outage]], bundle: Bundle, options: argparse.Namespace) -> dict[str, Any]:
+    rows = []
+    for writer in options.writers:
+        for seconds in options.outages:
+            mine = [outage for who, long, outage in found if (who, long) == (writer, seconds)]
+            written = [outage for outage in mine if outage.written and outage.own]
+            nats = score(bundle.manifest.target, written, Console(stderr=True)) if options.score else []
+            tokens = sum(outage.provisional for outage in mine)
+            rows.append(
+                {
+                    "writer": writer,
+                    "seconds": seconds,
+                    "answers": len(mine),
+                    "same_text_as_plain_decoding": sum(outage.same for outage in mine),
+                    "written": tokens,
+                    "by_understudy": sum(outage.understudy for outage in mine),
+                    "kept_share": round(sum(outage.kept for outage in mine) / max(1, tokens), 3),
+                    "first_ms": _milliseconds([outage.first for outage in mine]),
+                    "twentieth_ms": _milliseconds([outage.twentieth for outage in mine]),
+                    "loops": round(sum(bool(_loops(outage.written)) for outage in written) / max(1, len(written)), 3),
+                    "perplexity": round(math.exp(sum(n for n, _ in nats) / len(nats)), 2) if nats else None,
+                    "own_perplexity": round(math.exp(sum(n for _, n in nats) / len(nats)), 2) if nats else None,
+                }
+            )
+    understudy = bundle.manifest.understudy
+    return {
+        "machine": describe_machine(),
+        "target": f"{bundle.manifest.target} {options.dtype or ''}".strip(),
+        "understudy": f"{understudy.name}, {understudy.bits} bits" if understudy else None,
+        "temperature": options.temperature,
+        "max_new_tokens": options.max_new_tokens,
+        "rows": rows,
+    }
+
+
+def _milliseconds(seconds: Sequence[float | None]) -> int | None:
+    known = [value for value in seconds if value is not None]
+    return round(1e3 * median(known)) if known else None
+
+
+def _loops(written: list[int]) -> bool:
+    """Some token goes on a repetition."""
+    return any(token in repetitions(written[:end]) for end, token in enumerate(written))
+
+
+def show(figures: dict[str, Any], console: Console) -> None:
+    title = f"Written alone: {figures['target']}; understudy: {figures['understudy']}"
+    table = Table(title=title, title_justify="left")
+    names = [
+        "writer",
+        "seconds",
+        "answers",
+        "same text",
+        "written",
+        "by understudy",
+        "kept",
+        "first ms",
+        "20th ms",
+        "loops",
+    ]
+    for name in [*names, "perplexity", "own"]:
+        table.add_column(name, justify="left" if name == "writer" else "right")
+    for row in figures["rows"]:
+        table.add_row(*("-" if value is None else str(value) for value in row.values()))
+    console.print(table)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.offline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    common_arguments(
+        parser, "bundle", "drafter", "prompts", "threads", "seed", count=10, json=Path("build/offline.json")
+    )
+    parser.add_argument("--writers", nargs="+", choices=list(WRITERS), default=list(WRITERS))
+    parser.add_argument("--outages", nargs="+", type=float, default=[2.0, 5.0, 20.0], metavar="SECONDS")
+    parser.add_argument("--max-new-tokens", type=int, default=160, metavar="N")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument(
+        "--dtype", help="the verifier's target in this number format, in torch; default: its 8-bit engine"
+    )
+    parser.add_argument("--no-score", dest="score", action="store_false", help="leave the float32 target's opinion out")
+    options = parser.parse_args(argv)
+    bundle = open_bundle(options.bundle)
+    longest = bundle.manifest.max_context - options.max_new_tokens
+    flags = ["--dtype", options.dtype] if options.dtype else []
+    verifier = VerifierProcess(options.drafter, Path("build/verifier.log"), *flags)
+
+    def run() -> dict[str, Any]:
+        questions, _ = read_questions(options.prompts, options.count, as_question(bundle), longest)
+        try:
+            verifier.start()
+            verifier.wait_ready()
+            found = asyncio.run(measure(verifier, bundle, questions, options))
+        finally:
+            verifier.stop()
+        return report(found, bundle, options)
+
+    console = Console()
+    return conclude(run, lambda figures: show(figures, console), options.json, console)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
