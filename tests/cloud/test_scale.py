@@ -34,7 +34,7 @@ from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL, Hello
 from tests.cloud.drive import Client
 from tests.targets.plain import tiny_truth
-from tests.tiny import EOS, plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
+from tests.tiny import EOS, save_tiny_drafter, save_tiny_target, tiny_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -313,7 +313,7 @@ def test_serve_run_builds_from_a_config_file(
         with Client(f"127.0.0.1:{port}", hello) as client:
             assert client.welcome.max_context == 96
             client.open(PROMPT)
-            truth = plain_decode(tiny_model(dtype=torch.float32), PROMPT, Sampling(), 3, eos_ids=())
+            truth = tiny_truth(tiny_model(dtype=torch.float32), PROMPT, Sampling(), 3)
             assert client.verify(1, len(PROMPT), TokenTree.chain(truth[:2])).bonus == truth[2]
     finally:
         process.send_signal(signal.SIGINT)
