@@ -64,7 +64,8 @@ class Bar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if self._bar.live.is_started:  # else rich writes an empty line where there is no terminal
+            self._bar.stop()
 
     def layer(self, done: int, layers: int) -> None:
         """See Making.layer."""
@@ -78,7 +79,7 @@ class Bar:
             self._bar.update(self._task, description=MAKING, completed=done, total=layers)
         elif self._else_shown:
             self._bar.update(self._task, description=self._else_shown, total=None)
-        else:
+        elif self._bar.live.is_started:
             self._bar.stop()
 
     def waiting(self) -> None:

@@ -33,7 +33,8 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL, Hello
 from tests.cloud.drive import Client
-from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
+from tests.targets.plain import tiny_truth
+from tests.tiny import EOS, save_tiny_drafter, save_tiny_target, tiny_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -187,7 +188,7 @@ def test_frames_too_large_are_refused(fleet: Fleet) -> None:
 def test_many_connections_use_all_replicas(fleet: Fleet) -> None:
     clients = [fleet.connect() for _ in range(12)]
     names = [replica(client) for client in clients]
-    truth = plain_decode(tiny_model(dtype=torch.float32), PROMPT, Sampling(), 4, eos_ids=())
+    truth = tiny_truth(tiny_model(dtype=torch.float32), PROMPT, Sampling(), 4)
     for client in clients:
         client.open(PROMPT)
         assert client.verify(1, len(PROMPT), TokenTree.chain(truth[:3])).bonus == truth[3]
@@ -197,7 +198,7 @@ def test_many_connections_use_all_replicas(fleet: Fleet) -> None:
 
 def test_the_replica_of_a_session_dies(fleet: Fleet, environment: dict[str, str]) -> None:
     """The text goes on on the other replica from its token ids, and equals plain decoding."""
-    truth = plain_decode(tiny_model(dtype=torch.float32), PROMPT, Sampling(), NEW)
+    truth = tiny_truth(tiny_model(dtype=torch.float32), PROMPT, Sampling(), NEW, (EOS,))
     session, text, seq = os.urandom(16), list(PROMPT), 0
     client = fleet.connect()
     client.open(text, session=session)
@@ -250,7 +251,7 @@ def test_sigterm_stops_all_of_ray(fleet: Fleet, environment: dict[str, str]) -> 
 
 def test_a_tensor_parallel_replica(folders: Path, hello: Hello, environment: dict[str, str]) -> None:
     """Its second rank runs beside it; if that dies, the replica is replaced, ranks and all, and the session resumes."""
-    truth = plain_decode(tiny_model(dtype=torch.float32), PROMPT, Sampling(), 8, eos_ids=())
+    truth = tiny_truth(tiny_model(dtype=torch.float32), PROMPT, Sampling(), 8)
     folder = Path(environment["RAY_TMPDIR"])
     with run_fleet(environment, hello, 1, [*verifier_flags(folders), "--tp", "2"]) as fleet:
         client = fleet.connect()
@@ -312,7 +313,7 @@ def test_serve_run_builds_from_a_config_file(
         with Client(f"127.0.0.1:{port}", hello) as client:
             assert client.welcome.max_context == 96
             client.open(PROMPT)
-            truth = plain_decode(tiny_model(dtype=torch.float32), PROMPT, Sampling(), 3, eos_ids=())
+            truth = tiny_truth(tiny_model(dtype=torch.float32), PROMPT, Sampling(), 3)
             assert client.verify(1, len(PROMPT), TokenTree.chain(truth[:2])).bonus == truth[2]
     finally:
         process.send_signal(signal.SIGINT)

@@ -38,7 +38,9 @@ def lowered(model: Any, folder: Path) -> TargetBundle:
     return make_target_bundle("tiny", folder / "source", "tiny-target", folder / "bundle", 256)
 
 
-def tiny_truth(model: Any, prompt: Sequence[int], sampling: Sampling, max_new: int) -> list[int]:
+def tiny_truth(
+    model: Any, prompt: Sequence[int], sampling: Sampling, max_new: int, eos_ids: Iterable[int] = ()
+) -> list[int]:
     """What a verifier of this tiny model answers on the CPU, in as many tokens."""
     with tempfile.TemporaryDirectory() as folder:
-        return plain_decode_8bit(lowered(model, Path(folder)), prompt, sampling, max_new)
+        return plain_decode_8bit(lowered(model, Path(folder)), prompt, sampling, max_new, eos_ids)

@@ -93,7 +93,9 @@ def test_a_full_disk_leaves_nothing(source: Path, tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
     try:
-        with pytest.raises(TargetBundleError, match="cannot be written: File too large"):
+        with pytest.raises(
+            TargetBundleError, match="cannot be written: File too large; free some space there, or name another"
+        ):
             make(source, folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -155,3 +157,23 @@ def test_a_gguf_tokenizer_is_that_of_transformers(tmp_path: Path) -> None:
     assert ours.special_tokens_map == theirs.special_tokens_map
     text = "Grüße, 123 <|im_end|> def f(x):\n\treturn x"
     assert ours.encode(text) == theirs.encode(text)
+
+
+def test_who_waits_for_another_process_is_told_once(source: Path, tmp_path: Path) -> None:
+    """And takes what that one has made."""
+    folder = tmp_path / "bundle"
+    told = list[str]()
+    command = [sys.executable, "-c", MAKE, str(source), str(folder), "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdin and process.stdout.readline() == b"layer 1\n"
+        stdin = process.stdin
+
+        def waiting() -> None:
+            told.append("waits")
+            stdin.close()  # it goes on
+
+        made = make_target_bundle(
+            "tiny", source, "0" * 16, folder, 128, done=lambda *_: pytest.fail("made again"), waiting=waiting
+        )
+        assert process.wait(30) == 0
+    assert told == ["waits"] and made.folder == folder and hidden(folder) == []
