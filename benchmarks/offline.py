@@ -3,10 +3,10 @@
     python -m benchmarks.offline --prompts spec_bench.jsonl gsm8k.jsonl --count 10
     python -m benchmarks.offline --prompts spec_bench.jsonl --writers drafter --outages 5 --temperature 0.7
 
-Each question is asked over a link that is cut after some tokens and comes back after some seconds, once for each writer:
-the drafter alone (`Policy(offline="continue")`), the understudy loaded when it is needed ("cold"), and one that reads
-along ("warm"). What stood there unverified when the target came back is then scored by the target in float32, beside
-what the target itself says at the same place.
+Each question is asked over a link that is cut after some tokens and comes back after some seconds, once for each
+writer: the drafter alone (`Policy(offline="continue")`), the understudy loaded when it is needed ("cold"), and one that
+reads along ("warm"). What stood there unverified when the target came back is then scored by the target in float32,
+beside what the target itself says at the same place.
 """
 
 from __future__ import annotations
@@ -215,19 +215,8 @@ def _loops(written: list[int]) -> bool:
 def show(figures: dict[str, Any], console: Console) -> None:
     title = f"Written alone: {figures['target']}; understudy: {figures['understudy']}"
     table = Table(title=title, title_justify="left")
-    names = [
-        "writer",
-        "seconds",
-        "answers",
-        "same text",
-        "written",
-        "by understudy",
-        "kept",
-        "first ms",
-        "20th ms",
-        "loops",
-    ]
-    for name in [*names, "perplexity", "own"]:
+    names = ["writer", "seconds", "answers", "same text", "written", "by understudy", "kept", "first ms", "20th ms"]
+    for name in [*names, "loops", "perplexity", "own"]:
         table.add_column(name, justify="left" if name == "writer" else "right")
     for row in figures["rows"]:
         table.add_row(*("-" if value is None else str(value) for value in row.values()))
