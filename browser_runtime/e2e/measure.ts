@@ -61,7 +61,7 @@ async function start(): Promise<Record<string, number | string | null>> {
 
 /** Seconds from the switch that cuts the link to the first word written alone, five times. */
 async function alone(): Promise<number[]> {
-  return onPage({ maxNewTokens: 400, mode: "tree" }, async chat => {
+  return onPage({ maxNewTokens: 400, mode: "tree", offline: "continue" }, async chat => {
     const found: number[] = [];
     for (let round = 0; round < 5; round++) {
       if (round === 0) await chat.ask("Tell me a long story about a lighthouse.");

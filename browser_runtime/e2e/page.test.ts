@@ -64,7 +64,7 @@ test("a killed verifier, an offline browser, a silence and the switch cut the li
     switched: chat => chat.page.click("#cut"),
   };
   for (const [name, cut] of Object.entries(cuts)) {
-    await onPage({ maxNewTokens }, async chat => {
+    await onPage({ maxNewTokens, offline: "continue" }, async chat => {
       await chat.ready();
       await chat.ask(QUESTION);
       await chat.grown(40);
@@ -119,7 +119,7 @@ test("an answer survives a reload in its middle", { skip }, async () => {
 });
 
 test("without network and verifier the installed page starts, and the device writes alone", { skip }, async () => {
-  await onPage({ maxNewTokens: 24 }, async chat => {
+  await onPage({ maxNewTokens: 24, offline: "continue" }, async chat => {
     await chat.ready();
     await chat.page.evaluate(() => navigator.serviceWorker.ready.then(() => null));
     await verifier.kill();
@@ -179,7 +179,7 @@ test("light and dark, at every stage, an established checker finds nothing to sa
   const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
   for (const colorScheme of ["light", "dark"] as const) {
     const context = await browser.context({ colorScheme });
-    const chat = await ChatPage.open(context, verifier.url, { maxNewTokens: 40 });
+    const chat = await ChatPage.open(context, verifier.url, { maxNewTokens: 40, offline: "continue" });
     const check = async (stage: string) => {
       const wrong = await chat.page.evaluate(async source => {
         const { violations } = await new Function(`${source}; return axe.run()`)();
@@ -209,7 +209,7 @@ test("light and dark, at every stage, an established checker finds nothing to sa
 });
 
 test("the keyboard alone asks, cuts, stops and looks around", { skip }, async () => {
-  await onPage({ maxNewTokens: 200 }, async chat => {
+  await onPage({ maxNewTokens: 200, offline: "continue" }, async chat => {
     await chat.ready();
     await chat.page.focus("#question");
     await chat.page.keyboard.type(QUESTION);

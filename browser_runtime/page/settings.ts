@@ -10,6 +10,7 @@ export interface Settings {
   keepToken: boolean;
   writer: Policy["writer"];
   onReturn: Policy["onReturn"];
+  offline: Policy["offline"];
   mode: Mode | "";
   temperature: number;
   /** "": drawn each time. */
@@ -24,6 +25,7 @@ const DEFAULTS: Settings = {
   keepToken: false,
   writer: "prefer-cloud",
   onReturn: "repair",
+  offline: "sentence",
   mode: "",
   temperature: 0,
   seed: "",
@@ -52,8 +54,8 @@ export function serverOf(settings: Settings): string | null {
   return settings.writer === "device-only" ? null : settings.server.trim() || location.origin;
 }
 
-export function optionsOf({ token, writer, onReturn, mode }: Settings): Options {
-  return { token: token || null, mode: mode || null, policy: { writer, onReturn } };
+export function optionsOf({ token, writer, onReturn, offline, mode }: Settings): Options {
+  return { token: token || null, mode: mode || null, policy: { writer, onReturn, offline } };
 }
 
 export function requestOf({ temperature, seed, maxNewTokens }: Settings): Request {
@@ -81,6 +83,7 @@ export async function askSettings(now: Settings): Promise<Settings | null> {
     keepToken: field("keepToken").checked,
     writer: text("writer") as Settings["writer"],
     onReturn: text("onReturn") as Settings["onReturn"],
+    offline: text("offline") as Settings["offline"],
     mode: text("mode") as Settings["mode"],
     temperature: Number(text("temperature")),
     seed: text("seed"),

@@ -20,6 +20,7 @@ const draftIds = Uint32Array.from({ length: ALPHABET }, (_, token) => token);
 const bundle = {
   manifest: { targetHash: "target", drafterHash: "drafter", vocabSize: 64, eosIds: [EOS], maxContext: 200 },
   rowShape: shape,
+  sentenceEnds: new Set(),
   tokenizer: { decode: (ids: number[]) => ids.map(id => String.fromCharCode(97 + id)).join("") },
 } as unknown as Bundle;
 
@@ -72,7 +73,7 @@ test("a cut at any moment, a silence and a killed verifier lose nothing", async 
     const weather = new Weather(verifier.makeSocket);
     const mode = seed % 2 ? ("tree" as const) : ("stream" as const);
     const patience = { open: 0.1, silence: 0.05 };
-    const runtime = runtimeOf(weather, { mode, patience, policy: { offlineRate: 500 } });
+    const runtime = runtimeOf(weather, { mode, patience, policy: { offlineRate: 500, offline: "continue" } });
     const faults = [() => (weather.cut = true), () => (weather.silent = true), () => verifier.kill()];
     let [seen, alone] = [0, 0];
     const finished = await read(runtime.generate(PROMPT, { maxNewTokens: 120 }), event => {
@@ -133,6 +134,26 @@ test("alone, at its end, cancelled and twice at once", async () => {
   await assert.rejects(read(runtime.generate(PROMPT)), /closed/);
 });
 
+test("without an understudy the drafter finishes its sentence, and no more", async () => {
+  const weather = new Weather(new FakeVerifier().makeSocket);
+  weather.cut = true;
+  const runtime = runtimeOf(weather, { patience: { connect: 0.05 }, policy: { offlineRate: 1000 } });
+  const details: string[] = [];
+  const finished = await read(runtime.generate(PROMPT, { maxNewTokens: 60 }), event => {
+    if (event.type !== "link") return;
+    details.push(event.detail);
+    if (event.state === "waiting") weather.cut = false;
+  });
+  assert.ok(
+    details.some(detail => detail.includes("no more to say")),
+    details.join(),
+  );
+  assert.ok(finished.stats.provisional <= 24);
+  assert.deepEqual(finished.tokenIds, plain(PROMPT, 60));
+  assert.deepEqual(finished.spans, [{ begin: 0, end: finished.tokenIds.length, writer: "target" }]);
+  await runtime.close();
+});
+
 test("an answer that waits is cancelled at once", async () => {
   const weather = new Weather(new FakeVerifier().makeSocket);
   weather.cut = true;
@@ -158,7 +179,7 @@ test("a stop string ends the answer, and is not part of it", async () => {
 test("a verifier of another target is told apart, and another one at its address is taken", async () => {
   const verifier = new FakeVerifier();
   verifier.hash = "another";
-  const runtime = runtimeOf(verifier, { policy: { offlineRate: 1000 } });
+  const runtime = runtimeOf(verifier, { policy: { offlineRate: 1000, offline: "continue" } });
   const details: string[] = [];
   const finished = await read(runtime.generate(PROMPT, { maxNewTokens: 100 }), event => {
     if (event.type === "link") details.push(event.detail);

@@ -29,7 +29,7 @@ test("every recorded session replays: the same actions and states", () => {
       steps++;
     }
   }
-  assert.equal(calls.size, 13);
+  assert.equal(calls.size, 15);
   counted("sessions", traces.length);
   counted("events of sessions", steps);
 });
@@ -41,7 +41,7 @@ test("a session that acts otherwise is noticed", () => {
 
 function sessionOf(setup: Any): Session {
   const { prompt, max_new: maxNew, max_context: maxContext, stream, patience, timer } = setup;
-  const { writer, on_return: onReturn, offline, min_confidence: minConfidence, lead } = setup.policy;
+  const { on_return: onReturn, min_confidence: minConfidence, offline_rate: _, ...others } = setup.policy;
   const session = new Session({
     prompt,
     maxNew,
@@ -53,7 +53,9 @@ function sessionOf(setup: Any): Session {
     rowShape: new RowShape(setup.row_shape[0], setup.row_shape[1]),
     session: fromHex(setup.session),
     timer: new RoundTimer(timer.floor, timer.ceiling, timer.first),
-    policy: policy({ writer, onReturn, offline, minConfidence, lead }),
+    policy: policy({ ...others, onReturn, minConfidence }),
+    understudy: setup.understudy,
+    sentenceEnds: new Set(setup.sentence_ends),
     tuning: tuningOf(setup),
   });
   session.mode = setup.mode;
@@ -86,6 +88,10 @@ function callOf(session: Session, call: string, given: Any[]): Action[] {
       return session.treeCompared(draftOf(given[0]), given[1], given[2]);
     case "token_written":
       return session.tokenWritten(given[0], given[1], given[2], given[3]);
+    case "text_read":
+      return session.textRead(given[0], given[1]);
+    case "understudy_failed":
+      return session.understudyFailed(given[0], given[1]);
     case "tick":
       return session.tick(given[0]);
     case "set_mode":

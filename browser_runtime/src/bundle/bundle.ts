@@ -12,6 +12,8 @@ export type ReadFile = (name: string) => Promise<Uint8Array<ArrayBuffer>>;
 export class Bundle {
   private readonly boundary: ChatBoundary;
   private readonly template: ChatTemplate;
+  /** Tokens that end a sentence or a line. */
+  readonly sentenceEnds: ReadonlySet<number>;
 
   private constructor(
     readonly manifest: Manifest,
@@ -30,6 +32,7 @@ export class Bundle {
       throw new BundleError(`chat_template.jinja does not load: ${error instanceof Error ? error.message : error}`);
     }
     this.boundary = new ChatBoundary(tokenizer, template);
+    this.sentenceEnds = sentenceEnds(tokenizer, manifest.vocabSize);
   }
 
   /** Reads all but the engine's files. Throws BundleError. */
@@ -71,6 +74,15 @@ export class Bundle {
       }
     });
   }
+}
+
+function sentenceEnds(tokenizer: Tokenizer, vocabSize: number): Set<number> {
+  const ends = new Set<number>();
+  for (let id = 0; id < vocabSize; id++) {
+    const text = tokenizer.decode([id]);
+    if (text.includes("\n") || /[.!?。]$/.test(text.trimEnd())) ends.add(id);
+  }
+  return ends;
 }
 
 /** A special token stands in tokenizer_config.json as a string or as {"content": ...}. */

@@ -1,7 +1,7 @@
 /** What a session asks its surroundings to do. Pure data, with the names of the other runtimes. */
 
 import type { ClientMessage } from "../protocol/messages.js";
-import type { FinishReason, PauseReason } from "./states.js";
+import type { FinishReason, PauseReason, Writer } from "./states.js";
 
 /** gain: accepted tokens that another step must promise; null: the runtime's own. */
 export interface TreeSize {
@@ -29,11 +29,23 @@ export interface Compare extends TreeSize {
   prefix: number[];
 }
 
-/** Let the drafter write one token behind `prefix`; answer with `Session.tokenWritten`. */
+/** Let `writer` write one token behind `prefix`; answer with `Session.tokenWritten`. */
 export interface WriteToken {
   type: "WriteToken";
   prefix: number[];
   version: number;
+  writer: Writer;
+}
+
+/**
+ * Let the understudy read `prefix`; answer with `Session.textRead(agreed, ...)`: how many of the tokens from `base` on it
+ * would have written itself, up to the first that it would not. The reading may be given up where `Session.reads` says that
+ * nobody waits for it; agreed is 0 then.
+ */
+export interface ReadText {
+  type: "ReadText";
+  prefix: number[];
+  base: number;
 }
 
 /** Feature rows [n, 2, heads, headDim] of tokens at `positions` [n], which the drafter has not seen yet. */
@@ -61,14 +73,17 @@ export type Action =
   | DraftTree
   | Compare
   | WriteToken
+  | ReadText
   | AddRows
   | Commit
   | Adopt
   /** Grow the tree that was just sent on, where `Session.draftsAhead`, until the session's version changes. */
   | { type: "DraftAhead"; version: number }
-  /** The drafter wrote `token` on its own. */
-  | { type: "Provide"; token: number }
-  /** The last `tokens` provisional tokens are withdrawn: the target draws otherwise. */
+  /** `writer` wrote `token` on its own. */
+  | { type: "Provide"; token: number; writer: Writer }
+  /** From here on `writer` writes alone. why: the understudy failed, in words for people; else "". */
+  | { type: "HandOver"; writer: Writer; why: string }
+  /** The last `tokens` provisional tokens are withdrawn: the target, or the understudy, draws otherwise. */
   | { type: "RollBack"; tokens: number[] }
   /** The verdict is overdue or the link is down. deadline: when it was due. */
   | { type: "Stall"; deadline: number }

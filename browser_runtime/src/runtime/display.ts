@@ -6,6 +6,14 @@ import { AnswerText } from "./answerText.js";
 import type { Event, LinkStatus } from "./events.js";
 import type { Figures } from "./figures.js";
 import type { Session } from "./session.js";
+import type { PauseReason } from "./states.js";
+
+/** Why nothing is written, in words for people. */
+const PAUSED: Record<PauseReason, string> = {
+  unsure: "paused: the device is not sure how to go on",
+  limit: "waiting for the link: the drafter alone has no more to say that is worth reading",
+  asked: "paused, as was asked",
+};
 
 /** Events of one answer, in order, until they are taken. why: why the verifier does not answer, or "". */
 export class Display {
@@ -59,7 +67,10 @@ export class Display {
       case "Provide":
         this.figures.wrote();
         if (!text.provide(action.token)) session.enough();
-        this.events.push({ type: "provisional", ...this.shown(), token: action.token });
+        this.events.push({ type: "provisional", ...this.shown(), token: action.token, writer: action.writer });
+        break;
+      case "HandOver":
+        this.events.push({ type: "handedOver", ...this.shown(), writer: action.writer, detail: action.why });
         break;
       case "RollBack": {
         const before = text.provisional;
@@ -73,7 +84,7 @@ export class Display {
         this.tell(session.state === "waiting for the link" ? "waiting" : "alone", "the verifier is silent");
         break;
       case "Pause":
-        this.tell("waiting", `paused: ${action.reason}`);
+        this.tell("waiting", PAUSED[action.reason]);
         break;
       case "Resume":
         this.figures.resumed();
@@ -83,8 +94,8 @@ export class Display {
         text.end();
         const unanswered = action.reason === "unverified" || action.reason === "unreachable";
         const detail = (unanswered && this.why) || session.complaint;
-        const [tokenIds, stats] = [session.text.answer, this.figures.now()];
-        this.events.push({ type: "finished", ...this.shown(), reason: action.reason, tokenIds, stats, detail });
+        const [tokenIds, spans, stats] = [session.text.answer, session.text.spans, this.figures.now()];
+        this.events.push({ type: "finished", ...this.shown(), reason: action.reason, tokenIds, spans, stats, detail });
         break;
       }
     }

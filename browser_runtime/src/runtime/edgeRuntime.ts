@@ -252,6 +252,7 @@ export class EdgeRuntime {
       session: this.session,
       stream: this.stream,
       rowsSeen: this.rowsSeen.upTo(same),
+      sentenceEnds: this.bundle.sentenceEnds,
       patience: this.patience,
       timer: this.timer,
       policy: this.policy,

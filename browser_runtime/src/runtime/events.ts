@@ -1,11 +1,12 @@
 /** Events that an answer yields while it grows, and the figures it ends with. */
 
-import type { FinishReason } from "./states.js";
+import type { FinishReason, Writer } from "./states.js";
+import type { Span } from "./tokens.js";
 
 /** Who writes, as far as the link decides it. waiting: the target is silent and nothing is written. */
 export type LinkStatus = "connecting" | "verified" | "alone" | "waiting";
 
-/** What a user sees after an event: `verified` is the target's, `provisional` the drafter's own. */
+/** What a user sees after an event: `verified` is the target's, `provisional` was written without it. */
 interface Shown {
   verified: string;
   provisional: string;
@@ -18,10 +19,11 @@ export interface Verified extends Shown {
   confirmed: number;
 }
 
-/** The drafter wrote `token` alone; a later event verifies it or takes it back. */
+/** `writer`, the drafter or the understudy, wrote `token` alone; a later event verifies it or takes it back. */
 export interface Provisional extends Shown {
   type: "provisional";
   token: number;
+  writer: Writer;
 }
 
 /** The last `count` provisional tokens were withdrawn: the target writes something else. `text`: what they read. */
@@ -31,10 +33,17 @@ export interface RolledBack extends Shown {
   text: string;
 }
 
-/** `tokens`, written by the drafter alone, stay (`keep`): they stand in `verified` now, but nobody verified them. */
+/** `tokens`, written on the device alone, stay (`keep`): they stand in `verified` now, but nobody verified them. */
 export interface Adopted extends Shown {
   type: "adopted";
   tokens: number[];
+}
+
+/** From here on `writer` writes alone. detail: why the understudy does not, where it failed; else "". */
+export interface HandedOver extends Shown {
+  type: "handedOver";
+  writer: Writer;
+  detail: string;
 }
 
 /** The link's state has changed. detail: a line for people. */
@@ -44,16 +53,17 @@ export interface LinkState extends Shown {
   detail: string;
 }
 
-/** The answer's end. detail: where the verifier was waited for in vain, or had no room, why. */
+/** The answer's end. detail: where the verifier was waited for in vain, or had no room, why. spans: who wrote which tokens. */
 export interface Finished extends Shown {
   type: "finished";
   reason: FinishReason;
   tokenIds: number[];
   stats: AnswerStats;
   detail: string;
+  spans: Span[];
 }
 
-export type Event = Verified | Provisional | RolledBack | Adopted | LinkState | Finished;
+export type Event = Verified | Provisional | RolledBack | Adopted | HandedOver | LinkState | Finished;
 
 /** Figures of one answer. Seconds and bytes as measured; bytes count WebSocket frames of this answer. */
 export interface AnswerStats {
@@ -85,7 +95,9 @@ export interface AnswerStats {
   /** Trees whose root had been expanded ahead, and that could have been. */
   aheadHits: number;
   aheadRounds: number;
+  /** Tokens written alone; of these, by the understudy. */
   provisional: number;
+  understudy: number;
   kept: number;
   rolledBack: number;
   adopted: number;

@@ -22,6 +22,7 @@ const COUNTED = [
   "aheadHits",
   "aheadUsed",
   "provisional",
+  "understudy",
   "kept",
   "rolledBack",
   "adopted",

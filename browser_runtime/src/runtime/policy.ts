@@ -11,17 +11,22 @@ export type Mode = "tree" | "stream";
  * writes. "device-only": nobody is asked.
  * onReturn: "repair": the target's text replaces what differs from it. "keep": what was written stays, and the target goes
  * on behind it; the text is then not the target's own.
- * offline: "continue": to the end of the answer, or until the drafter repeats itself. "pause": until the mean probability
- * of the last tokens written falls below `minConfidence`.
+ * offline: "sentence": an understudy writes to the end of the answer; without one the drafter finishes its sentence, as more
+ * of its own is not worth reading, and the answer waits for the link. "continue": whoever writes goes on to the end of the
+ * answer, or until it repeats itself. "pause": until the mean probability of the last tokens written falls below
+ * `minConfidence`. "device-only", which waits for no link, goes on where "sentence" would wait.
+ * understudy: where there is one. "cold": it reads the text when the target falls silent, and the drafter writes until it
+ * has. "warm": it reads along, so that it can write at once. "off": the drafter alone writes.
  * offlineRate: tokens per second written alone while the target may come back, at most. Nothing holds "device-only" up.
  */
 export interface Policy {
   writer: "prefer-cloud" | "prefer-device" | "cloud-only" | "device-only";
   onReturn: "repair" | "keep";
-  offline: "continue" | "pause";
+  offline: "sentence" | "continue" | "pause";
   minConfidence: number;
   lead: number;
   offlineRate: number;
+  understudy: "cold" | "warm" | "off";
 }
 
 /** The default with some fields changed. Throws RangeError on a rate that is not above 0. */
@@ -29,10 +34,11 @@ export function policy(of: Partial<Policy> = {}): Policy {
   const whole: Policy = {
     writer: "prefer-cloud",
     onReturn: "repair",
-    offline: "continue",
+    offline: "sentence",
     minConfidence: 0.35,
     lead: 48,
     offlineRate: 20,
+    understudy: "cold",
     ...of,
   };
   if (!(whole.offlineRate > 0)) {

@@ -2,8 +2,9 @@
 
 import { Sampling } from "../protocol/sampling.js";
 import type { Session } from "./session.js";
+import type { Writer } from "./states.js";
 
-const VERSION = 1;
+const VERSION = 2;
 
 /** What `EdgeRuntime.resume` needs to go on with an answer. It holds the conversation's tokens. */
 export interface AnswerRecord {
@@ -12,7 +13,8 @@ export interface AnswerRecord {
   prompt: number[];
   committed: number[];
   provisional: number[];
-  adopted: [number, number][];
+  /** Begin, end and writer of each span of the answer. */
+  writers: [number, number, Writer][];
   /** seed: as decimal digits, since it has up to 63 bits. */
   sampling: { temperature: number; topK: number; topP: number; minP: number; seed: string };
   maxNew: number;
@@ -32,7 +34,7 @@ export function recordOf(session: Session, target: string, stop: readonly string
     prompt: [...setup.prompt],
     committed: session.committed.slice(setup.prompt.length),
     provisional: [...session.provisional],
-    adopted: text.adopted.map(([first, last]) => [first, last]),
+    writers: text.spans.map(({ begin, end, writer }) => [begin, end, writer]),
     sampling: { temperature, topK, topP, minP, seed: `${seed}` },
     maxNew: setup.maxNew,
     seq: session.requests.seq,
@@ -51,6 +53,9 @@ export function checkRecord(record: AnswerRecord, target: string): AnswerRecord 
   if (![record.prompt, record.committed, record.provisional].every(ids) || !record.prompt.length) throw wrong("tokens");
   if (!/^[0-9a-f]{32}$/.test(record.session) || !ids([record.seq, record.stream, record.maxNew]))
     throw wrong("numbers");
+  const written = record.committed.length + record.provisional.length;
+  if (record.writers?.reduce((at, [begin, end]) => (begin === at ? end : Number.NaN), 0) !== written)
+    throw wrong("writers");
   return record;
 }
 
@@ -65,6 +70,6 @@ export function settingsOf(record: AnswerRecord): { sampling: Sampling; session:
 export function restore(session: Session, record: AnswerRecord): void {
   session.text.committed.push(...record.committed);
   session.text.provisional = [...record.provisional];
-  session.text.adopted = record.adopted.map(([first, last]) => [first, last]);
+  session.text.writers = record.writers.flatMap(([begin, end, writer]) => Array<Writer>(end - begin).fill(writer));
   session.requests.seq = record.seq;
 }

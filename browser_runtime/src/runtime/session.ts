@@ -1,13 +1,16 @@
 /**
  * One answer as a pure state machine: events in, actions out. No I/O, no threads, no clock.
  *
- * `committed` tokens were drawn by the target (or are the prompt); `provisional` tokens behind them were written by the
- * drafter alone. The text a user sees is committed + provisional.
+ * `committed` tokens were drawn by the target (or are the prompt); `provisional` tokens behind them were written without it,
+ * by the drafter or the understudy. The text a user sees is committed + provisional.
  *
  * One rule covers late verdicts, catching up after an outage and the normal round. A verdict commits the accepted path and
  * the bonus token. If these agree with the provisional tokens, the agreeing part becomes verified; at the first difference
  * the provisional rest is rolled back (`repair`) or stays as it is (`keep`). While provisional tokens remain, the next
  * VERIFY is the chain of them instead of a drafted tree.
+ *
+ * When the target falls silent the drafter writes at once, and the understudy, where there is one, begins to read the text.
+ * Once it has read it, it takes back what it would not have written itself, and writes on.
  *
  * Times are seconds on any monotonic clock, handed in with each event.
  */
@@ -17,23 +20,26 @@ import type { ServerMessage, Welcome } from "../protocol/messages.js";
 import type { RowShape } from "../protocol/rows.js";
 import type { Sampling } from "../protocol/sampling.js";
 import { MAX_NODES } from "../protocol/tree.js";
-import type { Action, Send } from "./actions.js";
+import type { Action, ReadText, Send } from "./actions.js";
 import { type Deadline, Deadlines } from "./deadlines.js";
+import { Handover } from "./handover.js";
 import { type Mode, type Policy, policy, targetFirst } from "./policy.js";
 import { askAnew, expectReturn, noRoom, REFUSED_SECONDS, takeError } from "./refusals.js";
 import { type Flight, Requests } from "./requests.js";
 import { RowsSeen } from "./rowsSeen.js";
 import { Solo } from "./solo.js";
-import type { FinishReason, PauseReason, State } from "./states.js";
+import type { FinishReason, State, Writer } from "./states.js";
 import { PATIENCE, type Patience, RoundTimer } from "./timing.js";
 import { AnswerTokens, SessionStats } from "./tokens.js";
 import { Tuning } from "./tuning.js";
 import { adopt, takeVerdict } from "./verdicts.js";
 import { work } from "./work.js";
+import { pause, takeReading, takeToken } from "./writing.js";
 
 /**
  * prompt: token ids of the conversation so far. maxNew: committed tokens at most. stream, session: as on the wire.
- * rowShape: the drafter's. rowsSeen: the prompt's rows that the drafter holds. timer: of rounds.
+ * rowShape: the drafter's. rowsSeen: the prompt's rows that the drafter holds. timer: of rounds. understudy: there is one.
+ * sentenceEnds: tokens that end a sentence or a line.
  */
 export interface SessionSetup {
   prompt: readonly number[];
@@ -49,6 +55,8 @@ export interface SessionSetup {
   timer?: RoundTimer;
   policy?: Policy;
   tuning?: Tuning;
+  understudy?: boolean;
+  sentenceEnds?: ReadonlySet<number>;
 }
 
 /** One answer. Feed events by calling the methods; each returns the actions to carry out, in order. */
@@ -61,6 +69,7 @@ export class Session {
   readonly requests: Requests;
   readonly deadlines: Deadlines;
   readonly solo: Solo;
+  readonly handover: Handover;
   mode: Mode = "tree";
   finished: FinishReason | null = null;
   linked = false;
@@ -72,8 +81,8 @@ export class Session {
   returnWait: number;
   /** The tree to send next. */
   ready: Draft | null = null;
-  /** The drafter has a job of ours. */
-  busy = false;
+  /** Who has a job of ours that another would have to wait for. */
+  busy: Writer | null = null;
   /** Of what the drafter is asked for: a job of another one is stale. */
   version = 0;
   /** What the verifier takes: nodes of a tree, tokens of a text; and nodes that it would like at most, now. */
@@ -92,7 +101,8 @@ export class Session {
     const timer = setup.timer ?? new RoundTimer();
     this.requests = new Requests(stream, session, sampling, this.patience, timer, this.stats);
     this.deadlines = new Deadlines(this.patience.silence);
-    this.solo = new Solo(this.policy);
+    this.solo = new Solo(this.policy, setup.sentenceEnds ?? new Set());
+    this.handover = new Handover(setup.understudy ?? false, this.policy);
     this.returnWait = this.patience.offline;
     this.context = setup.maxContext;
   }
@@ -137,7 +147,7 @@ export class Session {
     if (this.text.over) return this.finish(this.text.ended ? "stop" : "length");
     if (this.policy.writer === "device-only") return this.goOnAlone(now, now);
     if (!this.linked) this.deadlines.connect = now + this.patience.connect;
-    return this.work(now);
+    return [...this.handover.readAlong(this.committed), ...this.work(now)];
   }
 
   /**
@@ -193,7 +203,7 @@ export class Session {
 
   /** The drafter finished a tree in `seconds` (its answer to DraftTree). */
   treeReady(draft: Draft, version: number, now: number, seconds = 0): Action[] {
-    this.busy = false;
+    this.busy = null;
     this.tuning.drafted(draft, seconds, this.stats);
     if (version === this.version) this.ready = this.tuning.worthSending(draft);
     return this.work(now);
@@ -205,17 +215,26 @@ export class Session {
     return [];
   }
 
-  /** The drafter wrote a token, to which it gives the probability `confidence` (its answer to WriteToken). */
+  /** A token was written, to which its writer gives the probability `confidence` (the answer to WriteToken). */
   tokenWritten(token: number, confidence: number, version: number, now: number): Action[] {
-    this.busy = false;
-    const actions: Action[] = [];
-    if (version === this.version && this.solo.mayWrite(this.provisional.length) && !this.finished) {
-      this.text.provide(token);
-      this.version++;
-      actions.push({ type: "Provide", token });
-      if (this.solo.doubts(confidence)) actions.push(this.silence("unsure"));
-    }
-    return [...actions, ...this.work(now)];
+    return [...takeToken(this, token, confidence, version), ...this.work(now)];
+  }
+
+  /** The understudy has read what it was asked to; see `ReadText` for `agreed`. */
+  textRead(agreed: number, now: number): Action[] {
+    return [...takeReading(this, agreed), ...this.work(now)];
+  }
+
+  /** The understudy cannot be used: `why`, in words for people. The drafter writes on. */
+  understudyFailed(why: string, now: number): Action[] {
+    this.handover.failed(why);
+    if (this.busy === "understudy") this.busy = null;
+    return this.work(now);
+  }
+
+  /** Whether the understudy is still to read this: somebody waits for it, or it reads along. */
+  reads(action: ReadText): boolean {
+    return !this.finished && this.handover.reads(action, this.alone);
   }
 
   /** When `tick` wants to be called, or null. */
@@ -259,7 +278,7 @@ export class Session {
   /** Write nothing alone until `proceed`: the battery is low, or the user said so. */
   pause(now: number): Action[] {
     if (this.finished || this.solo.paused === "asked") return [];
-    return [this.silence("asked"), ...this.work(now)];
+    return [pause(this, "asked"), ...this.work(now)];
   }
 
   /** Write alone again where the policy lets. */
@@ -323,9 +342,7 @@ export class Session {
     this.finished = reason;
     const actions: Action[] = [];
     if (this.flight && !this.flight.tree && this.linked) actions.push(this.cancelStream()); // else it would write on
-    if ((reason === "stop" || reason === "length") && this.provisional.length) {
-      actions.push({ type: "RollBack", tokens: this.text.rollBack() });
-    }
+    if (reason === "stop" || reason === "length") actions.push(...this.text.withdrawProvisional());
     return [...actions, { type: "Done", reason }];
   }
 
@@ -340,12 +357,5 @@ export class Session {
 
   private cancelStream(): Send {
     return { type: "Send", message: { type: "Cancel", stream: this.setup.stream } };
-  }
-
-  private silence(reason: PauseReason): Action {
-    this.solo.paused = reason;
-    this.stats.pauses++;
-    this.version++; // a token under way is not wanted any more
-    return { type: "Pause", reason };
   }
 }

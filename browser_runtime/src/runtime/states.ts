@@ -1,4 +1,4 @@
-/** Where an answer stands, and why it ended or writes nothing. */
+/** Where an answer stands, who wrote it, and why it ended or writes nothing. */
 
 export type State = "drafting" | "verifying" | "streaming" | "writing alone" | "waiting for the link" | "finished";
 
@@ -8,5 +8,11 @@ export type State = "drafting" | "verifying" | "streaming" | "writing alone" | "
  */
 export type FinishReason = "stop" | "length" | "unverified" | "unreachable" | "cancelled";
 
-/** unsure: the drafter gave its last tokens too little probability. asked: somebody called `pause`. */
-export type PauseReason = "unsure" | "asked";
+/** Who wrote a token of the answer. understudy: a complete model on the device. */
+export type Writer = "target" | "understudy" | "drafter";
+
+/**
+ * unsure: the last tokens written had too little probability. limit: the drafter, with no understudy to follow it, has come
+ * to the end of a sentence. asked: somebody called `pause`.
+ */
+export type PauseReason = "unsure" | "limit" | "asked";

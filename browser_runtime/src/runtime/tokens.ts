@@ -1,6 +1,7 @@
 /** The tokens of one answer, and how verified and provisional ones become each other. */
 
 import type { Action } from "./actions.js";
+import type { Writer } from "./states.js";
 
 /** This many tokens in a row that stand in the answer already are a loop. */
 const LOOP = 24;
@@ -14,8 +15,9 @@ export class SessionStats {
   catchUpRounds = 0;
   /** Tokens that the target wrote alone (GENERATE). */
   streamed = 0;
-  /** Tokens written alone; of these, verified later, withdrawn, and kept unverified. */
+  /** Tokens written alone; of these, by the understudy, verified later, withdrawn, and kept unverified. */
   provisional = 0;
+  understudy = 0;
   kept = 0;
   rolledBack = 0;
   adopted = 0;
@@ -44,15 +46,22 @@ export class SessionStats {
   }
 }
 
+/** Tokens `begin` to `end` - 1 of an answer are `writer`'s. */
+export interface Span {
+  begin: number;
+  end: number;
+  writer: Writer;
+}
+
 /**
- * `committed`: the prompt and what the target drew. `provisional`, behind them: what the drafter wrote alone.
+ * `committed`: the prompt and what the target drew. `provisional`, behind them: what was written alone.
  *
  * begin: length of the prompt. limit: tokens at most, prompt included.
  */
 export class AnswerTokens {
   provisional: number[] = [];
-  /** Spans of `committed` that the target did not produce. */
-  adopted: [number, number][] = [];
+  /** Of the answer's tokens, provisional ones included, each one's. */
+  writers: Writer[] = [];
   /** A stop string came in the provisional text. */
   enough = false;
 
@@ -66,6 +75,17 @@ export class AnswerTokens {
 
   get answer(): number[] {
     return [...this.committed.slice(this.begin), ...this.provisional];
+  }
+
+  /** Who wrote what of the answer, in order. */
+  get spans(): Span[] {
+    const spans: Span[] = [];
+    for (const [index, writer] of this.writers.entries()) {
+      const last = spans.at(-1);
+      if (last?.writer === writer) last.end++;
+      else spans.push({ begin: index, end: index + 1, writer });
+    }
+    return spans;
   }
 
   /** Levels that a tree may have; the bonus token takes the last place. */
@@ -96,9 +116,12 @@ export class AnswerTokens {
     return fresh.slice(0, Math.max(0, most));
   }
 
-  provide(token: number): void {
+  /** `writer` wrote `token` alone. */
+  provide(token: number, writer: Writer): void {
     this.provisional.push(token);
+    this.writers.push(writer);
     this.stats.provisional++;
+    if (writer === "understudy") this.stats.understudy++;
   }
 
   /** How many of `fresh` stand in the provisional text already. */
@@ -112,17 +135,9 @@ export class AnswerTokens {
   /** `fresh` are the target's: what agrees is confirmed; at the first difference the rest is rolled back. */
   commit(fresh: number[]): Action[] {
     const same = this.agreeing(fresh);
-    let rest = this.provisional.slice(same);
-    const actions: Action[] = [];
-    if (same < fresh.length) {
-      if (rest.length) {
-        this.stats.rolledBack += rest.length;
-        actions.push({ type: "RollBack", tokens: rest });
-      }
-      rest = [];
-      this.enough = false;
-    }
-    this.provisional = rest;
+    const actions = same < fresh.length ? this.withdrawProvisional(same) : [];
+    this.provisional = this.provisional.slice(same);
+    this.writers.splice(this.length, same, ...fresh.map((): Writer => "target"));
     this.committed.push(...fresh);
     this.stats.kept += same;
     if (fresh.length) actions.push({ type: "Commit", tokens: fresh, confirmed: same });
@@ -133,32 +148,33 @@ export class AnswerTokens {
   adopt(): number[] {
     const tokens = this.provisional;
     this.provisional = [];
-    if (tokens.length) {
-      this.adopted.push([this.committed.length, this.committed.length + tokens.length]);
-      this.committed.push(...tokens);
-      this.stats.adopted += tokens.length;
-    }
+    this.committed.push(...tokens);
+    this.stats.adopted += tokens.length;
     return tokens;
   }
 
   /** Take the last `surplus` committed tokens back, adopted ones among them. */
   withdraw(surplus: number): void {
+    const end = this.length - surplus;
+    const gone = this.writers.splice(end, surplus).filter(writer => writer !== "target").length;
     this.committed.length -= surplus;
-    const end = this.committed.length;
-    this.adopted = this.adopted
-      .filter(([first]) => first < end)
-      .map(([first, last]): [number, number] => [first, Math.min(last, end)]);
-    const left = this.adopted.reduce((sum, [first, last]) => sum + last - first, 0);
-    this.stats.rolledBack += this.stats.adopted - left;
-    this.stats.adopted = left;
+    this.stats.adopted -= gone;
+    this.stats.rolledBack += gone;
   }
 
-  /** Withdraw the provisional text. Returns its tokens. */
-  rollBack(): number[] {
-    const tokens = this.provisional;
-    this.provisional = [];
-    this.stats.rolledBack += tokens.length;
-    return tokens;
+  /** Take all provisional tokens but the first `keep` back. */
+  withdrawProvisional(keep = 0): Action[] {
+    this.enough = false;
+    const rest = this.provisional.splice(keep);
+    if (!rest.length) return [];
+    this.writers.length -= rest.length;
+    this.stats.rolledBack += rest.length;
+    return [{ type: "RollBack", tokens: rest }];
+  }
+
+  /** Tokens of the committed answer. */
+  private get length(): number {
+    return this.committed.length - this.begin;
   }
 
   /** The last LOOP tokens were written alone and stand in the answer already. */

@@ -49,13 +49,14 @@ function commit(session: Session, fresh: number[]): Action[] {
   session.ready = null;
   const actions = session.text.commit(fresh);
   session.tuning.committed(session.committed);
-  return actions;
+  return [...actions, ...session.handover.readAlong(session.committed)];
 }
 
 function resume(session: Session): Action[] {
   if (!session.alone) return [];
   session.deadlines.giveUp = null;
   session.solo.targetIsBack();
+  session.handover.targetIsBack();
   return [{ type: "Resume" }];
 }
 

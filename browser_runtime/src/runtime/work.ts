@@ -1,9 +1,10 @@
-/** What a session does next: it asks the target, asks for a tree, or lets the drafter write alone. */
+/** What a session does next: it asks the target, asks for a tree, or has something written alone. */
 
 import { type Draft, NO_DRAFT } from "../drafting/drafter.js";
 import { TokenTree } from "../protocol/tree.js";
 import type { Action, Send } from "./actions.js";
 import type { Session } from "./session.js";
+import { write } from "./writing.js";
 
 /** Whatever can be done next. */
 export function work(session: Session, now: number): Action[] {
@@ -27,7 +28,7 @@ export function work(session: Session, now: number): Action[] {
     if (written.length || !canAsk) return written;
   }
   if (session.busy || session.ready || session.flight || session.mode !== "tree") return [];
-  session.busy = true;
+  session.busy = "drafter";
   const size = session.tuning.treeSize(Math.min(session.maxNodes, session.treeBudget), session.text.room);
   return [{ type: "DraftTree", prefix: [...session.committed], version: session.version, ...size }];
 }
@@ -44,19 +45,4 @@ function verifyChain(session: Session, now: number): Send {
   const levels = Math.max(0, Math.min(session.maxNodes, session.context - session.committed.length));
   const chain = TokenTree.chain(session.provisional.slice(0, levels));
   return session.requests.verify(chain, session.committed.length, now, [], true);
-}
-
-/** Ask for one more provisional token, where one may be written and the answer is not full. */
-function write(session: Session, now: number): Action[] {
-  const { solo, deadlines, policy } = session;
-  const canGoOn = solo.mayWrite(session.provisional.length) && !session.text.full;
-  if (session.alone && !canGoOn) {
-    const wait = solo.paused ? session.patience.offline : session.returnWait;
-    deadlines.giveUp = deadlines.giveUp || now + wait;
-    if (policy.writer === "device-only" && !solo.paused) return session.finish("unverified");
-  }
-  if (session.busy || !canGoOn) return [];
-  session.busy = true;
-  const prefix = [...session.committed, ...session.provisional];
-  return [{ type: "WriteToken", prefix, version: session.version }];
 }

@@ -1,0 +1,83 @@
+/** Who writes alone: the drafter at once, the understudy as soon as it has read the text. */
+
+import type { ReadText } from "./actions.js";
+import type { Policy } from "./policy.js";
+import type { Writer } from "./states.js";
+
+/** Tokens of new text after which an understudy that is kept warm reads on. */
+const WARM_TOKENS = 64;
+
+/**
+ * How far the understudy is. absent: there is none, or the policy wants none. done: it has read the text, or nearly all of
+ * it, and can write. broken: it failed, and is not asked again.
+ */
+type Reading = "absent" | "idle" | "under way" | "done" | "broken";
+
+/** What the understudy was asked to read, and whether it may write. */
+export class Handover {
+  reading: Reading;
+  /** Of the last `ReadText`. */
+  base = 0;
+  /** Who wrote the last token alone. */
+  writer: Writer = "drafter";
+  /** Why it is broken. */
+  why = "";
+  private text: readonly number[] = [];
+  private readonly warm: boolean;
+
+  /** present: there is an understudy. */
+  constructor(present: boolean, policy: Policy) {
+    this.warm = policy.understudy === "warm";
+    this.reading = present && policy.understudy !== "off" ? "idle" : "absent";
+  }
+
+  /** It will write, but cannot yet. */
+  get coming(): boolean {
+    return this.reading === "idle" || this.reading === "under way";
+  }
+
+  /** Who writes the next token alone. */
+  get nextWriter(): Writer {
+    return this.reading === "done" ? "understudy" : "drafter";
+  }
+
+  /** Ask for `text` to be read, of which the tokens from `base` on are the drafter's own. */
+  read(text: number[], base: number): ReadText {
+    this.reading = "under way";
+    this.text = text;
+    this.base = base;
+    return { type: "ReadText", prefix: text, base };
+  }
+
+  /** Where it is kept warm, and enough is new in the committed text, ask for that to be read. */
+  readAlong(committed: readonly number[]): ReadText[] {
+    const idle = this.reading === "idle" || this.reading === "done";
+    const fresh = committed.length - this.text.length;
+    if (!this.warm || !idle || fresh < (this.text.length ? WARM_TOKENS : 1)) return [];
+    return [this.read([...committed], committed.length)];
+  }
+
+  /** Whether `action` is what it is reading, and to a purpose. */
+  reads(action: ReadText, alone: boolean): boolean {
+    return this.reading === "under way" && this.text === action.prefix && (alone || this.warm);
+  }
+
+  /** The reading is over. Whether what was read is how `text` begins, so that it can write now. */
+  hasRead(text: readonly number[]): boolean {
+    const current = this.text.length <= text.length && this.text.every((token, index) => token === text[index]);
+    this.reading = current ? "done" : "idle";
+    return current;
+  }
+
+  /** It will not be asked again. */
+  failed(why: string): void {
+    this.reading = "broken";
+    this.why = why;
+  }
+
+  /** Nobody writes alone any more. */
+  targetIsBack(): void {
+    this.writer = "drafter";
+    if (this.reading === "done" && !this.warm) this.reading = "idle";
+  }
+}
