@@ -18,7 +18,9 @@ def write(session: Session, now: float) -> list[Action]:
         return _wait(session, now) if session.alone else []
     handover, text = session.handover, session.committed + session.provisional
     actions: list[Action] = []
-    if session.alone and handover.reading is Reading.IDLE:
+    # the drafter's first token comes before the work of loading and reading
+    begun = bool(session.provisional) or session.policy.writer == "device-only"
+    if session.alone and handover.reading is Reading.IDLE and begun:
         actions.append(handover.read(text, len(session.committed)))
     if session.busy:
         return actions

@@ -44,7 +44,9 @@ async def answered(bundle: Bundle, first: int, then: int, verified: int, alone: 
     events, seen, cut = list[Event](), 0, False
     async with (
         EmulatedLink(first) as link,
-        EdgeRuntime(bundle, link.address, patience=PATIENCE, policy=Policy(offline_rate=500.0), threads=1) as runtime,
+        EdgeRuntime(
+            bundle, link.address, patience=PATIENCE, policy=Policy(offline="continue", offline_rate=500.0), threads=1
+        ) as runtime,
     ):
         async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW):
             events.append(event)

@@ -116,7 +116,7 @@ def test_the_answer_is_finished_alone_and_says_why(
     last = events[-1]
     assert isinstance(last, Finished) and last.reason == "unverified" and len(last.token_ids) == 8 and last.provisional
     assert last.detail and reason in last.detail and reason in told(events) and "Errno" not in last.detail
-    assert badge.startswith("◑ on its own · ") and (not reason or reason in badge)
+    assert badge.startswith("◑ on its own (") and (not reason or reason in badge)
     bad = [finding for finding in findings if finding.level == "bad"]
     assert len(bad) == 1 and advice in bad[0].advice, bad
 

@@ -81,7 +81,8 @@ def test_the_answer_is_the_targets_whole_and_streamed(folders: Folders, bundle: 
             body = (await client.post("/chat/completions", json=request(bundle, **more))).json()
             assert body["choices"][0]["message"]["content"] == text
             assert body["usage"]["completion_tokens"] == len(ids)
-            assert body["outrider"] == {"state": "verified", "unverified": False}
+            tokens_by = {"target": len(ids)}
+            assert body["outrider"] == {"state": "verified", "unverified": False, "tokens_by": tokens_by}
             streamed = request(bundle, stream=True, stream_options={"include_usage": True}, **more)
             parts = chunks(await client.post("/chat/completions", json=streamed))
             assert content(parts) == text
@@ -141,8 +142,9 @@ def test_in_an_outage_unverified_text_travels_beside_the_content(folders: Folder
         parts = asyncio.run(run(address))
     assert content(parts) == text
     marks = [part["outrider"] for part in parts if "outrider" in part]
-    assert any(mark.get("state") == "alone" and mark["provisional"] for mark in marks)
-    assert marks[-1] == {"unverified": False}
+    alone = [mark for mark in marks if mark.get("state") == "alone" and mark["provisional"]]
+    assert alone and {mark["writer"] for mark in alone} == {"drafter"}
+    assert marks[-1]["unverified"] is False and set(marks[-1]["tokens_by"]) == {"target"}
 
 
 @pytest.mark.parametrize("unverified", ["end", "never"])

@@ -344,7 +344,7 @@ def test_an_understudy_takes_back_what_it_would_not_write_and_writes_on() -> Non
     for _ in range(2):
         world.run_job()
     (reading,) = world.readings
-    assert reading == ReadText(PROMPT, len(PROMPT)) and world.session.reads(reading)
+    assert reading == ReadText([*PROMPT, world.shown[0]], len(PROMPT)) and world.session.reads(reading)
     assert world.session.text.writers == [Writer.DRAFTER] * 2
     world.run_reading()
     while len(world.shown) < 8:
