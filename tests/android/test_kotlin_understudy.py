@@ -21,7 +21,7 @@ from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.bundle import open_target_bundle
 from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
-from outrider_core.targets.understudy import Understudy, repetitions
+from outrider_core.targets.understudy import Understudy
 from tests.edge_runtime.test_probe import tiny_bundle
 from tests.targets.test_understudy import source_of, with_understudy
 
@@ -107,33 +107,55 @@ def test_logits_are_pythons_bit_for_bit(bundle: Bundle, jvm: Jvm) -> None:
     assert found.tobytes() == wanted.tobytes()
 
 
+def made(bundle: Bundle) -> Understudy:
+    entry = bundle.manifest.understudy
+    assert entry
+    folder = bundle.folder / entry.folder
+    return Understudy(folder, entry.manifest_sha256, CONTEXT, lambda ids: "", threads=1)
+
+
+def written(bundle: Bundle, text: list[int], begin: int, count: int, sampling: Sampling) -> tuple[list[int], Any]:
+    """What Python's writes behind `text`, and the probabilities."""
+    understudy, all_of_it, probabilities = made(bundle), list(text), []
+    for _ in range(count):
+        token, probability = understudy.next_token(all_of_it, begin, sampling)
+        all_of_it.append(token)
+        probabilities.append(probability)
+    return all_of_it[len(text) :], probabilities
+
+
+def asking(text: list[int], begin: int, drafted: list[int], count: int, sampling: Sampling) -> dict[str, Any]:
+    settings = msgspec.structs.asdict(sampling)
+    return {"text": text, "begin": begin, "drafted": drafted, "count": count, "sampling": settings}
+
+
 def test_texts_are_pythons(bundle: Bundle, jvm: Jvm) -> None:
-    """What it agrees with, what it writes behind that, and how it leaves a loop."""
-    answers, wanted = [], []
-    assert bundle.manifest.understudy
+    """How much of a draft it would have written, and what it writes behind that."""
+    answers, wanted, begin = [], [], len(PROMPT)
     for sampling in SAMPLINGS:
-        for right in (0, 3, 12):
-            understudy = Understudy(
-                bundle.folder / bundle.manifest.understudy.folder, bundle.manifest.understudy.manifest_sha256,
-                CONTEXT, lambda ids: "", threads=1,
-            )  # fmt: skip
-            text, probabilities = list(PROMPT), []
-            while len(text) < len(PROMPT) + 150:
-                token, probability = understudy.next_token(text, len(PROMPT), sampling)
-                text.append(token)
-                probabilities.append(probability)
-            written = text[len(PROMPT) :]
-            drafted = [*written[:right], (written[right] + 1) % VOCAB, 5]
-            answers.append(
-                {"prompt": PROMPT, "sampling": msgspec.structs.asdict(sampling), "drafted": drafted,
-                 "count": 150 - right}
-            )  # fmt: skip
-            wanted.append((right, written, probabilities[right:]))
-    loops = [any(repetitions(written[:end]) for end in range(150)) for _, written, _ in wanted]
-    assert any(loops), "DRY had no say"
-    for found, (agreed, written, probabilities) in zip(jvm.done(bundle, answers=answers), wanted, strict=True):
-        assert found["agreed"] == agreed and found["tokens"] == written
+        tokens, probabilities = written(bundle, PROMPT, begin, 150, sampling)
+        for right in (0, 3, 70):
+            drafted = [*tokens[:right], (tokens[right] + 1) % VOCAB, 5]
+            answers.append(asking(PROMPT, begin, drafted, 150 - right, sampling))
+            wanted.append((right, tokens, probabilities[right:]))
+    for found, (agreed, tokens, probabilities) in zip(jvm.done(bundle, answers=answers), wanted, strict=True):
+        assert found["agreed"] == agreed and found["tokens"] == tokens
         assert np.allclose(found["probabilities"], probabilities, rtol=1e-9)
+
+
+def test_it_leaves_a_loop_as_pythons_does(bundle: Bundle, jvm: Jvm) -> None:
+    """A text that the model would go on with a repetition of 14 tokens."""
+    rng, understudy = np.random.default_rng(1), made(bundle)
+    while True:
+        phrase, after = rng.integers(4, VOCAB, 14).tolist(), int(rng.integers(4, VOCAB))
+        text = [*PROMPT, *phrase, after, *phrase]
+        if understudy.next_token(text, len(text), Sampling())[0] == after:
+            break
+    tokens, _ = written(bundle, text, len(PROMPT), 20, Sampling())
+    looped, _ = written(bundle, text, len(text), 20, Sampling())
+    assert tokens[0] != after == looped[0]
+    asked = [asking(text, begin, [], 20, Sampling()) for begin in (len(PROMPT), len(text))]
+    assert [found["tokens"] for found in jvm.done(bundle, answers=asked)] == [tokens, looped]
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "target.onnx", "target.onnx.data"])

@@ -17,8 +17,8 @@ import kotlin.system.exitProcess
  * Runs a target bundle: `Understudies FOLDER MANIFEST_SHA256 MAX_CONTEXT THREADS LOGITS`.
  *
  * Standard input is a JSON object. Of its `steps`, each `past`, `tokens` and `wanted`, LOGITS gets the logits, float32,
- * little-endian. For each of its `answers` (`prompt`, `drafted`, `count`, `sampling`) a JSON line goes out: how many of
- * the `drafted` tokens behind the prompt agree, and the `count` tokens that are written behind these, with their
+ * little-endian. For each of its `answers` (`text`, `begin`, `drafted`, `count`, `sampling`) a JSON line goes out: how
+ * many of the `drafted` tokens behind the text agree, and the `count` tokens that are written behind these, with their
  * probabilities. An error is one line on standard error.
  */
 fun main(arguments: Array<String>) {
@@ -49,15 +49,16 @@ fun main(arguments: Array<String>) {
 }
 
 private fun written(understudy: Understudy, answer: Any?): Map<String, Any?> {
-    val prompt = answer.ints("prompt")
+    val given = answer.ints("text")
+    val begin = answer.int("begin")
     val sampling = Vectors.sampling(answer.field<Any>("sampling"))
     val drafted = answer.ints("drafted")
-    val agreed = understudy.agreed(prompt + drafted, prompt.size, prompt.size, sampling)
-    val text = (prompt + drafted.take(agreed)).toMutableList()
+    val agreed = understudy.agreed(given + drafted, given.size, begin, sampling)
+    val text = (given + drafted.take(agreed)).toMutableList()
     val probabilities = List(answer.int("count")) {
-        val (token, probability) = understudy.nextToken(text, prompt.size, sampling)
+        val (token, probability) = understudy.nextToken(text, begin, sampling)
         text += token
         probability
     }
-    return mapOf("agreed" to agreed, "tokens" to text.drop(prompt.size), "probabilities" to probabilities)
+    return mapOf("agreed" to agreed, "tokens" to text.drop(given.size), "probabilities" to probabilities)
 }
