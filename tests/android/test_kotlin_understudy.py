@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -22,6 +23,8 @@ from outrider_core.targets.bundle import open_target_bundle
 from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
 from outrider_core.targets.understudy import Understudy
+from tests.android.device import Screen
+from tests.android.test_kotlin_engines import DEFAULT, QUESTION, a_device, pythons
 from tests.edge_runtime.test_probe import tiny_bundle
 from tests.targets.test_understudy import source_of, with_understudy
 
@@ -59,15 +62,19 @@ class Jvm:
 
 
 @pytest.fixture(scope="module")
-def program(tools: core.Toolchain) -> list[str]:
-    libraries = Libraries.fetched()
-    classpath = [*build_tests(tools, libraries), native.build_compat(tools)]
-    return core.java(classpath, *native.options(native.build(libraries)), "dev.outrider.engines.UnderstudiesKt")
+def engines_classpath(tools: core.Toolchain) -> list[Path]:
+    return [*build_tests(tools, Libraries.fetched()), native.build_compat(tools)]
+
+
+@pytest.fixture(scope="module")
+def options() -> list[str]:
+    return native.options(native.build(Libraries.fetched()))
 
 
 @pytest.fixture
-def jvm(program: list[str], tmp_path: Path) -> Jvm:
-    return Jvm(program, tmp_path / "logits")
+def jvm(engines_classpath: list[Path], options: list[str], tmp_path: Path) -> Jvm:
+    command = core.java(engines_classpath, *options, "dev.outrider.engines.UnderstudiesKt")
+    return Jvm(command, tmp_path / "logits")
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +176,21 @@ def test_a_damaged_one_is_refused_in_one_line(bundle: Bundle, jvm: Jvm, tmp_path
     assert run.returncode == 1
     line = run.stderr.strip().splitlines()[-1]
     assert line.startswith("UnderstudyError: ") and str(path.parent) in line and "copy" in line
+
+
+@pytest.mark.skipif(not (DEFAULT / "understudy" / "manifest.json").is_file(), reason="no understudy in build/bundle")
+def test_the_default_bundles_understudy_writes_what_pythons_does(
+    engines_classpath: list[Path], options: list[str]
+) -> None:
+    default, sampling = open_bundle(DEFAULT), SAMPLINGS[1]
+    prompt = default.render_chat([{"role": "user", "content": QUESTION}])
+
+    async def run() -> None:
+        async with a_device(engines_classpath, options, default, None, "onnx") as device:
+            device.ask(prompt, sampling, 24)
+            end = (await device.watch(screen=Screen(texts=False))).end
+        wanted = await pythons(default, None, "onnx", prompt, sampling, 24)
+        assert end["token_ids"] == wanted.token_ids and end["provisional"] == wanted.provisional
+        assert end["spans"] == [[0, 24, "understudy"]] and end["stats"]["understudy"] == wanted.stats.understudy == 24
+
+    asyncio.run(run())
