@@ -133,10 +133,7 @@ class Bundle:
     @cached_property
     def sentence_ends(self) -> frozenset[int]:
         """Tokens that end a sentence or a line."""
-        texts = self.tokenizer.decode_batch([[token] for token in range(self.manifest.vocab_size)])
-        return frozenset(
-            token for token, text in enumerate(texts) if "\n" in text or text.rstrip().endswith((".", "!", "?", "。"))
-        )
+        return sentence_ends(self.tokenizer, self.manifest.vocab_size)
 
     def path(self, name: str) -> Path:
         return self.folder / name
@@ -188,6 +185,14 @@ def open_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
     special = {name: token_text(settings.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     return Bundle(folder, manifest, tokenizer, draft_ids, null_row, template, special)
+
+
+def sentence_ends(tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
+    """Of the ids below `vocab_size`, those that end a sentence or a line."""
+    texts = tokenizer.decode_batch([[token] for token in range(vocab_size)])
+    return frozenset(
+        token for token, text in enumerate(texts) if "\n" in text or text.rstrip().endswith((".", "!", "?", "。"))
+    )
 
 
 def _read_null_row(folder: Path, manifest: Manifest) -> NDArray[np.float32] | None:

@@ -73,7 +73,8 @@ class Device:
     ) -> None:  # fmt: skip
         self.command = core.java(classpath, *program)
         self.settings = {
-            "bundle": str(bundle), "server": server, "writer": "PREFER_CLOUD", "on_return": "REPAIR", "mode": None,
+            "bundle": str(bundle), "server": server, "writer": "PREFER_CLOUD", "on_return": "REPAIR",
+            "offline": "CONTINUE", "understudy": "COLD", "hash_understudy": False, "mode": None,
             "ahead": None, "offline_rate": 20.0, "token": None, "ca_file": None, "patience": asdict(PATIENCE),
             **settings,
         }  # fmt: skip

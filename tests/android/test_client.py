@@ -210,6 +210,36 @@ def test_an_app_that_is_killed_goes_on(
     asyncio.run(run())
 
 
+def test_an_understudy_takes_over(
+    classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess, truth: Any
+) -> None:
+    """While the target is silent it writes on from what the drafter began; the text is the target's in the end."""
+
+    async def run(use: str) -> Screen:
+        async with linked(classpath, folders, verifier, hash_understudy=True, understudy=use) as (device, link):
+            screen = Screen()
+
+            async def silence(screen: Screen) -> None:
+                link.silent = link.silent or (screen.verified >= 4 and len(screen.tokens) == screen.verified)
+                written = [event for event in screen.events if event.get("writer") == "understudy"]
+                if sum(event["event"] == "written" for event in written) >= 3:
+                    link.silent = False
+
+            device.ask(PROMPTS[0], SAMPLINGS[1], MAX_NEW)
+            return await device.watch(silence, screen)
+
+    for use in ("COLD", "WARM"):
+        screen = asyncio.run(run(use))
+        check(screen, truth(0, 1))
+        kinds = [event["event"] for event in screen.events]
+        overs = [event["writer"] for event in screen.events if event["event"] == "handed_over"]
+        assert overs and set(overs) == {"understudy"}
+        assert kinds.index("link", kinds.index("verified")) < kinds.index("handed_over")
+        assert screen.end["stats"]["understudy"] >= 3
+        assert screen.end["spans"] == [[0, len(screen.tokens), "target"]]
+        assert not any(event["detail"] for event in screen.events if event["event"] == "handed_over")
+
+
 def test_policies(classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess, truth: Any) -> None:
     wanted = truth(0, 0)
 

@@ -14,6 +14,7 @@ import jinja2.sandbox
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from outrider_core.chat_boundary import ChatBoundary
+from outrider_core.drafting.bundle import sentence_ends
 from outrider_core.protocol.text import Detokeniser, StopStrings
 
 #: the bundle that `make` writes
@@ -123,7 +124,9 @@ def small_tokenizers() -> list[tuple[str, Tokenizer]]:
 
 
 def tokenizer_vectors() -> list[dict[str, Any]]:
-    """Texts and their ids; ids in any order and their text. The default bundle's tokenizer is named by its sha256."""
+    """Texts and their ids; ids in any order and their text; which end a sentence. The default bundle's tokenizer is
+    named by its sha256.
+    """
     rows = []
     for name, tokenizer in small_tokenizers():
         rows.append({"name": name, "tokenizer": json.loads(tokenizer.to_str()), **cases(tokenizer)})
@@ -150,6 +153,8 @@ def cases(tokenizer: Tokenizer) -> dict[str, Any]:
         "decode": [
             {"ids": ids, "text": decode(ids), "pieces": pieces(ids, decode)} for ids in [*encoded, *mixed, *small]
         ],
+        "vocab_size": vocab,
+        "sentence_ends": sorted(sentence_ends(tokenizer, vocab)),
     }
 
 

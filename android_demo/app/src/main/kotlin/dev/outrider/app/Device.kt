@@ -20,13 +20,14 @@ private const val FOLDER = "bundle"
 
 /** The bundle that the app ships. */
 class AssetBundle(private val assets: AssetManager) : BundleSource {
-    override fun manifest(): String = try {
+    /** The app ships no understudy. */
+    override fun manifest(folder: String): String? = if (folder.isNotEmpty()) null else try {
         assets.open("$FOLDER/manifest.json").use(::manifestText)
     } catch (_: FileNotFoundException) {
         throw BundleError("this build of the app ships no bundle; pick one in the settings")
     }
 
-    override fun read(take: (name: String, stream: InputStream) -> Unit) {
+    override fun read(take: (path: String, stream: InputStream) -> Unit) {
         for (name in assets.list(FOLDER).orEmpty()) assets.open("$FOLDER/$name").use { take(name, it) }
     }
 }

@@ -12,14 +12,20 @@ import android.widget.Switch
 import android.widget.TextView
 import dev.outrider.app.chat.Settings
 import dev.outrider.core.runtime.OnReturn
-import dev.outrider.core.runtime.Writer
+import dev.outrider.core.runtime.UnderstudyUse
+import dev.outrider.core.runtime.WhoWrites
 
 private const val PICK_BUNDLE = 1
 private const val BUNDLE_NAME = "bundle"
 
 private val WRITERS = mapOf(
-    R.id.prefer_cloud to Writer.PREFER_CLOUD, R.id.prefer_device to Writer.PREFER_DEVICE,
-    R.id.cloud_only to Writer.CLOUD_ONLY, R.id.device_only to Writer.DEVICE_ONLY,
+    R.id.prefer_cloud to WhoWrites.PREFER_CLOUD, R.id.prefer_device to WhoWrites.PREFER_DEVICE,
+    R.id.cloud_only to WhoWrites.CLOUD_ONLY, R.id.device_only to WhoWrites.DEVICE_ONLY,
+)
+
+private val UNDERSTUDIES = mapOf(
+    R.id.understudy_cold to UnderstudyUse.COLD, R.id.understudy_warm to UnderstudyUse.WARM,
+    R.id.understudy_off to UnderstudyUse.OFF,
 )
 
 /** Server, token, policy and bundle. Nothing is kept until Save. */
@@ -30,6 +36,7 @@ class SettingsActivity : Screen() {
     private val writer by lazy { view<RadioGroup>(R.id.writer) }
     private val keep by lazy { view<Switch>(R.id.keep) }
     private val unsure by lazy { view<Switch>(R.id.unsure) }
+    private val understudy by lazy { view<RadioGroup>(R.id.understudy) }
     private val bundle by lazy { view<TextView>(R.id.bundle) }
     private val save by lazy { view<View>(R.id.save) }
 
@@ -71,6 +78,7 @@ class SettingsActivity : Screen() {
         view<RadioButton>(WRITERS.entries.first { it.value == settings.writer }.key).isChecked = true
         keep.isChecked = settings.onReturn == OnReturn.KEEP
         unsure.isChecked = settings.sure
+        view<RadioButton>(UNDERSTUDIES.entries.first { it.value == settings.understudy }.key).isChecked = true
         bundleName = settings.bundle
     }
 
@@ -99,6 +107,7 @@ class SettingsActivity : Screen() {
         val settings = Settings(
             server.text.toString().trim(), WRITERS.getValue(writer.checkedRadioButtonId),
             if (keep.isChecked) OnReturn.KEEP else OnReturn.REPAIR, unsure.isChecked, bundleName,
+            UNDERSTUDIES.getValue(understudy.checkedRadioButtonId),
         )
         val typed = token.text.toString().trim()
         app.save(settings, if (forget.isChecked) "" else typed.ifEmpty { null })

@@ -6,7 +6,8 @@ import android.security.keystore.KeyProperties
 import android.util.Base64
 import dev.outrider.app.chat.Settings
 import dev.outrider.core.runtime.OnReturn
-import dev.outrider.core.runtime.Writer
+import dev.outrider.core.runtime.UnderstudyUse
+import dev.outrider.core.runtime.WhoWrites
 import java.security.GeneralSecurityException
 import java.security.KeyStore
 import java.security.ProviderException
@@ -26,17 +27,19 @@ class SettingsStore(context: Context) {
 
     fun read() = Settings(
         server = preferences.getString("server", null).orEmpty(),
-        writer = Writer.entries.find { it.name == preferences.getString("writer", null) } ?: Writer.PREFER_CLOUD,
+        writer = WhoWrites.entries.find { it.name == preferences.getString("writer", null) } ?: WhoWrites.PREFER_CLOUD,
         onReturn = OnReturn.entries.find { it.name == preferences.getString("on_return", null) } ?: OnReturn.REPAIR,
         sure = preferences.getBoolean("sure", false),
         bundle = preferences.getString("bundle", null),
+        understudy = UnderstudyUse.entries.find { it.name == preferences.getString("understudy", null) }
+            ?: UnderstudyUse.COLD,
     )
 
     fun write(settings: Settings) {
         preferences.edit()
             .putString("server", settings.server).putString("writer", settings.writer.name)
             .putString("on_return", settings.onReturn.name).putBoolean("sure", settings.sure)
-            .putString("bundle", settings.bundle).commit()
+            .putString("bundle", settings.bundle).putString("understudy", settings.understudy.name).commit()
     }
 
     /** null: there is none, or the key store has lost its key. */

@@ -53,6 +53,7 @@ class Words(private val context: Context) {
             Badge.VERIFIED -> R.string.badge_verified
             Badge.CATCHING_UP -> R.string.badge_catching_up
             Badge.ALONE -> if (state.online) R.string.badge_alone else R.string.badge_alone_offline
+            Badge.UNDERSTUDY -> if (state.online) R.string.badge_understudy else R.string.badge_understudy_offline
             Badge.WAITING -> R.string.badge_waiting
             Badge.DEVICE_ONLY -> R.string.badge_device_only
             Badge.PROBLEM -> R.string.badge_problem

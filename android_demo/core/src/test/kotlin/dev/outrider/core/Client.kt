@@ -7,10 +7,12 @@ import dev.outrider.core.runtime.EdgeRuntime
 import dev.outrider.core.runtime.Engine
 import dev.outrider.core.runtime.Event
 import dev.outrider.core.runtime.Finished
+import dev.outrider.core.runtime.HandedOver
 import dev.outrider.core.runtime.Json
 import dev.outrider.core.runtime.LinkChange
 import dev.outrider.core.runtime.LinkRefused
 import dev.outrider.core.runtime.Mode
+import dev.outrider.core.runtime.Offline
 import dev.outrider.core.runtime.OnReturn
 import dev.outrider.core.runtime.Options
 import dev.outrider.core.runtime.Patience
@@ -19,8 +21,10 @@ import dev.outrider.core.runtime.Provisional
 import dev.outrider.core.runtime.Request
 import dev.outrider.core.runtime.RolledBack
 import dev.outrider.core.runtime.Tokenizer
+import dev.outrider.core.runtime.Understudy
+import dev.outrider.core.runtime.UnderstudyUse
 import dev.outrider.core.runtime.Verified
-import dev.outrider.core.runtime.Writer
+import dev.outrider.core.runtime.WhoWrites
 import dev.outrider.core.runtime.double
 import dev.outrider.core.runtime.field
 import dev.outrider.core.runtime.int
@@ -39,8 +43,15 @@ private class Words : Tokenizer {
     override fun decode(ids: List<Int>) = ids.filter { it > 3 }.joinToString(" ") { "w$it" }
 }
 
-/** A device for tests/android whose engine is a hash. */
-fun main() = device({ Words() }) { bundle, _ ->
+/** A device for tests/android whose engine is a hash, and whose understudy, where "hash_understudy" asks for one. */
+fun main() = device(
+    { Words() },
+    { bundle, settings ->
+        if (settings.field<Boolean?>("hash_understudy") != true) null else {
+            Understudy(bundle.tokenizer::decode) { HashModel(bundle.manifest.vocabSize) }
+        }
+    },
+) { bundle, _ ->
     val manifest = bundle.manifest
     HashEngine(bundle.draftIds, manifest.saKvHeads * manifest.headDim, manifest.rowShape.values / 2)
 }
@@ -49,15 +60,20 @@ fun main() = device({ Words() }) { bundle, _ ->
  * Serves standard input: one JSON line of settings, then one line per answer; each event goes out as a JSON line. A
  * line may also be "pause", "proceed", "record" or "quit".
  */
-fun device(readTokenizer: (String) -> Tokenizer, open: (Bundle, settings: Any?) -> Engine) {
+fun device(
+    readTokenizer: (String) -> Tokenizer,
+    understudy: (Bundle, settings: Any?) -> Understudy?,
+    open: (Bundle, settings: Any?) -> Engine,
+) {
     val settings = Json.parse(readln())
     val bundle = Bundle.open(File(settings.field<String>("bundle")), readTokenizer = readTokenizer)
     val engine = open(bundle, settings)
     val patience = settings.field<Any>("patience")
     val options = Options(
         Policy(
-            Writer.valueOf(settings.field<String>("writer")), OnReturn.valueOf(settings.field<String>("on_return")),
-            offlineRate = settings.double("offline_rate"),
+            WhoWrites.valueOf(settings.field<String>("writer")), OnReturn.valueOf(settings.field<String>("on_return")),
+            Offline.valueOf(settings.field<String>("offline")), offlineRate = settings.double("offline_rate"),
+            understudy = UnderstudyUse.valueOf(settings.field<String>("understudy")),
         ),
         patience = Patience(
             patience.double("open"), patience.double("connect"), patience.double("silence"), patience.double("offline"),
@@ -68,7 +84,9 @@ fun device(readTokenizer: (String) -> Tokenizer, open: (Bundle, settings: Any?) 
         tls = settings.field<String?>("ca_file")?.let { trusting(File(it).inputStream()) },
     )
     try {
-        EdgeRuntime(bundle, engine, settings.field<String?>("server"), options).use { serve(it, engine) }
+        EdgeRuntime(bundle, engine, settings.field<String?>("server"), options, understudy(bundle, settings)).use {
+            serve(it, engine)
+        }
     } catch (error: LinkRefused) {
         say("refused", "text" to error.message)
     }
@@ -113,19 +131,23 @@ private fun tell(event: Event) {
     val shown = arrayOf("verified" to event.verified, "provisional" to event.provisional)
     when (event) {
         is Verified -> say("verified", *shown, "tokens" to event.tokens, "confirmed" to event.confirmed)
-        is Provisional -> say("written", *shown, "token" to event.token)
+        is Provisional -> say("written", *shown, "token" to event.token, "writer" to event.writer.name.lowercase())
+        is HandedOver -> say(
+            "handed_over", *shown, "writer" to event.writer.name.lowercase(), "detail" to event.detail,
+        )
         is RolledBack -> say("rolled_back", *shown, "count" to event.count)
         is Adopted -> say("adopted", *shown, "tokens" to event.tokens)
         is LinkChange -> say("link", *shown, "state" to event.state.name.lowercase(), "detail" to event.detail)
         is Finished -> say(
             "finished", *shown, "reason" to event.reason.name.lowercase(), "token_ids" to event.tokenIds,
             "detail" to event.detail,
+            "spans" to event.spans.map { listOf(it.begin, it.end, it.writer.name.lowercase()) },
             "stats" to with(event.stats) {
                 mapOf(
                     "tokens" to tokens, "rounds" to rounds, "tau" to tau, "calls" to calls, "streamed" to streamed,
                     "seconds" to seconds, "bytes_up" to bytesUp, "bytes_down" to bytesDown,
                     "provisional" to provisional, "kept" to kept, "rolled_back" to rolledBack, "adopted" to adopted,
-                    "stalls" to stalls,
+                    "stalls" to stalls, "understudy" to understudy,
                     "pauses" to pauses, "opens" to opens, "ahead_hits" to aheadHits,
                 )
             },

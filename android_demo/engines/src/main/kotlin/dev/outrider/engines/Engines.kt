@@ -67,6 +67,9 @@ fun openEngine(bundle: Bundle, name: String? = null, threads: Int = 2): Engine {
     }
 }
 
+/** Whether the app ships the library that runs engines of this [name]. */
+internal fun hasRuntime(name: String): Boolean = RUNTIMES[name]?.present == true
+
 /** The error's text without line breaks; libraries add hints and stack traces below. */
 internal fun oneLine(error: Throwable): String =
     error.message?.split(Regex("\\s+"))?.joinToString(" ")?.trim()?.take(300)

@@ -5,7 +5,7 @@ import dev.outrider.core.runtime.BytePairTokenizer
 import dev.outrider.core.runtime.field
 import dev.outrider.core.runtime.int
 
-/** A device for tests/android that drafts with a bundle's own engine; settings `engine` and `threads`. */
-fun main() = device(BytePairTokenizer::parse) { bundle, settings ->
-    openEngine(bundle, settings.field<String?>("engine"), settings.int("threads"))
-}
+/** A device for tests/android with a bundle's own engine and understudy; settings `engine` and `threads`. */
+fun main() = device(
+    BytePairTokenizer::parse, { bundle, settings -> openUnderstudy(bundle, settings.int("threads")) },
+) { bundle, settings -> openEngine(bundle, settings.field<String?>("engine"), settings.int("threads")) }

@@ -24,28 +24,39 @@ class BundleStore(val root: File) {
     fun find(name: String): File? = File(root, name).takeIf { File(it, MANIFEST).isFile }
 
     /**
-     * The folder with the bundle of [source], copied if it is not there yet. [room] is asked before the first byte is
-     * written. May take seconds. Raises [BundleError] for what is not a bundle, [NoRoom], or [IOException].
+     * The folder with the bundle of [source], and with its understudy where [source] has that, copied as far as they are
+     * not there yet. [room] is asked before the first byte is written. May take seconds. Raises [BundleError] for what is
+     * not a bundle, [NoRoom], or [IOException].
      */
     fun install(source: BundleSource, room: (Needs) -> Room): File {
-        val text = source.manifest()
+        val text = source.manifest() ?: throw BundleError("the file is not a zipped bundle: it has no $MANIFEST")
         val listing = Listing.parse(text)
-        val folder = File(root, "bundle-" + digest().run { digest(text.toByteArray()) }.hex().take(16))
-        if (File(folder, MANIFEST).isFile) return folder
-        val found = room(listing.needs)
+        val folder = File(root, "bundle-" + hash(text).take(16))
+        val new = if (File(folder, MANIFEST).isFile) emptyList() else listOf(Copied("", text, listing))
+        val copied = new + listOfNotNull(listing.understudy?.let { understudyOf(source, it, folder) })
+        if (copied.isEmpty()) return folder
+        val files = copied.sumOf { it.listing.needs.files }
+        val found = room(Needs(files, listing.needs.weights))
         if (found != Room.Enough) throw NoRoom(found)
         val part = File(root, folder.name + PART)
         part.deleteRecursively()
-        if (!part.mkdirs()) throw IOException("$part cannot be made")
         try {
-            copy(source, listing, part)
-            File(part, MANIFEST).writeText(text)
-            folder.deleteRecursively()
-            if (!part.renameTo(folder)) throw IOException("$part cannot be renamed")
+            copy(source, copied, part)
+            if (new.isNotEmpty()) move(part, folder) else for (one in copied) {
+                move(File(part, one.folder), File(folder, one.folder))
+            }
         } finally {
             part.deleteRecursively()
         }
         return folder
+    }
+
+    /** What is to be copied of [source]'s understudy into [bundle]; null where it is there, or not in the source. */
+    private fun understudyOf(source: BundleSource, entry: Listing.Understudy, bundle: File): Copied? {
+        if (File(File(bundle, entry.folder), MANIFEST).isFile) return null
+        val text = source.manifest(entry.folder) ?: return null
+        if (hash(text) != entry.manifestSha256) throw differs("${entry.folder}/$MANIFEST")
+        return Copied(entry.folder, text, Listing.parse(text))
     }
 
     /** What the bundle in [folder] takes. Raises [BundleError]. */
@@ -56,12 +67,24 @@ class BundleStore(val root: File) {
         for (folder in root.listFiles().orEmpty()) if (folder != used) folder.deleteRecursively()
     }
 
-    private fun copy(source: BundleSource, listing: Listing, part: File) {
-        val left = listing.files.toMutableMap()
-        source.read { name, stream ->
-            left.remove(name)?.let { copy(stream, File(part, name), it) }
+    private fun copy(source: BundleSource, parts: List<Copied>, to: File) {
+        val left = HashMap<String, Listing.Entry>()
+        for (part in parts) {
+            if (!part.within(to).mkdirs() && !part.within(to).isDirectory) throw IOException("$to cannot be made")
+            for ((name, entry) in part.listing.files) left[part.path(name)] = entry
+        }
+        source.read { path, stream ->
+            // what lies in another folder than an understudy's is the bundle's own
+            val known = if (path in left) path else path.substringAfterLast('/')
+            left.remove(known)?.let { copy(stream, File(to, known), it) }
         }
         if (left.isNotEmpty()) throw BundleError("the bundle has no ${left.keys.first()}; copy the whole folder")
+        for (part in parts) File(part.within(to), MANIFEST).writeText(part.text)
+    }
+
+    private fun move(from: File, to: File) {
+        to.deleteRecursively()
+        if (!from.renameTo(to)) throw IOException("$from cannot be renamed")
     }
 
     private fun copy(stream: InputStream, to: File, entry: Listing.Entry) {
@@ -78,22 +101,36 @@ class BundleStore(val root: File) {
             }
         }
         if (bytes != entry.bytes || hash.digest().hex() != entry.sha256) {
-            throw BundleError("${to.name} differs from the manifest; download the bundle again")
+            throw differs(to.name)
         }
     }
 
+    private fun differs(name: String) = BundleError("$name differs from the manifest; download the bundle again")
+
     private fun digest() = MessageDigest.getInstance("SHA-256")
+
+    private fun hash(text: String) = digest().digest(text.toByteArray()).hex()
 
     private fun ByteArray.hex() = joinToString("") { (it.toInt() and 0xFF).toString(16).padStart(2, '0') }
 }
 
+/** A folder that is to be copied. folder: "" for the bundle's own, else the name of one in it. */
+private class Copied(val folder: String, val text: String, val listing: Listing) {
+    fun within(bundle: File) = if (folder.isEmpty()) bundle else File(bundle, folder)
+
+    fun path(name: String) = if (folder.isEmpty()) name else "$folder/$name"
+}
+
 /** Where a bundle comes from. */
 interface BundleSource {
-    /** The text of manifest.json. Raises [BundleError] where there is none. */
-    fun manifest(): String
+    /** The text of the bundle's manifest.json, or of that in the bundle's [folder]; null where there is none. */
+    fun manifest(folder: String = ""): String?
 
-    /** Hands every file to [take], in any order; the stream is valid during the call alone. */
-    fun read(take: (name: String, stream: InputStream) -> Unit)
+    /**
+     * Hands every file to [take], in any order; the stream is valid during the call alone. path: the file's name, behind
+     * the name of the folder that it lies in, if there is one.
+     */
+    fun read(take: (path: String, stream: InputStream) -> Unit)
 }
 
 /** Reads at most as much as a manifest may have. */
@@ -106,8 +143,11 @@ internal fun manifestText(stream: InputStream): String {
 }
 
 /** What a manifest says of files, as far as copying needs it; [dev.outrider.core.runtime.Bundle] checks the rest. */
-internal class Listing(val files: Map<String, Entry>, val needs: Needs) {
+internal class Listing(val files: Map<String, Entry>, val needs: Needs, val understudy: Understudy?) {
     class Entry(val bytes: Long, val sha256: String)
+
+    /** A folder beside the files, with a manifest of its own. */
+    class Understudy(val folder: String, val manifestSha256: String)
 
     companion object {
         fun parse(text: String): Listing {
@@ -121,17 +161,28 @@ internal class Listing(val files: Map<String, Entry>, val needs: Needs) {
             val weights = (raw?.get("engines") as? Map<*, *>).orEmpty().values.maxOfOrNull { engine ->
                 listOf("file", "data").sumOf { key -> files[(engine as? Map<*, *>)?.get(key)]?.bytes ?: 0 }
             }
-            return Listing(files, Needs(files.values.sumOf { it.bytes }, weights ?: 0))
+            val understudy = (raw?.get("understudy") as? Map<*, *>)?.let(::understudy)
+            return Listing(files, Needs(files.values.sumOf { it.bytes }, weights ?: 0), understudy)
+        }
+
+        private fun understudy(entry: Map<*, *>): Understudy {
+            val folder = entry["folder"] as? String
+            val sha256 = entry["manifest_sha256"] as? String
+            if (folder == null || !plain(folder) || sha256 == null) throw noBundle()
+            return Understudy(folder, sha256)
         }
 
         private fun parse(name: Any?, entry: Any?): Pair<String, Entry> {
             val bytes = (entry as? Map<*, *>)?.get("bytes") as? Long
             val sha256 = (entry as? Map<*, *>)?.get("sha256") as? String
-            val plain = name is String && name.isNotEmpty() && File(name).name == name && name != "." && name != ".."
-            if (!plain || name == MANIFEST || bytes == null || bytes < 0 || sha256 == null) {
-                throw BundleError("$MANIFEST does not belong to a bundle; export the bundle again")
+            if (name !is String || !plain(name) || name == MANIFEST || bytes == null || bytes < 0 || sha256 == null) {
+                throw noBundle()
             }
             return name to Entry(bytes, sha256)
         }
+
+        private fun plain(name: String) = name.isNotEmpty() && File(name).name == name && name != "." && name != ".."
+
+        private fun noBundle() = BundleError("$MANIFEST does not belong to a bundle; export the bundle again")
     }
 }

@@ -4,6 +4,7 @@ import dev.outrider.core.runtime.AnswerRecord
 import dev.outrider.core.runtime.EdgeRuntime
 import dev.outrider.core.runtime.Event
 import dev.outrider.core.runtime.Request
+import dev.outrider.core.runtime.Writer
 import java.io.IOException
 import kotlinx.coroutines.CancellationException
 import kotlinx.coroutines.CoroutineScope
@@ -206,12 +207,9 @@ class ChatSession(
     }
 }
 
-/** Where in the verified text a record's adopted tokens stand. */
-internal fun keptRanges(record: AnswerRecord, decode: (List<Int>) -> String): List<IntRange> =
-    record.adopted.mapNotNull { (first, last) ->
-        val from = maxOf(first - record.prompt.size, 0)
-        val to = minOf(last - record.prompt.size, record.committed.size)
-        if (from >= to) null else {
-            decode(record.committed.subList(0, from)).length until decode(record.committed.subList(0, to)).length
-        }
-    }
+/** Where in the verified text stands what the target did not write. */
+internal fun keptRanges(record: AnswerRecord, decode: (List<Int>) -> String): List<IntRange> {
+    fun length(tokens: Int) = decode(record.committed.take(tokens)).length
+    return record.writers.filter { it.writer != Writer.TARGET && it.begin < record.committed.size }
+        .map { length(it.begin) until length(it.end) }
+}

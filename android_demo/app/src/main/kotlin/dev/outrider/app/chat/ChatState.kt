@@ -2,6 +2,7 @@ package dev.outrider.app.chat
 
 import dev.outrider.core.runtime.ChatMessage
 import dev.outrider.core.runtime.LinkState
+import dev.outrider.core.runtime.Writer
 
 /** Roles as chat templates call them. */
 const val USER = "user"
@@ -15,8 +16,8 @@ data class Turn(val role: String, val pieces: List<Piece>) {
     fun message() = ChatMessage(role, text)
 }
 
-/** What the badge says of the link. */
-enum class Badge { LOADING, READY, CONNECTING, VERIFIED, CATCHING_UP, ALONE, WAITING, DEVICE_ONLY, PROBLEM }
+/** What the badge says of the link, and of who writes alone: the drafter ([ALONE]) or the [UNDERSTUDY]. */
+enum class Badge { LOADING, READY, CONNECTING, VERIFIED, CATCHING_UP, ALONE, UNDERSTUDY, WAITING, DEVICE_ONLY, PROBLEM }
 
 /** Everything the screen shows. ready: the bundle is open; online: the system has a network; problem: one line. */
 data class ChatState(
@@ -38,7 +39,7 @@ data class ChatState(
             deviceOnly -> Badge.DEVICE_ONLY
             else -> when (reply.link) {
                 LinkState.VERIFIED -> if (reply.provisional.isEmpty()) Badge.VERIFIED else Badge.CATCHING_UP
-                LinkState.ALONE -> Badge.ALONE
+                LinkState.ALONE -> if (reply.writer == Writer.UNDERSTUDY) Badge.UNDERSTUDY else Badge.ALONE
                 LinkState.WAITING -> Badge.WAITING
                 LinkState.CONNECTING, null -> Badge.CONNECTING
             }

@@ -3,6 +3,7 @@ package dev.outrider.app.chat
 import dev.outrider.core.runtime.Bundle
 import dev.outrider.core.runtime.EdgeRuntime
 import dev.outrider.engines.openEngine
+import dev.outrider.engines.openUnderstudy
 import java.io.Closeable
 import java.io.File
 
@@ -17,7 +18,8 @@ class Opened(val bundle: Bundle, val runtime: EdgeRuntime, val deviceOnly: Boole
             val bundle = Bundle.open(folder)
             val engine = openEngine(bundle)
             try {
-                val runtime = EdgeRuntime(bundle, engine, settings.address, settings.options(token))
+                val understudy = openUnderstudy(bundle)
+                val runtime = EdgeRuntime(bundle, engine, settings.address, settings.options(token), understudy)
                 return Opened(bundle, runtime, settings.deviceOnly)
             } catch (error: Exception) {
                 engine.close()

@@ -3,11 +3,13 @@ package dev.outrider.app.chat
 import dev.outrider.core.runtime.Adopted
 import dev.outrider.core.runtime.Event
 import dev.outrider.core.runtime.Finished
+import dev.outrider.core.runtime.HandedOver
 import dev.outrider.core.runtime.LinkChange
 import dev.outrider.core.runtime.LinkState
 import dev.outrider.core.runtime.Provisional
 import dev.outrider.core.runtime.RolledBack
 import dev.outrider.core.runtime.Verified
+import dev.outrider.core.runtime.Writer
 
 /** What a piece of text is worth; each has a colour and a shape of its own on the screen. */
 enum class Kind {
@@ -32,8 +34,9 @@ data class Withdrawn(val at: Int, val text: String)
 /**
  * An answer on its way, as its events tell it. Immutable: [after] gives the next.
  *
- * kept: ranges of [verified] that nobody verified. why: why the target does not answer, in words. tokens: verified
- * ones. before: what was shown ahead of a rollback whose correction is still to come.
+ * kept: ranges of [verified] that nobody verified. why: why the target, or the understudy, does not write, in words.
+ * writer: who writes alone. tokens: verified ones. before: what was shown ahead of a rollback whose correction is still
+ * to come.
  */
 data class Reply(
     val verified: String = "",
@@ -44,6 +47,7 @@ data class Reply(
     val rolledBack: Int = 0,
     val link: LinkState? = null,
     val why: String = "",
+    val writer: Writer = Writer.DRAFTER,
     val end: Finished? = null,
     private val before: String? = null,
 ) {
@@ -53,11 +57,15 @@ data class Reply(
         val next = copy(verified = event.verified, provisional = event.provisional)
         return when (event) {
             is Verified -> next.copy(tokens = tokens + event.tokens.size).corrected(before).copy(before = null)
-            is Provisional -> next.copy(before = null)
+            is Provisional -> next.copy(before = null, writer = event.writer)
+            is HandedOver -> next.copy(writer = event.writer, why = event.detail.ifEmpty { why })
             is RolledBack -> (before ?: shown).let { next.corrected(it).copy(before = it) }
                 .copy(rolledBack = rolledBack + event.count)
             is Adopted -> next.copy(kept = kept + listOf(verified.length until event.verified.length))
-            is LinkChange -> next.copy(link = event.state, why = event.detail)
+            is LinkChange -> next.copy(
+                link = event.state, why = event.detail,
+                writer = if (event.state == LinkState.VERIFIED) Writer.DRAFTER else writer,
+            )
             is Finished -> next.copy(withdrawn = null, before = null, end = event)
         }
     }

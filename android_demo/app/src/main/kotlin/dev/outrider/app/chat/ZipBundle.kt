@@ -7,23 +7,33 @@ import java.util.zip.ZipException
 import java.util.zip.ZipInputStream
 
 /**
- * A zipped bundle folder, as a user picks one: the files at the top or in one folder. [open] is called for each pass
- * over it. Only names count, so an entry's path leads nowhere.
+ * A zipped bundle folder, as a user picks one: the files at the top or in one folder, an understudy's in a folder there.
+ * [open] is called for each pass over it. Only a file's name and its folder's count, so an entry's path leads nowhere.
  */
 class ZipBundle(private val open: () -> InputStream) : BundleSource {
-    override fun manifest(): String {
+    override fun manifest(folder: String): String? {
         var text: String? = null
-        each { name, stream -> if (name == "manifest.json" && text == null) text = manifestText(stream) }
-        return text ?: throw BundleError("the file is not a zipped bundle: it has no manifest.json")
+        var depth = Int.MAX_VALUE
+        each { path, stream -> // the bundle's own is the one that lies highest
+            val parts = path.split('/')
+            val fits = folder.isEmpty() || parts.size > 1 && parts[parts.size - 2] == folder
+            if (parts.last() == "manifest.json" && fits && parts.size < depth) {
+                depth = parts.size
+                text = manifestText(stream)
+            }
+        }
+        return text
     }
 
-    override fun read(take: (name: String, stream: InputStream) -> Unit) = each(take)
+    override fun read(take: (path: String, stream: InputStream) -> Unit) = each { path, stream ->
+        take(path.split('/').takeLast(2).joinToString("/"), stream)
+    }
 
     private fun each(take: (name: String, stream: InputStream) -> Unit) {
         try {
             ZipInputStream(open().buffered()).use { zip ->
                 generateSequence<ZipEntry> { zip.nextEntry }.filterNot { it.isDirectory }.forEach { entry ->
-                    take(entry.name.substringAfterLast('/').substringAfterLast('\\'), zip)
+                    take(entry.name.replace('\\', '/'), zip)
                 }
             }
         } catch (error: ZipException) {

@@ -28,14 +28,14 @@ class BundleStoreTest {
         root.deleteRecursively()
     }
 
-    private fun manifest(of: Map<String, ByteArray>) = Json.write(
+    private fun hash(bytes: ByteArray) =
+        MessageDigest.getInstance("SHA-256").digest(bytes).joinToString("") { "%02x".format(it) }
+
+    private fun manifest(of: Map<String, ByteArray>, more: Map<String, Any> = emptyMap()) = Json.write(
         mapOf(
             "engines" to mapOf("onnx" to mapOf("file" to "drafter.onnx", "data" to null)),
-            "files" to of.mapValues { (_, bytes) ->
-                val hash = MessageDigest.getInstance("SHA-256").digest(bytes)
-                mapOf("bytes" to bytes.size, "sha256" to hash.joinToString("") { "%02x".format(it) })
-            },
-        ),
+            "files" to of.mapValues { (_, bytes) -> mapOf("bytes" to bytes.size, "sha256" to hash(bytes)) },
+        ) + more,
     ).toByteArray()
 
     private fun zip(entries: Map<String, ByteArray>): ZipBundle {
@@ -66,6 +66,33 @@ class BundleStoreTest {
         assertEquals(folder, store.install(source) { error("it is there") })
         assertEquals(folder, store.find(folder.name))
         assertNull(store.find("bundle-0"))
+    }
+
+    @Test
+    fun anUnderstudyIsCopiedWithItsBundleOrLater() {
+        val small = mapOf("target.onnx" to ByteArray(300_000) { 5 }, "tokenizer.json" to "{\"small\":1}".toByteArray())
+        val its = manifest(small)
+        fun naming(folder: String) =
+            manifest(files, mapOf("understudy" to mapOf("folder" to folder, "manifest_sha256" to hash(its))))
+        val own = files + ("manifest.json" to naming("later"))
+        val behind = (small + ("manifest.json" to its)).mapKeys { "later/${it.key}" }
+        val all = (behind + own).mapKeys { "mine/${it.key}" } // its manifest comes first
+        for (steps in listOf(listOf(all), listOf(own, all), listOf(own, behind + own, own))) {
+            root.deleteRecursively()
+            val needs = ArrayList<Needs>()
+            val folder = steps.map { step -> store.install(zip(step)) { Room.Enough.also { _ -> needs += it } } }.last()
+            for ((name, bytes) in files) assertContentEquals(bytes, File(folder, name).readBytes())
+            for ((name, bytes) in small) assertContentEquals(bytes, File(folder, "later/$name").readBytes())
+            assertContentEquals(its, File(folder, "later/manifest.json").readBytes())
+            assertEquals(listOf(folder), root.listFiles()!!.toList())
+            assertEquals(500_013, needs.sumOf { it.files })
+        }
+        root.deleteRecursively()
+        val flipped = small.getValue("target.onnx").clone().also { it[7] = 0 }
+        assertTrue("target.onnx" in refused(zip(all + ("mine/later/target.onnx" to flipped))))
+        assertTrue("later/manifest.json" in refused(zip(all + ("mine/later/manifest.json" to manifest(files)))))
+        assertTrue("tokenizer.json" in refused(zip(all - "mine/later/tokenizer.json")))
+        for (name in listOf("..", "a/b", "")) refused(zip(own + ("manifest.json" to naming(name))))
     }
 
     @Test

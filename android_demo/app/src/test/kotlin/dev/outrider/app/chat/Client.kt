@@ -8,7 +8,7 @@ import dev.outrider.core.runtime.Json
 import dev.outrider.core.runtime.Options
 import dev.outrider.core.runtime.Patience
 import dev.outrider.core.runtime.Tokenizer
-import dev.outrider.core.runtime.Writer
+import dev.outrider.core.runtime.WhoWrites
 import java.io.File
 import kotlin.system.exitProcess
 import kotlinx.coroutines.CoroutineScope
@@ -32,7 +32,8 @@ fun main() {
     val settings = Json.parse(readln()) as Map<*, *>
     val folder = File(settings["bundle"] as String)
     val tiny = settings["tiny"] == true
-    var chosen = Settings(settings["server"] as String? ?: "", Writer.entries.first { it.name == settings["writer"] })
+    val writer = WhoWrites.entries.first { it.name == settings["writer"] }
+    var chosen = Settings(settings["server"] as String? ?: "", writer)
     val session = ChatSession(
         CoroutineScope(SupervisorJob() + Dispatchers.Default), Journal(File(settings["journal"] as String)),
         answerTokens = (settings["answer_tokens"] as Long).toInt(),

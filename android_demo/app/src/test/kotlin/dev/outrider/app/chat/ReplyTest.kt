@@ -1,11 +1,13 @@
 package dev.outrider.app.chat
 
 import dev.outrider.core.runtime.Adopted
+import dev.outrider.core.runtime.HandedOver
 import dev.outrider.core.runtime.LinkChange
 import dev.outrider.core.runtime.LinkState
 import dev.outrider.core.runtime.Provisional
 import dev.outrider.core.runtime.RolledBack
 import dev.outrider.core.runtime.Verified
+import dev.outrider.core.runtime.Writer
 import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertTrue
@@ -15,9 +17,12 @@ class ReplyTest {
 
     private fun provisional(text: String) = Piece(Kind.PROVISIONAL, text)
 
+    private fun written(verified: String, provisional: String, token: Int) =
+        Provisional(verified, provisional, token, Writer.DRAFTER)
+
     @Test
     fun textIsWhatTheEventsSay() {
-        val reply = Reply().after(Verified("The sky", "", listOf(1, 2), 0)).after(Provisional("The sky", " is", 3))
+        val reply = Reply().after(Verified("The sky", "", listOf(1, 2), 0)).after(written("The sky", " is", 3))
         assertEquals(listOf(verified("The sky"), provisional(" is")), reply.pieces())
         assertEquals(2, reply.tokens)
         assertEquals(emptyList(), Reply().pieces())
@@ -26,7 +31,7 @@ class ReplyTest {
     @Test
     fun whatIsTakenBackStaysWhereItStood() {
         val alone = Reply().after(Verified("The sky", "", listOf(1, 2), 0))
-            .after(Provisional("The sky", " is green.", 3))
+            .after(written("The sky", " is green.", 3))
         // the event of the rollback comes before the one that shows what of it agreed
         val back = alone.after(RolledBack("The sky", "", 2))
         assertEquals(listOf(verified("The sky"), Piece(Kind.WITHDRAWN, " is green.")), back.pieces())
@@ -42,10 +47,10 @@ class ReplyTest {
 
     @Test
     fun whatIsKeptIsNotCalledVerified() {
-        val alone = Reply().after(Verified("One", "", listOf(1), 0)).after(Provisional("One", " two", 2))
+        val alone = Reply().after(Verified("One", "", listOf(1), 0)).after(written("One", " two", 2))
         val kept = alone.after(Adopted("One two", "", listOf(2))).after(Verified("One two three", "", listOf(3), 0))
         assertEquals(listOf(verified("One"), Piece(Kind.KEPT, " two"), verified(" three")), kept.pieces())
-        assertEquals(provisional(" four"), kept.after(Provisional("One two three", " four", 4)).pieces().last())
+        assertEquals(provisional(" four"), kept.after(written("One two three", " four", 4)).pieces().last())
     }
 
     @Test
@@ -68,6 +73,11 @@ class ReplyTest {
         assertEquals(Badge.VERIFIED, badge(linked(LinkState.VERIFIED)))
         assertEquals(Badge.CATCHING_UP, badge(linked(LinkState.VERIFIED, "text")))
         assertEquals(Badge.ALONE, badge(linked(LinkState.ALONE, "text")))
+        val over = linked(LinkState.ALONE, "text").after(HandedOver("", "text", Writer.UNDERSTUDY, ""))
+        assertEquals(Badge.UNDERSTUDY, badge(over))
+        val back = over.after(HandedOver("", "text", Writer.DRAFTER, "it has gone"))
+        assertEquals(Badge.ALONE to "it has gone", badge(back) to back.why)
+        assertEquals(Badge.UNDERSTUDY, badge(linked(LinkState.ALONE).after(Provisional("", "x", 3, Writer.UNDERSTUDY))))
         assertEquals(Badge.WAITING, badge(linked(LinkState.WAITING)))
         assertEquals(Badge.DEVICE_ONLY, ChatState(ready = true, deviceOnly = true).badge)
         assertEquals(Badge.PROBLEM, ChatState(ready = true, problem = "no").badge)

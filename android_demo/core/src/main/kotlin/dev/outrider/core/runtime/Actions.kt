@@ -27,8 +27,16 @@ data class Compare(val prefix: List<Int>, val size: TreeSize) : Action
 /** Grow the tree that was just sent on, where [Session.draftsAhead], until the session's version changes. */
 data class DraftAhead(val version: Int) : Action
 
-/** Let the drafter write one token behind [prefix]; answer with [Session.tokenWritten]. */
-data class WriteToken(val prefix: List<Int>, val version: Int) : Action
+/** Let [writer] write one token behind [prefix]; answer with [Session.tokenWritten]. */
+data class WriteToken(val prefix: List<Int>, val version: Int, val writer: Writer = Writer.DRAFTER) : Action
+
+/**
+ * Let the understudy read [prefix]; answer with [Session.textRead].
+ *
+ * It says how many of the tokens from [base] on the understudy would have written itself, up to the first that it would
+ * not. The reading may be given up where [Session.reads] says that nobody waits for it; they are 0 then.
+ */
+data class ReadText(val prefix: List<Int>, val base: Int) : Action
 
 /** Feature rows `[n, 2, heads, headDim]`, flat, of tokens at [positions] `[n]`, which the drafter has not seen yet. */
 class AddRows(val positions: IntArray, val rows: FloatArray) : Action
@@ -36,13 +44,16 @@ class AddRows(val positions: IntArray, val rows: FloatArray) : Action
 /** [tokens] are the target's; the first [confirmed] of them stood there as provisional already. */
 data class Commit(val tokens: List<Int>, val confirmed: Int) : Action
 
-/** The drafter wrote [token] on its own. */
-data class Provide(val token: Int) : Action
+/** [writer] wrote [token] on its own. */
+data class Provide(val token: Int, val writer: Writer = Writer.DRAFTER) : Action
 
-/** The last provisional tokens, [tokens], are withdrawn: the target draws otherwise. */
+/** From here on [writer] writes alone. why: the understudy failed, in words for people; else "". */
+data class HandOver(val writer: Writer, val why: String = "") : Action
+
+/** The last provisional tokens, [tokens], are withdrawn: the target, or the understudy, draws otherwise. */
 data class RollBack(val tokens: List<Int>) : Action
 
-/** [tokens], written by the drafter alone, stay as they are: the answer goes on behind them ([OnReturn.KEEP]). */
+/** [tokens], written on the device alone, stay as they are: the answer goes on behind them ([OnReturn.KEEP]). */
 data class Adopt(val tokens: List<Int>) : Action
 
 /** The verdict is overdue or the link is down. [deadline]: when it was due. */

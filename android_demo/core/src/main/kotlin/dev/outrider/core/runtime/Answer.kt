@@ -17,6 +17,7 @@ internal class Answer(
     private val session: Session,
     private val link: Link?,
     worker: DrafterThread,
+    understudy: UnderstudyThread?,
     private val inbox: Channel<InboxEvent>,
     decode: (List<Int>) -> String,
     stops: List<String>,
@@ -24,6 +25,7 @@ internal class Answer(
     private val figures = Figures(session, link)
     private val display = Display(session, figures, decode, stops, link?.error.orEmpty())
     private val jobs = DrafterJobs(session, worker) { inbox.trySend(it) }
+    private val understudyJobs = understudy?.let { thread -> UnderstudyJobs(session, thread) { inbox.trySend(it) } }
     private val held = HeldToken(session)
     private var welcome: Welcome? = null // of the link that the session knows
     private var down = link?.error.orEmpty() // why there is no connection
@@ -85,6 +87,10 @@ internal class Answer(
                 figures.draftSeconds += event.asked
                 act(session.treeReady(event.draft, event.version, now(), event.working))
             }
+            is InboxEvent.TextRead -> if (event.session === session) act(session.textRead(event.agreed, now()))
+            is InboxEvent.UnderstudyFailed -> if (event.session === session) {
+                act(session.understudyFailed(event.why, now()))
+            }
             is InboxEvent.TokenWritten -> if (event.session === session) {
                 figures.draftSeconds += event.asked
                 act(session.tokenWritten(event.written.token, event.written.probability, event.version, now()))
@@ -124,6 +130,7 @@ internal class Answer(
                     held.hold(action)
                     release()
                 }
+                is ReadText -> understudyJobs?.read(action)
                 is Compare -> jobs.compare(action)
                 is DraftAhead -> jobs.draftAhead()
                 is AddRows -> {
@@ -134,6 +141,7 @@ internal class Answer(
                 is Commit -> display.keep(action)?.let { return act(session.stop(it)) }
                 is Adopt -> display.keep(action)?.let { return act(session.stop(it)) }
                 is Provide -> display.show(action)
+                is HandOver -> display.show(action)
                 is RollBack -> display.show(action)
                 is Stall -> display.show(action)
                 is Pause -> display.show(action)
@@ -147,7 +155,7 @@ internal class Answer(
     private fun release() {
         val action = held.release(now()) ?: return
         if (action.version == session.version) {
-            jobs.write(action)
+            if (action.writer == Writer.UNDERSTUDY) understudyJobs?.write(action) else jobs.write(action)
         } else {
             act(session.tokenWritten(0, 0.0, action.version, now()))
         }

@@ -14,8 +14,9 @@ class SessionStats {
     /** Tokens that the target wrote alone. */
     var streamed = 0
 
-    /** Tokens written alone; of these verified later, rolled back, or kept unverified. */
+    /** Tokens written alone; of these by the understudy, verified later, rolled back, or kept unverified. */
     var provisional = 0
+    var understudy = 0
     var kept = 0
     var rolledBack = 0
     var adopted = 0
@@ -49,9 +50,12 @@ class SessionStats {
     }
 }
 
+/** Tokens [begin] until [end] of an answer are [writer]'s. */
+data class Span(val begin: Int, val end: Int, val writer: Writer)
+
 /**
  * The tokens of one answer: `committed` ones were drawn by the target (or are the prompt), `provisional` ones behind
- * them were written by the drafter alone. limit: tokens at most, prompt included.
+ * them were written alone. limit: tokens at most, prompt included.
  */
 internal class AnswerTokens(
     private val prompt: List<Int>,
@@ -63,15 +67,20 @@ internal class AnswerTokens(
     var provisional = emptyList<Int>()
         private set
 
-    /** Spans of `committed` that the target did not produce. */
-    var adopted = emptyList<Pair<Int, Int>>()
-        private set
+    /** Of the answer's tokens, provisional ones included, each one's. */
+    private val writers = ArrayList<Writer>()
+
+    /** Who wrote what of the answer, in order. */
+    val spans: List<Span> get() = spansOf(writers)
 
     /** A stop string came in the provisional text. */
     var enough = false
 
     /** What the user sees: the answer's verified and provisional tokens. */
     val answer: List<Int> get() = committed.drop(prompt.size) + provisional
+
+    /** Tokens of the committed answer. */
+    private val written: Int get() = committed.size - prompt.size
 
     /** Levels that a tree may have; the bonus token takes the last place. */
     val room: Int get() = limit - committed.size - 1
@@ -96,12 +105,15 @@ internal class AnswerTokens(
     fun restore(record: AnswerRecord) {
         committed += record.committed
         provisional = record.provisional
-        adopted = record.adopted
+        for (span in record.writers) repeat(span.end - span.begin) { writers += span.writer }
     }
 
-    fun provide(token: Int) {
+    /** [writer] wrote [token] alone. */
+    fun provide(token: Int, writer: Writer) {
         provisional = provisional + token
+        writers += writer
         stats.provisional++
+        if (writer == Writer.UNDERSTUDY) stats.understudy++
     }
 
     /** The last [LOOP] tokens were written alone and stand in the answer already. */
@@ -119,16 +131,11 @@ internal class AnswerTokens(
     /** [fresh] are the target's: what agrees is confirmed, and at the first difference the rest is rolled back. */
     fun commit(fresh: List<Int>): List<Action> = buildList {
         val same = agreeing(fresh)
-        var rest = provisional.drop(same)
-        if (same < fresh.size) {
-            if (rest.isNotEmpty()) {
-                stats.rolledBack += rest.size
-                add(RollBack(rest))
-            }
-            rest = emptyList()
-            enough = false
-        }
-        provisional = rest
+        if (same < fresh.size) addAll(withdrawProvisional(same))
+        val confirmed = writers.subList(written, written + same)
+        confirmed.fill(Writer.TARGET)
+        repeat(fresh.size - same) { confirmed += Writer.TARGET }
+        provisional = provisional.drop(same)
         committed += fresh
         stats.kept += same
         if (fresh.isNotEmpty()) add(Commit(fresh, same))
@@ -139,7 +146,6 @@ internal class AnswerTokens(
         val tokens = provisional
         provisional = emptyList()
         if (tokens.isNotEmpty()) {
-            adopted = adopted + (committed.size to committed.size + tokens.size)
             committed += tokens
             stats.adopted += tokens.size
         }
@@ -148,17 +154,29 @@ internal class AnswerTokens(
 
     /** Takes the last [surplus] committed tokens back, adopted ones among them. */
     fun withdraw(surplus: Int) {
+        val last = writers.subList(written - surplus, written)
+        val withdrawn = last.count { it != Writer.TARGET }
+        last.clear()
         repeat(surplus) { committed.removeAt(committed.lastIndex) }
-        val end = committed.size
-        adopted = adopted.filter { it.first < end }.map { (first, last) -> first to minOf(last, end) }
-        val withdrawn = stats.adopted - adopted.sumOf { (first, last) -> last - first }
         stats.adopted -= withdrawn
         stats.rolledBack += withdrawn
     }
 
-    /** Withdraws the provisional tokens and returns them. */
-    fun rollBack(): List<Int> = provisional.also {
-        stats.rolledBack += it.size
-        provisional = emptyList()
+    /** Takes all provisional tokens but the first [keep] back. */
+    fun withdrawProvisional(keep: Int = 0): List<Action> {
+        val rest = provisional.drop(keep)
+        enough = false
+        if (rest.isEmpty()) return emptyList()
+        provisional = provisional.take(keep)
+        writers.subList(written + keep, writers.size).clear()
+        stats.rolledBack += rest.size
+        return listOf(RollBack(rest))
+    }
+}
+
+private fun spansOf(writers: List<Writer>): List<Span> = buildList {
+    for ((index, writer) in writers.withIndex()) {
+        val last = lastOrNull()
+        if (last?.writer == writer) set(lastIndex, last.copy(end = index + 1)) else add(Span(index, index + 1, writer))
     }
 }

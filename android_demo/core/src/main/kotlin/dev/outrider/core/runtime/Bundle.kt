@@ -9,6 +9,7 @@ import java.security.MessageDigest
 
 private const val FORMAT_VERSION = 2L
 private const val MANIFEST = "manifest.json"
+private val SENTENCE_ENDS = setOf('.', '!', '?', '。')
 
 /** The folder is not a usable bundle. The message is one line that says what to do. */
 class BundleError(message: String) : Exception(message)
@@ -18,6 +19,21 @@ class BundleError(message: String) : Exception(message)
  * "fp32", "fp16", "int8" or "int4"; maxWidth: tokens of one step at most.
  */
 data class EngineEntry(val file: String, val data: String?, val quant: String, val maxWidth: Int)
+
+/**
+ * A complete model in a folder of its own, which may come later than the bundle, or never. bits: of its linear layers;
+ * bytes: of all its files; sourceHash: identity of the model it was made from; manifestSha256: of its manifest, which
+ * has the hashes of its other files.
+ */
+data class UnderstudyEntry(
+    val folder: String,
+    val name: String,
+    val sourceHash: String,
+    val format: String,
+    val bits: Int,
+    val bytes: Long,
+    val manifestSha256: String,
+)
 
 /** What manifest.json says of the model. Widths in values; hashes as the exporter defines them. */
 data class Manifest(
@@ -31,6 +47,7 @@ data class Manifest(
     val caKvHeads: Int,
     val headDim: Int,
     val engines: Map<String, EngineEntry>,
+    val understudy: UnderstudyEntry? = null,
 ) {
     val rowShape: RowShape get() = RowShape(caKvHeads, headDim)
 }
@@ -51,6 +68,13 @@ class Bundle(
     private val specialTokens: Map<String, String>,
 ) {
     private val boundary = ChatBoundary(tokenizer, template.source)
+
+    /** An understudy that runs here is there. Nothing of it has been checked. */
+    val hasUnderstudy: Boolean
+        get() = manifest.understudy.let { it?.format == "onnx" && File(File(folder, it.folder), MANIFEST).isFile }
+
+    /** Tokens that end a sentence or a line. */
+    val sentenceEnds: Set<Int> by lazy { sentenceEnds(tokenizer, manifest.vocabSize) }
 
     /**
      * Token ids of a conversation up to where the assistant's next turn begins. Content is text: what looks like a
@@ -123,7 +147,17 @@ private class BundleReader(private val folder: File, private val raw: Any?, priv
                 row.int("max_width"),
             )
         },
+        (raw as Map<*, *>)["understudy"]?.let(::understudy),
     )
+
+    private fun understudy(entry: Any): UnderstudyEntry {
+        val understudy = UnderstudyEntry(
+            entry.field("folder"), entry.field("name"), entry.field("source_hash"), entry.field("format"),
+            entry.int("bits"), entry.field("bytes"), entry.field("manifest_sha256"),
+        )
+        if (File(understudy.folder).name != understudy.folder) throw notPlain(understudy.folder)
+        return understudy
+    }
 
     private fun draftIds(manifest: Manifest): IntArray {
         val numbers = numbers(raw.field("draft_ids_file"))
@@ -161,7 +195,7 @@ private class BundleReader(private val folder: File, private val raw: Any?, priv
     private fun check(name: String, entry: Any?) {
         val file = File(folder, name)
         val bytes = entry.field<Long>("bytes")
-        if (File(name).name != name) throw BundleError("$folder/$MANIFEST names $name, which is not a plain file name")
+        if (File(name).name != name) throw notPlain(name)
         if (!file.isFile) throw BundleError("$file is missing; copy the whole folder or export again")
         if (file.length() != bytes) throw BundleError("$file has ${file.length()} bytes, not $bytes; copy it again")
         if (verify && sha256(file) != entry.field<String>("sha256")) {
@@ -169,12 +203,23 @@ private class BundleReader(private val folder: File, private val raw: Any?, priv
         }
     }
 
-    private fun sha256(file: File): String {
-        val digest = MessageDigest.getInstance("SHA-256")
-        file.inputStream().use { stream ->
-            val buffer = ByteArray(1 shl 16)
-            generateSequence { stream.read(buffer).takeIf { it >= 0 } }.forEach { digest.update(buffer, 0, it) }
-        }
-        return digest.digest().toHex()
+    private fun notPlain(name: String) =
+        BundleError("$folder/$MANIFEST names $name, which is not a plain file name")
+}
+
+/** Of the ids below [vocabSize], those that end a sentence or a line. */
+internal fun sentenceEnds(tokenizer: Tokenizer, vocabSize: Int): Set<Int> =
+    (0 until vocabSize).filterTo(HashSet()) { token ->
+        val text = tokenizer.decode(listOf(token))
+        '\n' in text || text.trimEnd().lastOrNull() in SENTENCE_ENDS
     }
+
+/** SHA-256 of a file's bytes, in hexadecimal. */
+fun sha256(file: File): String {
+    val digest = MessageDigest.getInstance("SHA-256")
+    file.inputStream().use { stream ->
+        val buffer = ByteArray(1 shl 16)
+        generateSequence { stream.read(buffer).takeIf { it >= 0 } }.forEach { digest.update(buffer, 0, it) }
+    }
+    return digest.digest().toHex()
 }

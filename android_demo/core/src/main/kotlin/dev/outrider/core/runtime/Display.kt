@@ -47,7 +47,11 @@ internal class Display(
     fun show(action: Provide) {
         figures.wrote()
         if (!text.provide(action.token)) session.enough()
-        events += Provisional(text.verified, text.provisional, action.token)
+        events += Provisional(text.verified, text.provisional, action.token, action.writer)
+    }
+
+    fun show(action: HandOver) {
+        events += HandedOver(text.verified, text.provisional, action.writer, action.why)
     }
 
     fun show(action: RollBack) {
@@ -61,7 +65,14 @@ internal class Display(
         tell(if (waiting) LinkState.WAITING else LinkState.ALONE, "the verifier is silent")
     }
 
-    fun show(action: Pause) = tell(LinkState.WAITING, "paused: ${action.reason.name.lowercase()}")
+    fun show(action: Pause) = tell(
+        LinkState.WAITING,
+        when (action.reason) {
+            PauseReason.UNSURE -> "paused: the device is not sure how to go on"
+            PauseReason.LIMIT -> "waiting for the link: the drafter alone has no more to say that is worth reading"
+            PauseReason.ASKED -> "paused, as was asked"
+        },
+    )
 
     /** The target answers again. */
     fun resumed() {
@@ -73,7 +84,10 @@ internal class Display(
         text.end()
         val unanswered = action.reason == FinishReason.UNVERIFIED || action.reason == FinishReason.UNREACHABLE
         val detail = if (unanswered) why.ifEmpty { session.complaint } else session.complaint
-        events += Finished(text.verified, text.provisional, action.reason, session.text.answer, figures.end(), detail)
+        val tokens = session.text
+        events += Finished(
+            text.verified, text.provisional, action.reason, tokens.answer, figures.end(), detail, tokens.spans,
+        )
     }
 
     /** Why the verifier does not answer, or "". It is shown at once where the link's state says so already. */

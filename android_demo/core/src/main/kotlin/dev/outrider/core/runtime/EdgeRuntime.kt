@@ -16,7 +16,7 @@ import kotlinx.coroutines.flow.buffer
 import kotlinx.coroutines.flow.flow
 import kotlinx.coroutines.flow.flowOn
 
-/** How often close waits for the drafter: an engine step or two. */
+/** How long close waits for a thread: an engine step or two. */
 private const val CLOSE_SECONDS = 5L
 
 /**
@@ -62,17 +62,18 @@ data class Request(
  *     }
  *
  * A bundle, its engine and one link; one answer at a time. server: `host:port`, `ws://...` or `wss://...` of a
- * verifier; null: write alone. The engine is closed with the runtime. Raises [LinkRefused] for an address that cannot
- * be used.
+ * verifier; null: write alone. understudy: what writes when the verifier is silent; null: the drafter alone. The engine
+ * and the understudy are closed with the runtime. Raises [LinkRefused] for an address that cannot be used.
  */
 class EdgeRuntime(
     private val bundle: Bundle,
     private val engine: Engine,
     server: String?,
     private val options: Options = Options(),
+    private val understudy: Understudy? = null,
 ) : Closeable {
-    private val alone = server == null || options.policy.writer == Writer.DEVICE_ONLY
-    private val policy = if (alone) options.policy.copy(writer = Writer.DEVICE_ONLY) else options.policy
+    private val alone = server == null || options.policy.writer == WhoWrites.DEVICE_ONLY
+    private val policy = if (alone) options.policy.copy(writer = WhoWrites.DEVICE_ONLY) else options.policy
     private val manifest = bundle.manifest
     private val inbox = Channel<InboxEvent>(Channel.UNLIMITED)
     private val link = if (alone) null else Link(
@@ -85,6 +86,7 @@ class EdgeRuntime(
             bundle.nullRow,
         ),
     ) { inbox.trySend(InboxEvent.Failed(it)) }
+    private val understudyThread = understudy?.let(::UnderstudyThread)
     private val controller = Controller(Pace(), options.mode)
     private val timer = RoundTimer()
     private val busy = AtomicBoolean()
@@ -117,14 +119,15 @@ class EdgeRuntime(
     }
 
     /**
-     * Cancel the answer on its way, tell the verifier to forget the conversation, hang up and stop the drafter's thread
-     * and engine. May take seconds: not for an app's main thread.
+     * Cancel the answer on its way, tell the verifier to forget the conversation, hang up and stop the threads and
+     * engines. May take seconds: not for an app's main thread.
      */
     override fun close() {
         inbox.trySend(InboxEvent.Asked(InboxEvent.Wish.CANCEL))
         link?.close(Close(stream))
         worker.close(CLOSE_SECONDS)
         engine.close()
+        understudyThread?.close(CLOSE_SECONDS)
     }
 
     /** Answer a question: as [generate] of one message by the user. */
@@ -186,7 +189,7 @@ class EdgeRuntime(
         }
         try {
             val session = begin()
-            val answer = Answer(session, link, worker, inbox, bundle.tokenizer::decode, stop)
+            val answer = Answer(session, link, worker, understudyThread, inbox, bundle.tokenizer::decode, stop)
             try {
                 answer.run(this) { record = session.record(manifest.targetHash, stop) }
             } finally {
@@ -194,6 +197,7 @@ class EdgeRuntime(
                 text = session.committed.toList()
                 rowsSeen = session.rowsSeen
                 record = null
+                if (link?.welcome != null && policy.understudy == UnderstudyUse.COLD) understudyThread?.unload()
             }
         } finally {
             busy.set(false)
@@ -207,7 +211,8 @@ class EdgeRuntime(
         return Session(
             ids, sampling, manifest.eosIds, maxNew, manifest.maxContext, manifest.rowShape, sessionId, stream,
             rowsSeen.upTo(same), options.patience, timer, policy,
-            Tuning(controller, options.shape, options.shaping, options.ahead),
+            Tuning(controller, options.shape, options.shaping, options.ahead), understudy?.present() == true,
+            bundle.sentenceEnds,
         )
     }
 }

@@ -1,7 +1,7 @@
 /** Events that an answer yields while it grows, and the figures it ends with. */
 package dev.outrider.core.runtime
 
-/** After it a user sees [verified] text, the target's, and behind it [provisional] text, the drafter's own. */
+/** After it a user sees [verified] text, the target's, and behind it [provisional] text, written without it. */
 sealed class Event {
     abstract val verified: String
     abstract val provisional: String
@@ -12,21 +12,31 @@ class Verified(
     override val verified: String, override val provisional: String, val tokens: List<Int>, val confirmed: Int,
 ) : Event()
 
-/** The drafter wrote [token] alone; a later event verifies it or takes it back. */
-class Provisional(override val verified: String, override val provisional: String, val token: Int) : Event()
+/** [writer], the drafter or the understudy, wrote [token] alone; a later event verifies it or takes it back. */
+class Provisional(
+    override val verified: String, override val provisional: String, val token: Int, val writer: Writer,
+) : Event()
 
-/** The last [count] provisional tokens were withdrawn: the target writes something else. */
+/** The last [count] provisional tokens were withdrawn: the target, or the understudy, writes something else. */
 class RolledBack(override val verified: String, override val provisional: String, val count: Int) : Event()
 
-/** [tokens], written by the drafter alone, stay: they stand in `verified` now, but nobody verified them. */
+/** [tokens], written on the device alone, stay: they stand in `verified` now, but nobody verified them. */
 class Adopted(override val verified: String, override val provisional: String, val tokens: List<Int>) : Event()
+
+/** From here on [writer] writes alone. [detail]: why the understudy does not, where it failed; else "". */
+class HandedOver(
+    override val verified: String, override val provisional: String, val writer: Writer, val detail: String,
+) : Event()
 
 /** [detail]: in words. */
 class LinkChange(
     override val verified: String, override val provisional: String, val state: LinkState, val detail: String,
 ) : Event()
 
-/** The answer's end. [detail]: where the verifier was waited for in vain, or had no room, why. */
+/**
+ * The answer's end. [detail]: where the verifier was waited for in vain, or had no room, why. [spans]: who wrote which
+ * tokens.
+ */
 class Finished(
     override val verified: String,
     override val provisional: String,
@@ -34,6 +44,7 @@ class Finished(
     val tokenIds: List<Int>,
     val stats: AnswerStats,
     val detail: String = "",
+    val spans: List<Span> = emptyList(),
 ) : Event()
 
 /** What the target does. */
@@ -78,7 +89,9 @@ data class AnswerStats(
     /** Trees whose root had been expanded ahead, and trees that could have been. */
     val aheadHits: Int,
     val aheadRounds: Int,
+    /** Tokens written alone; of these, by the understudy. */
     val provisional: Int,
+    val understudy: Int,
     val kept: Int,
     val rolledBack: Int,
     val adopted: Int,

@@ -40,7 +40,8 @@ internal class Figures(private val session: Session, private val link: Link?) {
             of.calls, of.streamed, seconds, tokens / seconds, firstToken,
             (link?.traffic?.up ?: 0) - up, (link?.traffic?.down ?: 0) - down,
             draftSeconds, of.waitSeconds, of.engineSeconds, aheadNodes, of.aheadUsed, of.aheadHits, of.aheadRounds,
-            of.provisional, of.kept, of.rolledBack, of.adopted, of.stalls, of.pauses, of.opens, stallSeconds.toList(),
+            of.provisional, of.understudy, of.kept, of.rolledBack, of.adopted, of.stalls, of.pauses, of.opens,
+            stallSeconds.toList(),
         )
     }
 }

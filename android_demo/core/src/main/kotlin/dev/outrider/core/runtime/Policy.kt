@@ -5,11 +5,11 @@ package dev.outrider.core.runtime
 enum class Mode { TREE, STREAM }
 
 /** Who writes. */
-enum class Writer {
-    /** The target's text; the drafter writes where the target is silent. */
+enum class WhoWrites {
+    /** The target's text; the device writes where the target is silent. */
     PREFER_CLOUD,
 
-    /** The drafter writes at once and the target corrects it, at most [Policy.lead] tokens behind. */
+    /** The device writes at once and the target corrects it, at most [Policy.lead] tokens behind. */
     PREFER_DEVICE,
 
     /** The drafter drafts but never writes. */
@@ -19,7 +19,7 @@ enum class Writer {
     DEVICE_ONLY,
 }
 
-/** What becomes of text that the drafter wrote alone, when the target is back. */
+/** What becomes of text that was written alone, when the target is back. */
 enum class OnReturn {
     /** The target's text replaces what differs from it. */
     REPAIR,
@@ -28,27 +28,46 @@ enum class OnReturn {
     KEEP,
 }
 
-/** How far the drafter writes alone. */
+/** How far the device writes alone. */
 enum class Offline {
-    /** To the end of the answer. */
+    /**
+     * An understudy to the end of the answer; without one the drafter finishes its sentence, as more of its own is not
+     * worth reading, and the answer waits for the link. [WhoWrites.DEVICE_ONLY], which waits for none, goes on.
+     */
+    SENTENCE,
+
+    /** To the end of the answer, or until it repeats itself. */
     CONTINUE,
 
     /** Until the mean probability of the last tokens written falls below [Policy.minConfidence]. */
     PAUSE,
 }
 
+/** When an understudy is loaded, where there is one. */
+enum class UnderstudyUse {
+    /** It reads the text when the target falls silent, and the drafter writes until it has. */
+    COLD,
+
+    /** It reads along, so that it can write at once; that costs computing time while the link is up. */
+    WARM,
+
+    /** The drafter alone writes. */
+    OFF,
+}
+
 /**
  * minConfidence: a probability; lead: tokens. offlineRate: tokens per second written alone while the target may come
  * back, at most: faster than anybody reads, and no more than that would be taken back. Nothing holds
- * [Writer.DEVICE_ONLY] up.
+ * [WhoWrites.DEVICE_ONLY] up.
  */
 data class Policy(
-    val writer: Writer = Writer.PREFER_CLOUD,
+    val writer: WhoWrites = WhoWrites.PREFER_CLOUD,
     val onReturn: OnReturn = OnReturn.REPAIR,
-    val offline: Offline = Offline.CONTINUE,
+    val offline: Offline = Offline.SENTENCE,
     val minConfidence: Double = 0.35,
     val lead: Int = 48,
     val offlineRate: Double = 20.0,
+    val understudy: UnderstudyUse = UnderstudyUse.COLD,
 ) {
     init {
         require(offlineRate > 0) { "offlineRate is tokens per second and above 0, not $offlineRate" }

@@ -3,18 +3,22 @@ package dev.outrider.core.runtime
 import dev.outrider.core.protocol.STREAMS
 import dev.outrider.core.protocol.Sampling
 
+private const val VERSION = 2
+
 /**
  * What it takes to go on with an answer, perhaps in another process: [toJson] now, [parse] then.
  *
- * prompt, committed, provisional: token ids; adopted: spans of prompt and committed text that stayed unverified; seq,
- * stream, session (16 bytes): as on the wire; target: the hash of the target that answers; stop: strings that end the
- * answer. The JSON is the same as that of the Python runtime.
+ * prompt, committed, provisional: token ids; writers: who wrote which of the answer's tokens, provisional ones
+ * included; seq, stream, session (16 bytes): as on the wire; target: the hash of the target that answers; stop: strings
+ * that end the answer. The JSON is the same as that of the Python runtime.
+ *
+ * Raises [IllegalArgumentException] where [writers] are not the answer's.
  */
 class AnswerRecord(
     val prompt: List<Int>,
     val committed: List<Int>,
     val provisional: List<Int>,
-    val adopted: List<Pair<Int, Int>>,
+    val writers: List<Span>,
     val sampling: Sampling,
     val maxNew: Int,
     val seq: Long,
@@ -23,10 +27,17 @@ class AnswerRecord(
     val target: String,
     val stop: List<String>,
 ) {
+    init {
+        val ends = listOf(0) + writers.map { it.end }
+        require(ends.last() == committed.size + provisional.size && writers.map { it.begin } == ends.dropLast(1)) {
+            "it does not say of every token who wrote it"
+        }
+    }
+
     fun toJson(): String = Json.write(
         mapOf(
-            "version" to 1, "prompt" to prompt, "committed" to committed, "provisional" to provisional,
-            "adopted" to adopted.map { listOf(it.first, it.second) },
+            "version" to VERSION, "prompt" to prompt, "committed" to committed, "provisional" to provisional,
+            "writers" to writers.map { listOf(it.begin, it.end, it.writer.name.lowercase()) },
             "sampling" to with(sampling) {
                 mapOf("temperature" to temperature, "top_k" to topK, "top_p" to topP, "min_p" to minP, "seed" to seed)
             },
@@ -39,11 +50,12 @@ class AnswerRecord(
         /** The inverse of [toJson]. Raises [IllegalArgumentException] on anything else. */
         fun parse(json: String): AnswerRecord {
             val fields = Json.parse(json)
-            require(fields.int("version") == 1) { "a record of another version" }
+            val version = fields.int("version")
+            require(version == VERSION) { "the record has version $version; this program reads version $VERSION" }
             val sampling = fields.field<Map<*, *>>("sampling")
             val record = AnswerRecord(
                 fields.ints("prompt"), fields.ints("committed"), fields.ints("provisional"),
-                fields.field<List<*>>("adopted").map(::span),
+                fields.field<List<*>>("writers").map(::span),
                 Sampling(
                     sampling.double("temperature"), sampling.field("top_k"), sampling.double("top_p"),
                     sampling.double("min_p"), sampling.field("seed"),
@@ -57,9 +69,11 @@ class AnswerRecord(
             return record
         }
 
-        private fun span(value: Any?): Pair<Int, Int> {
-            val (first, last) = mapOf("span" to value).ints("span").also { require(it.size == 2) { "not a span" } }
-            return first to last
+        private fun span(value: Any?): Span {
+            require(value is List<*> && value.size == 3) { "not a span" }
+            val (begin, end) = mapOf("span" to value.take(2)).ints("span")
+            val writer = Writer.values().firstOrNull { it.name.lowercase() == value[2] }
+            return Span(begin, end, requireNotNull(writer) { "${value[2]} writes nothing" })
         }
     }
 }

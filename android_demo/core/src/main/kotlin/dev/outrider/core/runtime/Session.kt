@@ -20,12 +20,15 @@ import dev.outrider.core.protocol.Welcome
  * difference the provisional rest is rolled back ([OnReturn.REPAIR]) or stays as it is ([OnReturn.KEEP]). While
  * provisional tokens remain, the next VERIFY is the chain of them instead of a drafted tree.
  *
+ * When the target falls silent the drafter writes at once, and the understudy, where there is one, begins to read the
+ * text. Once it has read it, it takes back what it would not have written itself, and writes on.
+ *
  * Feed events by calling the methods; each returns the actions to carry out, in order. Times are seconds on any
- * monotonic clock, handed in with each event. One thread calls; only [version] may be read from another.
+ * monotonic clock, handed in with each event. One thread calls; only [version] and [reads] are for others too.
  *
  * prompt: token ids of the conversation so far. maxNew: committed tokens at most. sessionId (16 bytes), stream: as on
  * the wire. rowShape: the drafter's. rowsSeen: of the prompt, as far as the drafter holds its rows. [Tuning]: what
- * measurements decide.
+ * measurements decide. understudy: there is one. sentenceEnds: tokens that end a sentence or a line.
  */
 class Session(
     val prompt: List<Int>,
@@ -41,13 +44,16 @@ class Session(
     internal val timer: RoundTimer = RoundTimer(),
     val policy: Policy = Policy(),
     internal val tuning: Tuning = Tuning(),
+    understudy: Boolean = false,
+    sentenceEnds: Set<Int> = emptySet(),
 ) {
     val stats = SessionStats()
     private val ownLimit = minOf(prompt.size + maxNew, maxContext) // whatever the verifier's context
     internal val text = AnswerTokens(prompt, ownLimit, eosIds, stats)
     internal val requests = Requests(stream, sessionId, sampling, patience, timer, stats)
     internal val deadlines = Deadlines(patience.silence)
-    internal val solo = Solo(policy)
+    internal val solo = Solo(policy, sentenceEnds)
+    internal val handover = Handover(understudy, policy)
     val committed: List<Int> get() = text.committed
     val provisional: List<Int> get() = text.provisional
 
@@ -59,6 +65,8 @@ class Session(
 
     var mode = Mode.TREE
         internal set
+
+    @Volatile
     var finished: FinishReason? = null
         private set
 
@@ -66,11 +74,10 @@ class Session(
     var complaint = ""
         internal set
 
-    /** The drafter has a job of ours. */
-    var busy = false
-        internal set
+    /** Who has a job of ours, to draft or to write. */
+    internal var busy: Writer? = null
 
-    /** Changes whenever what was asked of the drafter is not wanted any more. */
+    /** Changes whenever the job under way is not wanted any more. */
     @Volatile
     var version = 0
         internal set
@@ -83,7 +90,7 @@ class Session(
     internal var treeBudget = MAX_NODES // what the verifier asks for now; larger trees it may prune
 
     /** Trees and streams are alternatives. */
-    internal val targetFirst = policy.writer == Writer.PREFER_CLOUD || policy.writer == Writer.CLOUD_ONLY
+    internal val targetFirst = policy.writer == WhoWrites.PREFER_CLOUD || policy.writer == WhoWrites.CLOUD_ONLY
 
     val state: State
         get() = when {
@@ -95,7 +102,7 @@ class Session(
 
     /** Whether the drafter is to grow the tree under way on: it has nothing else to do, and it is worth it. */
     val draftsAhead: Boolean
-        get() = (flight?.tree?.size ?: 0) > 0 && provisional.isEmpty() && !busy && tuning.draftsAhead()
+        get() = (flight?.tree?.size ?: 0) > 0 && provisional.isEmpty() && busy == null && tuning.draftsAhead()
 
     // --- events ---
 
@@ -104,9 +111,9 @@ class Session(
         deadlines.heard = now
         if (targetFirst) mode = tuning.begin()
         if (text.over) return finish(if (text.ended) FinishReason.STOP else FinishReason.LENGTH)
-        if (policy.writer == Writer.DEVICE_ONLY) return goOnAlone(now, now)
+        if (policy.writer == WhoWrites.DEVICE_ONLY) return goOnAlone(now, now)
         if (!linked) deadlines.connect = now + patience.connect
-        return work(now)
+        return handover.readAlong(committed) + work(now)
     }
 
     /**
@@ -157,7 +164,7 @@ class Session(
 
     /** The drafter finished a tree in [seconds] (its answer to [DraftTree]). */
     fun treeReady(draft: Draft, version: Int, now: Double, seconds: Double = 0.0): List<Action> {
-        busy = false
+        busy = null
         tuning.drafted(draft, seconds, stats)
         if (version == this.version) ready = tuning.worthSending(draft)
         return work(now)
@@ -169,18 +176,22 @@ class Session(
         return emptyList()
     }
 
-    /** The drafter wrote a token, to which it gives the probability [sure] (its answer to [WriteToken]). */
-    fun tokenWritten(token: Int, sure: Double, version: Int, now: Double): List<Action> {
-        busy = false
-        val actions = mutableListOf<Action>()
-        if (version == this.version && solo.mayWrite(provisional.size) && finished == null) {
-            text.provide(token)
-            this.version++
-            actions += Provide(token)
-            if (solo.doubts(sure)) actions += pauseFor(PauseReason.UNSURE)
-        }
-        return actions + work(now)
+    /** A token was written, to which its writer gives the probability [sure] (the answer to [WriteToken]). */
+    fun tokenWritten(token: Int, sure: Double, version: Int, now: Double): List<Action> =
+        takeToken(token, sure, version) + work(now)
+
+    /** The understudy has read what it was asked to; see [ReadText] for [agreed]. */
+    fun textRead(agreed: Int, now: Double): List<Action> = takeReading(agreed) + work(now)
+
+    /** The understudy cannot be used: [why], in words for people. The drafter writes on. */
+    fun understudyFailed(why: String, now: Double): List<Action> {
+        handover.failed(why)
+        if (busy == Writer.UNDERSTUDY) busy = null
+        return work(now)
     }
+
+    /** Whether the understudy is still to read this: somebody waits for it, or it reads along. From any thread. */
+    fun reads(action: ReadText): Boolean = finished == null && handover.reads(action, alone)
 
     /** When [tick] wants to be called, or null. */
     fun wakeAt(): Double? = pending().minOfOrNull { (_, moment) -> moment }
@@ -194,7 +205,7 @@ class Session(
                 goOnAlone(due, now)
             }
             Deadline.GIVE_UP ->
-                finish(if (policy.writer == Writer.CLOUD_ONLY) FinishReason.UNREACHABLE else FinishReason.UNVERIFIED)
+                finish(if (policy.writer == WhoWrites.CLOUD_ONLY) FinishReason.UNREACHABLE else FinishReason.UNVERIFIED)
             Deadline.RETRY -> open(now)
             Deadline.REPLY -> goOnAlone(due, now)
             Deadline.RENEW -> {
@@ -246,7 +257,7 @@ class Session(
 
     /** What [restore] needs. target: the bundle's hash; stop: the strings that end the answer. */
     fun record(target: String, stop: List<String>) = AnswerRecord(
-        prompt, committed.drop(prompt.size), provisional, text.adopted, sampling, maxNew, requests.seq, stream,
+        prompt, committed.drop(prompt.size), provisional, text.spans, sampling, maxNew, requests.seq, stream,
         sessionId, target, stop,
     )
 
@@ -271,13 +282,6 @@ class Session(
         return actions + requests.open(committed, rowsSeen.leading) + work(now)
     }
 
-    internal fun pauseFor(reason: PauseReason): Pause {
-        solo.paused = reason
-        stats.pauses++
-        version++ // a token under way is not wanted any more
-        return Pause(reason)
-    }
-
     /** The target is silent: go on without it. */
     internal fun goOnAlone(due: Double, now: Double): List<Action> {
         if (alone) return work(now)
@@ -292,7 +296,7 @@ class Session(
         finished = reason
         if (flight.let { it != null && it.tree == null } && linked) add(Send(Cancel(stream))) // else it would write on
         val verified = reason == FinishReason.STOP || reason == FinishReason.LENGTH
-        if (verified && provisional.isNotEmpty()) add(RollBack(text.rollBack()))
+        if (verified) addAll(text.withdrawProvisional())
         add(Done(reason))
     }
 

@@ -12,7 +12,7 @@ enum class State {
     /** The target writes; its next token is awaited. */
     STREAMING,
 
-    /** The target is silent, and the drafter writes. */
+    /** The target is silent, and the device writes. */
     ALONE,
 
     /** The target is silent, and nothing is written. */
@@ -21,8 +21,26 @@ enum class State {
     FINISHED,
 }
 
-/** Why nothing is written alone: the drafter is [UNSURE] of its text, or somebody [ASKED] for it. */
-enum class PauseReason { UNSURE, ASKED }
+/** Who wrote a token of the answer. */
+enum class Writer {
+    TARGET,
+
+    /** A complete model on the device. */
+    UNDERSTUDY,
+    DRAFTER,
+}
+
+/** Why nothing is written alone. */
+enum class PauseReason {
+    /** The last tokens written had too little probability. */
+    UNSURE,
+
+    /** The drafter, with no understudy to follow it, has come to the end of a sentence. */
+    LIMIT,
+
+    /** Somebody called [Session.pause]. */
+    ASKED,
+}
 
 /** Why an answer ended. */
 enum class FinishReason {

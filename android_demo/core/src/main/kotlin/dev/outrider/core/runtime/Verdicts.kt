@@ -40,7 +40,9 @@ private fun Session.choose(now: Double): List<Action> =
 private fun Session.commit(fresh: List<Int>): List<Action> {
     version++
     ready = null
-    return text.commit(fresh).also { tuning.committed(committed) }
+    val actions = text.commit(fresh)
+    tuning.committed(committed)
+    return actions + handover.readAlong(committed)
 }
 
 internal fun Session.adopt(): List<Action> {
@@ -54,6 +56,7 @@ private fun Session.resume(): List<Action> {
     if (!alone) return emptyList()
     deadlines.giveUp = null
     solo.targetIsBack()
+    handover.targetIsBack()
     return listOf(Resume)
 }
 

@@ -1,4 +1,4 @@
-/** What a session can do next: ask the target, ask the drafter for a tree, or let it write alone. */
+/** What a session can do next: ask the target, ask for a tree, or write alone. */
 package dev.outrider.core.runtime
 
 import dev.outrider.core.protocol.TokenTree
@@ -14,7 +14,7 @@ internal fun Session.work(now: Double): List<Action> {
         return listOf(requests.generate(committed.size, text.limit - committed.size, now))
     }
     if (canAsk && tree != null) {
-        return listOf(verifyTree(tree, now)) + if (busy) emptyList() else listOf(DraftAhead(version))
+        return listOf(verifyTree(tree, now)) + if (busy == null) listOf(DraftAhead(version)) else emptyList()
     }
     // the first token waits for no tree: the prompt's step draws it
     if (canAsk && requests.seq == 0L) return listOf(verifyTree(Draft(), now))
@@ -22,8 +22,8 @@ internal fun Session.work(now: Double): List<Action> {
         val written = write(now)
         if (written.isNotEmpty() || !canAsk) return written
     }
-    if (busy || ready != null || flight != null || mode != Mode.TREE) return emptyList()
-    busy = true
+    if (busy != null || ready != null || flight != null || mode != Mode.TREE) return emptyList()
+    busy = Writer.DRAFTER
     val size = tuning.treeSize(minOf(maxNodes, treeBudget), text.room)
     return listOf(DraftTree(committed.toList(), version, size))
 }
@@ -39,16 +39,4 @@ private fun Session.verifyTree(draft: Draft, now: Double): Send {
 private fun Session.verifyChain(now: Double): Send {
     val levels = minOf(maxNodes, context - committed.size).coerceAtLeast(0)
     return requests.verify(TokenTree.chain(provisional.take(levels)), committed.size, now, catchingUp = true)
-}
-
-/** Ask for one more provisional token, where one may be written and the answer is not full. */
-internal fun Session.write(now: Double): List<Action> {
-    val canGoOn = solo.mayWrite(provisional.size) && !text.full
-    if (alone && !canGoOn) {
-        deadlines.giveUp = deadlines.giveUp ?: (now + if (solo.paused == null) returnWait else patience.offline)
-        if (policy.writer == Writer.DEVICE_ONLY && solo.paused == null) return finish(FinishReason.UNVERIFIED)
-    }
-    if (busy || !canGoOn) return emptyList()
-    busy = true
-    return listOf(WriteToken(text.all(), version))
 }

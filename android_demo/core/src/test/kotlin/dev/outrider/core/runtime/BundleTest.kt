@@ -7,6 +7,8 @@ import kotlin.test.AfterTest
 import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertFailsWith
+import kotlin.test.assertFalse
+import kotlin.test.assertNull
 import kotlin.test.assertTrue
 
 class BundleTest {
@@ -19,7 +21,7 @@ class BundleTest {
 
     private fun changed(name: String, change: (File) -> Unit): BundleError {
         copy.deleteRecursively()
-        Vectors.bundle.copyRecursively(copy)
+        for (file in Vectors.bundle.listFiles()!!.filter(File::isFile)) file.copyTo(File(copy, file.name))
         change(File(copy, name))
         return assertFailsWith<BundleError> { Bundle.open(copy) }.also { assertTrue('\n' !in it.message!!, it.message) }
     }
@@ -55,16 +57,39 @@ class BundleTest {
     }
 
     @Test
+    fun anUnderstudyMayComeLater() {
+        for (file in Vectors.bundle.listFiles()!!.filter(File::isFile)) file.copyTo(File(copy, file.name))
+        val file = File(copy, "manifest.json")
+        val entry = """"understudy": {"folder": "later", "name": "small", "source_hash": "b1", "format": "onnx",
+            "bits": 8, "bytes": 5000000000, "manifest_sha256": "fe"}"""
+        file.writeText(Json.write((Json.parse(file.readText()) as Map<*, *>) - "understudy"))
+        assertNull(Bundle.open(copy).manifest.understudy)
+        file.writeText(file.readText().replaceFirst("{", "{$entry,"))
+        val bundle = Bundle.open(copy)
+        val wanted = UnderstudyEntry("later", "small", "b1", "onnx", 8, 5_000_000_000, "fe")
+        assertEquals(wanted, bundle.manifest.understudy)
+        assertFalse(bundle.hasUnderstudy)
+        File(copy, "later").mkdir()
+        File(copy, "later/manifest.json").writeText("{}")
+        assertTrue(bundle.hasUnderstudy)
+        file.writeText(file.readText().replace("\"later\"", "\"../later\""))
+        assertTrue("plain file name" in assertFailsWith<BundleError> { Bundle.open(copy) }.message!!)
+    }
+
+    @Test
     fun recordsSurviveAsJson() {
         val record = AnswerRecord(
-            listOf(1, 2), listOf(3), listOf(4, 5), listOf(2 to 3), Sampling(0.7, 40, 0.9, 0.1, Long.MAX_VALUE), 99,
+            listOf(1, 2), listOf(3, 6), listOf(4, 5),
+            listOf(Span(0, 1, Writer.TARGET), Span(1, 3, Writer.UNDERSTUDY), Span(3, 4, Writer.DRAFTER)),
+            Sampling(0.7, 40, 0.9, 0.1, Long.MAX_VALUE), 99,
             (1L shl 32) - 1, 7, ByteArray(16) { it.toByte() }, "target", listOf("\n\n", "end"),
         )
         val json = record.toJson()
         assertEquals(json, AnswerRecord.parse(json).toJson())
         for (wrong in listOf(
-            "{}", json.replace("\"version\":1", "\"version\":2"), json.replace("\"prompt\":[1,2]", "\"prompt\":[]"),
-            json.replace("\"adopted\":[[2,3]]", "\"adopted\":[[2]]"), json.replace("0001", "01"),
+            "{}", json.replace("\"version\":2", "\"version\":1"), json.replace("\"prompt\":[1,2]", "\"prompt\":[]"),
+            json.replace("[0,1,", "[0,"), json.replace("[1,3,", "[1,2,"),
+            json.replace("drafter", "nobody"), json.replace("0001", "01"),
         )) assertFailsWith<IllegalArgumentException>(wrong) { AnswerRecord.parse(wrong) }
     }
 }

@@ -1,6 +1,7 @@
 package dev.outrider.core.runtime
 
 import dev.outrider.core.HashEngine
+import dev.outrider.core.HashModel
 import dev.outrider.core.protocol.Sampling
 import java.io.File
 import kotlin.test.Test
@@ -25,9 +26,15 @@ class EdgeRuntimeTest {
         override fun decode(ids: List<Int>) = ids.joinToString("") { ('A' + it).toString() }
     }
 
-    private fun runtime(server: String? = null, engine: Engine = HashEngine(draftIds, 2, 2)): EdgeRuntime {
+    private fun runtime(
+        server: String? = null,
+        engine: Engine = HashEngine(draftIds, 2, 2),
+        understudy: Understudy? = null,
+        policy: Policy = Policy(),
+    ): EdgeRuntime {
         val template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
-        return EdgeRuntime(Bundle(File("."), manifest, letters, draftIds, null, template, emptyMap()), engine, server)
+        val bundle = Bundle(File("."), manifest, letters, draftIds, null, template, emptyMap())
+        return EdgeRuntime(bundle, engine, server, Options(policy), understudy)
     }
 
     @Test
@@ -71,6 +78,69 @@ class EdgeRuntimeTest {
                     closed = true
                 }
                 if (event is Finished) assertEquals(FinishReason.CANCELLED, event.reason)
+            }
+        }
+    }
+
+    @Test
+    fun anUnderstudyWritesAlone() = runBlocking {
+        val model = HashModel(50)
+        val understudy = Understudy(letters::decode) { model }
+        runtime(understudy = understudy).use { runtime ->
+            val events = runtime.generate("Why?", Request(maxNewTokens = 12)).toList()
+            val end = assertIs<Finished>(events.last())
+            val again = Understudy(letters::decode) { HashModel(50) }
+            val prompt = letters.encode("Why?")
+            val wanted = ArrayList<Int>()
+            while (wanted.size < 12 && 2 !in wanted) {
+                wanted += again.nextToken(prompt + wanted, prompt.size, Sampling()).token
+            }
+            assertEquals(wanted, end.tokenIds)
+            assertEquals(listOf(Span(0, wanted.size, Writer.UNDERSTUDY)), end.spans)
+            assertEquals(wanted.size, end.stats.understudy)
+            assertEquals(listOf("UNDERSTUDY"), events.filterIsInstance<HandedOver>().map { it.writer.name + it.detail })
+            assertTrue(events.filterIsInstance<Provisional>().all { it.writer == Writer.UNDERSTUDY })
+        }
+        assertTrue(model.closed && !understudy.loaded)
+    }
+
+    @Test
+    fun aBrokenUnderstudyLeavesTheDrafterToWrite() = runBlocking {
+        val understudy = Understudy(letters::decode) { throw UnderstudyError("it has\ngone") }
+        runtime(understudy = understudy).use { runtime ->
+            val end = assertIs<Finished>(runtime.generate("Why?", Request(12)).toList().last())
+            assertEquals(listOf(Span(0, 12, Writer.DRAFTER)), end.spans)
+        }
+    }
+
+    @Test
+    fun anUnderstudyThatFailsOnItsWayHandsOver() = runBlocking {
+        val sound = HashModel(50)
+        val understudy = Understudy(letters::decode) {
+            object : UnderstudyModel by sound {
+                override fun step(past: Int, tokens: List<Int>, wanted: Int): List<FloatArray> {
+                    if (sound.steps == 5) throw OutOfMemoryError("no room\nhere")
+                    return sound.step(past, tokens, wanted)
+                }
+            }
+        }
+        runtime(understudy = understudy).use { runtime ->
+            val events = runtime.generate("Why?", Request(12)).toList()
+            val end = assertIs<Finished>(events.last())
+            assertEquals(listOf(Span(0, 5, Writer.UNDERSTUDY), Span(5, 12, Writer.DRAFTER)), end.spans)
+            val last = events.filterIsInstance<HandedOver>().last()
+            assertEquals(Writer.DRAFTER to "no room here", last.writer to last.detail)
+            assertTrue(sound.closed)
+        }
+    }
+
+    @Test
+    fun anUnderstudyThatIsNotWantedOrNotThereIsNotLoaded() = runBlocking {
+        for ((there, use) in listOf(true to UnderstudyUse.OFF, false to UnderstudyUse.WARM)) {
+            val understudy = Understudy(letters::decode, { there }) { error("it was opened") }
+            runtime(understudy = understudy, policy = Policy(understudy = use)).use { runtime ->
+                val end = assertIs<Finished>(runtime.generate("Why?", Request(12)).toList().last())
+                assertEquals(listOf(Span(0, 12, Writer.DRAFTER)), end.spans)
             }
         }
     }
@@ -127,8 +197,8 @@ class EdgeRuntimeTest {
             assertFailsWith<IllegalArgumentException> { runtime.generateFromIds(listOf(-1)) }
             assertFailsWith<IllegalArgumentException> { Request(maxNewTokens = 0) }
             val record = AnswerRecord(
-                listOf(3), listOf(4), emptyList(), emptyList(), Sampling(), 9, 1, 1, ByteArray(16), "other",
-                emptyList(),
+                listOf(3), listOf(4), emptyList(), listOf(Span(0, 1, Writer.TARGET)), Sampling(), 9, 1, 1,
+                ByteArray(16), "other", emptyList(),
             )
             assertFailsWith<IllegalArgumentException> { runtime.resume(record) }
         }
@@ -138,13 +208,15 @@ class EdgeRuntimeTest {
     fun recordsAreTakenUp() = runBlocking {
         runtime().use { runtime ->
             val record = AnswerRecord(
-                listOf(3, 4), listOf(5), listOf(6, 7), emptyList(), Sampling(), 9, 1, 1, ByteArray(16), "target",
-                emptyList(),
+                listOf(3, 4), listOf(5), listOf(6, 7), listOf(Span(0, 1, Writer.TARGET), Span(1, 3, Writer.DRAFTER)),
+                Sampling(), 9, 1, 1, ByteArray(16), "target", emptyList(),
             )
             val events = runtime.resume(record).toList()
             assertEquals("F" to "GH", events.first().verified to events.first().provisional)
             assertEquals(listOf(5, 6, 7), assertIs<Finished>(events.last()).tokenIds.take(3))
-            assertEquals(9, assertIs<Finished>(events.last()).tokenIds.size)
+            val end = assertIs<Finished>(events.last())
+            assertEquals(9, end.tokenIds.size)
+            assertEquals(listOf(Span(0, 1, Writer.TARGET), Span(1, 9, Writer.DRAFTER)), end.spans)
         }
     }
 }

@@ -16,7 +16,7 @@ class SessionTracesTest {
 
     @Test
     fun everyTraceReplays() {
-        assertTrue(traces.size >= 200)
+        assertTrue(traces.size >= 390)
         val calls = HashSet<String>()
         for (trace in traces) {
             val session = sessionOf(trace.field<Any>("setup"))
@@ -29,7 +29,7 @@ class SessionTracesTest {
                 assertEquals(state, stateOf(session), where)
             }
         }
-        assertEquals(13, calls.size)
+        assertEquals(15, calls.size)
     }
 
     @Test
@@ -54,9 +54,11 @@ class SessionTracesTest {
             timer = RoundTimer(timer.double("floor"), timer.double("ceiling"), timer.double("first")),
             policy = Policy(
                 named(policy.field("writer")), named(policy.field("on_return")), named(policy.field("offline")),
-                policy.double("min_confidence"), policy.int("lead"),
+                policy.double("min_confidence"), policy.int("lead"), policy.double("offline_rate"),
+                named(policy.field("understudy")),
             ),
-            tuning = tuningOf(setup),
+            tuning = tuningOf(setup), understudy = setup.field("understudy"),
+            sentenceEnds = setup.ints("sentence_ends").toSet(),
         )
         session.mode = named(setup.field("mode"))
         return session
@@ -86,6 +88,8 @@ class SessionTracesTest {
             )
             "tree_compared" -> treeCompared(draftOf(arguments[0]), int(1), double(2))
             "token_written" -> tokenWritten(int(0), double(1), int(2), double(3))
+            "text_read" -> textRead(int(0), double(1))
+            "understudy_failed" -> understudyFailed(arguments[0] as String, double(1))
             "tick" -> tick(double(0))
             "set_mode" -> {
                 val mode = named<Mode>(arguments[0] as String)
@@ -124,10 +128,14 @@ class SessionTracesTest {
             is DraftTree -> mapOf("prefix" to action.prefix, "version" to action.version) + sizeOf(action.size)
             is Compare -> mapOf("prefix" to action.prefix) + sizeOf(action.size)
             is DraftAhead -> mapOf("version" to action.version)
-            is WriteToken -> mapOf("prefix" to action.prefix, "version" to action.version)
+            is WriteToken -> mapOf(
+                "prefix" to action.prefix, "version" to action.version, "writer" to action.writer.name.lowercase(),
+            )
+            is ReadText -> mapOf("prefix" to action.prefix, "base" to action.base)
             is AddRows -> mapOf("positions" to action.positions.toList())
             is Commit -> mapOf("tokens" to action.tokens, "confirmed" to action.confirmed)
-            is Provide -> mapOf("token" to action.token)
+            is Provide -> mapOf("token" to action.token, "writer" to action.writer.name.lowercase())
+            is HandOver -> mapOf("writer" to action.writer.name.lowercase(), "why" to action.why)
             is RollBack -> mapOf("tokens" to action.tokens)
             is Adopt -> mapOf("tokens" to action.tokens)
             is Stall -> mapOf("deadline" to action.deadline)

@@ -38,6 +38,15 @@ class TextTest {
     }
 
     @Test
+    fun sentencesEndWhereTheVectorsHaveIt() {
+        for ((row, tokenizer) in tokenizers) {
+            val ends = row.ints("sentence_ends")
+            assertTrue(ends.isNotEmpty())
+            assertEquals(ends.toSet(), sentenceEnds(tokenizer, row.int("vocab_size")), row.field<String>("name"))
+        }
+    }
+
+    @Test
     fun textArrivesInTheSamePieces() {
         for ((row, tokenizer) in tokenizers) {
             for (case in row.field<List<Any?>>("decode")) {

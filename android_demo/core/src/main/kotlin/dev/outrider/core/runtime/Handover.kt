@@ -1,0 +1,87 @@
+/** Who writes alone: the drafter at once, the understudy as soon as it has read the text. */
+package dev.outrider.core.runtime
+
+/** Tokens of new text after which an understudy that is kept warm reads on. */
+private const val WARM_TOKENS = 64
+
+/** How far the understudy is. */
+internal enum class Reading {
+    /** There is none, or the policy wants none. */
+    ABSENT,
+
+    /** It has nothing to do. */
+    IDLE,
+    UNDER_WAY,
+
+    /** It has read the text, or nearly all of it, and can write. */
+    DONE,
+
+    /** It failed, and is not asked again. */
+    BROKEN,
+}
+
+/** What the understudy was asked to read, and whether it may write. present: there is one. */
+internal class Handover(present: Boolean, policy: Policy) {
+    private val warm = policy.understudy == UnderstudyUse.WARM
+
+    @Volatile
+    var reading = if (present && policy.understudy != UnderstudyUse.OFF) Reading.IDLE else Reading.ABSENT
+        private set
+
+    /** Of the last [ReadText]. */
+    @Volatile
+    private var text = emptyList<Int>()
+    var base = 0
+        private set
+
+    /** Who wrote the last token alone. */
+    var writer = Writer.DRAFTER
+
+    /** Why it is [Reading.BROKEN]; else "". */
+    var why = ""
+        private set
+
+    /** It will write, but cannot yet. */
+    val coming: Boolean get() = reading == Reading.IDLE || reading == Reading.UNDER_WAY
+
+    /** Who writes the next token alone. */
+    val nextWriter: Writer get() = if (reading == Reading.DONE) Writer.UNDERSTUDY else Writer.DRAFTER
+
+    /** Ask for [text] to be read, of which the tokens from [base] on are the drafter's own. */
+    fun read(text: List<Int>, base: Int): ReadText {
+        this.text = text
+        this.base = base
+        reading = Reading.UNDER_WAY
+        return ReadText(text, base)
+    }
+
+    /** Where it is kept warm, and enough is new in the committed text, ask for that to be read. */
+    fun readAlong(committed: List<Int>): List<ReadText> {
+        val idle = reading == Reading.IDLE || reading == Reading.DONE
+        val enough = committed.size - text.size >= if (text.isEmpty()) 1 else WARM_TOKENS
+        return if (warm && idle && enough) listOf(read(committed.toList(), committed.size)) else emptyList()
+    }
+
+    /** Whether [action] is what it is reading, and to a purpose. From any thread. */
+    fun reads(action: ReadText, alone: Boolean): Boolean =
+        reading == Reading.UNDER_WAY && text === action.prefix && (alone || warm)
+
+    /** The reading is over. Whether what was read is how [text] begins, so that it can write now. */
+    fun hasRead(text: List<Int>): Boolean {
+        val current = text.take(this.text.size) == this.text
+        reading = if (current) Reading.DONE else Reading.IDLE
+        return current
+    }
+
+    /** It will not be asked again: [why]. */
+    fun failed(why: String) {
+        reading = Reading.BROKEN
+        this.why = why
+    }
+
+    /** Nobody writes alone any more. */
+    fun targetIsBack() {
+        writer = Writer.DRAFTER
+        if (reading == Reading.DONE && !warm) reading = Reading.IDLE
+    }
+}

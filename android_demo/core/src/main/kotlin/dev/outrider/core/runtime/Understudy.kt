@@ -1,0 +1,152 @@
+package dev.outrider.core.runtime
+
+import dev.outrider.core.protocol.Sampling
+import dev.outrider.core.protocol.draw
+import dev.outrider.core.protocol.logProbs
+import java.io.Closeable
+import kotlin.math.exp
+import kotlin.math.pow
+
+/** Tokens read in one step, so that a reading can be given up in between. */
+private const val READ_CHUNK = 64
+
+/**
+ * DRY: a token that would be the next of a repetition of `n` tokens loses MULTIPLIER * BASE ^ (n - ALLOWED) of its
+ * logit, from n = ALLOWED on, and at most MOST. Ordinary text repeats fewer tokens than that.
+ */
+private const val DRY_MULTIPLIER = 0.8
+private const val DRY_BASE = 1.75
+internal const val DRY_ALLOWED = 10
+private const val DRY_MOST = 100.0
+
+/** Opens and closes code. */
+private const val FENCE = "```"
+
+/** The understudy cannot be used. The message is one line. */
+class UnderstudyError(message: String, cause: Throwable? = null) : Exception(message, cause)
+
+/** A complete model in memory that keeps what it has read, position by position. One thread calls it. */
+interface UnderstudyModel : Closeable {
+    /**
+     * Reads [tokens], at least one, behind the first [past] positions; what was held from there on is overwritten.
+     *
+     * Gives the logits `[vocab]` behind each of the last [wanted] of them, at least one.
+     */
+    fun step(past: Int, tokens: List<Int>, wanted: Int): List<FloatArray>
+}
+
+/**
+ * A complete small model with the target's tokenizer, which writes when the target is silent.
+ *
+ * It draws as the target does, with the same keyed noise, so that a good understudy writes much of what the target
+ * would have written. Small models that write alone come to repeat themselves. What would go on a repetition of the
+ * answer loses weight then, by DRY ("Don't Repeat Yourself", the sampler of that name), but never inside code.
+ *
+ * decode: text of token ids. present: whether the model is there; it may be fetched later than the bundle. open: brings
+ * it into memory on first use. Not thread-safe: one thread calls, but for [loaded] and [present].
+ */
+class Understudy(
+    private val decode: (List<Int>) -> String,
+    val present: () -> Boolean = { true },
+    private val open: () -> UnderstudyModel,
+) {
+    @Volatile
+    private var model: UnderstudyModel? = null
+    private val held = ArrayList<Int>() // what the model holds
+    private var logits: FloatArray? = null // behind the last of these
+
+    /** It is in memory. */
+    val loaded: Boolean get() = model != null
+
+    /** Bring it into memory, unless it is there. Raises what the model's opening does, [UnderstudyError] mostly. */
+    fun load() {
+        opened()
+    }
+
+    /** Give its memory back. */
+    fun unload() {
+        model?.close()
+        model = null
+        held.clear()
+        logits = null
+    }
+
+    /** Read [text], as far as it is not what was read last. False: given up, as it is not [wanted] any more. */
+    fun read(text: List<Int>, wanted: () -> Boolean = { true }): Boolean {
+        val model = opened()
+        keep(text)
+        while (logits == null || held.size < text.size) {
+            if (!wanted()) return false
+            val chunk = text.subList(held.size, minOf(text.size, held.size + READ_CHUNK))
+            logits = model.step(held.size, chunk, 1).single()
+            held += chunk
+        }
+        return true
+    }
+
+    /**
+     * How many of the tokens from [base] on it would have written itself, up to the first that it would not. begin:
+     * where the answer begins. It has read all of them then, or as far as it agrees.
+     */
+    fun agreed(text: List<Int>, base: Int, begin: Int, sampling: Sampling): Int {
+        read(text.subList(0, base))
+        var agreed = base
+        while (agreed < text.size) {
+            val chunk = text.subList(agreed, minOf(text.size, agreed + READ_CHUNK))
+            // the last token before is read again: its logits judge the first one
+            val rows = opened().step(agreed - 1, listOf(text[agreed - 1]) + chunk, 1 + chunk.size)
+            val same = chunk.indices.firstOrNull { row ->
+                choose(rows[row], text.subList(0, agreed + row), begin, sampling) != chunk[row]
+            } ?: chunk.size
+            held += chunk.subList(0, same)
+            logits = rows[same]
+            agreed += same
+            if (same < chunk.size) break
+        }
+        return agreed - base
+    }
+
+    /** Its own next token behind [text], and the probability that it gives to it. begin: where the answer begins. */
+    fun nextToken(text: List<Int>, begin: Int, sampling: Sampling): Written {
+        read(text)
+        val logits = logits!!
+        val token = choose(logits, text, begin, sampling)
+        return Written(token, exp(logProbs(logits, Sampling())[token]))
+    }
+
+    private fun opened(): UnderstudyModel = model ?: open().also { model = it }
+
+    /** Forget what was read beyond what it shares with [text]; the last token of that is read again, if need be. */
+    private fun keep(text: List<Int>) {
+        var same = text.zip(held).takeWhile { (one, other) -> one == other }.size
+        if (same == held.size && logits != null) return
+        same = minOf(same, text.size - 1)
+        held.subList(same, held.size).clear()
+        logits = null
+    }
+
+    private fun choose(logits: FloatArray, text: List<Int>, begin: Int, sampling: Sampling): Int {
+        val answer = text.subList(begin, text.size)
+        val losses = repetitions(answer)
+        val inCode = losses.isNotEmpty() && decode(answer).split(FENCE).size % 2 == 0
+        if (losses.isEmpty() || inCode) return draw(logits, sampling, text.size)
+        val lowered = logits.copyOf()
+        for ((token, length) in losses) {
+            val loss = DRY_MULTIPLIER * DRY_BASE.pow(minOf(length - DRY_ALLOWED, 20))
+            lowered[token] -= minOf(DRY_MOST, loss).toFloat()
+        }
+        return draw(lowered, sampling, text.size)
+    }
+}
+
+/** Tokens that would go on a repetition of at least [DRY_ALLOWED] tokens, each with the longest one's length. */
+internal fun repetitions(answer: List<Int>): Map<Int, Int> {
+    val found = HashMap<Int, Int>()
+    val ids = answer.toIntArray()
+    for (end in DRY_ALLOWED until ids.size) { // the token that followed there
+        var length = 0
+        while (length < end && ids[end - length - 1] == ids[ids.size - length - 1]) length++
+        if (length >= DRY_ALLOWED) found[ids[end]] = maxOf(length, found[ids[end]] ?: 0)
+    }
+    return found
+}

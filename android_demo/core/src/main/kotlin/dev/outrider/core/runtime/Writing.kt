@@ -1,0 +1,63 @@
+/** Writing without the target: the drafter at once, the understudy once it has read the text. */
+package dev.outrider.core.runtime
+
+/** Ask for one more provisional token, where one may be written and the answer is not full. */
+internal fun Session.write(now: Double): List<Action> {
+    if (!solo.mayWrite(provisional.size) || text.full) return if (alone) waitForTarget(now) else emptyList()
+    val all = text.all()
+    val actions = ArrayList<Action>()
+    if (alone && handover.reading == Reading.IDLE) actions += handover.read(all, committed.size)
+    if (busy != null) return actions
+    val writer = handover.nextWriter
+    if (alone && writer == Writer.DRAFTER) {
+        if (handover.coming && (solo.drafterIsDone || policy.writer == WhoWrites.DEVICE_ONLY)) return actions
+        if (solo.drafterIsDone) return listOf(pauseFor(PauseReason.LIMIT)) + waitForTarget(now)
+    }
+    if (writer != handover.writer) {
+        handover.writer = writer
+        solo.handedOver()
+        actions += HandOver(writer, handover.why)
+    }
+    busy = writer
+    return actions + WriteToken(all, version, writer)
+}
+
+/** The token that was asked for has come; it may not be wanted any more. */
+internal fun Session.takeToken(token: Int, sure: Double, version: Int): List<Action> {
+    val writer = busy ?: Writer.DRAFTER
+    busy = null
+    if (version != this.version || finished != null || !solo.mayWrite(provisional.size)) return emptyList()
+    text.provide(token, writer)
+    this.version++
+    solo.wrote(token, sure, writer)
+    val doubts = if (solo.doubts) listOf(pauseFor(PauseReason.UNSURE)) else emptyList()
+    return listOf(Provide(token, writer)) + doubts
+}
+
+/** The understudy has read the text: what it would not have written is withdrawn, if the target is still silent. */
+internal fun Session.takeReading(agreed: Int): List<Action> {
+    val actions = ArrayList<Action>()
+    if (handover.hasRead(text.all()) && alone && finished == null) {
+        val keep = maxOf(0, handover.base + agreed - committed.size)
+        if (provisional.size > keep) {
+            version++ // a token under way is not wanted any more
+            actions += text.withdrawProvisional(keep)
+        }
+    }
+    return actions + handover.readAlong(committed)
+}
+
+/** Write nothing more, until the target answers or somebody asks to go on. */
+internal fun Session.pauseFor(reason: PauseReason): Pause {
+    solo.paused = reason
+    stats.pauses++
+    version++ // a token under way is not wanted any more
+    return Pause(reason)
+}
+
+/** Nothing more can be written alone: wait for the target, but not for ever. */
+private fun Session.waitForTarget(now: Double): List<Action> {
+    deadlines.giveUp = deadlines.giveUp ?: (now + if (solo.paused == null) returnWait else patience.offline)
+    val over = policy.writer == WhoWrites.DEVICE_ONLY && solo.paused == null
+    return if (over) finish(FinishReason.UNVERIFIED) else emptyList()
+}

@@ -1,0 +1,114 @@
+package dev.outrider.engines
+
+import ai.onnxruntime.OnnxTensor
+import ai.onnxruntime.OrtEnvironment
+import dev.outrider.core.runtime.TargetShape
+import java.io.Closeable
+import java.nio.Buffer
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
+import java.nio.DoubleBuffer
+import java.nio.FloatBuffer
+import java.nio.LongBuffer
+
+/** Rows of the pool that lie together, head by head. */
+private const val POOL_BLOCK = 64
+
+/** One input of a graph, row-major. data: a [LongBuffer], [FloatBuffer] or [DoubleBuffer]. */
+internal class Input(val data: Buffer, val shape: LongArray)
+
+/** What a step is fed beside the pool, by name; [blocks]: how much of the pool it reads and writes. */
+internal class Feed(val blocks: Int, val inputs: Map<String, Input>)
+
+/** The inputs of a target graph for one text that begins at the pool's first row (`outrider_core/targets/batch.py`). */
+internal class TargetFeeds(private val shape: TargetShape) {
+    private val group = shape.heads / shape.kvHeads
+
+    /** [tokens] behind [past] positions; logits of the last [wanted] of them. */
+    fun of(past: Int, tokens: List<Int>, wanted: Int): Feed {
+        val count = tokens.size
+        val blocks = (past + count + POOL_BLOCK - 1) / POOL_BLOCK
+        fun longs(vararg shape: Int, value: (Int) -> Int) =
+            Input(LongBuffer.wrap(LongArray(shape.product()) { value(it).toLong() }), shape.longs())
+        val inputs = mapOf(
+            "ids" to longs(count) { tokens[it] },
+            "positions" to longs(1, count) { past + it },
+            "wanted" to longs(wanted) { count - wanted + it },
+            "mask" to mask(past, count, blocks),
+            "slots" to longs(1, shape.kvHeads, count, 3) {
+                val row = past + it / 3 % count
+                when (it % 3) {
+                    0 -> row / POOL_BLOCK
+                    1 -> it / (3 * count)
+                    else -> row % POOL_BLOCK
+                }
+            },
+            // with one text alone, every block meets all queries, and all sums are its own
+            "queries" to longs(1, shape.kvHeads, group * count) { it },
+            "part_of_block" to longs(1) { 0 },
+            "blocks_of_part" to longs(1, blocks) { it },
+            "answers" to longs(count, shape.heads) { it % shape.heads * count + it / shape.heads },
+            "shares_of_blocks" to Input(DoubleBuffer.wrap(DoubleArray(blocks) { 1.0 }), longArrayOf(1, blocks.toLong())),
+        )
+        return Feed(blocks, inputs)
+    }
+
+    /** 0 where a token attends, else -inf: `[blocks, 1, group * count, POOL_BLOCK]`. */
+    private fun mask(past: Int, count: Int, blocks: Int): Input {
+        val size = intArrayOf(blocks, 1, group * count, POOL_BLOCK)
+        val mask = FloatArray(size.product()) {
+            val key = it / (group * count * POOL_BLOCK) * POOL_BLOCK + it % POOL_BLOCK
+            val query = past + it / POOL_BLOCK % count
+            if (key <= query) 0f else Float.NEGATIVE_INFINITY
+        }
+        return Input(FloatBuffer.wrap(mask), size.longs())
+    }
+}
+
+/**
+ * Keys and values of one text, `[blocks, kvHeads, POOL_BLOCK, headDim]` for each layer, which the graph writes in place.
+ * The memory grows by doubling.
+ */
+internal class TargetPool(private val shape: TargetShape, private val environment: OrtEnvironment) : Closeable {
+    private val names = (0 until shape.layers).flatMap { listOf("keys_$it", "values_$it") }
+    private val blockValues = shape.kvHeads * POOL_BLOCK * shape.headDim
+    private var memory = emptyMap<String, FloatBuffer>()
+    private var held = 0 // blocks in `memory`
+    private var bound = emptyMap<String, OnnxTensor>()
+    private var boundBlocks = 0
+
+    /** The first [blocks] of every layer, by the graph's names; they stay this pool's. */
+    fun of(blocks: Int): Map<String, OnnxTensor> {
+        if (blocks == boundBlocks) return bound
+        close()
+        if (blocks > held) grow(maxOf(blocks, 2 * held))
+        val size = longArrayOf(blocks.toLong(), shape.kvHeads.toLong(), POOL_BLOCK.toLong(), shape.headDim.toLong())
+        bound = memory.mapValues { (_, all) -> OnnxTensor.createTensor(environment, all.first(blocks), size) }
+        boundBlocks = blocks
+        return bound
+    }
+
+    override fun close() {
+        for (tensor in bound.values) tensor.close()
+        bound = emptyMap()
+        boundBlocks = 0
+    }
+
+    private fun grow(blocks: Int) {
+        val grown = HashMap<String, FloatBuffer>()
+        for (name in names) {
+            val larger = ByteBuffer.allocateDirect(4 * blocks * blockValues).order(ByteOrder.nativeOrder()).asFloatBuffer()
+            memory[name]?.let { larger.duplicate().put(it.duplicate()) }
+            grown[name] = larger
+        }
+        memory = grown
+        held = blocks
+    }
+
+    private fun FloatBuffer.first(blocks: Int): FloatBuffer =
+        duplicate().also { (it as Buffer).limit(blocks * blockValues) }.slice()
+}
+
+private fun IntArray.product() = fold(1) { product, size -> product * size }
+
+private fun IntArray.longs() = LongArray(size) { this[it].toLong() }

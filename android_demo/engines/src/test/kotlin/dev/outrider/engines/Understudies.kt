@@ -1,0 +1,64 @@
+package dev.outrider.engines
+
+import dev.outrider.core.Vectors
+import dev.outrider.core.runtime.Json
+import dev.outrider.core.runtime.TargetBundle
+import dev.outrider.core.runtime.Understudy
+import dev.outrider.core.runtime.UnderstudyError
+import dev.outrider.core.runtime.field
+import dev.outrider.core.runtime.int
+import dev.outrider.core.runtime.ints
+import java.io.File
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
+import kotlin.system.exitProcess
+
+/**
+ * Runs a target bundle: `Understudies FOLDER MANIFEST_SHA256 MAX_CONTEXT THREADS LOGITS`.
+ *
+ * Standard input is a JSON object. Of its `steps`, each `past`, `tokens` and `wanted`, LOGITS gets the logits, float32,
+ * little-endian. For each of its `answers` (`text`, `begin`, `drafted`, `count`, `sampling`) a JSON line goes out: how
+ * many of the `drafted` tokens behind the text agree, and the `count` tokens that are written behind these, with their
+ * probabilities. An error is one line on standard error.
+ */
+fun main(arguments: Array<String>) {
+    val (folder, sha256, maxContext, threads, logits) = arguments
+    try {
+        val target = TargetBundle.open(File(folder), sha256)
+        val asked = Json.parse(readln())
+        OnnxUnderstudy(target, maxContext.toInt(), threads.toInt()).use { model ->
+            File(logits).outputStream().buffered().use { out ->
+                for (step in asked.field<List<Any?>>("steps")) {
+                    for (row in model.step(step.int("past"), step.ints("tokens"), step.int("wanted"))) {
+                        val bytes = ByteBuffer.allocate(4 * row.size).order(ByteOrder.LITTLE_ENDIAN)
+                        bytes.asFloatBuffer().put(row)
+                        out.write(bytes.array())
+                    }
+                }
+            }
+        }
+        val understudy = Understudy({ "" }) { OnnxUnderstudy(target, maxContext.toInt(), threads.toInt()) }
+        for (answer in asked.field<List<Any?>>("answers")) {
+            println(Json.write(written(understudy, answer)))
+            understudy.unload()
+        }
+    } catch (error: UnderstudyError) {
+        System.err.println("${error.javaClass.simpleName}: ${error.message}")
+        exitProcess(1)
+    }
+}
+
+private fun written(understudy: Understudy, answer: Any?): Map<String, Any?> {
+    val given = answer.ints("text")
+    val begin = answer.int("begin")
+    val sampling = Vectors.sampling(answer.field<Any>("sampling"))
+    val drafted = answer.ints("drafted")
+    val agreed = understudy.agreed(given + drafted, given.size, begin, sampling)
+    val text = (given + drafted.take(agreed)).toMutableList()
+    val probabilities = List(answer.int("count")) {
+        val (token, probability) = understudy.nextToken(text, begin, sampling)
+        text += token
+        probability
+    }
+    return mapOf("agreed" to agreed, "tokens" to text.drop(given.size), "probabilities" to probabilities)
+}

@@ -1,0 +1,196 @@
+"""The understudy on ONNX Runtime's Java interface, an app's own natives in a desktop JVM: Python's logits and texts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from android_demo.ci import core, native
+from android_demo.ci.engines import Libraries, build_tests
+from outrider_core.drafting.bundle import Bundle, open_bundle
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.targets.bundle import open_target_bundle
+from outrider_core.targets.part import Part
+from outrider_core.targets.runner import OnnxRunner
+from outrider_core.targets.understudy import Understudy
+from tests.android.device import Screen
+from tests.android.test_kotlin_engines import DEFAULT, QUESTION, a_device, pythons
+from tests.edge_runtime.test_probe import tiny_bundle
+from tests.targets.test_understudy import source_of, with_understudy
+
+CONTEXT = 192
+VOCAB = 199
+PROMPT = [1, 17, 44, 101, 9]
+#: (past, tokens, wanted): a prompt over two blocks, a token, a judged draft, an overwritten text, and to the very end
+STEPS = [(0, 70, 1), (70, 1, 1), (70, 9, 9), (64, 1, 1), (60, 3, 2), (63, 2, 2), (0, 5, 5), (5, 123, 1), (128, 64, 64)]
+SAMPLINGS = [Sampling(), Sampling(temperature=0.8, top_p=0.95, seed=7), Sampling(temperature=1.2, seed=8)]
+
+pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
+
+
+@dataclass(frozen=True)
+class Jvm:
+    """Runs Understudies.kt (android_demo/engines). command: up to the program's arguments."""
+
+    command: list[str]
+    logits: Path
+
+    def run(self, bundle: Bundle, asked: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        entry = bundle.manifest.understudy
+        assert entry
+        folder = str(bundle.folder / entry.folder)
+        arguments = [folder, entry.manifest_sha256, str(bundle.manifest.max_context), "1", str(self.logits)]
+        return subprocess.run(
+            [*self.command, *arguments], input=json.dumps(asked) + "\n", capture_output=True, text=True
+        )
+
+    def done(self, bundle: Bundle, **asked: Any) -> list[dict[str, Any]]:
+        """The lines of the answers."""
+        run = self.run(bundle, {"steps": [], "answers": []} | asked)
+        assert run.returncode == 0, run.stderr
+        return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def engines_classpath(tools: core.Toolchain) -> list[Path]:
+    return [*build_tests(tools, Libraries.fetched()), native.build_compat(tools)]
+
+
+@pytest.fixture(scope="module")
+def options() -> list[str]:
+    return native.options(native.build(Libraries.fetched()))
+
+
+@pytest.fixture
+def jvm(engines_classpath: list[Path], options: list[str], tmp_path: Path) -> Jvm:
+    command = core.java(engines_classpath, *options, "dev.outrider.engines.UnderstudiesKt")
+    return Jvm(command, tmp_path / "logits")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    work = tmp_path_factory.mktemp("understudy")
+    folder = tiny_bundle(work / "bundle", max_context=CONTEXT)
+    return open_bundle(with_understudy(source_of(work / "source", VOCAB), folder))
+
+
+def steps(vocab: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    return [
+        {"past": past, "tokens": rng.integers(4, vocab, count).tolist(), "wanted": wanted}
+        for past, count, wanted in STEPS
+    ]
+
+
+def pythons_logits(bundle: Bundle, asked: list[dict[str, Any]]) -> np.ndarray:
+    """The last tokens of a step as a tree's nodes, so that their logits are given too."""
+    assert bundle.manifest.understudy
+    model = open_target_bundle(bundle.folder / bundle.manifest.understudy.folder)
+    runner = OnnxRunner(model.graph, model.config, model.value_scales, bundle.manifest.max_context, threads=1)
+    rows = []
+    for step in asked:
+        chain = len(step["tokens"]) - step["wanted"] + 1
+        tree = TokenTree.chain(tuple(step["tokens"][chain:]))
+        rows.append(runner.forward([Part(0, step["past"], tuple(step["tokens"][:chain]), tree)]))
+    return np.concatenate(rows)
+
+
+def test_logits_are_pythons_bit_for_bit(bundle: Bundle, jvm: Jvm) -> None:
+    asked = steps(VOCAB)
+    jvm.done(bundle, steps=asked)
+    wanted = pythons_logits(bundle, asked)
+    found = np.fromfile(jvm.logits, "<f4").reshape(-1, VOCAB)
+    assert found.shape == wanted.shape and np.isfinite(wanted).all() and np.ptp(wanted) > 0.1
+    assert found.tobytes() == wanted.tobytes()
+
+
+def made(bundle: Bundle) -> Understudy:
+    entry = bundle.manifest.understudy
+    assert entry
+    folder = bundle.folder / entry.folder
+    return Understudy(folder, entry.manifest_sha256, CONTEXT, lambda ids: "", threads=1)
+
+
+def written(bundle: Bundle, text: list[int], begin: int, count: int, sampling: Sampling) -> tuple[list[int], Any]:
+    """What Python's writes behind `text`, and the probabilities."""
+    understudy, all_of_it, probabilities = made(bundle), list(text), []
+    for _ in range(count):
+        token, probability = understudy.next_token(all_of_it, begin, sampling)
+        all_of_it.append(token)
+        probabilities.append(probability)
+    return all_of_it[len(text) :], probabilities
+
+
+def asking(text: list[int], begin: int, drafted: list[int], count: int, sampling: Sampling) -> dict[str, Any]:
+    settings = msgspec.structs.asdict(sampling)
+    return {"text": text, "begin": begin, "drafted": drafted, "count": count, "sampling": settings}
+
+
+def test_texts_are_pythons(bundle: Bundle, jvm: Jvm) -> None:
+    """How much of a draft it would have written, and what it writes behind that."""
+    answers, wanted, begin = [], [], len(PROMPT)
+    for sampling in SAMPLINGS:
+        tokens, probabilities = written(bundle, PROMPT, begin, 150, sampling)
+        for right in (0, 3, 70):
+            drafted = [*tokens[:right], (tokens[right] + 1) % VOCAB, 5]
+            answers.append(asking(PROMPT, begin, drafted, 150 - right, sampling))
+            wanted.append((right, tokens, probabilities[right:]))
+    for found, (agreed, tokens, probabilities) in zip(jvm.done(bundle, answers=answers), wanted, strict=True):
+        assert found["agreed"] == agreed and found["tokens"] == tokens
+        assert np.allclose(found["probabilities"], probabilities, rtol=1e-9)
+
+
+def test_it_leaves_a_loop_as_pythons_does(bundle: Bundle, jvm: Jvm) -> None:
+    """A text that the model would go on with a repetition of 14 tokens."""
+    rng, understudy = np.random.default_rng(1), made(bundle)
+    while True:
+        phrase, after = rng.integers(4, VOCAB, 14).tolist(), int(rng.integers(4, VOCAB))
+        text = [*PROMPT, *phrase, after, *phrase]
+        if understudy.next_token(text, len(text), Sampling())[0] == after:
+            break
+    tokens, _ = written(bundle, text, len(PROMPT), 20, Sampling())
+    looped, _ = written(bundle, text, len(text), 20, Sampling())
+    assert tokens[0] != after == looped[0]
+    asked = [asking(text, begin, [], 20, Sampling()) for begin in (len(PROMPT), len(text))]
+    assert [found["tokens"] for found in jvm.done(bundle, answers=asked)] == [tokens, looped]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "target.onnx", "target.onnx.data"])
+def test_a_damaged_one_is_refused_in_one_line(bundle: Bundle, jvm: Jvm, tmp_path: Path, name: str) -> None:
+    copy = open_bundle(shutil.copytree(bundle.folder, tmp_path / "copy"))
+    path = copy.folder / "understudy" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    run = jvm.run(copy, {"steps": [], "answers": []})
+    assert run.returncode == 1
+    line = run.stderr.strip().splitlines()[-1]
+    assert line.startswith("UnderstudyError: ") and str(path.parent) in line and "copy" in line
+
+
+@pytest.mark.skipif(not (DEFAULT / "understudy" / "manifest.json").is_file(), reason="no understudy in build/bundle")
+def test_the_default_bundles_understudy_writes_what_pythons_does(
+    engines_classpath: list[Path], options: list[str]
+) -> None:
+    default, sampling = open_bundle(DEFAULT), SAMPLINGS[1]
+    prompt = default.render_chat([{"role": "user", "content": QUESTION}])
+
+    async def run() -> None:
+        async with a_device(engines_classpath, options, default, None, "onnx") as device:
+            device.ask(prompt, sampling, 24)
+            end = (await device.watch(screen=Screen(texts=False))).end
+        wanted = await pythons(default, None, "onnx", prompt, sampling, 24)
+        assert end["token_ids"] == wanted.token_ids and end["provisional"] == wanted.provisional
+        assert end["spans"] == [[0, 24, "understudy"]] and end["stats"]["understudy"] == wanted.stats.understudy == 24
+
+    asyncio.run(run())
