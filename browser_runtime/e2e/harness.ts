@@ -121,10 +121,10 @@ export class Chromium {
     private readonly folder: string,
   ) {}
 
-  static async start(executablePath: string): Promise<Chromium> {
+  static async start(executablePath: string, ...flags: string[]): Promise<Chromium> {
     const folder = mkdtempSync(join(tmpdir(), "outrider-chromium-"));
     const env = { ...process.env, HOME: folder } as Record<string, string>;
-    return new Chromium(await chromium.launch({ executablePath, args: FLAGS, env }), folder);
+    return new Chromium(await chromium.launch({ executablePath, args: [...FLAGS, ...flags], env }), folder);
   }
 
   async context(options: Parameters<Browser["newContext"]>[0] = {}): Promise<BrowserContext> {

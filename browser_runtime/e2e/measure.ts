@@ -16,7 +16,7 @@ const QUESTIONS = ["Why is the sky blue?", "How do I bake bread?", "What is a li
 
 const executable = browserPath();
 if (!executable) throw new Error("no Chromium here: install one, or name it in OUTRIDER_CHROMIUM");
-const verifier = await Verifier.start(["benchmarks.slow_target", "--step-ms", `${TARGET_MS}`]);
+const verifier = await Verifier.start(["benchmarks.slow_target", "--step-ms", `${TARGET_MS}`, "--engine", "torch"]);
 const browser = await Chromium.start(executable);
 
 /** A page in a context of its own. */

@@ -173,6 +173,16 @@ test("a broken file, a full storage and another target's bundle are said in word
   await other.close();
 });
 
+test("a browser without SIMD instructions is told what it lacks", { skip }, async () => {
+  const old = await Chromium.start(executable!, "--js-flags=--no-enable-sse4-1 --no-enable-sse4-2 --no-enable-avx");
+  try {
+    const chat = await ChatPage.open(await old.context(), verifier.url);
+    await chat.page.waitForFunction(() => document.getElementById("install-note")?.textContent?.includes("no SIMD"));
+  } finally {
+    await old.close();
+  }
+});
+
 test("light and dark, at every stage, an established checker finds nothing to say about accessibility", {
   skip,
 }, async () => {
