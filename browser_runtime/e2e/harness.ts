@@ -23,8 +23,9 @@ const FLAGS = [
   "--disable-sync",
   "--no-first-run",
 ];
-/** Seconds in which a verifier is ready, the page is, and an answer ends. */
-const PATIENCE = 90;
+/** Seconds in which a verifier is ready; in which the page is, and an answer ends. */
+const START_PATIENCE = 240;
+const PATIENCE = 120;
 
 /** The browser that is named, or installed; null: there is none. */
 export function browserPath(): string | null {
@@ -71,7 +72,7 @@ export class Verifier {
     this.process = child;
     let said = "";
     child.stderr.on("data", text => (said = (said + text).slice(-4000)));
-    const timer = setTimeout(() => child.kill("SIGKILL"), 1000 * PATIENCE);
+    const timer = setTimeout(() => child.kill("SIGKILL"), 1000 * START_PATIENCE);
     for await (const line of createInterface({ input: child.stdout })) {
       if (!line.includes("verifier ready")) continue;
       clearTimeout(timer);
