@@ -218,6 +218,21 @@ test("light and dark, at every stage, an established checker finds nothing to sa
   }
 });
 
+test("what is too long is said to be, and long conversations go on without their oldest turns", { skip }, async () => {
+  await onPage({ maxNewTokens: 8 }, async chat => {
+    await chat.ready();
+    await chat.ask("word ".repeat(1190));
+    const { note } = await chat.finished();
+    assert.match(note, /the last message has \d+ tokens/);
+    assert.match(await chat.page.inputValue("#question"), /^word word/);
+    for (const question of ["one ".repeat(500), "two ".repeat(500)]) {
+      await chat.ask(question);
+      const answer = await chat.finished();
+      assert.match(answer.note, /verified tokens/);
+    }
+  });
+});
+
 test("the keyboard alone asks, cuts, stops and looks around", { skip }, async () => {
   await onPage({ maxNewTokens: 200, offline: "continue" }, async chat => {
     await chat.ready();
