@@ -191,7 +191,7 @@ export class ChatPage {
     await this.page.waitForFunction(long, characters, { timeout: 1000 * PATIENCE });
   }
 
-  /** Until something is written alone. */
+  /** Until so many characters are written alone; of its own accord the drafter may end an answer after a word. */
   async alone(characters = 1): Promise<void> {
     const writes = (least: number) => {
       const all = document.querySelectorAll(".turn.assistant .provisional");

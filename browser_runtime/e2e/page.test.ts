@@ -69,7 +69,7 @@ test("a killed verifier, an offline browser, a silence and the switch cut the li
       await chat.ask(QUESTION);
       await chat.grown(40);
       await cut(chat, true);
-      await chat.alone(30);
+      await chat.alone();
       assert.match((await chat.page.textContent("#state"))!, /device writes alone/, name);
       await cut(chat, false);
       const { verified, provisional, note } = await chat.finished();
@@ -127,7 +127,7 @@ test("without network and verifier the installed page starts, and the device wri
       await chat.reload();
       await chat.ready();
       await chat.ask(QUESTION);
-      await chat.alone(20);
+      await chat.alone();
       assert.match((await chat.page.textContent("#state"))!, /device writes alone/);
     } finally {
       await verifier.start();
@@ -205,7 +205,7 @@ test("light and dark, at every stage, an established checker finds nothing to sa
     await chat.ask(QUESTION);
     await chat.grown(30);
     await chat.page.click("#cut");
-    await chat.alone(10);
+    await chat.alone();
     await check("alone");
     await chat.page.click("#cut");
     await chat.finished();
@@ -244,7 +244,7 @@ test("the keyboard alone asks, cuts, stops and looks around", { skip }, async ()
     await chat.page.keyboard.press("Shift+Tab");
     assert.equal(await chat.page.evaluate(() => document.activeElement?.id), "cut");
     await chat.page.keyboard.press("Space");
-    await chat.alone(10);
+    await chat.alone();
     assert.equal(await chat.page.getAttribute("#cut", "aria-checked"), "true");
     await chat.page.focus("#send");
     await chat.page.keyboard.press("Enter");
