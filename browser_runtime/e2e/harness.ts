@@ -23,8 +23,9 @@ const FLAGS = [
   "--disable-sync",
   "--no-first-run",
 ];
-/** Seconds in which a verifier is ready, the page is, and an answer ends. */
-const PATIENCE = 90;
+/** Seconds in which a verifier is ready; in which the page is, and an answer ends. */
+const START_PATIENCE = 240;
+const PATIENCE = 120;
 
 /** The browser that is named, or installed; null: there is none. */
 export function browserPath(): string | null {
@@ -71,7 +72,7 @@ export class Verifier {
     this.process = child;
     let said = "";
     child.stderr.on("data", text => (said = (said + text).slice(-4000)));
-    const timer = setTimeout(() => child.kill("SIGKILL"), 1000 * PATIENCE);
+    const timer = setTimeout(() => child.kill("SIGKILL"), 1000 * START_PATIENCE);
     for await (const line of createInterface({ input: child.stdout })) {
       if (!line.includes("verifier ready")) continue;
       clearTimeout(timer);
@@ -121,10 +122,10 @@ export class Chromium {
     private readonly folder: string,
   ) {}
 
-  static async start(executablePath: string): Promise<Chromium> {
+  static async start(executablePath: string, ...flags: string[]): Promise<Chromium> {
     const folder = mkdtempSync(join(tmpdir(), "outrider-chromium-"));
     const env = { ...process.env, HOME: folder } as Record<string, string>;
-    return new Chromium(await chromium.launch({ executablePath, args: FLAGS, env }), folder);
+    return new Chromium(await chromium.launch({ executablePath, args: [...FLAGS, ...flags], env }), folder);
   }
 
   async context(options: Parameters<Browser["newContext"]>[0] = {}): Promise<BrowserContext> {
@@ -190,7 +191,7 @@ export class ChatPage {
     await this.page.waitForFunction(long, characters, { timeout: 1000 * PATIENCE });
   }
 
-  /** Until something is written alone. */
+  /** Until so many characters are written alone; of its own accord the drafter may end an answer after a word. */
   async alone(characters = 1): Promise<void> {
     const writes = (least: number) => {
       const all = document.querySelectorAll(".turn.assistant .provisional");

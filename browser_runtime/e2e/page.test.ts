@@ -69,7 +69,7 @@ test("a killed verifier, an offline browser, a silence and the switch cut the li
       await chat.ask(QUESTION);
       await chat.grown(40);
       await cut(chat, true);
-      await chat.alone(30);
+      await chat.alone();
       assert.match((await chat.page.textContent("#state"))!, /device writes alone/, name);
       await cut(chat, false);
       const { verified, provisional, note } = await chat.finished();
@@ -127,7 +127,7 @@ test("without network and verifier the installed page starts, and the device wri
       await chat.reload();
       await chat.ready();
       await chat.ask(QUESTION);
-      await chat.alone(20);
+      await chat.alone();
       assert.match((await chat.page.textContent("#state"))!, /device writes alone/);
     } finally {
       await verifier.start();
@@ -173,6 +173,16 @@ test("a broken file, a full storage and another target's bundle are said in word
   await other.close();
 });
 
+test("a browser without SIMD instructions is told what it lacks", { skip }, async () => {
+  const old = await Chromium.start(executable!, "--js-flags=--no-enable-sse4-1 --no-enable-sse4-2 --no-enable-avx");
+  try {
+    const chat = await ChatPage.open(await old.context(), verifier.url);
+    await chat.page.waitForFunction(() => document.getElementById("install-note")?.textContent?.includes("no SIMD"));
+  } finally {
+    await old.close();
+  }
+});
+
 test("light and dark, at every stage, an established checker finds nothing to say about accessibility", {
   skip,
 }, async () => {
@@ -195,7 +205,7 @@ test("light and dark, at every stage, an established checker finds nothing to sa
     await chat.ask(QUESTION);
     await chat.grown(30);
     await chat.page.click("#cut");
-    await chat.alone(10);
+    await chat.alone();
     await check("alone");
     await chat.page.click("#cut");
     await chat.finished();
@@ -206,6 +216,21 @@ test("light and dark, at every stage, an established checker finds nothing to sa
     await check("conversations");
     await context.close();
   }
+});
+
+test("what is too long is said to be, and long conversations go on without their oldest turns", { skip }, async () => {
+  await onPage({ maxNewTokens: 8 }, async chat => {
+    await chat.ready();
+    await chat.ask("word ".repeat(1190));
+    const { note } = await chat.finished();
+    assert.match(note, /the last message has \d+ tokens/);
+    assert.match(await chat.page.inputValue("#question"), /^word word/);
+    for (const question of ["one ".repeat(500), "two ".repeat(500)]) {
+      await chat.ask(question);
+      const answer = await chat.finished();
+      assert.match(answer.note, /verified tokens/);
+    }
+  });
 });
 
 test("the keyboard alone asks, cuts, stops and looks around", { skip }, async () => {
@@ -219,7 +244,7 @@ test("the keyboard alone asks, cuts, stops and looks around", { skip }, async ()
     await chat.page.keyboard.press("Shift+Tab");
     assert.equal(await chat.page.evaluate(() => document.activeElement?.id), "cut");
     await chat.page.keyboard.press("Space");
-    await chat.alone(10);
+    await chat.alone();
     assert.equal(await chat.page.getAttribute("#cut", "aria-checked"), "true");
     await chat.page.focus("#send");
     await chat.page.keyboard.press("Enter");

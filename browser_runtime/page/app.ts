@@ -84,7 +84,12 @@ async function begin(): Promise<void> {
   drafter = await startDrafter(bundle, { wasmUrl: "ort/" });
   const watch = (sight: Sight) => tree?.see(sight);
   const options = { ...optionsOf(settings), makeSocket: weather.makeSocket, watch };
-  runtime = new EdgeRuntime(bundle, drafter, serverOf(settings), options);
+  try {
+    runtime = new EdgeRuntime(bundle, drafter, serverOf(settings), options);
+  } catch (error) {
+    await drafter.close();
+    throw error;
+  }
   tree = new TreeView(token => bundle!.tokenizer.decode([token]));
   const { provider, threads, stepSeconds } = drafter.started;
   const engine = provider === "webgpu" ? "WebGPU" : `WebAssembly, ${threads} thread${threads > 1 ? "s" : ""}`;
@@ -106,7 +111,12 @@ async function ask(text: string): Promise<void> {
   conversations.save();
   find("welcome").hidden = true;
   showQuestion(text);
-  await follow(() => runtime!.generate(present.messages, requestOf(settings)));
+  await follow(() => {
+    const request = requestOf(settings);
+    const { ids, dropped } = runtime!.fitMessages(present.messages, request.maxNewTokens);
+    if (dropped.length) announce("The oldest turns do not fit any more and are left out");
+    return runtime!.generate(ids, request);
+  });
 }
 
 /** Go on with the answer that was on its way when the page was closed. */
@@ -135,6 +145,9 @@ async function follow(start: () => AsyncGenerator<Event>): Promise<void> {
     view.remark(why);
     announce(why);
     present.pending = null;
+    // what could not be asked can be asked otherwise
+    const unanswered = present.messages.at(-1)?.role === "user" ? present.messages.pop() : null;
+    if (unanswered) question.value ||= unanswered.content;
   }
   stop = null;
   button("send").textContent = "Ask";

@@ -35,13 +35,11 @@ async function activate(): Promise<void> {
   await worker.clients.claim();
 }
 
-/** The network's page, so that a new version shows at once; where nothing answers, the kept one. */
+/** What is kept, all of one version: a newer one is fetched beside it, and shows when the page is opened next. */
 async function answer(request: Request): Promise<Response> {
   const cache = await caches.open(NAME);
-  if (request.mode === "navigate") {
-    return fetch(request).catch(async () => (await cache.match(worker.registration.scope)) ?? Response.error());
-  }
-  return (await cache.match(request)) ?? fetch(request);
+  const kept = await cache.match(request.mode === "navigate" ? worker.registration.scope : request);
+  return kept ?? fetch(request);
 }
 
 worker.addEventListener("install", (event: Extendable) => event.waitUntil(install()));

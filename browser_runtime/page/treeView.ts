@@ -5,6 +5,8 @@ import { find } from "./dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const [COLUMN, ROW, WIDTH, HEIGHT] = [98, 25, 84, 20];
+/** Milliseconds for which a verdict can be seen. */
+const HELD_MS = 300;
 /** Characters of a token that are shown. */
 const LETTERS = 10;
 
@@ -24,31 +26,44 @@ export class TreeView {
   private rows: number[] = [];
   private picture: SVGElement | null = null;
   private waiting: Sight | null = null;
+  private timer: ReturnType<typeof setTimeout> | undefined;
+  /** The verdict on the tree that is shown is shown too, until then. */
+  private judged = true;
+  private heldUntil = 0;
 
   /** textOf: of a token. */
   constructor(private readonly textOf: (token: number) => string) {}
 
-  /** Shows it with the next frame; what comes faster than the screen is passed over. */
+  /** Shows it; what comes faster than people look is passed over. */
   see(sight: Sight): void {
-    if (sight.type === "verdict") {
-      this.draw();
-      this.accept(sight.path, sight.bonus);
+    if (sight.type === "tree") {
+      this.waiting = sight;
+      this.timer ??= setTimeout(() => this.draw(), Math.max(0, this.heldUntil - performance.now()));
       return;
     }
-    if (!this.waiting) requestAnimationFrame(() => this.draw());
-    this.waiting = sight;
+    if (this.waiting && performance.now() < this.heldUntil) {
+      this.waiting = null; // its verdict is there before it could be shown
+      return;
+    }
+    this.draw();
+    if (!this.judged) this.accept(sight.path, sight.bonus);
+    this.judged = true;
+    this.heldUntil = performance.now() + HELD_MS;
   }
 
   private draw(): void {
     const sight = this.waiting;
     this.waiting = null;
+    clearTimeout(this.timer);
+    this.timer = undefined;
     if (sight?.type !== "tree" || !sight.tree.size) return;
     const { tree, scores } = sight;
     this.tree = tree;
+    this.judged = false;
     this.rows = rowsOf(tree);
     const height = ROW * (1 + Math.max(...this.rows));
     const width = COLUMN * (1 + Math.max(...tree.depths)) + 4;
-    const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img" });
+    const picture = svg("svg", { width, height, role: "img" });
     picture.append(svg("title", {}, `${tree.size} drafted tokens`));
     this.edges = tree.parents.map((parent, node) => {
       const [x, y] = this.place(node);
@@ -74,12 +89,17 @@ export class TreeView {
       this.nodes[node].classList.add("accepted");
       this.edges[node].classList.add("accepted");
     }
+    find("tree-note").textContent = `${tree.size} tokens sent, ${path.length} accepted and 1 more`;
     const last = path.at(-1);
     const depth = last === undefined ? 0 : tree.depths[last];
-    const [x, y] = [depth * COLUMN + 2, last === undefined ? 0 : this.place(last)[1]];
-    find("tree-note").textContent = `${tree.size} tokens sent, ${path.length} accepted and 1 more`;
-    const free = !tree.depths.some((level, node) => level === depth + 1 && this.place(node)[1] === y);
-    if (free) picture.append(this.boxAt(x, y, this.textOf(bonus), null, "bonus"));
+    const taken = new Set(this.rows.filter((_, node) => tree.depths[node] === depth + 1));
+    let row = last === undefined ? 0 : this.rows[last];
+    while (taken.has(row)) row++;
+    picture.append(this.boxAt(depth * COLUMN + 2, row * ROW + 2, this.textOf(bonus), null, "bonus"));
+    const least = { width: COLUMN * (depth + 1) + 4, height: ROW * (row + 1) };
+    for (const [name, size] of Object.entries(least)) {
+      picture.setAttribute(name, String(Math.max(size, Number(picture.getAttribute(name)))));
+    }
   }
 
   private place(node: number): [number, number] {

@@ -10,6 +10,7 @@ export { EngineError } from "./engine/onnx.js";
 export { type DrafterOptions, startDrafter, type WorkerDrafter } from "./engine/workerDrafter.js";
 export { Sampling, type SamplingOptions } from "./protocol/sampling.js";
 export { DrafterFailed, type Sight } from "./runtime/answer.js";
+export type { FittedMessages } from "./runtime/context.js";
 export type { DrafterThread } from "./runtime/drafterThread.js";
 export { EdgeRuntime, type Options, type Request } from "./runtime/edgeRuntime.js";
 export type * from "./runtime/events.js";

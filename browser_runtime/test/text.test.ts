@@ -7,6 +7,7 @@ import { ChatTemplate } from "../src/bundle/chatTemplate.js";
 import { BundleError } from "../src/bundle/manifest.js";
 import { Tokenizer } from "../src/bundle/tokenizer.js";
 import { Detokeniser, StopStrings } from "../src/protocol/text.js";
+import { fitMessages } from "../src/runtime/context.js";
 import { type Any, BUNDLE, counted, read } from "./vectors.js";
 
 const ofBundle = () => Tokenizer.parse(readFileSync(join(BUNDLE, "tokenizer.json"), "utf8"));
@@ -69,6 +70,27 @@ test("a template that changes case or trims makes no tokens", () => {
     const ids = new ChatBoundary(tokenizer, "").encode(messages, render);
     assert.equal(ids.filter(id => id === token.id).length, 1, contents.join());
   }
+});
+
+test("a conversation is fitted into the context, its oldest turns first", () => {
+  const say = (role: string, content: string) => ({ role, content });
+  const encode = (said: { content: string }[]) => said.flatMap(({ content }) => Array(content.length).fill(1));
+  const turns = [
+    say("user", "aaaa"),
+    say("assistant", "bbbb"),
+    say("user", "cccc"),
+    say("assistant", "dd"),
+    say("user", "e"),
+  ];
+  const whole = [say("system", "sss"), ...turns];
+  assert.deepEqual(fitMessages(whole, encode, 30, 4).dropped, []);
+  const fitted = fitMessages(whole, encode, 14, 4);
+  assert.deepEqual(fitted.dropped, turns.slice(0, 2));
+  assert.deepEqual(fitted.messages, [whole[0], ...turns.slice(2)]);
+  assert.equal(fitted.ids.length, 10);
+  assert.deepEqual(fitMessages(whole, encode, 5, 100).messages, [whole[0], turns[4]]);
+  assert.throws(() => fitMessages(whole, encode, 4, 1), RangeError);
+  assert.throws(() => fitMessages([], encode, 4, 1), RangeError);
 });
 
 test("a fork goes on alone, long runs are quick, and what is no tokenizer is said to be none", () => {

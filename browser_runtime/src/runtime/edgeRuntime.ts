@@ -6,6 +6,7 @@ import type { TreeShape } from "../drafting/drafter.js";
 import { Sampling, type SamplingOptions } from "../protocol/sampling.js";
 import { PROTOCOL_VERSION, STREAMS } from "../protocol/wire.js";
 import { Answer, type InboxEvent, type Sight } from "./answer.js";
+import { type FittedMessages, fitMessages } from "./context.js";
 import { Controller } from "./controller.js";
 import type { DrafterThread } from "./drafterThread.js";
 import type { AnswerStats, Event } from "./events.js";
@@ -180,6 +181,17 @@ export class EdgeRuntime {
       throw new RangeError(`token ids of the prompt must be at least 0 and below ${vocabSize}`);
     }
     return ids;
+  }
+
+  /**
+   * The conversation without the oldest turns that would not fit into the context: the bundle's, or the verifier's where
+   * that is smaller and there is a connection. reserve: tokens to keep free for the answer. Throws RangeError where the last
+   * turn alone does not fit.
+   */
+  fitMessages(messages: readonly ChatMessage[], reserve = 256): FittedMessages {
+    const own = this.bundle.manifest.maxContext;
+    const context = Math.min(own, this.link?.welcome?.maxContext ?? own);
+    return fitMessages(messages, said => this.bundle.renderChat(said), context, reserve);
   }
 
   /** End the answer on its way: its last event comes at once, whatever it waits for. */

@@ -20,8 +20,6 @@ export class Handover {
   base = 0;
   /** Who wrote the last token alone. */
   writer: Writer = "drafter";
-  /** Why it is broken. */
-  why = "";
   private text: readonly number[] = [];
   private readonly warm: boolean;
 
@@ -70,9 +68,9 @@ export class Handover {
   }
 
   /** It will not be asked again. */
-  failed(why: string): void {
+  failed(): void {
     this.reading = "broken";
-    this.why = why;
+    this.writer = "drafter";
   }
 
   /** Nobody writes alone any more. */

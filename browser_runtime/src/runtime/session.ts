@@ -227,9 +227,10 @@ export class Session {
 
   /** The understudy cannot be used: `why`, in words for people. The drafter writes on. */
   understudyFailed(why: string, now: number): Action[] {
-    this.handover.failed(why);
+    this.handover.failed();
     if (this.busy === "understudy") this.busy = null;
-    return this.work(now);
+    const told: Action[] = this.alone && !this.finished ? [{ type: "HandOver", writer: "drafter", why }] : [];
+    return [...told, ...this.work(now)];
   }
 
   /** Whether the understudy is still to read this: somebody waits for it, or it reads along. */

@@ -40,4 +40,4 @@ export interface Patience {
   offline: number;
 }
 
-export const PATIENCE: Patience = { open: 3, connect: 1, silence: 1, offline: 60 };
+export const PATIENCE: Patience = { open: 3, connect: 1, silence: 1, offline: 300 };

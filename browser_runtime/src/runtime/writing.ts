@@ -20,7 +20,7 @@ export function write(session: Session, now: number): Action[] {
   if (writer !== handover.writer) {
     handover.writer = writer;
     solo.handedOver();
-    actions.push({ type: "HandOver", writer, why: handover.why });
+    actions.push({ type: "HandOver", writer, why: "" });
   }
   session.busy = writer;
   return [...actions, { type: "WriteToken", prefix: text, version: session.version, writer }];
