@@ -48,7 +48,8 @@ internal class TargetFeeds(private val shape: TargetShape) {
             "part_of_block" to longs(1) { 0 },
             "blocks_of_part" to longs(1, blocks) { it },
             "answers" to longs(count, shape.heads) { it % shape.heads * count + it / shape.heads },
-            "shares_of_blocks" to Input(DoubleBuffer.wrap(DoubleArray(blocks) { 1.0 }), longArrayOf(1, blocks.toLong())),
+            "shares_of_blocks" to
+                Input(DoubleBuffer.wrap(DoubleArray(blocks) { 1.0 }), longArrayOf(1, blocks.toLong())),
         )
         return Feed(blocks, inputs)
     }
@@ -66,8 +67,8 @@ internal class TargetFeeds(private val shape: TargetShape) {
 }
 
 /**
- * Keys and values of one text, `[blocks, kvHeads, POOL_BLOCK, headDim]` for each layer, which the graph writes in place.
- * The memory grows by doubling.
+ * Keys and values of one text, `[blocks, kvHeads, POOL_BLOCK, headDim]` for each layer, which the graph writes in
+ * place. The memory grows by doubling.
  */
 internal class TargetPool(private val shape: TargetShape, private val environment: OrtEnvironment) : Closeable {
     private val names = (0 until shape.layers).flatMap { listOf("keys_$it", "values_$it") }
@@ -97,9 +98,9 @@ internal class TargetPool(private val shape: TargetShape, private val environmen
     private fun grow(blocks: Int) {
         val grown = HashMap<String, FloatBuffer>()
         for (name in names) {
-            val larger = ByteBuffer.allocateDirect(4 * blocks * blockValues).order(ByteOrder.nativeOrder()).asFloatBuffer()
-            memory[name]?.let { larger.duplicate().put(it.duplicate()) }
-            grown[name] = larger
+            val bytes = ByteBuffer.allocateDirect(4 * blocks * blockValues).order(ByteOrder.nativeOrder())
+            grown[name] = bytes.asFloatBuffer()
+            memory[name]?.let { grown.getValue(name).duplicate().put(it.duplicate()) }
         }
         memory = grown
         held = blocks

@@ -24,9 +24,9 @@ class BundleStore(val root: File) {
     fun find(name: String): File? = File(root, name).takeIf { File(it, MANIFEST).isFile }
 
     /**
-     * The folder with the bundle of [source], and with its understudy where [source] has that, copied as far as they are
-     * not there yet. [room] is asked before the first byte is written. May take seconds. Raises [BundleError] for what is
-     * not a bundle, [NoRoom], or [IOException].
+     * The folder with the bundle of [source], and with its understudy where [source] has that, copied as far as they
+     * are not there yet. [room] is asked before the first byte is written. May take seconds. Raises [BundleError] for
+     * what is not a bundle, [NoRoom], or [IOException].
      */
     fun install(source: BundleSource, room: (Needs) -> Room): File {
         val text = source.manifest() ?: throw BundleError("the file is not a zipped bundle: it has no $MANIFEST")
@@ -127,8 +127,8 @@ interface BundleSource {
     fun manifest(folder: String = ""): String?
 
     /**
-     * Hands every file to [take], in any order; the stream is valid during the call alone. path: the file's name, behind
-     * the name of the folder that it lies in, if there is one.
+     * Hands every file to [take], in any order; the stream is valid during the call alone. path: the file's name,
+     * behind the name of the folder that it lies in, if there is one.
      */
     fun read(take: (path: String, stream: InputStream) -> Unit)
 }

@@ -7,8 +7,9 @@ import java.util.zip.ZipException
 import java.util.zip.ZipInputStream
 
 /**
- * A zipped bundle folder, as a user picks one: the files at the top or in one folder, an understudy's in a folder there.
- * [open] is called for each pass over it. Only a file's name and its folder's count, so an entry's path leads nowhere.
+ * A zipped bundle folder, as a user picks one: the files at the top or in one folder, an understudy's in a folder
+ * there. [open] is called for each pass over it. Only names of files and of their folders count, so an entry's path
+ * leads nowhere.
  */
 class ZipBundle(private val open: () -> InputStream) : BundleSource {
     override fun manifest(folder: String): String? {

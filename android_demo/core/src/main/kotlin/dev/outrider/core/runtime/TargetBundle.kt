@@ -6,7 +6,7 @@ import java.io.File
 private const val FORMAT_VERSION = 3
 private const val MANIFEST = "manifest.json"
 
-/** Widths of a target graph; layers, heads and positions are counts. */
+/** Counts and widths of a target graph. */
 data class TargetShape(val vocabSize: Int, val layers: Int, val heads: Int, val kvHeads: Int, val headDim: Int)
 
 /** A complete model in a folder, as `outrider_core.targets` lowers it, whose files are whole. graph: the ONNX file. */
@@ -26,7 +26,7 @@ class TargetBundle private constructor(val graph: File, val shape: TargetShape) 
                 val raw = Json.parse(file.readText())
                 val version = raw.int("format_version")
                 if (version != FORMAT_VERSION) {
-                    throw UnderstudyError("$folder has format $version, this runtime reads $FORMAT_VERSION; export again")
+                    throw UnderstudyError("$folder: format $version, this runtime reads $FORMAT_VERSION; export again")
                 }
                 for ((name, entry) in raw.field<Map<String, Any?>>("files")) check(File(folder, name), entry)
                 val config = raw.field<Any>("config")
