@@ -10,7 +10,9 @@ export function write(session: Session, now: number): Action[] {
   if (!solo.mayWrite(session.provisional.length) || session.text.full) return alone ? wait(session, now) : [];
   const text = [...session.committed, ...session.provisional];
   const actions: Action[] = [];
-  if (alone && handover.reading === "idle") actions.push(handover.read(text, session.committed.length));
+  // the drafter's first token comes before the work of loading and reading
+  const begun = session.provisional.length > 0 || session.policy.writer === "device-only";
+  if (alone && handover.reading === "idle" && begun) actions.push(handover.read(text, session.committed.length));
   if (session.busy) return actions;
   const writer = handover.nextWriter;
   if (alone && writer === "drafter") {

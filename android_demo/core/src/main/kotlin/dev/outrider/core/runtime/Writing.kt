@@ -6,7 +6,9 @@ internal fun Session.write(now: Double): List<Action> {
     if (!solo.mayWrite(provisional.size) || text.full) return if (alone) waitForTarget(now) else emptyList()
     val all = text.all()
     val actions = ArrayList<Action>()
-    if (alone && handover.reading == Reading.IDLE) actions += handover.read(all, committed.size)
+    // the drafter's first token comes before the work of loading and reading
+    val begun = provisional.isNotEmpty() || policy.writer == WhoWrites.DEVICE_ONLY
+    if (alone && handover.reading == Reading.IDLE && begun) actions += handover.read(all, committed.size)
     if (busy != null) return actions
     val writer = handover.nextWriter
     if (alone && writer == Writer.DRAFTER) {
