@@ -37,10 +37,6 @@ internal class Handover(present: Boolean, policy: Policy) {
     /** Who wrote the last token alone. */
     var writer = Writer.DRAFTER
 
-    /** Why it is [Reading.BROKEN]; else "". */
-    var why = ""
-        private set
-
     /** It will write, but cannot yet. */
     val coming: Boolean get() = reading == Reading.IDLE || reading == Reading.UNDER_WAY
 
@@ -73,10 +69,10 @@ internal class Handover(present: Boolean, policy: Policy) {
         return current
     }
 
-    /** It will not be asked again: [why]. */
-    fun failed(why: String) {
+    /** It will not be asked again. */
+    fun failed() {
         reading = Reading.BROKEN
-        this.why = why
+        writer = Writer.DRAFTER
     }
 
     /** Nobody writes alone any more. */

@@ -185,9 +185,10 @@ class Session(
 
     /** The understudy cannot be used: [why], in words for people. The drafter writes on. */
     fun understudyFailed(why: String, now: Double): List<Action> {
-        handover.failed(why)
+        handover.failed()
         if (busy == Writer.UNDERSTUDY) busy = null
-        return work(now)
+        val told = if (alone && finished == null) listOf(HandOver(Writer.DRAFTER, why)) else emptyList()
+        return told + work(now)
     }
 
     /** Whether the understudy is still to read this: somebody waits for it, or it reads along. From any thread. */

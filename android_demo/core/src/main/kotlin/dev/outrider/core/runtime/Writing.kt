@@ -18,7 +18,7 @@ internal fun Session.write(now: Double): List<Action> {
     if (writer != handover.writer) {
         handover.writer = writer
         solo.handedOver()
-        actions += HandOver(writer, handover.why)
+        actions += HandOver(writer)
     }
     busy = writer
     return actions + WriteToken(all, version, writer)

@@ -108,8 +108,10 @@ class EdgeRuntimeTest {
     fun aBrokenUnderstudyLeavesTheDrafterToWrite() = runBlocking {
         val understudy = Understudy(letters::decode) { throw UnderstudyError("it has\ngone") }
         runtime(understudy = understudy).use { runtime ->
-            val end = assertIs<Finished>(runtime.generate("Why?", Request(12)).toList().last())
-            assertEquals(listOf(Span(0, 12, Writer.DRAFTER)), end.spans)
+            val events = runtime.generate("Why?", Request(12)).toList()
+            assertEquals(listOf(Span(0, 12, Writer.DRAFTER)), assertIs<Finished>(events.last()).spans)
+            val over = events.filterIsInstance<HandedOver>().single()
+            assertEquals(Writer.DRAFTER to "it has gone", over.writer to over.detail)
         }
     }
 
