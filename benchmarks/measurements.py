@@ -58,6 +58,10 @@ def _cut(figures: dict[str, Any]) -> str:
     return f"{max(cut['stall_seconds'], default=0.0) * 1e3:.0f} ms"
 
 
+def _kept(figures: dict[str, Any]) -> str:
+    return f"{figures['cut']['kept']} of {figures['cut']['provisional']} tokens"
+
+
 def _same(figures: dict[str, Any]) -> str:
     same = [*figures["same_text_as_plain_decoding"], figures["cut"]["same_text_as_plain_decoding"]]
     return f"{sum(same)} of {len(same)}"
@@ -67,6 +71,7 @@ def _same(figures: dict[str, Any]) -> str:
 HEADLINES = (
     Headline("answers equal to plain decoding of the target, token for token, one of them cut off", "demo", _same),
     Headline("first token written alone after the verifier was killed", "demo", _cut),
+    Headline("of the text written alone, kept by the verifier when it was back", "demo", _kept),
     Headline(
         "tau: tokens committed per verification, greedy, 32-node trees", "acceptance", lambda f: f"{f['tau']:.2f}"
     ),
