@@ -371,6 +371,27 @@ def test_an_understudy_is_asked_for_nothing_while_the_target_answers_or_where_no
     assert "ReadText" not in world.trace and world.shown == plain(PROMPT, 12)
 
 
+def test_a_reading_that_the_targets_return_ended_lets_nobody_write_in_the_next_silence() -> None:
+    world = World(random.Random(1), max_new=40, understudy=True)
+    world.do(world.session.start(0.0))
+    world.run_job()
+    world.tick(0.2)
+    world.write(world.jobs.pop(), right=True, confidence=1.0)  # type: ignore[arg-type]
+    assert world.readings
+    world.connect()
+    while world.session.alone:
+        world.deliver()
+    assert not world.session.reads(world.readings[0]), "it is given up"
+    world.run_reading()
+    while world.jobs:
+        world.run_job()
+    world.cut()
+    while not world.session.provisional:
+        world.run_job()
+    assert world.session.text.writers[-1] is Writer.DRAFTER, "the drafter writes at once"
+    assert world.readings, "and the understudy reads what it has not read"
+
+
 def test_a_warm_understudy_reads_along_and_writes_the_first_token_alone() -> None:
     world = World(random.Random(1), max_new=200, understudy=True, policy=Policy(understudy="warm"))
     world.do(world.session.start(0.0))
