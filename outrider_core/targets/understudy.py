@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from outrider_core.protocol.sampling import Sampling, draw, log_probs
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.bundle import MANIFEST_FILE, open_target_bundle
+from outrider_core.targets.memory import give_back
 from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
 
@@ -91,6 +92,7 @@ class Understudy:
         """Give its memory back."""
         self._runner, self._read, self._logits = None, [], None
         gc.collect()
+        give_back()
 
     def read(self, text: Sequence[int], wanted: Callable[[], bool] = lambda: True) -> bool:
         """Read `text`, as far as it is not what was read last. False: given up, as it is not `wanted` any more."""
