@@ -151,6 +151,15 @@ def test_a_damaged_one_is_refused_in_one_line(copied: Bundle, name: str) -> None
     assert "\n" not in str(caught.value) and UNDERSTUDY_FOLDER in str(caught.value)
 
 
+@pytest.mark.parametrize("place", ["..", "../elsewhere", "/tmp", "a/b", "", "."])
+def test_one_that_lies_elsewhere_is_refused(copied: Bundle, place: str) -> None:
+    assert copied.manifest.understudy
+    copied.manifest.understudy.folder = place
+    (copied.folder / MANIFEST).write_bytes(msgspec.json.encode(copied.manifest))
+    with pytest.raises(BundleError, match="not a plain file name"):
+        open_bundle(copied.folder)
+
+
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source", vocab=150)
     bundle = tiny_bundle(tmp_path / "bundle", max_context=CONTEXT)
