@@ -30,7 +30,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     (bundle / "secret").write_text("secret")
     (bundle / "tokenizer.json").write_text("{}")
     (bundle / "encoder.safetensors").write_bytes(b"rows")
-    names = ("tokenizer.json", "encoder.safetensors", "../secret")
+    names = ("tokenizer.json", "encoder.safetensors", "../secret", "..", "{any:path}", "{any:kind}")
     (bundle / "manifest.json").write_text(json.dumps({"files": {name: {} for name in names}}))
     return page, bundle
 
@@ -61,7 +61,15 @@ def test_pages_are_isolated_and_run_only_their_own_scripts(address: str) -> None
 
 
 def test_nothing_else_is_served(address: str) -> None:
-    for path in ("/secret", "/../secret", "/%2e%2e/secret", "/bundle/secret", "/bundle/../secret", "/app.js.gz"):
+    for path in (
+        "/secret",
+        "/../secret",
+        "/%2e%2e/secret",
+        "/bundle/secret",
+        "/bundle/../secret",
+        "/bundle/x",
+        "/app.js.gz",
+    ):
         assert httpx.get(address + path).status_code == 404, path
     assert httpx.get(f"{address}/bundle/encoder.safetensors").status_code == 404
     assert httpx.post(f"{address}/").status_code == 405

@@ -150,6 +150,7 @@ def test_a_damaged_one_is_refused_in_one_line(copied: Bundle, name: str) -> None
     with pytest.raises(UnderstudyError) as caught:
         made(copied).load()
     assert "\n" not in str(caught.value) and UNDERSTUDY_FOLDER in str(caught.value)
+    assert "copy this bundle's own" in str(caught.value) and "made again" not in str(caught.value)
 
 
 @pytest.mark.parametrize("place", ["..", "../elsewhere", "/tmp", "a/b", "", "."])
