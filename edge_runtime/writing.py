@@ -51,7 +51,8 @@ def take_token(session: Session, token: int, confidence: float, version: int) ->
 
 
 def take_reading(session: Session, agreed: int) -> list[Action]:
-    """The understudy has read the text: what it would not have written is withdrawn, if the target is still silent."""
+    """The understudy has read the text. If the target is still silent, what it would not have written is withdrawn, and
+    what the drafter wrote while it read."""
     handover, actions = session.handover, list[Action]()
     read = handover.has_read(session.committed + session.provisional, session.alone)
     if read and session.alone and not session.finished:
