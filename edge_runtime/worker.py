@@ -61,7 +61,7 @@ class UnderstudyThread:
         self.understudy = understudy
         self._pool = ThreadPoolExecutor(1, "understudy")
         self._used = False  # since its memory was given back
-        self._closed = False
+        self.closed = False  # nobody waits for it any more
 
     def submit(self, job: Callable[[], object]) -> None:
         """Run `job`, which handles its own errors, behind those that were submitted before."""
@@ -70,13 +70,13 @@ class UnderstudyThread:
 
     def unload(self) -> None:
         """Give the understudy's memory back once it has nothing more to do; it may be loading now."""
-        if self._used and not self._closed:
+        if self._used and not self.closed:
             self._used = False
             self._pool.submit(self.understudy.unload)
 
     def close(self) -> None:
         """Wait for what is under way, give the understudy's memory back, and end."""
-        self._closed = True
+        self.closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
         if self.understudy.loaded:
             self.understudy.unload()

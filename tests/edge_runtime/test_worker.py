@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from edge_runtime.jobs import UnderstudyJobs
+from edge_runtime.policy import Policy
 from edge_runtime.worker import UnderstudyThread
 from outrider_core.targets.understudy import Understudy
+from tests.edge_runtime.world import PROMPT, World
 
 
 class Slow(Understudy):
@@ -50,3 +56,27 @@ def test_an_understudy_that_is_still_loading_gives_its_memory_back_too(closes: b
     assert not understudy.loaded
     thread.close()
     thread.unload()  # of an answer whose iterator was left
+
+
+def test_closing_ends_a_reading_whose_answer_was_left() -> None:
+    begun, given_up = threading.Event(), threading.Event()
+
+    class Reader(Slow):
+        def read(self, text: Sequence[int], wanted: Callable[[], bool] = lambda: True) -> bool:
+            begun.set()
+            for _ in range(1000):
+                if not wanted():
+                    given_up.set()
+                    return False
+                threading.Event().wait(0.005)
+            return True
+
+    async def run() -> None:
+        session = World(random.Random(0), policy=Policy(understudy="warm"), understudy=True).session
+        thread = UnderstudyThread(Reader())
+        UnderstudyJobs(session, thread, asyncio.Queue()).read(session.handover.read(PROMPT, len(PROMPT)))
+        await asyncio.to_thread(begun.wait, 10)
+        thread.close()
+
+    asyncio.run(run())
+    assert given_up.is_set()
