@@ -84,7 +84,11 @@ def _bundle_files(settings: Settings) -> Iterator[Path]:
         raw: Any = json.loads(manifest.read_bytes())
         names = [name for name in raw["files"] if PLAIN_NAME.fullmatch(name) and name != SERVER_HALF]
     except (ValueError, KeyError, TypeError):
-        raise PageError(f"--page-bundle: {manifest} is broken; export the bundle again") from None
+        problem = f"--page-bundle: {manifest} is broken; export the bundle again"
+        if settings.page is None:
+            log.warning("the web page has no bundle", why=problem)
+            return
+        raise PageError(problem) from None
     yield manifest
     yield from (folder / name for name in names)
 

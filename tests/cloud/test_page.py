@@ -105,6 +105,17 @@ def test_what_is_named_has_to_be_there(folders: tuple[Path, Path], tmp_path: Pat
         pass
 
 
+def test_a_page_that_nobody_asked_for_stops_no_verifier(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, bundle = folders
+    monkeypatch.setattr("cloud.page.BUILT", page)
+    (bundle / "manifest.json").write_text("{")
+    with serve(make_verifier(tiny_model(), (), kv_tokens=2048), page_bundle=bundle) as address:
+        assert httpx.get(f"http://{address}/").status_code == 200
+        assert httpx.get(f"http://{address}/bundle/manifest.json").status_code == 404
+
+
 def test_beyond_loopback_no_page_is_served_unasked() -> None:
     settings = Settings(host="0.0.0.0", insecure=True)
     verifier = make_verifier(tiny_model(), (), kv_tokens=2048)
