@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import mimetypes
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from cloud.settings import Settings, is_loopback
 BUILT = Path(__file__).parents[1] / "browser_runtime" / "dist" / "page"
 #: of a bundle, what a device does not read
 SERVER_HALF = "encoder.safetensors"
+#: of a bundle's files; anything else may mean something in a path or in a route
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 #: `wss:` and this machine: the page's settings may name another verifier
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self'; worker-src 'self'; "
@@ -79,9 +82,13 @@ def _bundle_files(settings: Settings) -> Iterator[Path]:
         raise PageError(f"--page-bundle: {folder} holds no manifest.json; write a bundle with: outrider export bundle")
     try:
         raw: Any = json.loads(manifest.read_bytes())
-        names = [name for name in raw["files"] if Path(name).name == name and name != SERVER_HALF]
+        names = [name for name in raw["files"] if PLAIN_NAME.fullmatch(name) and name != SERVER_HALF]
     except (ValueError, KeyError, TypeError):
-        raise PageError(f"--page-bundle: {manifest} is broken; export the bundle again") from None
+        problem = f"--page-bundle: {manifest} is broken; export the bundle again"
+        if settings.page is None:
+            log.warning("the web page has no bundle", why=problem)
+            return
+        raise PageError(problem) from None
     yield manifest
     yield from (folder / name for name in names)
 

@@ -61,11 +61,14 @@ class Handover:
         """Whether `action` is what it is reading, and to a purpose."""
         return self.reading is Reading.UNDER_WAY and self.text is action.prefix and (alone or self._warm)
 
-    def has_read(self, text: list[int]) -> bool:
-        """The reading is over. Whether what was read is how `text` begins, so that it can write now."""
-        current = text[: len(self.text)] == self.text
-        self.reading = Reading.DONE if current else Reading.IDLE
-        return current
+    def has_read(self, text: list[int], alone: bool) -> bool:
+        """The reading is over. Whether what was read is how `text` begins, and to a purpose, so that it can write now.
+
+        Where the target is back meanwhile, the reading may have been given up.
+        """
+        ready = text[: len(self.text)] == self.text and (alone or self._warm)
+        self.reading = Reading.DONE if ready else Reading.IDLE
+        return ready
 
     def failed(self) -> None:
         """It will not be asked again."""

@@ -93,11 +93,14 @@ class UnderstudyJobs:
         self._loop = asyncio.get_running_loop()
 
     def read(self, action: ReadText) -> None:
-        session, understudy = self._session, self._worker.understudy
+        session, worker, understudy = self._session, self._worker, self._worker.understudy
         begin = len(session.prompt)
 
+        def wanted() -> bool:
+            return session.reads(action) and not worker.closed
+
         def work() -> InboxEvent:
-            if not understudy.read(action.prefix[: action.base], lambda: session.reads(action)):
+            if not understudy.read(action.prefix[: action.base], wanted):
                 return TextRead(session, 0)
             return TextRead(session, understudy.agreed(action.prefix, action.base, begin, session.sampling))
 

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta, Struct
 
+from edge_runtime.arguments import checked_sampling
 from edge_runtime.session import Session
 from edge_runtime.states import Writer
+from outrider_core.protocol.wire import Seq, Stream
 
 VERSION = 2
+
+Token = Annotated[int, Meta(ge=0)]
+
+
+class _Record(Struct, kw_only=True):
+    """What `record_of` writes. writers: begin, end and writer of runs of the answer's tokens."""
+
+    prompt: Annotated[list[Token], Meta(min_length=1)]
+    committed: list[Token]
+    provisional: list[Token]
+    writers: list[tuple[int, int, Writer]]
+    sampling: dict[str, float]
+    max_new: Annotated[int, Meta(ge=1)]
+    seq: Seq
+    stream: Stream
+    session: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 
 
 def record_of(session: Session) -> dict[str, Any]:
@@ -28,16 +47,33 @@ def record_of(session: Session) -> dict[str, Any]:
     }
 
 
-def restore(session: Session, record: dict[str, Any]) -> None:
-    """Take up a recorded answer in a session that was made with its prompt and settings and has not started.
+def check_record(record: dict[str, Any], vocab_size: int) -> None:
+    """Raise ValueError on what is not a record of this version whose tokens are ids below `vocab_size`.
 
-    Raises ValueError on a record of another version, KeyError or TypeError where a field is missing or wrong.
+    KeyError and TypeError where it is not even a JSON object with a version, or its sampling has other names.
     """
     if record["version"] != VERSION:
         raise ValueError(f"it has version {record['version']}, and this program reads version {VERSION}")
+    try:
+        read = msgspec.convert(record, _Record)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+    checked_sampling(**record["sampling"])
+    answer, told = read.committed + read.provisional, 0
+    if max(read.prompt + answer) >= vocab_size:
+        raise ValueError(f"token ids must be below {vocab_size}")
+    for begin, end, _ in read.writers:
+        if begin != told or end <= begin:
+            break
+        told = end
+    if told != len(answer):
+        raise ValueError("it does not say of every token who wrote it")
+
+
+def restore(session: Session, record: dict[str, Any]) -> None:
+    """Take up a recorded answer, which `check_record` has let pass, in a session that was made with its prompt and
+    settings and has not started."""
     session.text.committed += record["committed"]
     session.text.provisional = list(record["provisional"])
     session.text.writers = [Writer(writer) for begin, end, writer in record["writers"] for _ in range(begin, end)]
-    if len(session.text.writers) != len(session.text.answer):
-        raise ValueError("it does not say of every token who wrote it")
     session.requests.seq = record["seq"]

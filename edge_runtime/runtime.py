@@ -21,7 +21,7 @@ from edge_runtime.inbox import InboxEvent
 from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from edge_runtime.pace import Controller, Pace
 from edge_runtime.policy import Mode, Policy
-from edge_runtime.record import record_of, restore
+from edge_runtime.record import check_record, record_of, restore
 from edge_runtime.rows_seen import RowsSeen
 from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
@@ -244,12 +244,14 @@ class EdgeRuntime:
             try:
                 if record["target"] != self.bundle.manifest.target_hash:
                     raise ValueError("it is of another target than this bundle's; ask the question again")
-                self._session_id, self._stream = bytes.fromhex(record["session"]), int(record["stream"])
-                session = self._begin(list(record["prompt"]), Sampling(**record["sampling"]), int(record["max_new"]))
-                restore(session, record)
-                return session, checked_stops(record["stop"])
+                check_record(record, self.bundle.manifest.vocab_size)
+                stops = checked_stops(record["stop"])
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"this is not a record of an answer of this bundle: {error}") from None
+            self._session_id, self._stream = bytes.fromhex(record["session"]), record["stream"]
+            session = self._begin(list(record["prompt"]), Sampling(**record["sampling"]), record["max_new"])
+            restore(session, record)
+            return session, stops
 
         return self._run(begin)
 

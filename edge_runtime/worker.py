@@ -60,16 +60,23 @@ class UnderstudyThread:
     def __init__(self, understudy: Understudy) -> None:
         self.understudy = understudy
         self._pool = ThreadPoolExecutor(1, "understudy")
+        self._used = False  # since its memory was given back
+        self.closed = False  # nobody waits for it any more
 
     def submit(self, job: Callable[[], object]) -> None:
         """Run `job`, which handles its own errors, behind those that were submitted before."""
+        self._used = True
         self._pool.submit(job)
 
     def unload(self) -> None:
-        """Give the understudy's memory back once it has nothing more to do."""
-        if self.understudy.loaded:
+        """Give the understudy's memory back once it has nothing more to do; it may be loading now."""
+        if self._used and not self.closed:
+            self._used = False
             self._pool.submit(self.understudy.unload)
 
     def close(self) -> None:
-        """Wait for what is under way, and end."""
+        """Wait for what is under way, give the understudy's memory back, and end."""
+        self.closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
+        if self.understudy.loaded:
+            self.understudy.unload()

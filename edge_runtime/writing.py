@@ -51,9 +51,11 @@ def take_token(session: Session, token: int, confidence: float, version: int) ->
 
 
 def take_reading(session: Session, agreed: int) -> list[Action]:
-    """The understudy has read the text: what it would not have written is withdrawn, if the target is still silent."""
+    """The understudy has read the text. If the target is still silent, what it would not have written is withdrawn, and
+    what the drafter wrote while it read."""
     handover, actions = session.handover, list[Action]()
-    if handover.has_read(session.committed + session.provisional) and session.alone and not session.finished:
+    read = handover.has_read(session.committed + session.provisional, session.alone)
+    if read and session.alone and not session.finished:
         keep = max(0, handover.base + agreed - len(session.committed))
         if len(session.provisional) > keep:
             session.version += 1  # a token under way is not wanted any more

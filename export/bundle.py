@@ -173,7 +173,7 @@ def _start_or_resume(plan: Plan, aside: Path, console: Console) -> None:
     wanted = {
         "target": plan.target.model_hash, "drafter": plan.drafter_hash, "profile": asdict(plan.options.profile),
         "backend": plan.options.backend, "max_context": plan.config.max_context, "format_version": FORMAT_VERSION,
-        "formats": plan.options.formats, "versions": _versions(),
+        "formats": plan.options.formats, "versions": _versions(), "understudy": plan.options.understudy,
     }  # fmt: skip
     key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
     with contextlib.suppress(OSError):

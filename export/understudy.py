@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer
 from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, BundleError, UnderstudyEntry
 from outrider_core.models.identity import model_identity
 from outrider_core.models.target import ALIASES, eos_ids_of, gguf_of, resolve_target
-from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundleError
+from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundleError, open_target_bundle
 from outrider_core.targets.convert import make_target_bundle
 
 #: bits of its linear layers
@@ -31,6 +32,7 @@ def write_understudy(
     eos_ids = eos_ids_of(source) if source.is_dir() else ()
     folder = bundle / UNDERSTUDY_FOLDER
     shown = Path(name).name if Path(name).is_dir() else name
+    _clear(folder, identity)
     try:
         model = make_target_bundle(shown, source, identity, folder, max_context, eos_ids, done)
     except TargetBundleError as error:
@@ -42,8 +44,7 @@ def write_understudy(
         )
     if _vocabulary(folder) != _vocabulary(bundle):
         raise BundleError(f"--understudy {name} has another vocabulary than the target; an understudy needs the same")
-    for path in bundle.glob(f".{UNDERSTUDY_FOLDER}*"):
-        path.unlink()  # the lock
+    (bundle / f".{UNDERSTUDY_FOLDER}.lock").unlink(missing_ok=True)
     manifest = (folder / MANIFEST_FILE).read_bytes()
     return UnderstudyEntry(
         folder=UNDERSTUDY_FOLDER,
@@ -54,6 +55,20 @@ def write_understudy(
         bytes=sum(path.stat().st_size for path in folder.iterdir()),
         manifest_sha256=hashlib.sha256(manifest).hexdigest(),
     )
+
+
+def _clear(folder: Path, identity: str) -> None:
+    """Remove what an interrupted export with another understudy left."""
+    for aside in folder.parent.glob(f".{folder.name}.*.partial"):
+        if aside.name != f".{folder.name}.{identity}.partial":
+            shutil.rmtree(aside)
+    if folder.is_dir():
+        try:
+            kept = open_target_bundle(folder).source_hash == identity
+        except TargetBundleError:
+            kept = False
+        if not kept:
+            shutil.rmtree(folder)
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:

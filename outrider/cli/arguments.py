@@ -196,7 +196,7 @@ def add_verifier_flags(command: argparse.ArgumentParser) -> None:
     local.add_argument("--target", help="alias, Hugging Face id or folder; default: the name in the bundle")
     local.add_argument("--drafter", type=Path, help="default: the one under drafters/ with the bundle's hash")
     dtypes = ["float32", "bfloat16", "float16", "float64"]
-    dtype_help = "run the target in torch, in this number format; default: in 8 bits on the CPU, without torch"
+    dtype_help = "run the target in torch, in this number format; default: in 8 bits and without torch on a CPU"
     local.add_argument("--dtype", choices=dtypes, help=dtype_help)
 
 

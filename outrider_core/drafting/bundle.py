@@ -169,6 +169,8 @@ def open_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
         needed.add(manifest.null_row_file)
     if missing := sorted(needed - manifest.files.keys()):
         raise BundleError(f"{folder}/{MANIFEST} lists no {missing[0]}; export the bundle again")
+    if manifest.understudy:
+        _check_name(folder, manifest.understudy.folder)
     for name, entry in manifest.files.items():
         _check_file(folder, name, entry, verify)
     draft_ids = np.fromfile(folder / manifest.draft_ids_file, "<u4").astype(np.int64)
@@ -219,10 +221,15 @@ def _read_manifest(folder: Path) -> Manifest:
         raise BundleError(f"{path} is broken: {error}; export the bundle again") from None
 
 
+def _check_name(folder: Path, name: str) -> None:
+    """A manifest names what lies beside it, and nothing elsewhere."""
+    if name in ("", "..") or Path(name).name != name:
+        raise BundleError(f"{folder}/{MANIFEST} names {name!r}, which is not a plain file name")
+
+
 def _check_file(folder: Path, name: str, entry: FileEntry, verify: bool) -> None:
     path = folder / name
-    if Path(name).name != name:
-        raise BundleError(f"{folder}/{MANIFEST} names {name!r}, which is not a plain file name")
+    _check_name(folder, name)
     if not path.is_file():
         raise BundleError(f"{path} is missing; copy the whole folder or export again")
     if path.stat().st_size != entry.bytes:

@@ -80,7 +80,7 @@ def open_target_bundle(folder: Path) -> TargetBundle:
             max_positions=values["max_positions"],
             eos_ids=tuple(values["eos_ids"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TargetBundleError(
             f"{path} is damaged ({type(error).__name__}: {error}); delete {folder}, and it is made again"
         ) from None

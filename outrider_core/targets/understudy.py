@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from outrider_core.protocol.sampling import Sampling, draw, log_probs
 from outrider_core.protocol.tree import TokenTree
-from outrider_core.targets.bundle import MANIFEST_FILE, open_target_bundle
+from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundleError, open_target_bundle
+from outrider_core.targets.memory import give_back
 from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
 
@@ -75,6 +76,10 @@ class Understudy:
             self._runner = OnnxRunner(model.graph, model.config, model.value_scales, self._max_context, self._threads)
         except UnderstudyError:
             raise
+        except TargetBundleError as error:  # which says how a verifier's is made again
+            raise UnderstudyError(
+                f"{self._folder} is damaged, or of another version; copy this bundle's own again, or export it again"
+            ) from error
         except Exception as error:  # the engine raises kinds of its own
             raise UnderstudyError(f"the understudy does not load: {' '.join(str(error).split())[:300]}") from None
 
@@ -91,6 +96,7 @@ class Understudy:
         """Give its memory back."""
         self._runner, self._read, self._logits = None, [], None
         gc.collect()
+        give_back()
 
     def read(self, text: Sequence[int], wanted: Callable[[], bool] = lambda: True) -> bool:
         """Read `text`, as far as it is not what was read last. False: given up, as it is not `wanted` any more."""

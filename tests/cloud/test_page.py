@@ -30,7 +30,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     (bundle / "secret").write_text("secret")
     (bundle / "tokenizer.json").write_text("{}")
     (bundle / "encoder.safetensors").write_bytes(b"rows")
-    names = ("tokenizer.json", "encoder.safetensors", "../secret")
+    names = ("tokenizer.json", "encoder.safetensors", "../secret", "..", "{any:path}", "{any:kind}")
     (bundle / "manifest.json").write_text(json.dumps({"files": {name: {} for name in names}}))
     return page, bundle
 
@@ -61,7 +61,15 @@ def test_pages_are_isolated_and_run_only_their_own_scripts(address: str) -> None
 
 
 def test_nothing_else_is_served(address: str) -> None:
-    for path in ("/secret", "/../secret", "/%2e%2e/secret", "/bundle/secret", "/bundle/../secret", "/app.js.gz"):
+    for path in (
+        "/secret",
+        "/../secret",
+        "/%2e%2e/secret",
+        "/bundle/secret",
+        "/bundle/../secret",
+        "/bundle/x",
+        "/app.js.gz",
+    ):
         assert httpx.get(address + path).status_code == 404, path
     assert httpx.get(f"{address}/bundle/encoder.safetensors").status_code == 404
     assert httpx.post(f"{address}/").status_code == 405
@@ -95,6 +103,17 @@ def test_what_is_named_has_to_be_there(folders: tuple[Path, Path], tmp_path: Pat
     (bundle / "manifest.json").write_text("[]")
     with pytest.raises(PageError, match="broken"), serve(verifier, page=page, page_bundle=bundle):
         pass
+
+
+def test_a_page_that_nobody_asked_for_stops_no_verifier(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, bundle = folders
+    monkeypatch.setattr("cloud.page.BUILT", page)
+    (bundle / "manifest.json").write_text("{")
+    with serve(make_verifier(tiny_model(), (), kv_tokens=2048), page_bundle=bundle) as address:
+        assert httpx.get(f"http://{address}/").status_code == 200
+        assert httpx.get(f"http://{address}/bundle/manifest.json").status_code == 404
 
 
 def test_beyond_loopback_no_page_is_served_unasked() -> None:

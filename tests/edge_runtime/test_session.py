@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge_runtime.actions import Done, DraftAhead, DraftTree, ReadText, Send, WriteToken
 from edge_runtime.policy import Mode, Policy
-from edge_runtime.record import record_of, restore
+from edge_runtime.record import check_record, record_of, restore
 from edge_runtime.session import Session
 from edge_runtime.solo import CONFIDENCE_WINDOW
 from edge_runtime.states import PauseReason, State, Writer
@@ -21,7 +22,7 @@ from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_BUSY, Error, Generate, Open, Verify, unpack_ids
-from tests.edge_runtime.world import EOS, EVENTS, PATIENCE, PROMPT, SHAPE, WELCOME, World, plain, understudy
+from tests.edge_runtime.world import EOS, EVENTS, PATIENCE, PROMPT, SHAPE, VOCAB, WELCOME, World, plain, understudy
 
 policies = st.builds(
     Policy, writer=st.sampled_from(["prefer-cloud", "prefer-cloud", "prefer-device", "cloud-only"]),
@@ -81,6 +82,7 @@ def test_an_answer_goes_on_from_its_record(seed: int, events: list[str], on_retu
         max_new=record["max_new"], max_context=64, row_shape=SHAPE, session_id=bytes.fromhex(record["session"]),
         patience=PATIENCE, policy=policy,
     )  # fmt: skip
+    check_record(record, VOCAB)
     restore(second.session, record)
     assert second.session.text.answer == first.session.text.answer
     second.shown = list(second.session.text.answer)
@@ -95,7 +97,26 @@ def test_an_answer_goes_on_from_its_record(seed: int, events: list[str], on_retu
 def test_a_record_of_another_version_is_refused() -> None:
     session = World(random.Random(0)).session
     with pytest.raises(ValueError, match="version 1"):
-        restore(session, record_of(session) | {"version": 1})
+        check_record(record_of(session) | {"version": 1}, VOCAB)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"prompt": []}, {"prompt": ["a"]}, {"committed": [VOCAB]}, {"committed": [-1]}, {"provisional": [1.5]},
+        {"provisional": None}, {"writers": []}, {"writers": [[0, 10**12, "target"]]}, {"writers": [[0, 4, "nobody"]]},
+        {"writers": [[0, 2, "target"], [0, 2, "drafter"]]}, {"sampling": {"temperature": -1.0}}, {"max_new": 0},
+        {"sampling": {"warmth": 1.0}}, {"seq": "1"}, {"stream": 1 << 16}, {"session": "ab"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_record_is_refused(broken: dict[str, Any]) -> None:
+    world = World(random.Random(0))
+    world.write_alone(4)
+    record = json.loads(json.dumps(record_of(world.session)))
+    check_record(record, VOCAB)
+    with pytest.raises((ValueError, TypeError)):
+        check_record(record | broken, VOCAB)
 
 
 def test_rows_reach_the_drafter_once_each() -> None:
@@ -369,6 +390,27 @@ def test_an_understudy_is_asked_for_nothing_while_the_target_answers_or_where_no
         assert world.session.provisional
     world.settle()
     assert "ReadText" not in world.trace and world.shown == plain(PROMPT, 12)
+
+
+def test_a_reading_that_the_targets_return_ended_lets_nobody_write_in_the_next_silence() -> None:
+    world = World(random.Random(1), max_new=40, understudy=True)
+    world.do(world.session.start(0.0))
+    world.run_job()
+    world.tick(0.2)
+    world.write(world.jobs.pop(), right=True, confidence=1.0)  # type: ignore[arg-type]
+    assert world.readings
+    world.connect()
+    while world.session.alone:
+        world.deliver()
+    assert not world.session.reads(world.readings[0]), "it is given up"
+    world.run_reading()
+    while world.jobs:
+        world.run_job()
+    world.cut()
+    while not world.session.provisional:
+        world.run_job()
+    assert world.session.text.writers[-1] is Writer.DRAFTER, "the drafter writes at once"
+    assert world.readings, "and the understudy reads what it has not read"
 
 
 def test_a_warm_understudy_reads_along_and_writes_the_first_token_alone() -> None:

@@ -125,7 +125,15 @@ def test_foreign_and_broken_folders(source: Path, tmp_path: Path) -> None:
         open_target_bundle(source)
     path = make(source, tmp_path / "bundle").folder / MANIFEST_FILE
     text = path.read_text()
-    for broken in (text[:-40], "[]", "{}", text.replace('"config"', '"shapes"'), text.replace('"theta"', '"omega"')):
+    listed = json.dumps({**json.loads(text), "files": []})
+    for broken in (
+        text[:-40],
+        "[]",
+        "{}",
+        text.replace('"config"', '"shapes"'),
+        text.replace('"theta"', '"omega"'),
+        listed,
+    ):
         path.write_text(broken)
         with pytest.raises(TargetBundleError, match="damaged"):
             open_target_bundle(path.parent)

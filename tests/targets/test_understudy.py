@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from export.understudy import write_understudy
 from outrider_core.drafting.bundle import MANIFEST, UNDERSTUDY_FOLDER, Bundle, BundleError, open_bundle
+from outrider_core.models.identity import model_identity
 from outrider_core.protocol.sampling import Sampling, draw
 from outrider_core.targets import understudy as module
 from outrider_core.targets.bundle import open_target_bundle
@@ -149,6 +150,16 @@ def test_a_damaged_one_is_refused_in_one_line(copied: Bundle, name: str) -> None
     with pytest.raises(UnderstudyError) as caught:
         made(copied).load()
     assert "\n" not in str(caught.value) and UNDERSTUDY_FOLDER in str(caught.value)
+    assert "copy this bundle's own" in str(caught.value) and "made again" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["..", "../elsewhere", "/tmp", "a/b", "", "."])
+def test_one_that_lies_elsewhere_is_refused(copied: Bundle, place: str) -> None:
+    assert copied.manifest.understudy
+    copied.manifest.understudy.folder = place
+    (copied.folder / MANIFEST).write_bytes(msgspec.json.encode(copied.manifest))
+    with pytest.raises(BundleError, match="not a plain file name"):
+        open_bundle(copied.folder)
 
 
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -156,6 +167,19 @@ def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
     bundle = tiny_bundle(tmp_path / "bundle", max_context=CONTEXT)
     with pytest.raises(BundleError, match="another vocabulary"):
         write_understudy(str(source), bundle, CONTEXT)
+
+
+def test_an_interrupted_export_of_another_one_leaves_nothing(tmp_path: Path) -> None:
+    first, target = source_of(tmp_path / "first"), tiny_bundle(tmp_path / "bundle", max_context=CONTEXT)
+    write_understudy(str(first), target, CONTEXT)
+    left = target / f".{UNDERSTUDY_FOLDER}.0123456789abcdef.partial"
+    left.mkdir()
+    second = tmp_path / "second"
+    tiny_model(hidden=64, seed=4, vocab=199, dtype=torch.float32).save_pretrained(second)
+    tiny_tokenizer(199).save_pretrained(second)
+    entry = write_understudy(str(second), target, CONTEXT)
+    assert open_target_bundle(target / UNDERSTUDY_FOLDER).source_hash == entry.source_hash == model_identity(second)
+    assert not left.exists()
 
 
 def test_a_model_that_reads_less_than_the_bundle_is_refused(tmp_path: Path) -> None:

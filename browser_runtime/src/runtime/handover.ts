@@ -60,11 +60,16 @@ export class Handover {
     return this.reading === "under way" && this.text === action.prefix && (alone || this.warm);
   }
 
-  /** The reading is over. Whether what was read is how `text` begins, so that it can write now. */
-  hasRead(text: readonly number[]): boolean {
-    const current = this.text.length <= text.length && this.text.every((token, index) => token === text[index]);
-    this.reading = current ? "done" : "idle";
-    return current;
+  /**
+   * The reading is over. Whether what was read is how `text` begins, and to a purpose, so that it can write now.
+   *
+   * Where the target is back meanwhile, the reading may have been given up.
+   */
+  hasRead(text: readonly number[], alone: boolean): boolean {
+    const begins = this.text.length <= text.length && this.text.every((token, index) => token === text[index]);
+    const ready = begins && (alone || this.warm);
+    this.reading = ready ? "done" : "idle";
+    return ready;
   }
 
   /** It will not be asked again. */

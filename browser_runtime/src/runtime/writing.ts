@@ -44,8 +44,8 @@ export function takeToken(session: Session, token: number, confidence: number, v
 export function takeReading(session: Session, agreed: number): Action[] {
   const { handover } = session;
   const actions: Action[] = [];
-  const current = handover.hasRead([...session.committed, ...session.provisional]);
-  if (current && session.alone && !session.finished) {
+  const read = handover.hasRead([...session.committed, ...session.provisional], session.alone);
+  if (read && session.alone && !session.finished) {
     const keep = Math.max(0, handover.base + agreed - session.committed.length);
     if (session.provisional.length > keep) {
       session.version++; // a token under way is not wanted any more

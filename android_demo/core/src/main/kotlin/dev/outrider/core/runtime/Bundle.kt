@@ -155,7 +155,8 @@ private class BundleReader(private val folder: File, private val raw: Any?, priv
             entry.field("folder"), entry.field("name"), entry.field("source_hash"), entry.field("format"),
             entry.int("bits"), entry.field("bytes"), entry.field("manifest_sha256"),
         )
-        if (File(understudy.folder).name != understudy.folder) throw notPlain(understudy.folder)
+        val place = understudy.folder
+        if (place in setOf("", ".", "..") || File(place).name != place) throw notPlain(place)
         return understudy
     }
 

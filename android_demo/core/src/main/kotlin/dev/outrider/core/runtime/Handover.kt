@@ -62,11 +62,15 @@ internal class Handover(present: Boolean, policy: Policy) {
     fun reads(action: ReadText, alone: Boolean): Boolean =
         reading == Reading.UNDER_WAY && text === action.prefix && (alone || warm)
 
-    /** The reading is over. Whether what was read is how [text] begins, so that it can write now. */
-    fun hasRead(text: List<Int>): Boolean {
-        val current = text.take(this.text.size) == this.text
-        reading = if (current) Reading.DONE else Reading.IDLE
-        return current
+    /**
+     * The reading is over. Whether what was read is how [text] begins, and to a purpose, so that it can write now.
+     *
+     * Where the target is back meanwhile, the reading may have been given up.
+     */
+    fun hasRead(text: List<Int>, alone: Boolean): Boolean {
+        val ready = text.take(this.text.size) == this.text && (alone || warm)
+        reading = if (ready) Reading.DONE else Reading.IDLE
+        return ready
     }
 
     /** It will not be asked again. */

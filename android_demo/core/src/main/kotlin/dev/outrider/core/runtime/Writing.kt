@@ -39,7 +39,7 @@ internal fun Session.takeToken(token: Int, sure: Double, version: Int): List<Act
 /** The understudy has read the text: what it would not have written is withdrawn, if the target is still silent. */
 internal fun Session.takeReading(agreed: Int): List<Action> {
     val actions = ArrayList<Action>()
-    if (handover.hasRead(text.all()) && alone && finished == null) {
+    if (handover.hasRead(text.all(), alone) && alone && finished == null) {
         val keep = maxOf(0, handover.base + agreed - committed.size)
         if (provisional.size > keep) {
             version++ // a token under way is not wanted any more
