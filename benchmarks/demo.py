@@ -146,6 +146,8 @@ async def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         "holds the full model and checks each tree in one pass.\n"
         "[bold]Plain text[/] is verified: the full model's own words. "
         "[yellow underline]Yellow underlined text[/] was written by the device alone.\n"
+        "Trees are pinned, so that they can be seen; where the target's own stream is faster, a device would choose "
+        "that.\n"
     )
     try:
         with console.status("starting the verifier (the first start converts the model, about 20 s)"):

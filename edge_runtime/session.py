@@ -9,7 +9,8 @@ verified; at the first difference the provisional rest is rolled back (`repair`)
 provisional tokens remain, the next VERIFY is the chain of them instead of a drafted tree.
 
 When the target falls silent the drafter writes at once, and the understudy, where there is one, begins to read the
-text. Once it has read it, it takes back what it would not have written itself, and writes on.
+text. Once it has read it, what it would not have written is withdrawn, and what the drafter wrote meanwhile, and it
+writes on.
 
 Times are seconds on any monotonic clock, handed in with each event. `edge_runtime.states` lists which state may
 follow which; `edge_runtime.verdicts` and `edge_runtime.refusals` have what replies do, `edge_runtime.writing` what is

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, BundleError, UnderstudyEntry
 from outrider_core.models.identity import model_identity
-from outrider_core.models.target import ALIASES, eos_ids_of, gguf_of, resolve_target
+from outrider_core.models.target import eos_ids_of, find_source
 from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundleError, open_target_bundle
 from outrider_core.targets.convert import make_target_bundle
 
@@ -27,7 +27,7 @@ def write_understudy(
     An interrupted call goes on where it stopped. done(layer, layers): after every layer. Raises BundleError and
     TargetError.
     """
-    source = gguf_of(name) if name in ALIASES else resolve_target(name)
+    source = find_source(name)
     identity = model_identity(source)
     eos_ids = eos_ids_of(source) if source.is_dir() else ()
     folder = bundle / UNDERSTUDY_FOLDER

@@ -7,7 +7,7 @@ from pathlib import Path
 from cloud.progress import LogLines, Making
 from outrider_core.cache import cache_dir
 from outrider_core.models.identity import model_identity
-from outrider_core.models.target import ALIASES, TargetError, eos_ids_of, gguf_of, resolve_target
+from outrider_core.models.target import TargetError, eos_ids_of, find_source
 from outrider_core.protocol.wire import MAX_TOKENS
 from outrider_core.targets.bundle import (
     FORMAT_VERSION,
@@ -19,16 +19,6 @@ from outrider_core.targets.bundle import (
 from outrider_core.targets.config import UnsupportedTarget
 from outrider_core.targets.products import check_products
 from outrider_core.targets.weights import BrokenWeights
-
-
-def find_source(name: str) -> Path:
-    """What a bundle is made from: a folder, or an alias's GGUF file while that is installed. Raises TargetError."""
-    try:
-        return gguf_of(name) if name in ALIASES else resolve_target(name)
-    except TargetError:
-        if name not in ALIASES:
-            raise
-        return resolve_target(name)  # converted to a folder earlier, and the package has gone since
 
 
 def find_bundle(name: str, making: Making | None = None) -> TargetBundle:

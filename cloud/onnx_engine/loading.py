@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud.onnx_engine.bundles import find_bundle, find_source
+from cloud.onnx_engine.bundles import find_bundle
 from cloud.onnx_engine.features import HostFeatures
 from cloud.onnx_engine.runner import OnnxModelRunner
 from cloud.progress import Making
@@ -19,7 +19,7 @@ from outrider_core.chat_tokenizer import ChatTokenizer, open_chat_tokenizer
 from outrider_core.models.drafter_arrays import check_target, read_drafter
 from outrider_core.models.identity import model_identity
 from outrider_core.models.moa_config import MoAConfig
-from outrider_core.models.target import TargetError
+from outrider_core.models.target import TargetError, find_source
 from outrider_core.targets.bundle import TargetBundle, TargetBundleError
 from outrider_core.targets.config import UnsupportedTarget
 from outrider_core.targets.memory import give_back

@@ -158,6 +158,19 @@ def gguf_of(name: str) -> Path:
     return source
 
 
+def find_source(name: str) -> Path:
+    """What a target bundle is made from: a folder, or an alias's GGUF file where that is installed.
+
+    Raises TargetError.
+    """
+    try:
+        return gguf_of(name) if name in ALIASES else resolve_target(name)
+    except TargetError:
+        if name not in ALIASES:
+            raise
+        return resolve_target(name)  # converted to a folder earlier, and the package has gone since
+
+
 def _convert_gguf(source: Path, folder: Path) -> None:
     """Write `source` as a plain float32 safetensors folder (once; ~10 s for the default model)."""
     import torch

@@ -323,9 +323,8 @@ def test_device_only_writes_to_the_end_and_asks_nobody() -> None:
     assert world.done == "unverified" and 0 < len(world.shown) <= 6 and "Send" not in world.trace
 
 
-@pytest.mark.parametrize("period", [1, 3])
-def test_a_drafter_that_repeats_itself_writes_no_more_until_the_target_is_back(period: int) -> None:
-    world = World(random.Random(0), max_new=60, policy=Policy(offline="continue"))
+def repeat_alone(world: World, period: int) -> None:
+    """Nobody answers, and the drafter says the same `period` tokens in turn until it may say no more."""
     world.do(world.session.start(0.0))
     world.run_job()
     world.tick(0.2)
@@ -334,6 +333,12 @@ def test_a_drafter_that_repeats_itself_writes_no_more_until_the_target_is_back(p
         assert isinstance(job, WriteToken)
         token = 1 + len(world.session.provisional) % period
         world.do(world.session.token_written(token, 1.0, job.version, world.now))
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_a_drafter_that_repeats_itself_writes_no_more_until_the_target_is_back(period: int) -> None:
+    world = World(random.Random(0), max_new=60, policy=Policy(offline="continue"))
+    repeat_alone(world, period)
     assert len(world.session.provisional) == LOOP + period
     world.settle()
     assert world.shown == plain(PROMPT, 60)
@@ -342,14 +347,7 @@ def test_a_drafter_that_repeats_itself_writes_no_more_until_the_target_is_back(p
 def test_a_drafter_without_an_understudy_finishes_its_sentence_and_waits() -> None:
     for ends, expected in ((frozenset([4]), [1, 2, 3, 4]), (frozenset[int](), [1, 2, 3, 4] * 6)):
         world = World(random.Random(0), max_new=60, sentence_ends=ends)
-        world.do(world.session.start(0.0))
-        world.run_job()
-        world.tick(0.2)
-        while world.jobs:
-            job = world.jobs.pop()
-            assert isinstance(job, WriteToken)
-            token = 1 + len(world.session.provisional) % 4
-            world.do(world.session.token_written(token, 1.0, job.version, world.now))
+        repeat_alone(world, 4)
         assert world.session.provisional == expected and world.session.state is State.WAITING
         world.do(world.session.proceed(world.now))  # whoever asks for more gets more
         assert world.jobs and world.session.state is State.ALONE
