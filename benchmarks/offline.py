@@ -18,9 +18,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -147,33 +148,33 @@ async def measure(
     return found
 
 
-def score(target: str, found: Sequence[Outage], console: Console) -> list[tuple[float, float]]:
-    """-log p a token, under the float32 target, of what was written and of the target's own at the same place."""
-    import torch
+class Scorer:
+    """The target in float32, which says how likely it finds a text."""
 
-    from outrider_core.models.target import load_target
+    def __init__(self, target: str) -> None:
+        from outrider_core.models.target import load_target
 
-    model = load_target(target, "float32").model
-    scored = []
+        self._model = load_target(target, "float32").model
 
-    @torch.inference_mode()
-    def nats(before: list[int], tokens: list[int]) -> float:
-        logits = model(torch.tensor([before + tokens])).logits[0, len(before) - 1 : -1].log_softmax(-1)
-        return float(-logits[torch.arange(len(tokens)), torch.tensor(tokens)].mean())
+    def nats(self, before: list[int], tokens: list[int]) -> float:
+        """-log p a token of `tokens` behind `before`, of SCORED tokens at most."""
+        import torch
 
-    for outage in track(found, "the target's opinion", console=console):
-        written = outage.written[:SCORED]
-        scored.append((nats(outage.before, written), nats(outage.before, outage.own[:SCORED])))
-    return scored
+        tokens = tokens[:SCORED]
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([before + tokens])).logits[0, len(before) - 1 : -1].log_softmax(-1)
+            return float(-logits[torch.arange(len(tokens)), torch.tensor(tokens)].mean())
 
 
 def report(found: Sequence[tuple[str, float, Outage]], bundle: Bundle, options: argparse.Namespace) -> dict[str, Any]:
+    scorer = Scorer(bundle.manifest.target) if options.score else None
     rows = []
     for writer in options.writers:
         for seconds in options.outages:
             mine = [outage for who, long, outage in found if (who, long) == (writer, seconds)]
             written = [outage for outage in mine if outage.written and outage.own]
-            nats = score(bundle.manifest.target, written, Console(stderr=True)) if options.score else []
+            theirs = [scorer.nats(outage.before, outage.written) for outage in written] if scorer else []
+            own = [scorer.nats(outage.before, outage.own) for outage in written] if scorer else []
             tokens = sum(outage.provisional for outage in mine)
             rows.append(
                 {
@@ -187,8 +188,8 @@ def report(found: Sequence[tuple[str, float, Outage]], bundle: Bundle, options: 
                     "first_ms": _milliseconds([outage.first for outage in mine]),
                     "twentieth_ms": _milliseconds([outage.twentieth for outage in mine]),
                     "loops": round(sum(bool(_loops(outage.written)) for outage in written) / max(1, len(written)), 3),
-                    "perplexity": round(math.exp(sum(n for n, _ in nats) / len(nats)), 2) if nats else None,
-                    "own_perplexity": round(math.exp(sum(n for _, n in nats) / len(nats)), 2) if nats else None,
+                    "perplexity": round(math.exp(fmean(theirs)), 2) if theirs else None,
+                    "own_perplexity": round(math.exp(fmean(own)), 2) if own else None,
                 }
             )
     understudy = bundle.manifest.understudy
@@ -214,13 +215,17 @@ def _loops(written: list[int]) -> bool:
 
 def show(figures: dict[str, Any], console: Console) -> None:
     title = f"Written alone: {figures['target']}; understudy: {figures['understudy']}"
-    table = Table(title=title, title_justify="left")
-    names = ["writer", "seconds", "answers", "same text", "written", "by understudy", "kept", "first ms", "20th ms"]
-    for name in [*names, "loops", "perplexity", "own"]:
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    names = ("writer", "s", "tokens", "own", "kept", "1st ms", "20th ms", "loops", "ppl", "target")
+    for name in names:
         table.add_column(name, justify="left" if name == "writer" else "right")
+    keys = ("writer", "seconds", "written", "by_understudy", "kept_share", "first_ms", "twentieth_ms", "loops")
     for row in figures["rows"]:
-        table.add_row(*("-" if value is None else str(value) for value in row.values()))
+        cells = (row[key] for key in (*keys, "perplexity", "own_perplexity"))
+        table.add_row(*("-" if cell is None else str(cell) for cell in cells))
     console.print(table)
+    same, answers = (sum(row[name] for row in figures["rows"]) for name in ("same_text_as_plain_decoding", "answers"))
+    console.print(f"{same} of {answers} answers are plain decoding's, token for token")
 
 
 def main(argv: list[str] | None = None) -> int:
