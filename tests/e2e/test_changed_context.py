@@ -40,7 +40,11 @@ def serving(folders: Folders, context: int) -> Iterator[int]:
 
 
 async def answered(bundle: Bundle, first: int, then: int, verified: int, alone: int) -> list[Event]:
-    """An answer whose verifier moves from port `first` to `then` after so many tokens verified, and written alone."""
+    """An answer whose verifier moves from port `first` to `then`.
+
+    The link is cut once `verified` tokens are there. It comes back when as many as `alone` more are there, or when the
+    drafter takes the answer to be over.
+    """
     events, seen, cut = list[Event](), 0, False
     async with (
         EmulatedLink(first) as link,
@@ -55,7 +59,10 @@ async def answered(bundle: Bundle, first: int, then: int, verified: int, alone: 
             if not cut and seen >= verified:
                 cut, link.upstream_port = True, 1 if alone else then
                 link.cut()
-            if isinstance(event, Provisional) and sum(isinstance(e, Provisional) for e in events) == alone:
+            written = seen + sum(isinstance(each, Provisional) for each in events)
+            if isinstance(event, Provisional) and (
+                written >= verified + alone or event.token in bundle.manifest.eos_ids
+            ):
                 link.upstream_port = then
     return events
 
