@@ -1,6 +1,7 @@
 package dev.outrider.app.chat
 
 import dev.outrider.core.HashEngine
+import dev.outrider.core.runtime.AddedToken
 import dev.outrider.core.runtime.Bundle
 import dev.outrider.core.runtime.ChatTemplate
 import dev.outrider.core.runtime.EdgeRuntime
@@ -19,6 +20,8 @@ import kotlinx.coroutines.runBlocking
 
 /** Words w4, w5, ... as the tests' tiny target has them; a turn's text begins the next turn's prompt. */
 private class Words : Tokenizer {
+    override val addedTokens = emptyList<AddedToken>() // R8 drops the body of a default that the app itself never runs
+
     override fun encode(text: String) = text.split(' ').map { it.drop(1).toInt() }
 
     override fun decode(ids: List<Int>) = ids.filter { it > 3 }.joinToString(" ") { "w$it" }
