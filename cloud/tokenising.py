@@ -9,13 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from outrider_core.targets.memory import give_back
+
+#: a call of so many seconds took memory that is worth giving back
+LONG_SECONDS = 0.1
+
 T = TypeVar("T")
 
 
 class FairWorker:
     """One thread (tokenizers are not safe for several) that takes one call of each account in turn.
 
-    An account that queues many long texts waits behind itself. How many it may queue is the caller's to bound.
+    An account that queues many long texts waits behind itself. How many it may queue is the caller's to bound. What
+    long texts took of the machine's memory is given back once none is waiting.
     """
 
     def __init__(self, name: str) -> None:
@@ -32,7 +38,7 @@ class FairWorker:
         return await future
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, longest = asyncio.get_running_loop(), 0.0
         while self._waiting:
             account = next(iter(self._waiting))
             queue = self._waiting.pop(account)
@@ -41,6 +47,7 @@ class FairWorker:
                 self._waiting[account] = queue  # behind the other accounts'
             if future.cancelled():
                 continue
+            began = loop.time()
             try:
                 result = await loop.run_in_executor(self._executor, partial(_call, call))
             except Exception as error:
@@ -49,6 +56,9 @@ class FairWorker:
             else:
                 if not future.cancelled():
                     future.set_result(result)
+            longest = max(longest, loop.time() - began)
+        if longest > LONG_SECONDS:
+            await loop.run_in_executor(self._executor, give_back)
 
 
 def _call(call: Callable[[], T]) -> T:

@@ -7,6 +7,7 @@ import json
 import secrets
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,17 @@ import torch
 
 from benchmarks import load
 from benchmarks.load_hostile import KINDS
+from benchmarks.load_report import resident_bytes
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 #: of a step, so that what is measured is the verifier's queue and not this machine's processors
 STEP_MS = 25
+#: what a burst may take: the longest text that is tokenised takes some 140 MB, one at a time
+BURST_MB = 192
+#: its memory is back in this time
+GIVEN_BACK_SECONDS = 30
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ def test_others_are_served_as_before(place: Place, tmp_path: Path, kind: str) ->
     }.get(kind)
     assert bound is None or grown.get(bound, 0) >= 1, (grown, beside["companion"])
     memory = beside["memory"]
-    assert memory["most_mb"] - memory["start_mb"] < 128, memory["samples"]
+    assert memory["most_mb"] - memory["start_mb"] < BURST_MB, memory["samples"]
     place.megabytes.append(memory["end_mb"])
 
 
@@ -108,4 +114,7 @@ def test_memory_is_flat_over_all_of_them(place: Place) -> None:
     """What they took while they were there has been given back or used again."""
     if len(place.megabytes) < 3:
         pytest.skip("wants the tests above")
-    assert place.megabytes[-1] - place.megabytes[0] < 64, place.megabytes
+    until = time.monotonic() + GIVEN_BACK_SECONDS  # the last of them have only just gone
+    while resident_bytes(place.pid) / 1e6 - place.megabytes[0] >= 64:
+        assert time.monotonic() < until, place.megabytes
+        time.sleep(0.5)
