@@ -71,7 +71,7 @@ private fun tiny(folder: File, settings: Settings): Opened {
     val options = settings.options(null).let {
         Options(it.policy, patience = Patience(0.6, 0.3, 1.0, 60.0), clearText = it.clearText)
     }
-    return Opened(bundle, EdgeRuntime(bundle, engine, settings.address, options), settings.deviceOnly)
+    return Opened(bundle, EdgeRuntime(bundle, engine, settings.address, options, null), settings.deviceOnly)
 }
 
 private fun tell(state: ChatState) = synchronized(System.out) {
