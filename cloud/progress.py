@@ -1,4 +1,4 @@
-"""Who is told while the 8-bit copy of a target is made, which takes as long as reading and quantising it once."""
+"""Who is told while the 8-bit copy of a target is made."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ WAITING = "another process makes the 8-bit copy of the target; waiting for it"
 class Making(Protocol):
     """Is told how the making goes."""
 
-    def layer(self, done: int, layers: int) -> None:
-        """`done` of `layers` are made."""
+    def step(self, done: int, steps: int) -> None:
+        """`done` of `steps` steps are done."""
 
     def waiting(self) -> None:
         """Another process makes this copy; it is waited for."""
@@ -33,11 +33,11 @@ class LogLines:
     def __init__(self) -> None:
         self._logged = 0.0
 
-    def layer(self, done: int, layers: int) -> None:
-        """See Making.layer."""
-        if done == layers or time.monotonic() - self._logged > LOG_SECONDS:
+    def step(self, done: int, steps: int) -> None:
+        """See Making.step."""
+        if done == steps or time.monotonic() - self._logged > LOG_SECONDS:
             self._logged = time.monotonic()
-            log.info(MAKING, layers=f"{done} of {layers}")
+            log.info(MAKING, steps=f"{done} of {steps}")
 
     def waiting(self) -> None:
         """See Making.waiting."""
@@ -67,16 +67,16 @@ class Bar:
         if self._bar.live.is_started:  # else rich writes an empty line where there is no terminal
             self._bar.stop()
 
-    def layer(self, done: int, layers: int) -> None:
-        """See Making.layer."""
+    def step(self, done: int, steps: int) -> None:
+        """See Making.step."""
         if not self._told:
             self._told = True
             if self._console.is_terminal:
                 self._bar.start()
             else:
                 self._console.print(MAKING)
-        if done < layers:
-            self._bar.update(self._task, description=MAKING, completed=done, total=layers)
+        if done < steps:
+            self._bar.update(self._task, description=MAKING, completed=done, total=steps)
         elif self._else_shown:
             self._bar.update(self._task, description=self._else_shown, total=None)
         elif self._bar.live.is_started:

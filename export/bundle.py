@@ -131,7 +131,7 @@ def _write_all(plan: Plan, aside: Path, console: Console) -> dict[str, Any]:
                 options.understudy,
                 aside,
                 config.max_context,
-                lambda layer, layers: status.update(f"lowering the understudy, layer {layer} of {layers}"),
+                lambda step, steps: status.update(f"lowering the understudy, step {step} of {steps}"),
             )
     _sign(manifest, aside)
     encoder = {k: v.half() for k, v in plan.tensors.items() if k.startswith(SERVER_PREFIXES)}

@@ -20,7 +20,7 @@ ROOMS: dict[str, frozenset[str]] = {
     PROTOCOL: frozenset(),
     "outrider_core.drafting": FIRST,
     "outrider_core.models": FIRST,
-    "outrider_core.targets": FIRST,
+    "outrider_core.targets": FIRST | {"outrider_core.models"},
     "outrider_core.chat_api": FIRST,
     "edge_runtime": SHARED,
     "cloud": SHARED,

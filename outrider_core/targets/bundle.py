@@ -20,7 +20,7 @@ from outrider_core.targets.config import Rope, TargetConfig
 MANIFEST_FILE, GRAPH_FILE, DATA_FILE = "manifest.json", "target.onnx", "target.onnx.data"
 PRODUCTS_FILE = "products.onnx"
 #: version of the folder's layout and of the graph's arithmetic: another version may write other text
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 class TargetBundleError(RuntimeError):

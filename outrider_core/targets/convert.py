@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import onnx
@@ -24,6 +24,7 @@ from outrider_core.targets.bundle import (
     TargetBundleError,
     open_target_bundle,
 )
+from outrider_core.targets.calibration import InputMoments, kept_texts, write_texts
 from outrider_core.targets.config import TargetConfig, UnsupportedTarget
 from outrider_core.targets.gguf_tokenizer import check_tokenizer, write_tokenizer
 from outrider_core.targets.graph import TargetGraph
@@ -32,6 +33,8 @@ from outrider_core.targets.tables import INDEX_FILE, TableFile
 from outrider_core.targets.weights import BrokenWeights, GgufWeights, SafetensorsWeights, Weights
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+#: in a bundle under way: the copy whose weights are rounded to nearest, and what it has written
+PLAIN_FOLDER, TEXTS_FILE = "plain", "texts.json"
 #: what to do where a folder cannot be written
 REMEDY = "free some space there, or name another folder with OUTRIDER_CACHE"
 
@@ -58,14 +61,16 @@ def make_target_bundle(
     folder: Path,
     max_positions: int,
     eos_ids: Sequence[int] = (),
-    done: Callable[[int, int], None] = lambda layer, layers: None,
+    done: Callable[[int, int], None] = lambda step, steps: None,
     waiting: Callable[[], None] = lambda: None,
+    calibrate: bool = True,
 ) -> TargetBundle:
     """Lower the model in `source`, a folder or a GGUF file, into `folder`, which appears once it is complete.
 
     Work under way lies beside it and goes on where it was interrupted (not after an error); of several processes one
-    works and the others wait. eos_ids: those of a folder; a GGUF file has its own. done(layer, layers) is called after
-    every layer, waiting() where another process is at work. Raises TargetBundleError.
+    works and the others wait. eos_ids: those of a folder; a GGUF file has its own. done(step, steps) is called after
+    every step, waiting() where another process is at work. calibrate: make a first copy, let it write some answers, and
+    round the weights anew by what they read then; otherwise to nearest. Raises TargetBundleError.
     """
     aside = folder.with_name(f".{folder.name}.{source_hash}.partial")
     try:
@@ -73,7 +78,11 @@ def make_target_bundle(
         with _alone(folder.with_name(f".{folder.name}.lock"), waiting):
             if not (folder / MANIFEST_FILE).is_file():
                 aside.mkdir(exist_ok=True)
-                _write(name, source, source_hash, aside, max_positions, eos_ids, done)
+                lowering = _Lowering(name, source, source_hash, max_positions, eos_ids)
+                if calibrate:
+                    _write_calibrated(lowering, aside, done)
+                else:
+                    lowering.write(aside, done)
                 shutil.rmtree(folder, ignore_errors=True)
                 os.replace(aside, folder)
     except OSError as error:
@@ -85,6 +94,9 @@ def make_target_bundle(
     except BrokenWeights as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise TargetBundleError(f"{name}: {error}") from None
+    except TargetBundleError:  # what an interrupted call has left is damaged
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
     return open_target_bundle(folder)
 
 
@@ -103,48 +115,73 @@ def _alone(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
         lock.release()
 
 
-def _write(
-    name: str,
-    source: Path,
-    source_hash: str,
-    folder: Path,
-    max_positions: int,
-    eos_ids: Sequence[int],
-    done: Callable[[int, int], None],
-) -> None:
-    weights: Weights
-    if source.is_dir():
-        weights = SafetensorsWeights(source)
-        config = TargetConfig.from_json(json.loads((source / "config.json").read_text()))
-        for each in _TOKENIZER_FILES:
-            if (source / each).is_file():
-                shutil.copyfile(source / each, folder / each)
-    else:
-        weights = GgufWeights(source)
-        config = weights.config
-        eos_ids = weights.eos_ids
+def _write_calibrated(lowering: _Lowering, folder: Path, done: Callable[[int, int], None]) -> None:
+    """A third of the steps each: a copy rounded to nearest, its answers, and the copy that is kept."""
+    plain = folder / PLAIN_FOLDER
+    if not (plain / MANIFEST_FILE).is_file():
+        plain.mkdir(exist_ok=True)
+        lowering.write(plain, lambda step, steps: done(step, 3 * steps))
+    first = open_target_bundle(plain)
+    layers = first.config.num_hidden_layers
+
+    def written(token: int, tokens: int) -> None:
+        done(layers + layers * token // tokens, 3 * layers)
+
+    texts = kept_texts(folder / TEXTS_FILE, lambda: write_texts(first, written))
+    moments = InputMoments(first, texts)
+    lowering.write(folder, lambda step, steps: done(2 * steps + step, 3 * steps), moments)
+    (folder / TEXTS_FILE).unlink()
+    shutil.rmtree(plain)
+
+
+@dataclass(frozen=True)
+class _Lowering:
+    """What is lowered; see make_target_bundle."""
+
+    name: str
+    source: Path
+    source_hash: str
+    max_positions: int
+    eos_ids: Sequence[int]
+
+    def write(self, folder: Path, done: Callable[[int, int], None], moments: InputMoments | None = None) -> None:
+        """Write a bundle's files into `folder`, its manifest last. moments: of an earlier copy's inputs."""
+        weights, config, eos_ids = self._open(folder)
+        positions = min(self.max_positions, config.max_position_embeddings)
+        layers = config.num_hidden_layers
+        with TableFile(folder) as tables:
+            known = moments.of if moments else lambda name: None
+            graph = TargetGraph(config, weights, positions, tables, lambda layer: done(layer, layers), known)
+            onnx.save(graph.build(), folder / GRAPH_FILE)
+        (folder / PRODUCTS_FILE).write_bytes(products_graph())
+        scales = [graph.value_scale(layer) for layer in range(layers)]
+        (folder / INDEX_FILE).unlink()
+        files = {
+            path.name: {"bytes": path.stat().st_size, "sha256": sha256_of([path])[0]}
+            for path in sorted(folder.iterdir())
+            if path.name in (*_TOKENIZER_FILES, GRAPH_FILE, DATA_FILE, PRODUCTS_FILE)
+        }
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "name": self.name,
+            "source_hash": self.source_hash,
+            "config": asdict(config),
+            "value_scales": scales,
+            "max_positions": positions,
+            "eos_ids": list(eos_ids),
+            "calibrated": moments is not None,
+            "files": files,
+        }
+        (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n")
+
+    def _open(self, folder: Path) -> tuple[Weights, TargetConfig, Sequence[int]]:
+        """The weights, their shapes and the ids that end an answer; the tokenizer's files are put into `folder`."""
+        if self.source.is_dir():
+            for name in _TOKENIZER_FILES:
+                if (self.source / name).is_file():
+                    shutil.copyfile(self.source / name, folder / name)
+            config = TargetConfig.from_json(json.loads((self.source / "config.json").read_text()))
+            return SafetensorsWeights(self.source), config, self.eos_ids
+        weights = GgufWeights(self.source)
         write_tokenizer(weights, folder)
-    positions = min(max_positions, config.max_position_embeddings)
-    layers = config.num_hidden_layers
-    with TableFile(folder) as tables:
-        graph = TargetGraph(config, weights, positions, tables, lambda layer: done(layer, layers))
-        onnx.save(graph.build(), folder / GRAPH_FILE)
-    (folder / PRODUCTS_FILE).write_bytes(products_graph())
-    scales = [graph.value_scale(layer) for layer in range(layers)]
-    (folder / INDEX_FILE).unlink()
-    files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": sha256_of([path])[0]}
-        for path in sorted(folder.iterdir())
-        if path.name in (*_TOKENIZER_FILES, GRAPH_FILE, DATA_FILE, PRODUCTS_FILE)
-    }
-    manifest = {
-        "format_version": FORMAT_VERSION,
-        "name": name,
-        "source_hash": source_hash,
-        "config": asdict(config),
-        "value_scales": scales,
-        "max_positions": positions,
-        "eos_ids": list(eos_ids),
-        "files": files,
-    }
-    (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n")
+        return weights, weights.config, weights.eos_ids

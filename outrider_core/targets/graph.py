@@ -25,6 +25,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from outrider_core.targets.batch import JOINED_TOKENS
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.part import POOL_BLOCK
 from outrider_core.targets.quantise import Rotation, hadamard, hadamard_block, quantise8, rotate_blocks
@@ -40,6 +41,8 @@ LARGEST_SPREAD = 12.0
 #: opset of the graph, and the intermediate representation that goes with it
 OPSET, IR_VERSION = 21, 10
 _MICROSOFT = "com.microsoft"
+#: behind a linear layer's name: its input rounded to 8 bits (128 is zero), and each row's largest absolute value (127)
+INPUT, LARGEST = ".input", ".largest"
 
 
 @dataclass
@@ -99,7 +102,11 @@ class Builder:
 
 
 class TargetGraph:
-    """Builds the graph of one target. `done` is told of every layer that is quantised, for a progress bar."""
+    """Builds the graph of one target.
+
+    done: told of every layer that is quantised, for a progress bar. moments: what is known of a linear layer's inputs,
+    by its name; see `quantise8`.
+    """
 
     def __init__(
         self,
@@ -108,8 +115,10 @@ class TargetGraph:
         max_context: int,
         tables: TableFile,
         done: Callable[[int], None] = lambda layer: None,
+        moments: Callable[[str], NDArray[np.float64] | None] = lambda name: None,
     ) -> None:
         self.config, self.weights, self.max_context, self.done = config, weights, max_context, done
+        self._moments = moments
         self.graph = Builder(tables)
         self._rotation = Rotation(config.hidden_size)
 
@@ -138,7 +147,8 @@ class TargetGraph:
         graph.input("answers", TensorProto.INT64, ["tokens", config.num_attention_heads])
         graph.input("slots", TensorProto.INT64, [1, config.num_key_value_heads, "tokens", 3])
         wanted = graph.input("wanted", TensorProto.INT64, ["wanted"])
-        cosines, sines = config.rope.tables(self.max_context, config.head_dim)
+        # RotaryEmbedding wants as many rows as a run has tokens
+        cosines, sines = config.rope.tables(max(self.max_context, JOINED_TOKENS), config.head_dim)
         graph.table("cosines", lambda: cosines)
         graph.table("sines", lambda: sines)
 
@@ -300,13 +310,13 @@ class TargetGraph:
         result does not depend on the other rows.
         """
         graph = self.graph
-        quantised = cache(lambda: quantise8(weight()))
-        largest = graph.op("ReduceMax", graph.op("Abs", x), graph.ints(1), keepdims=1)
+        quantised = cache(lambda: quantise8(weight(), self._moments(name)))
+        largest = graph.op("ReduceMax", graph.op("Abs", x), graph.ints(1), keepdims=1, name=name + LARGEST)
         step = graph.constant("activation_step", np.array(1 / 127, np.float32))
         zero = graph.constant("activation_zero", np.array(128, np.uint8))
         product = graph.op(
             "MatMulIntegerToFloat",
-            graph.op("QuantizeLinear", graph.op("Div", x, largest), step, zero),
+            graph.op("QuantizeLinear", graph.op("Div", x, largest), step, zero, name=name + INPUT),
             graph.table(f"{name}.table", lambda: quantised()[0].T),
             step,
             graph.table(f"{name}.scales", lambda: quantised()[1]),

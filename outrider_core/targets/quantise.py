@@ -11,19 +11,66 @@ from outrider_core.targets.weights import Floats
 
 #: outputs quantised at once, so that what is worked on stays in the cache
 ROWS_AT_ONCE = 1024
+#: inputs whose rounding is made up for one by one, before all others are corrected at once
+COLUMNS_AT_ONCE = 64
+#: added to the moments, as a share of the mean square of an input
+DAMPING = 0.01
+
+Doubles = NDArray[np.float64]
 
 
-def quantise8(weight: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """weight float32 [N, K] -> (table int8 [N, K], scales float32 [N]); a weight is table * scale of its output."""
+def quantise8(weight: Floats, moments: Doubles | None = None) -> tuple[NDArray[np.int8], Floats]:
+    """weight float32 [N, K] -> (table int8 [N, K], scales float32 [N]); a weight is table * scale of its output.
+
+    moments: sums of x xᵀ over inputs x, float64 [K, K]. With them, what rounding a weight changes in the outputs is
+    made up for, as far as can be, by the weights rounded after it (GPTQ, arXiv 2210.17323); otherwise weights are
+    rounded to nearest.
+    """
     table = np.empty(weight.shape, np.int8)
     scales = np.empty(len(weight), np.float32)
+    feedback = _Feedback.of(moments)
     for start in range(0, len(weight), ROWS_AT_ONCE):
         rows = weight[start : start + ROWS_AT_ONCE]
         scale = np.abs(rows).max(1) / np.float32(127)
         scale[scale == 0] = 1
-        table[start : start + len(rows)] = np.rint(rows / scale[:, None])
+        scaled = rows / scale[:, None]
+        table[start : start + len(rows)] = np.rint(scaled) if feedback is None else feedback.round(scaled)
         scales[start : start + len(rows)] = scale
     return table, scales
+
+
+class _Feedback:
+    """Which weights make up for the rounding of which: GPTQ's triangular factor of the inverse moments."""
+
+    def __init__(self, moments: Doubles) -> None:
+        spread = moments.diagonal()
+        self._order = np.argsort(-spread, kind="stable")  # inputs that matter most are rounded first
+        damped = moments[np.ix_(self._order, self._order)] + np.eye(len(moments)) * (DAMPING * spread.mean())
+        lower = np.linalg.cholesky(damped[::-1, ::-1])  # damped is the product of upper and its transpose
+        self._factor = np.triu(np.linalg.inv(lower[::-1, ::-1])).astype(np.float32)
+
+    @classmethod
+    def of(cls, moments: Doubles | None) -> _Feedback | None:
+        """None where nothing is known of the inputs."""
+        known = moments is not None and np.isfinite(moments).all() and moments.any()
+        return cls(moments) if moments is not None and known else None
+
+    def round(self, scaled: Floats) -> Floats:
+        """scaled [N, K], at most 127 in magnitude, to whole numbers."""
+        factor, rest = self._factor, np.ascontiguousarray(scaled.T[self._order])
+        rounded = np.empty_like(rest)
+        errors = np.empty((COLUMNS_AT_ONCE, rest.shape[1]), np.float32)
+        for start in range(0, len(rest), COLUMNS_AT_ONCE):
+            end = min(start + COLUMNS_AT_ONCE, len(rest))
+            for column in range(start, end):
+                np.clip(np.rint(rest[column]), -127, 127, out=rounded[column])
+                error = errors[column - start]
+                error[:] = (rest[column] - rounded[column]) / factor[column, column]
+                rest[column + 1 : end] -= factor[column, column + 1 : end, None] * error
+            rest[end:] -= factor[start:end, end:].T @ errors[: end - start]
+        whole = np.empty_like(rounded)
+        whole[self._order] = rounded
+        return np.ascontiguousarray(whole.T)
 
 
 class Rotation:

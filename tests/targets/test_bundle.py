@@ -38,7 +38,8 @@ def stop_at(layer, layers):
         print("layer", layer, flush=True)
         sys.stdin.read()
 
-convert.make_target_bundle("tiny", Path(sys.argv[1]), "0" * 16, Path(sys.argv[2]), 128, done=stop_at)
+source, folder, calibrate = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[4] == "calibrate"
+convert.make_target_bundle("tiny", source, "0" * 16, folder, 128, done=stop_at, calibrate=calibrate)
 """
 
 
@@ -50,8 +51,8 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def make(source: Path, folder: Path) -> TargetBundle:
-    return make_target_bundle("tiny", source, "0" * 16, folder, 128)
+def make(source: Path, folder: Path, calibrate: bool = False) -> TargetBundle:
+    return make_target_bundle("tiny", source, "0" * 16, folder, 128, calibrate=calibrate)
 
 
 def hidden(folder: Path) -> list[str]:
@@ -62,27 +63,32 @@ def test_a_bundle_is_made_once_and_opens(source: Path, tmp_path: Path) -> None:
     layers = list[tuple[int, int]]()
     folder = tmp_path / "bundle"
     made = make_target_bundle("tiny", source, "0" * 16, folder, 128, done=lambda *done: layers.append(done))
-    assert layers == [(0, 4), (1, 4), (2, 4), (3, 4)] and hidden(folder) == []
+    assert sorted(set(layers)) == [(step, 12) for step in range(12)] and layers == sorted(layers)
+    assert hidden(folder) == []
     assert make_target_bundle("tiny", source, "0" * 16, folder, 128, done=lambda *_: pytest.fail("made again")) == made
     assert made.config.num_hidden_layers == 4 and made.max_positions == 128 and len(made.value_scales) == 4
     assert {path.name for path in folder.iterdir()} >= {"tokenizer.json", "target.onnx", DATA_FILE}
 
 
-def test_a_killed_conversion_goes_on(source: Path, tmp_path: Path) -> None:
-    whole = make(source, tmp_path / "whole")
+@pytest.mark.parametrize(("step", "calibrate", "under_way"), [(2, False, "."), (2, True, "plain"), (10, True, ".")])
+def test_a_killed_conversion_goes_on(source: Path, tmp_path: Path, step: int, calibrate: bool, under_way: str) -> None:
+    """While a copy is rounded to nearest, or the one that its answers have calibrated."""
+    whole = make(source, tmp_path / "whole", calibrate)
     folder = tmp_path / "bundle"
-    command = [sys.executable, "-c", MAKE, str(source), str(folder), "2"]
+    command = [sys.executable, "-c", MAKE, str(source), str(folder), str(step), "calibrate" if calibrate else "plain"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout and process.stdout.readline() == b"layer 2\n"
+        assert process.stdout and process.stdout.readline() == f"layer {step}\n".encode()
         process.send_signal(signal.SIGKILL)
     [aside] = hidden(folder)
     assert not folder.exists()
-    data = tmp_path / aside / DATA_FILE
+    data = tmp_path / aside / under_way / DATA_FILE
     inode = data.stat().st_ino
     with data.open("ab") as file:
         file.write(b"half a tensor")
-    made = make(source, folder)
-    assert hidden(folder) == [] and (folder / DATA_FILE).stat().st_ino == inode  # the same file, not one begun anew
+    made = make(source, folder, calibrate)
+    assert hidden(folder) == []
+    if under_way == ".":
+        assert (folder / DATA_FILE).stat().st_ino == inode  # the same file, not one begun anew
     assert (folder / DATA_FILE).read_bytes() == (whole.folder / DATA_FILE).read_bytes()
     assert made.graph.read_bytes() == whole.graph.read_bytes()
 
@@ -171,7 +177,7 @@ def test_who_waits_for_another_process_is_told_once(source: Path, tmp_path: Path
     """And takes what that one has made."""
     folder = tmp_path / "bundle"
     told = list[str]()
-    command = [sys.executable, "-c", MAKE, str(source), str(folder), "1"]
+    command = [sys.executable, "-c", MAKE, str(source), str(folder), "1", "plain"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout and process.stdin and process.stdout.readline() == b"layer 1\n"
         stdin = process.stdin

@@ -1,0 +1,174 @@
+"""What a target's linear layers read while it writes its own answers, by which their weights are rounded. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from jinja2 import TemplateError
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from outrider_core.chat_tokenizer import ChatTokenizer, open_chat_tokenizer
+from outrider_core.protocol.sampling import Sampling, draw
+from outrider_core.targets.batch import Batch
+from outrider_core.targets.bundle import TargetBundle
+from outrider_core.targets.config import TargetConfig
+from outrider_core.targets.graph import INPUT, LARGEST
+from outrider_core.targets.part import POOL_BLOCK, Part
+from outrider_core.targets.runner import OnnxRunner
+
+Doubles = NDArray[np.float64]
+
+#: what the target is asked. Kinds of text matter here, not their number
+PROMPTS = (
+    "Explain to a child why leaves change their colour in autumn.",
+    "Write a Python function that returns the longest word of a sentence, with a docstring.",
+    "A shop sells pencils at 30 cents and pens at 1.20 dollars. What do 7 pencils and 3 pens cost? Show each step.",
+    "Give me a packing list for four days in the mountains.",
+    "Translate into French: The train to the airport leaves every twenty minutes.",
+    "Summarise in one sentence: Honey bees tell each other where flowers are by dancing. The angle of the dance shows "
+    "the direction with respect to the sun, and its length shows how far it is. Other bees follow the dancer.",
+    'Return a JSON object with the keys "title", "year" and "genres" for a film that you like.',
+    "Write a polite email that asks the landlord to repair the heating.",
+    "What are the advantages and drawbacks of working from home?",
+    "Tell a short story about a lighthouse keeper who finds a message in a bottle.",
+    "How does a refrigerator keep food cold?",
+    "Correct the grammar: He don't knows where are the keys, because she have took them.",
+    "Compare SQL and NoSQL databases in a table.",
+    "Name five rivers in Asia, and the countries that they flow through.",
+    "Write a limerick about a cat that hates Mondays.",
+    "Was ist der Unterschied zwischen Wetter und Klima?",
+    "Implement a stack in JavaScript with push, pop and size.",
+    "If all roses are flowers and some flowers fade quickly, do some roses fade quickly? Explain your reasoning.",
+    "Suggest three names for a bakery, with a slogan for each.",
+    "Who was Ada Lovelace, and why is she remembered?",
+    "Describe how to change a bicycle tyre, step by step.",
+    "Write a SQL query that finds the ten customers who spent most last month.",
+    "Solve for x: 3x + 7 = 2(x - 4).",
+    "Make a dialogue between a doctor and a patient with a sore throat.",
+)
+#: tokens that it writes to each
+ANSWER_TOKENS = 80
+SAMPLING = Sampling(temperature=0.7, seed=1)
+#: moments held in memory at once, in bytes; the texts are run once for each such lot
+MOMENT_BYTES = 128 << 20
+#: a layer with more inputs is rounded to nearest: its moments would take too much memory and time
+MOST_INPUTS = 8192
+
+
+def write_texts(bundle: TargetBundle, done: Callable[[int, int], None] = lambda token, tokens: None) -> list[list[int]]:
+    """Token ids of PROMPTS and of the target's own answers. done(token, tokens): after every token of the answers."""
+    tokenizer = open_chat_tokenizer(bundle.folder)
+    room = bundle.max_positions - 1
+    texts = [_prompt(tokenizer, prompt)[:room] for prompt in PROMPTS]
+    extent = POOL_BLOCK * math.ceil((max(map(len, texts)) + ANSWER_TOKENS) / POOL_BLOCK)
+    runner = OnnxRunner(bundle.graph, bundle.config, bundle.value_scales, extent * len(texts))
+    parts = {index: Part(extent * index, 0, tuple(text)) for index, text in enumerate(texts)}
+    for token in range(ANSWER_TOKENS):
+        logits = runner.forward(list(parts.values()))
+        for index, row in zip(list(parts), logits, strict=True):
+            text = texts[index]
+            past = len(text)
+            text.append(draw(row, SAMPLING, past))
+            if text[-1] in bundle.eos_ids or past == room:
+                del parts[index]
+            else:
+                parts[index] = Part(extent * index, past, (text[-1],))
+        done(token, ANSWER_TOKENS)
+        if not parts:
+            break
+    return texts
+
+
+def _prompt(tokenizer: ChatTokenizer, prompt: str) -> list[int]:
+    try:
+        if tokenizer.template:
+            return tokenizer.encode_chat([{"role": "user", "content": prompt}])
+    except (TemplateError, ValueError):
+        pass  # a template that wants another kind of conversation
+    return tokenizer.encode(prompt) or [0]
+
+
+class InputMoments:
+    """Sums of x xᵀ over the inputs x of each linear layer, while the bundle's target reads `texts`.
+
+    They are computed for several layers at once and asked for in the graph's order.
+    """
+
+    def __init__(self, bundle: TargetBundle, texts: Sequence[Sequence[int]], most_bytes: int = MOMENT_BYTES) -> None:
+        self._bundle, self._texts, self._most_bytes = bundle, texts, most_bytes
+        self._graph = onnx.load(bundle.graph, load_external_data=False)
+        widths = {tensor.name: tensor.dims[0] for tensor in self._graph.graph.initializer}
+        names = [
+            node.output[0].removesuffix(INPUT) for node in self._graph.graph.node if node.op_type == "QuantizeLinear"
+        ]
+        self._widths = {name: widths[f"{name}.table"] for name in names}
+        self._moments = dict[str, Doubles]()
+
+    def of(self, name: str) -> Doubles | None:
+        """float64 [inputs, inputs]; None for a layer that is too wide."""
+        if self._widths[name] > MOST_INPUTS:
+            return None
+        if name not in self._moments:
+            self._moments = self._read(self._lot(name))
+        return self._moments[name]
+
+    def _lot(self, first: str) -> list[str]:
+        """The layers from `first` on that fit into memory together."""
+        names = list(self._widths)
+        lot, size = list[str](), 0
+        for name in names[names.index(first) :]:
+            size += 8 * self._widths[name] ** 2
+            if lot and size > self._most_bytes:
+                break
+            if self._widths[name] <= MOST_INPUTS:
+                lot.append(name)
+        return lot
+
+    def _read(self, names: Sequence[str]) -> dict[str, Doubles]:
+        session = self._session(names)
+        runs = [session.run(None, _feeds(text, self._bundle.config)) for text in self._texts]
+        moments = dict[str, Doubles]()
+        for index, name in enumerate(names):
+            rounded, largest = (np.concatenate([run[2 * index + which] for run in runs]) for which in (0, 1))
+            x = (rounded.astype(np.float32) - 128) * (largest / 127)
+            moments[name] = (x.T @ x).astype(np.float64)
+        return moments
+
+    def _session(self, names: Sequence[str]) -> onnxruntime.InferenceSession:
+        """The target up to these layers, whose inputs it gives out in place of logits."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self._graph)
+        del model.graph.output[:]
+        for name in names:
+            model.graph.output.append(helper.make_tensor_value_info(name + INPUT, TensorProto.UINT8, None))
+            model.graph.output.append(helper.make_tensor_value_info(name + LARGEST, TensorProto.FLOAT, None))
+        path = self._bundle.folder / "inputs.onnx"  # its tables are found beside it
+        onnx.save(model, path)
+        try:
+            return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        finally:
+            path.unlink()
+
+
+def _feeds(text: Sequence[int], config: TargetConfig) -> dict[str, NDArray[np.generic]]:
+    batch = Batch([Part(0, 0, tuple(text))], config)
+    pool = np.zeros((batch.span.count, config.num_key_value_heads, POOL_BLOCK, config.head_dim), np.float32)
+    pools = {f"{name}_{layer}": pool for layer in range(config.num_hidden_layers) for name in ("keys", "values")}
+    return {**batch.feeds, **pools}
+
+
+def kept_texts(path: Path, write: Callable[[], list[list[int]]]) -> list[list[int]]:
+    """The texts in a file, which are written unless an earlier call has done so."""
+    if not path.is_file():
+        aside = path.with_suffix(".partial")
+        aside.write_text(json.dumps(write()))
+        aside.replace(path)
+    texts: list[list[int]] = json.loads(path.read_text())
+    return texts
