@@ -31,11 +31,11 @@ def plain_decode_8bit(
     return tokens[len(prompt) :]
 
 
-def lowered(model: Any, folder: Path) -> TargetBundle:
-    """A tiny model and its tokenizer as a bundle in `folder`."""
+def lowered(model: Any, folder: Path, calibrate: bool = False) -> TargetBundle:
+    """A tiny model and its tokenizer as a bundle in `folder`. calibrate: as a verifier does."""
     model.save_pretrained(folder / "source")
     tiny_tokenizer(model.config.vocab_size).save_pretrained(folder / "source")
-    return make_target_bundle("tiny", folder / "source", "tiny-target", folder / "bundle", 256, calibrate=False)
+    return make_target_bundle("tiny", folder / "source", "tiny-target", folder / "bundle", 256, calibrate=calibrate)
 
 
 def tiny_truth(
@@ -43,4 +43,4 @@ def tiny_truth(
 ) -> list[int]:
     """What a verifier of this tiny model answers on the CPU, in as many tokens."""
     with tempfile.TemporaryDirectory() as folder:
-        return plain_decode_8bit(lowered(model, Path(folder)), prompt, sampling, max_new, eos_ids)
+        return plain_decode_8bit(lowered(model, Path(folder), calibrate=True), prompt, sampling, max_new, eos_ids)
