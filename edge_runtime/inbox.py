@@ -44,10 +44,10 @@ class Compared:
 
 @dataclass(frozen=True)
 class TextRead:
-    """The understudy has read the text of a ReadText; `agreed` as of that."""
+    """The understudy has read, or given up, the text of a ReadText; `agreed` as of that."""
 
     session: Session
-    agreed: int
+    agreed: int | None
 
 
 @dataclass(frozen=True)
