@@ -100,17 +100,21 @@ class UnderstudyJobs:
             return session.reads(action) and not worker.closed
 
         def work() -> InboxEvent:
-            if not understudy.read(action.prefix[: action.base], wanted):
-                return TextRead(session, 0)
-            return TextRead(session, understudy.agreed(action.prefix, action.base, begin, session.sampling))
+            return TextRead(session, understudy.agreed(action.prefix, action.base, begin, session.sampling, wanted))
 
         self._submit(work)
 
     def write(self, action: WriteToken) -> None:
-        session, understudy, asked = self._session, self._worker.understudy, time.monotonic()
+        session, worker, understudy = self._session, self._worker, self._worker.understudy
+        asked = time.monotonic()
+
+        def wanted() -> bool:
+            return session.version == action.version and not session.finished and not worker.closed
 
         def work() -> InboxEvent:
-            token, probability = understudy.next_token(action.prefix, len(session.prompt), session.sampling)
+            token, probability = 0, 0.0  # which the session does not take where it is not wanted
+            if understudy.read(action.prefix, wanted):
+                token, probability = understudy.next_token(action.prefix, len(session.prompt), session.sampling)
             return Written(session, token, probability, action.version, time.monotonic() - asked)
 
         self._submit(work)
