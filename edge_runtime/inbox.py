@@ -58,5 +58,13 @@ class UnderstudyFailed:
     why: str
 
 
+@dataclass(frozen=True)
+class Failed:
+    """The drafter's engine failed."""
+
+    session: Session
+    error: DrafterFailed
+
+
 #: jobs carry the session that asked: it may have been cancelled since
-InboxEvent = LinkEvent | Drafted | Written | Compared | TextRead | UnderstudyFailed | DrafterFailed
+InboxEvent = LinkEvent | Drafted | Written | Compared | TextRead | UnderstudyFailed | Failed

@@ -10,7 +10,7 @@ from functools import partial
 
 from edge_runtime.actions import AddRows, Compare, DraftTree, ReadText, WriteToken
 from edge_runtime.figures import Figures
-from edge_runtime.inbox import Compared, Drafted, InboxEvent, TextRead, UnderstudyFailed, Written
+from edge_runtime.inbox import Compared, Drafted, Failed, InboxEvent, TextRead, UnderstudyFailed, Written
 from edge_runtime.session import Session
 from edge_runtime.worker import DrafterFailed, DrafterThread, UnderstudyThread
 from outrider_core.drafting.drafter import Draft, TreeShape
@@ -82,7 +82,7 @@ class DrafterJobs:
     def _failed(self, error: Exception) -> None:
         failure = DrafterFailed(f"the drafter's engine failed: {error}")
         failure.__cause__ = error
-        self._report(failure)
+        self._report(Failed(self._session, failure))
 
 
 class UnderstudyJobs:

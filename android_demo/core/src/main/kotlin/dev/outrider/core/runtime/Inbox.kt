@@ -25,7 +25,7 @@ internal sealed interface InboxEvent {
     class Ahead(val session: Session, val nodes: Int) : InboxEvent
 
     /** The drafter's engine threw [error]. */
-    class Failed(val error: Exception) : InboxEvent
+    class Failed(val session: Session, val error: Exception) : InboxEvent
 
     /** Somebody asks for something. */
     class Asked(val wish: Wish) : InboxEvent
