@@ -19,6 +19,7 @@ written without them, `edge_runtime.tuning` what measurements decide.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from edge_runtime.actions import (
@@ -84,7 +85,7 @@ class Session:
     policy: Policy = field(default_factory=Policy)
     tuning: Tuning = field(default_factory=Tuning)
     understudy: bool = False
-    sentence_ends: frozenset[int] = frozenset()
+    sentence_ends: Container[int] = frozenset()
 
     def __post_init__(self) -> None:
         self.stats = SessionStats()

@@ -88,7 +88,8 @@ def action_json(action: Action) -> list[Any]:
 
 def setup_of(session: Session) -> dict[str, Any]:
     """How a session was made. tuning: only where it is free to choose."""
-    tuning = session.tuning
+    tuning, sentence_ends = session.tuning, session.sentence_ends
+    assert isinstance(sentence_ends, frozenset)
     setup = {
         "prompt": list(session.prompt),
         "sampling": msgspec.structs.asdict(session.sampling),
@@ -103,7 +104,7 @@ def setup_of(session: Session) -> dict[str, Any]:
         "timer": {"floor": session.timer.floor, "ceiling": session.timer.ceiling, "first": session.timer.first},
         "mode": session.mode,
         "understudy": session.understudy,
-        "sentence_ends": sorted(session.sentence_ends),
+        "sentence_ends": sorted(sentence_ends),
     }
     return (
         setup if tuning.controller.pinned else setup | {"tuning": asdict(tuning.largest) | {"shaping": tuning.shaping}}
