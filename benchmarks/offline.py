@@ -7,6 +7,13 @@ Each question is asked over a link that is cut after some tokens and comes back 
 writer: the drafter alone (`Policy(offline="continue")`), the understudy loaded when it is needed ("cold"), and one that
 reads along ("warm"). What stood there unverified when the target came back is then scored by the target in float32,
 beside what the target itself says at the same place.
+
+"1st ms" is the median time from the moment at which the device knew that the target is silent (the deadline of its
+reply, or the link's end) to the first token shown alone; "20th ms" from the same moment to the 20th token of those that
+stood there when the target came back: what was withdrawn before that does not count. Tokens written alone are shown at
+a reader's pace of 20 a second, so that the 20th cannot come before 950 ms.
+
+Ctrl-C shows the table of what was done so far.
 """
 
 from __future__ import annotations
@@ -16,7 +23,6 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -29,9 +35,10 @@ from rich.table import Table
 from benchmarks.baseline import plain_decode
 from benchmarks.command import common_arguments, conclude
 from benchmarks.links import EmulatedLink
+from benchmarks.outage import Outage, OutageWatch
 from benchmarks.questions import Question, as_question, read_questions
 from cloud.process import VerifierProcess
-from edge_runtime.events import Finished, Provisional, RolledBack, Verified
+from edge_runtime.events import Finished
 from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
 from outrider_core.drafting.bundle import Bundle, open_bundle
@@ -44,29 +51,12 @@ WRITERS = {
     "cold": Policy(),
     "warm": Policy(understudy="warm"),
 }
+#: of one answer: writer, seconds of the outage, what came of it
+Found = tuple[str, float, Outage]
 #: verified tokens after which the link is cut
 CUT_AFTER = 24
 #: tokens of what is scored, at most
 SCORED = 128
-
-
-@dataclass
-class Outage:
-    """What one answer's outage brought. first, twentieth: seconds from the overdue reply to that token alone.
-
-    written: what stood there when the target came back, behind `before`; own: what the target says there. same: the
-    answer is plain decoding's.
-    """
-
-    before: list[int]
-    own: list[int] = field(default_factory=list)
-    written: list[int] = field(default_factory=list)
-    provisional: int = 0
-    understudy: int = 0
-    kept: int = 0
-    first: float | None = None
-    twentieth: float | None = None
-    same: bool = False
 
 
 async def answer(
@@ -78,57 +68,39 @@ async def answer(
     outage: float,
 ) -> Outage:
     """One answer, with the link down for `outage` seconds in the middle. plain: the target's own."""
-    found = Outage(list(prompt))
-    shown, verified, moments = list[int](), 0, list[float]()
-    back = False
+    watch = OutageWatch(prompt, plain)
 
     async def return_later() -> None:
-        nonlocal back
         await asyncio.sleep(outage)
-        link.silent, back = False, True
-
-    def remember() -> None:
-        """The target is about to change what was written alone."""
-        if back and not found.written:
-            found.before, found.written = prompt + shown[:verified], shown[verified:]
-            found.own = plain[verified:][: len(found.written)]
+        link.silent, watch.back = False, True
 
     later: asyncio.Task[None] | None = None
-    async for event in runtime.generate(
-        prompt, max_new_tokens=options.max_new_tokens, temperature=options.temperature, seed=options.seed
-    ):
-        match event:
-            case Verified(tokens=tokens):
-                remember()
-                shown[verified:] = tokens + shown[verified + len(tokens) :]
-                verified += len(tokens)
-            case Provisional(token=token):
-                shown.append(token)
-                moments.append(time.monotonic())
-            case RolledBack(count=count):
-                remember()
-                del shown[len(shown) - count :]
-        if verified >= CUT_AFTER and later is None:
-            link.silent = True
-            link.cut()
-            later = asyncio.create_task(return_later())
-    if later:
-        await later
+    try:
+        async for event in runtime.generate(
+            prompt, max_new_tokens=options.max_new_tokens, temperature=options.temperature, seed=options.seed
+        ):
+            watch.see(event, time.monotonic())
+            if watch.verified >= CUT_AFTER and later is None:
+                link.silent = watch.cut = True
+                link.cut()
+                later = asyncio.create_task(return_later())
+        if later:
+            await later
+    finally:
+        if later:
+            later.cancel()
     assert isinstance(event, Finished)
-    stats = event.stats
-    found.provisional, found.understudy, found.kept = stats.provisional, stats.understudy, stats.kept
-    if moments and stats.stall_seconds:
-        due = moments[0] - stats.stall_seconds[0]
-        found.first = stats.stall_seconds[0]
-        found.twentieth = moments[19] - due if len(moments) > 19 else None
-    found.same = event.token_ids == plain
-    return found
+    return watch.end(event)
 
 
 async def measure(
-    verifier: VerifierProcess, bundle: Bundle, questions: Sequence[Question], options: argparse.Namespace
-) -> list[tuple[str, float, Outage]]:
-    """(writer, seconds, what came) of every answer that was long enough to be cut."""
+    verifier: VerifierProcess,
+    bundle: Bundle,
+    questions: Sequence[Question],
+    options: argparse.Namespace,
+    found: list[Found],
+) -> None:
+    """Add what came of every answer that was long enough to be cut to `found`, one after the other."""
     sampling = Sampling(temperature=options.temperature, seed=options.seed)
     console = Console(stderr=True)
     with console.status("the target's own answers"):
@@ -136,7 +108,6 @@ async def measure(
             verifier.address, bundle, [question.prompt for question in questions], sampling, options.max_new_tokens
         )
     asked = [(q, p.tokens) for q, p in zip(questions, plain, strict=True) if len(p.tokens) > CUT_AFTER + 8]
-    found = []
     async with EmulatedLink(verifier.port) as link:
         for writer in options.writers:
             runtime = EdgeRuntime(bundle, link.address, policy=WRITERS[writer], threads=options.threads)
@@ -145,7 +116,6 @@ async def measure(
                     for question, tokens in track(asked, f"{writer}, {outage:g} s", console=console):
                         one = await answer(runtime, link, question.prompt, tokens, options, outage)
                         found.append((writer, outage, one))
-    return found
 
 
 class Scorer:
@@ -166,15 +136,27 @@ class Scorer:
             return float(-logits[torch.arange(len(tokens)), torch.tensor(tokens)].mean())
 
 
-def report(found: Sequence[tuple[str, float, Outage]], bundle: Bundle, options: argparse.Namespace) -> dict[str, Any]:
-    scorer = Scorer(bundle.manifest.target) if options.score else None
+def score(found: Sequence[Found], target: str) -> None:
+    """Fill in `nats` and `own_nats`."""
+    console = Console(stderr=True)
+    with console.status("the target is loaded, for its opinion"):
+        scorer = Scorer(target)
+    for _, _, outage in track(found, "the target's opinion", console=console):
+        if outage.written and outage.own:
+            outage.nats = scorer.nats(outage.before, outage.written)
+            outage.own_nats = scorer.nats(outage.before, outage.own)
+
+
+def report(found: Sequence[Found], bundle: Bundle, options: argparse.Namespace, interrupted: bool) -> dict[str, Any]:
     rows = []
     for writer in options.writers:
         for seconds in options.outages:
             mine = [outage for who, long, outage in found if (who, long) == (writer, seconds)]
+            if not mine:
+                continue
             written = [outage for outage in mine if outage.written and outage.own]
-            theirs = [scorer.nats(outage.before, outage.written) for outage in written] if scorer else []
-            own = [scorer.nats(outage.before, outage.own) for outage in written] if scorer else []
+            theirs = [outage.nats for outage in written if outage.nats is not None]
+            own = [outage.own_nats for outage in written if outage.own_nats is not None]
             tokens = sum(outage.provisional for outage in mine)
             rows.append(
                 {
@@ -199,6 +181,7 @@ def report(found: Sequence[tuple[str, float, Outage]], bundle: Bundle, options: 
         "understudy": f"{understudy.name}, {understudy.bits} bits" if understudy else None,
         "temperature": options.temperature,
         "max_new_tokens": options.max_new_tokens,
+        "interrupted": interrupted,
         "rows": rows,
     }
 
@@ -226,6 +209,8 @@ def show(figures: dict[str, Any], console: Console) -> None:
     console.print(table)
     same, answers = (sum(row[name] for row in figures["rows"]) for name in ("same_text_as_plain_decoding", "answers"))
     console.print(f"{same} of {answers} answers are plain decoding's, token for token")
+    if figures["interrupted"]:
+        console.print("interrupted: these answers were done by then", style="yellow")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -251,13 +236,21 @@ def main(argv: list[str] | None = None) -> int:
 
     def run() -> dict[str, Any]:
         questions, _ = read_questions(options.prompts, options.count, as_question(bundle), longest)
+        found, interrupted = list[Found](), False
         try:
-            verifier.start()
-            verifier.wait_ready()
-            found = asyncio.run(measure(verifier, bundle, questions, options))
-        finally:
-            verifier.stop()
-        return report(found, bundle, options)
+            try:
+                verifier.start()
+                verifier.wait_ready()
+                asyncio.run(measure(verifier, bundle, questions, options, found))
+            finally:
+                verifier.stop()
+            if options.score:
+                score(found, bundle.manifest.target)
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            interrupted = True
+        return report(found, bundle, options, interrupted)
 
     console = Console()
     return conclude(run, lambda figures: show(figures, console), options.json, console)

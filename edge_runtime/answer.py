@@ -24,13 +24,13 @@ from edge_runtime.display import Display
 from edge_runtime.events import Event, LinkStatus
 from edge_runtime.figures import Figures
 from edge_runtime.held_token import HeldToken
-from edge_runtime.inbox import Compared, Drafted, InboxEvent, TextRead, UnderstudyFailed, Written
+from edge_runtime.inbox import Compared, Drafted, Failed, InboxEvent, TextRead, UnderstudyFailed, Written
 from edge_runtime.jobs import DrafterJobs, UnderstudyJobs
 from edge_runtime.link import Arrived, LinkDown, LinkRefused, LinkUp
 from edge_runtime.session import Session
 from edge_runtime.states import Writer
 from edge_runtime.transport import VerifierLink
-from edge_runtime.worker import DrafterFailed, DrafterThread, UnderstudyThread
+from edge_runtime.worker import DrafterThread, UnderstudyThread
 
 
 class Answer:
@@ -81,6 +81,7 @@ class Answer:
 
     async def proceed(self) -> None:
         await self._do(self.session.proceed(time.monotonic()))
+        self._display.proceeded()
 
     async def _next_event(self) -> None:
         """Wait for the link, the drafter or the clock, whichever is first, and feed the session."""
@@ -103,6 +104,7 @@ class Answer:
                 | Compared(session=owner)
                 | TextRead(session=owner)
                 | UnderstudyFailed(session=owner)
+                | Failed(session=owner)
             ) if owner is not session:
                 pass  # asked for by an answer that was cancelled
             case Drafted():
@@ -126,7 +128,9 @@ class Answer:
             case Arrived(message=message):
                 if getattr(message, "stream", session.stream) in (session.stream, -1):
                     await self._explained(session.message(message, now))
-            case LinkRefused() | DrafterFailed():
+            case Failed(error=error):
+                raise error
+            case LinkRefused():
                 raise event
 
     async def _explained(self, actions: list[Action]) -> None:

@@ -23,6 +23,8 @@ from edge_runtime.states import FinishReason, PauseReason, State
 
 #: how an answer ends that waited for the verifier in vain
 UNANSWERED = (FinishReason.UNVERIFIED, FinishReason.UNREACHABLE)
+#: why the device writes or waits
+SILENT = "the verifier is silent"
 #: why nothing is written, in words for people
 PAUSED = {
     PauseReason.UNSURE: "paused: the device is not sure how to go on",
@@ -90,8 +92,8 @@ class Display:
             case Stall(deadline=deadline):
                 self._figures.stalled(deadline)
                 waiting = session.state is State.WAITING
-                self.tell(LinkStatus.WAITING if waiting else LinkStatus.ALONE, "the verifier is silent")
-            case Pause(reason=reason):
+                self.tell(LinkStatus.WAITING if waiting else LinkStatus.ALONE, SILENT)
+            case Pause(reason=reason) if session.alone:  # else the target's text goes on coming
                 self.tell(LinkStatus.WAITING, PAUSED[reason])
             case Resume():
                 self._figures.resumed()
@@ -101,6 +103,11 @@ class Display:
                 detail = self._why or session.complaint if reason in UNANSWERED else session.complaint
                 answer, stats = session.text.answer, self._figures.end()
                 self._events.append(Finished(*self._shown(), reason, answer, stats, detail, session.text.spans))
+
+    def proceeded(self) -> None:
+        """Somebody asked to go on; the device writes again."""
+        if self._session.state is State.ALONE:
+            self.tell(LinkStatus.ALONE, SILENT)
 
     def because(self, why: str) -> None:
         """Why the verifier does not answer, or "". It is shown at once where the link's state says so already."""

@@ -25,7 +25,7 @@ class Reading(StrEnum):
 class Handover:
     """What the understudy was asked to read, and whether it may write.
 
-    text, base: of the last `ReadText`. writer: who wrote the last token alone.
+    text, base: of the last `ReadText`. holds: the drafter waits for it. writer: who wrote the last token alone.
     """
 
     def __init__(self, present: bool, policy: Policy) -> None:
@@ -33,6 +33,7 @@ class Handover:
         self.reading = Reading.IDLE if present and policy.understudy != "off" else Reading.ABSENT
         self.text: list[int] = []
         self.base = 0
+        self.holds = False
         self.writer = Writer.DRAFTER
 
     @property
@@ -45,9 +46,9 @@ class Handover:
         """Who writes the next token alone."""
         return Writer.UNDERSTUDY if self.reading is Reading.DONE else Writer.DRAFTER
 
-    def read(self, text: list[int], base: int) -> ReadText:
+    def read(self, text: list[int], base: int, holds: bool = False) -> ReadText:
         """Ask for `text` to be read, of which the tokens from `base` on are the drafter's own."""
-        self.reading, self.text, self.base = Reading.UNDER_WAY, text, base
+        self.reading, self.text, self.base, self.holds = Reading.UNDER_WAY, text, base, holds
         return ReadText(text, base)
 
     def read_along(self, committed: list[int]) -> list[ReadText]:
@@ -62,13 +63,14 @@ class Handover:
         return self.reading is Reading.UNDER_WAY and self.text is action.prefix and (alone or self._warm)
 
     def has_read(self, text: list[int], alone: bool) -> bool:
-        """The reading is over. Whether what was read is how `text` begins, and to a purpose, so that it can write now.
-
-        Where the target is back meanwhile, the reading may have been given up.
-        """
+        """The text is read. Whether that is how `text` begins, and to a purpose, so that it can write now."""
         ready = text[: len(self.text)] == self.text and (alone or self._warm)
         self.reading = Reading.DONE if ready else Reading.IDLE
         return ready
+
+    def gave_up(self) -> None:
+        """Nothing is known to be read."""
+        self.reading, self.text = Reading.IDLE, []
 
     def failed(self) -> None:
         """It will not be asked again."""
@@ -76,6 +78,6 @@ class Handover:
 
     def target_is_back(self) -> None:
         """Nobody writes alone any more."""
-        self.writer = Writer.DRAFTER
+        self.writer, self.holds = Writer.DRAFTER, False
         if self.reading is Reading.DONE and not self._warm:
             self.reading = Reading.IDLE

@@ -44,10 +44,10 @@ class Compared:
 
 @dataclass(frozen=True)
 class TextRead:
-    """The understudy has read the text of a ReadText; `agreed` as of that."""
+    """The understudy has read, or given up, the text of a ReadText; `agreed` as of that."""
 
     session: Session
-    agreed: int
+    agreed: int | None
 
 
 @dataclass(frozen=True)
@@ -58,5 +58,13 @@ class UnderstudyFailed:
     why: str
 
 
+@dataclass(frozen=True)
+class Failed:
+    """The drafter's engine failed."""
+
+    session: Session
+    error: DrafterFailed
+
+
 #: jobs carry the session that asked: it may have been cancelled since
-InboxEvent = LinkEvent | Drafted | Written | Compared | TextRead | UnderstudyFailed | DrafterFailed
+InboxEvent = LinkEvent | Drafted | Written | Compared | TextRead | UnderstudyFailed | Failed

@@ -10,7 +10,7 @@ from functools import partial
 
 from edge_runtime.actions import AddRows, Compare, DraftTree, ReadText, WriteToken
 from edge_runtime.figures import Figures
-from edge_runtime.inbox import Compared, Drafted, InboxEvent, TextRead, UnderstudyFailed, Written
+from edge_runtime.inbox import Compared, Drafted, Failed, InboxEvent, TextRead, UnderstudyFailed, Written
 from edge_runtime.session import Session
 from edge_runtime.worker import DrafterFailed, DrafterThread, UnderstudyThread
 from outrider_core.drafting.drafter import Draft, TreeShape
@@ -82,7 +82,7 @@ class DrafterJobs:
     def _failed(self, error: Exception) -> None:
         failure = DrafterFailed(f"the drafter's engine failed: {error}")
         failure.__cause__ = error
-        self._report(failure)
+        self._report(Failed(self._session, failure))
 
 
 class UnderstudyJobs:
@@ -100,17 +100,21 @@ class UnderstudyJobs:
             return session.reads(action) and not worker.closed
 
         def work() -> InboxEvent:
-            if not understudy.read(action.prefix[: action.base], wanted):
-                return TextRead(session, 0)
-            return TextRead(session, understudy.agreed(action.prefix, action.base, begin, session.sampling))
+            return TextRead(session, understudy.agreed(action.prefix, action.base, begin, session.sampling, wanted))
 
         self._submit(work)
 
     def write(self, action: WriteToken) -> None:
-        session, understudy, asked = self._session, self._worker.understudy, time.monotonic()
+        session, worker, understudy = self._session, self._worker, self._worker.understudy
+        asked = time.monotonic()
+
+        def wanted() -> bool:
+            return session.version == action.version and not session.finished and not worker.closed
 
         def work() -> InboxEvent:
-            token, probability = understudy.next_token(action.prefix, len(session.prompt), session.sampling)
+            token, probability = 0, 0.0  # which the session does not take where it is not wanted
+            if understudy.read(action.prefix, wanted):
+                token, probability = understudy.next_token(action.prefix, len(session.prompt), session.sampling)
             return Written(session, token, probability, action.version, time.monotonic() - asked)
 
         self._submit(work)

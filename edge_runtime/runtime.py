@@ -118,7 +118,8 @@ class EdgeRuntime:
         entry = manifest.understudy
         folder = bundle.folder / (entry.folder if entry else UNDERSTUDY_FOLDER)
         expected = entry.manifest_sha256 if entry else ""
-        self._understudy = UnderstudyThread(Understudy(folder, expected, manifest.max_context, self.decode, threads))
+        understudy = Understudy(folder, expected, manifest.max_context, manifest.vocab_size, self.decode, threads)
+        self._understudy = UnderstudyThread(understudy)
         self._session_id = secrets.token_bytes(16)
         self._text: list[int] = []  # committed tokens of the last answer and its conversation
         self._rows_seen = RowsSeen()  # of `_text`

@@ -9,8 +9,8 @@ verified; at the first difference the provisional rest is rolled back (`repair`)
 provisional tokens remain, the next VERIFY is the chain of them instead of a drafted tree.
 
 When the target falls silent the drafter writes at once, and the understudy, where there is one, begins to read the
-text. Once it has read it, what it would not have written is withdrawn, and what the drafter wrote meanwhile, and it
-writes on.
+text, and then what the drafter wrote meanwhile, as far as it would have written that itself. The rest is withdrawn, and
+it writes on.
 
 Times are seconds on any monotonic clock, handed in with each event. `edge_runtime.states` lists which state may
 follow which; `edge_runtime.verdicts` and `edge_runtime.refusals` have what replies do, `edge_runtime.writing` what is
@@ -19,6 +19,7 @@ written without them, `edge_runtime.tuning` what measurements decide.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from edge_runtime.actions import (
@@ -84,7 +85,7 @@ class Session:
     policy: Policy = field(default_factory=Policy)
     tuning: Tuning = field(default_factory=Tuning)
     understudy: bool = False
-    sentence_ends: frozenset[int] = frozenset()
+    sentence_ends: Container[int] = frozenset()
 
     def __post_init__(self) -> None:
         self.stats = SessionStats()
@@ -222,7 +223,7 @@ class Session:
         """A token was written, to which its writer gives the probability `confidence` (the answer to WriteToken)."""
         return take_token(self, token, confidence, version) + self.work(now)
 
-    def text_read(self, agreed: int, now: float) -> list[Action]:
+    def text_read(self, agreed: int | None, now: float) -> list[Action]:
         """The understudy has read what it was asked to; see `ReadText` for `agreed`."""
         return take_reading(self, agreed) + self.work(now)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Set
+from collections.abc import Container
 
 from edge_runtime.policy import Policy
 from edge_runtime.states import PauseReason, Writer
@@ -20,7 +20,7 @@ class Solo:
     sentence_ends: tokens that end a sentence or a line.
     """
 
-    def __init__(self, policy: Policy, sentence_ends: Set[int] = frozenset()) -> None:
+    def __init__(self, policy: Policy, sentence_ends: Container[int] = frozenset()) -> None:
         self._policy, self._sentence_ends = policy, sentence_ends
         self._confidence: deque[float] = deque(maxlen=CONFIDENCE_WINDOW)
         self.alone = False

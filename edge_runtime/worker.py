@@ -17,7 +17,7 @@ class DrafterFailed(RuntimeError):
 class DrafterThread:
     """One thread owns the drafter. Any new job ends drafting ahead within one engine step.
 
-    failed: called in that thread with what a job raised.
+    failed: called in that thread with what a job raised that was submitted meanwhile.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -29,7 +29,7 @@ class DrafterThread:
     def submit(self, job: Callable[[], object]) -> None:
         """Run `job` behind those that were submitted before."""
         self._asked += 1
-        self._pool.submit(self._run, job)
+        self._pool.submit(self._run, job, self.failed)
 
     def draft_ahead(self, shape: TreeShape, wanted: Callable[[], bool], done: Callable[[int, float], None]) -> None:
         """Grow the last tree on while it is `wanted` and no job waits; `done` gets nodes expanded and seconds."""
@@ -40,13 +40,14 @@ class DrafterThread:
             nodes = self.drafter.draft_ahead(shape, lambda: self._asked != asked or not wanted())
             done(nodes, time.monotonic() - began)
 
-        self._pool.submit(self._run, work)
+        self._pool.submit(self._run, work, self.failed)
 
-    def _run(self, job: Callable[[], object]) -> None:
+    @staticmethod
+    def _run(job: Callable[[], object], failed: Callable[[Exception], None]) -> None:
         try:
             job()
         except Exception as error:
-            self.failed(error)
+            failed(error)
 
     def close(self) -> None:
         """Wait for what is under way, and end."""

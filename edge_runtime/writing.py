@@ -26,7 +26,8 @@ def write(session: Session, now: float) -> list[Action]:
         return actions
     writer = handover.next_writer
     if session.alone and writer is Writer.DRAFTER:
-        if handover.coming and (session.solo.drafter_is_done or session.policy.writer == "device-only"):
+        enough = session.solo.drafter_is_done or session.policy.writer == "device-only" or handover.holds
+        if handover.coming and enough:
             return actions
         if session.solo.drafter_is_done:
             return [pause(session, PauseReason.LIMIT), *_wait(session, now)]
@@ -50,17 +51,22 @@ def take_token(session: Session, token: int, confidence: float, version: int) ->
     return [Provide(token, writer), *doubts]
 
 
-def take_reading(session: Session, agreed: int) -> list[Action]:
-    """The understudy has read the text. If the target is still silent, what it would not have written is withdrawn, and
-    what the drafter wrote while it read."""
-    handover, actions = session.handover, list[Action]()
-    read = handover.has_read(session.committed + session.provisional, session.alone)
-    if read and session.alone and not session.finished:
-        keep = max(0, handover.base + agreed - len(session.committed))
-        if len(session.provisional) > keep:
+def take_reading(session: Session, agreed: int | None) -> list[Action]:
+    """The understudy has read the text, or gave that up (None). If the target is still silent, what it would not have
+    written is withdrawn. Where there is no such thing, it reads what the drafter wrote meanwhile; that one waits."""
+    handover, text = session.handover, session.committed + session.provisional
+    if session.finished:
+        return []
+    if agreed is None:
+        handover.gave_up()
+    elif handover.has_read(text, session.alone) and session.alone:
+        judged = max(handover.base + agreed, len(session.committed))
+        if judged < len(text):
             session.version += 1  # a token under way is not wanted any more
-            actions += session.text.withdraw_provisional(keep)
-    return [*actions, *handover.read_along(session.committed)]
+            if judged >= len(handover.text):
+                return [handover.read(text, judged, holds=True)]
+            return session.text.withdraw_provisional(judged - len(session.committed))
+    return [*handover.read_along(session.committed)]
 
 
 def pause(session: Session, reason: PauseReason) -> Pause:

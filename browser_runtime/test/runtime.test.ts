@@ -134,6 +134,44 @@ test("alone, at its end, cancelled and twice at once", async () => {
   await assert.rejects(read(runtime.generate(PROMPT)), /closed/);
 });
 
+test("what a cancelled answer asked for fails alone", async () => {
+  const engine = new HashEngine(Array.from(draftIds), 2, 2, []);
+  let fail = () => {};
+  const stuck = new Promise<void>(resolve => {
+    fail = resolve;
+  });
+  const step = engine.step.bind(engine);
+  let steps = 0;
+  engine.step = async (...inputs) => {
+    if (steps++) return step(...inputs);
+    await stuck;
+    throw new Error("out of memory");
+  };
+  const drafter = new Drafter(engine, { draftIds, rowShape: shape, saKvHeads: 1, maxContext: 200 });
+  const runtime = new EdgeRuntime(bundle, new LocalDrafter(drafter, async () => {}), null, {});
+  const left = runtime.generate(PROMPT);
+  await left.next();
+  await new Promise(resolve => setTimeout(resolve, 20));
+  assert.equal(steps, 1);
+  await left.return(undefined);
+  const finished = await read(runtime.generate(PROMPT, { maxNewTokens: 4 }), fail);
+  assert.equal(finished.tokenIds.length, 4);
+  await runtime.close();
+});
+
+test("an answer that goes on after a pause says so", async () => {
+  const runtime = runtimeOf(null);
+  const shown: string[] = [];
+  await read(runtime.generate(PROMPT, { maxNewTokens: 6 }), event => {
+    if (event.type === "link") {
+      shown.push(event.state);
+      if (event.state === "waiting") runtime.proceed();
+    } else if (event.type === "provisional" && shown.length === 2) runtime.pause();
+  });
+  assert.deepEqual(shown, ["connecting", "alone", "waiting", "alone"]);
+  await runtime.close();
+});
+
 test("without an understudy the drafter finishes its sentence, and no more", async () => {
   const weather = new Weather(new FakeVerifier().makeSocket);
   weather.cut = true;

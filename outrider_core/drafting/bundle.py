@@ -106,6 +106,17 @@ class Manifest(Struct, kw_only=True):
 
 
 @dataclass(frozen=True)
+class SentenceEnds:
+    """The tokens that end a sentence or a line. Each is decoded when it is asked for: a vocabulary would take long."""
+
+    tokenizer: Tokenizer
+
+    def __contains__(self, token: object) -> bool:
+        text: str = self.tokenizer.decode([token]) if isinstance(token, int) else ""
+        return "\n" in text or text.rstrip().endswith((".", "!", "?", "。"))
+
+
+@dataclass(frozen=True)
 class Bundle:
     """A checked bundle.
 
@@ -130,10 +141,10 @@ class Bundle:
         entry = self.manifest.understudy
         return entry is not None and entry.format == "onnx" and (self.folder / entry.folder / MANIFEST).is_file()
 
-    @cached_property
-    def sentence_ends(self) -> frozenset[int]:
+    @property
+    def sentence_ends(self) -> SentenceEnds:
         """Tokens that end a sentence or a line."""
-        return sentence_ends(self.tokenizer, self.manifest.vocab_size)
+        return SentenceEnds(self.tokenizer)
 
     def path(self, name: str) -> Path:
         return self.folder / name
@@ -187,14 +198,6 @@ def open_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
     special = {name: token_text(settings.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     return Bundle(folder, manifest, tokenizer, draft_ids, null_row, template, special)
-
-
-def sentence_ends(tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
-    """Of the ids below `vocab_size`, those that end a sentence or a line."""
-    texts = tokenizer.decode_batch([[token] for token in range(vocab_size)])
-    return frozenset(
-        token for token, text in enumerate(texts) if "\n" in text or text.rstrip().endswith((".", "!", "?", "。"))
-    )
 
 
 def _read_null_row(folder: Path, manifest: Manifest) -> NDArray[np.float32] | None:

@@ -43,8 +43,9 @@ class UnderstudyError(RuntimeError):
 class Understudy:
     """The model in `folder`, which need not be there before it is used. Not thread-safe: one thread calls it.
 
-    manifest_sha256: of the manifest that belongs there. max_context: tokens of a text at most. decode: text of token
-    ids. threads: of the engine, 0: all cores.
+    manifest_sha256: of the manifest that belongs there. max_context: tokens of a text at most. vocab: of the target; it
+    may be less than this model's, whose logits of the ids beyond are left out. decode: text of token ids. threads: of
+    the engine, 0: all cores.
     """
 
     def __init__(
@@ -52,11 +53,12 @@ class Understudy:
         folder: Path,
         manifest_sha256: str,
         max_context: int,
+        vocab: int,
         decode: Callable[[list[int]], str],
         threads: int = 0,
     ) -> None:
         self._folder, self._manifest_sha256 = folder, manifest_sha256
-        self._max_context, self._decode, self._threads = max_context, decode, threads
+        self._max_context, self._vocab, self._decode, self._threads = max_context, vocab, decode, threads
         self._runner: OnnxRunner | None = None
         self._read: list[int] = []  # what the runner's rows hold
         self._logits: Floats | None = None  # behind the last of these
@@ -100,6 +102,8 @@ class Understudy:
 
     def read(self, text: Sequence[int], wanted: Callable[[], bool] = lambda: True) -> bool:
         """Read `text`, as far as it is not what was read last. False: given up, as it is not `wanted` any more."""
+        if not wanted():
+            return False
         self.load()
         self._keep(text)
         while self._logits is None or len(self._read) < len(text):
@@ -110,14 +114,25 @@ class Understudy:
             self._read += chunk
         return True
 
-    def agreed(self, text: Sequence[int], base: int, begin: int, sampling: Sampling) -> int:
+    def agreed(
+        self,
+        text: Sequence[int],
+        base: int,
+        begin: int,
+        sampling: Sampling,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> int | None:
         """How many of the tokens from `base` on it would have written itself, up to the first that it would not.
 
-        begin: where the answer begins. It has read all of them then, or as far as it agrees.
+        begin: where the answer begins. It has read all of them then, or as far as it agrees. None: given up, as nobody
+        `wanted` to know any more.
         """
+        if not self.read(text[:base], wanted):
+            return None
         agreed = base
-        self.read(text[:base])
         while agreed < len(text):
+            if not wanted():
+                return None
             chunk = tuple(text[agreed : agreed + READ_CHUNK])
             # the last token before is run again: its logits judge the first one
             logits = self._run(Part(0, agreed - 1, (text[agreed - 1],), TokenTree.chain(chunk)))
@@ -138,7 +153,7 @@ class Understudy:
 
     def _run(self, part: Part) -> Floats:
         assert self._runner is not None
-        return self._runner.forward([part])
+        return self._runner.forward([part])[:, : self._vocab]
 
     def _keep(self, text: Sequence[int]) -> None:
         """Forget what was read beyond what it shares with `text`; the last token of that is read again, if need be."""

@@ -118,7 +118,7 @@ def made(bundle: Bundle) -> Understudy:
     entry = bundle.manifest.understudy
     assert entry
     folder = bundle.folder / entry.folder
-    return Understudy(folder, entry.manifest_sha256, CONTEXT, lambda ids: "", threads=1)
+    return Understudy(folder, entry.manifest_sha256, CONTEXT, VOCAB, lambda ids: "", threads=1)
 
 
 def written(bundle: Bundle, text: list[int], begin: int, count: int, sampling: Sampling) -> tuple[list[int], Any]:

@@ -14,7 +14,7 @@ import jinja2.sandbox
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from outrider_core.chat_boundary import ChatBoundary
-from outrider_core.drafting.bundle import sentence_ends
+from outrider_core.drafting.bundle import SentenceEnds
 from outrider_core.protocol.text import Detokeniser, StopStrings
 
 #: the bundle that `make` writes
@@ -148,13 +148,14 @@ def cases(tokenizer: Tokenizer) -> dict[str, Any]:
         text: str = tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
+    ends = SentenceEnds(tokenizer)
     return {
         "encode": [{"text": text, "ids": ids} for text, ids in zip(texts, encoded, strict=True)],
         "decode": [
             {"ids": ids, "text": decode(ids), "pieces": pieces(ids, decode)} for ids in [*encoded, *mixed, *small]
         ],
         "vocab_size": vocab,
-        "sentence_ends": sorted(sentence_ends(tokenizer, vocab)),
+        "sentence_ends": [token for token in range(vocab) if token in ends],
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -357,6 +358,55 @@ def test_an_engine_that_fails_ends_the_answer_with_one_line(folders: Folders, bu
 
     with serve(make_verifier(folders)) as address:
         asyncio.run(run(address))
+
+
+class Stuck:
+    """An engine whose first step is long, and fails in the end."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.begun, self.fail = engine, threading.Event(), threading.Event()
+
+    def step(self, *inputs: Any) -> Any:
+        if self.fail.is_set():
+            return self.engine.step(*inputs)
+        self.begun.set()
+        assert self.fail.wait(20)
+        raise MemoryError("out of memory")
+
+
+def test_what_a_cancelled_answer_asked_for_fails_alone(bundle: Bundle) -> None:
+    async def run() -> Finished:
+        engine = Stuck(open_engine(bundle, None, 1))
+        async with EdgeRuntime(bundle, None, engine=engine) as runtime:
+            left = runtime.generate(PROMPT, max_new_tokens=4)
+            async for _ in left:
+                await asyncio.to_thread(engine.begun.wait, 20)
+                break
+            await left.aclose()
+            again = runtime.generate(PROMPT, max_new_tokens=4)
+            await anext(again)
+            engine.fail.set()
+            *_, end = [event async for event in again]
+            assert isinstance(end, Finished)
+            return end
+
+    assert len(asyncio.run(run()).token_ids) == 4
+
+
+def test_an_answer_that_goes_on_after_a_pause_says_so(bundle: Bundle) -> None:
+    async def run() -> list[str]:
+        shown = list[str]()
+        async with EdgeRuntime(bundle, None) as runtime:
+            async for event in runtime.generate(PROMPT, max_new_tokens=6):
+                if isinstance(event, LinkState):
+                    shown.append(event.state)
+                    if event.state == "waiting":
+                        await runtime.proceed()
+                elif isinstance(event, Provisional) and shown[-1] == "alone" and "waiting" not in shown:
+                    await runtime.pause()
+        return shown
+
+    assert asyncio.run(run()) == ["connecting", "alone", "waiting", "alone"]
 
 
 def test_empty_stop_strings_stop_nothing(folders: Folders, bundle: Bundle) -> None:

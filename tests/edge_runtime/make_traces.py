@@ -32,7 +32,7 @@ from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_BOUNDS, ERR_BUSY, ERR_MALFORMED, ERR_TOO_LONG, ERR_UNKNOWN
-from tests.edge_runtime.world import EVENTS, PATIENCE, VOCAB, WELCOME, SimulatedLink, World, pinned
+from tests.edge_runtime.world import EVENTS, PATIENCE, VOCAB, WELCOME, SimulatedLink, World, pinned, understudy
 from tests.protocol.make_vectors import fields_of, message_of, text
 
 FILE = Path(outrider_core.protocol.__file__).parent / "vectors" / "sessions.json"
@@ -88,7 +88,8 @@ def action_json(action: Action) -> list[Any]:
 
 def setup_of(session: Session) -> dict[str, Any]:
     """How a session was made. tuning: only where it is free to choose."""
-    tuning = session.tuning
+    tuning, sentence_ends = session.tuning, session.sentence_ends
+    assert isinstance(sentence_ends, frozenset)
     setup = {
         "prompt": list(session.prompt),
         "sampling": msgspec.structs.asdict(session.sampling),
@@ -103,7 +104,7 @@ def setup_of(session: Session) -> dict[str, Any]:
         "timer": {"floor": session.timer.floor, "ceiling": session.timer.ceiling, "first": session.timer.first},
         "mode": session.mode,
         "understudy": session.understudy,
-        "sentence_ends": sorted(session.sentence_ends),
+        "sentence_ends": sorted(sentence_ends),
     }
     return (
         setup if tuning.controller.pinned else setup | {"tuning": asdict(tuning.largest) | {"shaping": tuning.shaping}}
@@ -276,8 +277,8 @@ def hand_over_traces() -> list[dict[str, Any]]:
         world.do(world.session.start(world.now))
         return world
 
-    def silent(world: World) -> World:
-        """Some tokens are verified; then the target falls silent, and the drafter has written one."""
+    def silent(world: World, written: int = 2) -> World:
+        """Some tokens are verified; then the target falls silent, and the drafter has written `written` of its own."""
         world.connect()
         for _ in range(3):
             world.deliver()
@@ -285,8 +286,8 @@ def hand_over_traces() -> list[dict[str, Any]]:
             world.run_job()
         world.deaf, world.to_device = True, []
         world.tick(5.0)
-        world.run_job()
-        world.run_job()
+        for _ in range(written):
+            world.run_job()
         assert world.session.provisional and world.readings
         return world
 
@@ -304,6 +305,30 @@ def hand_over_traces() -> list[dict[str, Any]]:
     world.run_reading()
     for _ in range(3):
         world.run_job()
+    world.settle()
+    for agrees in (True, False):
+        world = silent(record(f"judges what was written while it read, and {'agrees' if agrees else 'does not'}"), 1)
+        world.readings.clear()  # and agrees with all of it
+        for _ in range(2):
+            job = world.jobs.pop()
+            assert isinstance(job, WriteToken)
+            token = understudy(job.prefix) if agrees else 1 + understudy(job.prefix) % (VOCAB - 1)
+            world.do(world.session.token_written(token, 1.0, job.version, world.now))
+        handover = world.session.handover
+        world.do(world.session.text_read(len(handover.text) - handover.base, world.now))
+        world.run_job()
+        assert world.readings and not world.jobs
+        world.run_reading()
+        world.run_job()
+        world.settle()
+    world = silent(record("judges what was written while it read, and the target returns"), 1)
+    world.readings.clear()
+    handover = world.session.handover
+    world.run_job()
+    world.do(world.session.text_read(len(handover.text) - handover.base, world.now))
+    assert world.readings
+    back(world)
+    world.run_reading()
     world.settle()
     world = silent(record("the target returns while it reads"))
     back(world)

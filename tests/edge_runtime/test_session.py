@@ -377,6 +377,72 @@ def test_an_understudy_takes_back_what_it_would_not_write_and_writes_on() -> Non
     assert world.shown == plain(PROMPT, 12)
 
 
+def reading_world(agrees: int, rest: int) -> World:
+    """The target is silent. The understudy is asked to read a text of which it agrees with all; the drafter goes on
+    with `agrees` tokens of which that is true too, and `rest` of which it is not."""
+    world = World(random.Random(0), max_new=40, understudy=True)
+    world.do(world.session.start(0.0))
+    world.run_job()
+    world.tick(0.2)
+    for wrong in [0] * (1 + agrees) + [1] * rest:
+        job = world.jobs.pop()
+        assert isinstance(job, WriteToken) and job.writer is Writer.DRAFTER
+        token = 1 + (understudy(job.prefix) - 1 + wrong) % (VOCAB - 1)
+        world.do(world.session.token_written(token, 1.0, job.version, world.now))
+    (reading,) = world.readings
+    assert len(reading.prefix) == len(PROMPT) + 1
+    return world
+
+
+@pytest.mark.parametrize("rest", [0, 1, 3])
+@pytest.mark.parametrize("agrees", [0, 1, 6])
+def test_what_the_drafter_writes_while_the_understudy_reads_is_judged_too(agrees: int, rest: int) -> None:
+    world = reading_world(agrees, rest)
+    text = [*PROMPT, *world.shown]
+    world.run_reading()
+    if agrees + rest:
+        assert world.readings == [ReadText(text, len(PROMPT) + 1)] and world.session.provisional == text[len(PROMPT) :]
+        world.run_job()  # that was under way, and comes too late
+        assert not world.jobs and world.shown == text[len(PROMPT) :], "the drafter waits for the verdict on its words"
+        world.run_reading()
+    assert world.shown == text[len(PROMPT) : len(PROMPT) + 1 + agrees] and not world.readings
+    world.run_job()
+    world.run_job()
+    assert world.session.text.writers[-1] is Writer.UNDERSTUDY
+    world.settle()
+    assert world.shown == plain(PROMPT, 40)
+
+
+def test_a_drafter_that_waits_for_a_verdict_writes_on_where_there_is_none() -> None:
+    for end in ("failure", "target"):
+        world = reading_world(4, 0)
+        world.run_reading()
+        world.run_job()
+        assert world.readings and not world.jobs
+        if end == "failure":
+            world.fail()
+        else:
+            world.connect()
+            while world.session.alone:
+                world.deliver()
+            world.cut()
+            while world.jobs and not isinstance(world.jobs[0], WriteToken):
+                world.run_job()
+            assert not world.session.reads(world.readings[0]) or world.session.alone
+        job = world.jobs[0]
+        assert isinstance(job, WriteToken) and job.writer is Writer.DRAFTER, end
+        world.settle()
+        assert world.shown == plain(PROMPT, 40)
+
+
+def test_a_reading_that_was_given_up_says_nothing_about_the_text() -> None:
+    world = reading_world(2, 0)
+    shown = list(world.shown)
+    world.readings.clear()
+    world.do(world.session.text_read(None, world.now))
+    assert world.shown == shown and world.readings == [ReadText([*PROMPT, *shown], len(PROMPT))], "it is asked again"
+
+
 @pytest.mark.parametrize("policy", [Policy(), Policy(understudy="off")])
 def test_an_understudy_is_asked_for_nothing_while_the_target_answers_or_where_nobody_wants_it(policy: Policy) -> None:
     world = World(random.Random(1), max_new=12, understudy=True, policy=policy)

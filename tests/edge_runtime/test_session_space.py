@@ -117,6 +117,7 @@ def key(world: World) -> Hashable:
         tuple(s.provisional),
         tuple(s.text.writers),
         s.handover.reading,
+        s.handover.holds,
         s.handover.writer,
         s.solo.drafter_is_done,
         readings,

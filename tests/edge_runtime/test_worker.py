@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from edge_runtime.actions import WriteToken
+from edge_runtime.inbox import InboxEvent, Written
 from edge_runtime.jobs import UnderstudyJobs
 from edge_runtime.policy import Policy
+from edge_runtime.states import Writer
 from edge_runtime.worker import UnderstudyThread
 from outrider_core.targets.understudy import Understudy
 from tests.edge_runtime.world import PROMPT, World
@@ -21,7 +24,7 @@ class Slow(Understudy):
     """Loads when it is let."""
 
     def __init__(self) -> None:
-        super().__init__(Path("nowhere"), "", 64, lambda ids: "")
+        super().__init__(Path("nowhere"), "", 64, 5, lambda ids: "")
         self.loading, self.let, self.in_memory = threading.Event(), threading.Event(), False
 
     def load(self) -> None:
@@ -58,25 +61,54 @@ def test_an_understudy_that_is_still_loading_gives_its_memory_back_too(closes: b
     thread.unload()  # of an answer whose iterator was left
 
 
-def test_closing_ends_a_reading_whose_answer_was_left() -> None:
-    begun, given_up = threading.Event(), threading.Event()
+class Reader(Slow):
+    """Reads until it is not wanted any more."""
 
-    class Reader(Slow):
-        def read(self, text: Sequence[int], wanted: Callable[[], bool] = lambda: True) -> bool:
-            begun.set()
-            for _ in range(1000):
-                if not wanted():
-                    given_up.set()
-                    return False
-                threading.Event().wait(0.005)
-            return True
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.given_up = threading.Event(), threading.Event()
+
+    def read(self, text: Sequence[int], wanted: Callable[[], bool] = lambda: True) -> bool:
+        self.begun.set()
+        for _ in range(1000):
+            if not wanted():
+                self.given_up.set()
+                return False
+            threading.Event().wait(0.005)
+        return True
+
+
+def test_closing_ends_a_reading_whose_answer_was_left() -> None:
+    reader = Reader()
 
     async def run() -> None:
         session = World(random.Random(0), policy=Policy(understudy="warm"), understudy=True).session
-        thread = UnderstudyThread(Reader())
+        thread = UnderstudyThread(reader)
         UnderstudyJobs(session, thread, asyncio.Queue()).read(session.handover.read(PROMPT, len(PROMPT)))
-        await asyncio.to_thread(begun.wait, 10)
+        await asyncio.to_thread(reader.begun.wait, 10)
         thread.close()
 
     asyncio.run(run())
-    assert given_up.is_set()
+    assert reader.given_up.is_set()
+
+
+@pytest.mark.parametrize("end", ["cancelled", "the target is back", "closed"])
+def test_what_is_read_for_a_token_is_given_up_with_the_token(end: str) -> None:
+    reader, inbox = Reader(), asyncio.Queue[InboxEvent]()
+
+    async def run() -> None:
+        session = World(random.Random(0), understudy=True).session
+        thread = UnderstudyThread(reader)
+        UnderstudyJobs(session, thread, inbox).write(WriteToken(PROMPT, session.version, Writer.UNDERSTUDY))
+        await asyncio.to_thread(reader.begun.wait, 10)
+        if end == "cancelled":
+            session.cancel()
+        elif end == "closed":
+            await asyncio.to_thread(thread.close)
+        else:
+            session.version += 1
+        event = await asyncio.wait_for(inbox.get(), 2)
+        assert isinstance(event, Written) and reader.given_up.is_set()
+        thread.close()
+
+    asyncio.run(run())

@@ -325,7 +325,7 @@ class World:
     def run_reading(self) -> None:
         if not self.readings:
             return
-        reading, agreed = self.readings.pop(), 0
+        reading, agreed = self.readings.pop(), None
         if self.session.reads(reading):
             rest = range(reading.base, len(reading.prefix))
             wrong = (i for i in rest if understudy(reading.prefix[:i]) != reading.prefix[i])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -73,7 +74,8 @@ def made(bundle: Bundle) -> Understudy:
     entry, manifest = bundle.manifest.understudy, bundle.manifest
     assert entry
     folder = bundle.folder / entry.folder
-    return Understudy(folder, entry.manifest_sha256, manifest.max_context, bundle.tokenizer.decode, threads=1)
+    vocab, decode = manifest.vocab_size, bundle.tokenizer.decode
+    return Understudy(folder, entry.manifest_sha256, manifest.max_context, vocab, decode, threads=1)
 
 
 def plain(bundle: Bundle, count: int, sampling: Sampling) -> list[int]:
@@ -123,10 +125,38 @@ def test_a_text_may_change_anywhere(bundle: Bundle) -> None:
 
 def test_a_reading_that_nobody_waits_for_is_given_up_and_goes_on_later(bundle: Bundle) -> None:
     understudy, text = made(bundle), list(range(4, 4 + 2 * READ_CHUNK + 5))
-    asked = iter([True, False])
+    asked = iter([True, True, False])
     assert not understudy.read(text, lambda: next(asked))
     assert understudy.read(text)
     assert understudy.next_token(text, 0, Sampling()) == made(bundle).next_token(text, 0, Sampling())
+
+
+def test_judging_can_be_given_up_between_two_steps(bundle: Bundle) -> None:
+    expected = plain(bundle, 2 * READ_CHUNK, Sampling())
+    for allowed in range(5):
+        wanted, understudy = partial(next, iter([True] * allowed), False), made(bundle)
+        agreed = understudy.agreed(expected, len(PROMPT), len(PROMPT), Sampling(), wanted)
+        assert agreed == (None if allowed < 4 else 2 * READ_CHUNK), "before it loads, reads, judges and judges on"
+        assert understudy.loaded == (allowed > 0)
+        assert understudy.next_token(expected, 0, Sampling()) == made(bundle).next_token(expected, 0, Sampling())
+
+
+def test_it_draws_no_token_that_the_target_does_not_know(bundle: Bundle) -> None:
+    """Vocabularies are padded, and a small model's may be padded to more than the target's."""
+    known, text = 150, list(PROMPT)
+    entry = bundle.manifest.understudy
+    assert entry
+    folder = bundle.folder / entry.folder
+    beyond = 0
+    understudy = Understudy(folder, entry.manifest_sha256, CONTEXT, known, bundle.tokenizer.decode, threads=1)
+    wide = made(bundle)
+    for seed in range(40):
+        sampling = Sampling(temperature=1.5, seed=seed)
+        free, bound = wide.next_token(text, 0, sampling), understudy.next_token(text, 0, sampling)
+        assert bound[0] < known and understudy.agreed([*text, bound[0]], len(text), 0, sampling) == 1
+        assert (free[0] == bound[0]) == (free[0] < known)
+        beyond += free[0] >= known
+    assert beyond
 
 
 def test_its_memory_comes_with_the_first_use_and_goes_when_it_is_given_back(bundle: Bundle) -> None:

@@ -23,7 +23,7 @@ export type InboxEvent =
   | { type: "drafted"; session: Session; draft: Draft; version: number; asked: number; working: number }
   | { type: "written"; session: Session; token: number; probability: number; version: number; asked: number }
   | { type: "compared"; session: Session; draft: Draft; base: number; working: number }
-  | { type: "failed"; error: unknown }
+  | { type: "failed"; session: Session; error: unknown }
   | { type: "wish"; wish: "pause" | "proceed" | "cancel" };
 
 /** What may be looked at while an answer grows: a tree that was sent, and what came of it. */
@@ -94,6 +94,7 @@ export class Answer {
     const now = clock();
     if ("session" in event && event.session !== session) return; // asked for by an answer that was cancelled
     this.do(this.actionsOn(event, now));
+    if (event.type === "wish" && event.wish === "proceed") this.display.proceeded();
   }
 
   /** What the session wants done because of `event`. Throws DrafterFailed. */
@@ -244,7 +245,7 @@ export class Answer {
   }
 
   private job<T>(job: Promise<T>, done: (result: T) => void): void {
-    job.then(done).catch(error => this.inbox.push({ type: "failed", error }));
+    job.then(done).catch(error => this.inbox.push({ type: "failed", session: this.session, error }));
   }
 
   /** The tree that is asked for; null where there is room for none. */

@@ -8,6 +8,9 @@ import type { Figures } from "./figures.js";
 import type { Session } from "./session.js";
 import type { PauseReason } from "./states.js";
 
+/** Why the device writes or waits. */
+const SILENT = "the verifier is silent";
+
 /** Why nothing is written, in words for people. */
 const PAUSED: Record<PauseReason, string> = {
   unsure: "paused: the device is not sure how to go on",
@@ -81,10 +84,10 @@ export class Display {
       }
       case "Stall":
         this.figures.stalled(action.deadline);
-        this.tell(session.state === "waiting for the link" ? "waiting" : "alone", "the verifier is silent");
+        this.tell(session.state === "waiting for the link" ? "waiting" : "alone", SILENT);
         break;
-      case "Pause":
-        this.tell("waiting", PAUSED[action.reason]);
+      case "Pause": // where the target's text does not go on coming
+        if (session.alone) this.tell("waiting", PAUSED[action.reason]);
         break;
       case "Resume":
         this.figures.resumed();
@@ -99,6 +102,11 @@ export class Display {
         break;
       }
     }
+  }
+
+  /** Somebody asked to go on; the device writes again. */
+  proceeded(): void {
+    if (this.session.state === "writing alone") this.tell("alone", SILENT);
   }
 
   /** Why the verifier does not answer, or "". It is shown at once where the link's state says so already. */

@@ -16,11 +16,13 @@ type Reading = "absent" | "idle" | "under way" | "done" | "broken";
 /** What the understudy was asked to read, and whether it may write. */
 export class Handover {
   reading: Reading;
-  /** Of the last `ReadText`. */
+  /** text, base: of the last `ReadText`. */
+  text: readonly number[] = [];
   base = 0;
+  /** The drafter waits for what is read. */
+  holds = false;
   /** Who wrote the last token alone. */
   writer: Writer = "drafter";
-  private text: readonly number[] = [];
   private readonly warm: boolean;
 
   /** present: there is an understudy. */
@@ -40,10 +42,11 @@ export class Handover {
   }
 
   /** Ask for `text` to be read, of which the tokens from `base` on are the drafter's own. */
-  read(text: number[], base: number): ReadText {
+  read(text: number[], base: number, holds = false): ReadText {
     this.reading = "under way";
     this.text = text;
     this.base = base;
+    this.holds = holds;
     return { type: "ReadText", prefix: text, base };
   }
 
@@ -60,16 +63,18 @@ export class Handover {
     return this.reading === "under way" && this.text === action.prefix && (alone || this.warm);
   }
 
-  /**
-   * The reading is over. Whether what was read is how `text` begins, and to a purpose, so that it can write now.
-   *
-   * Where the target is back meanwhile, the reading may have been given up.
-   */
+  /** The text is read. Whether that is how `text` begins, and to a purpose, so that it can write now. */
   hasRead(text: readonly number[], alone: boolean): boolean {
     const begins = this.text.length <= text.length && this.text.every((token, index) => token === text[index]);
     const ready = begins && (alone || this.warm);
     this.reading = ready ? "done" : "idle";
     return ready;
+  }
+
+  /** Nothing is known to be read. */
+  gaveUp(): void {
+    this.reading = "idle";
+    this.text = [];
   }
 
   /** It will not be asked again. */
@@ -81,6 +86,7 @@ export class Handover {
   /** Nobody writes alone any more. */
   targetIsBack(): void {
     this.writer = "drafter";
+    this.holds = false;
     if (this.reading === "done" && !this.warm) this.reading = "idle";
   }
 }

@@ -221,7 +221,7 @@ export class Session {
   }
 
   /** The understudy has read what it was asked to; see `ReadText` for `agreed`. */
-  textRead(agreed: number, now: number): Action[] {
+  textRead(agreed: number | null, now: number): Action[] {
     return [...takeReading(this, agreed), ...this.work(now)];
   }
 

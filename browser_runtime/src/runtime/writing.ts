@@ -16,7 +16,8 @@ export function write(session: Session, now: number): Action[] {
   if (session.busy) return actions;
   const writer = handover.nextWriter;
   if (alone && writer === "drafter") {
-    if (handover.coming && (solo.drafterIsDone || session.policy.writer === "device-only")) return actions;
+    const enough = solo.drafterIsDone || session.policy.writer === "device-only" || handover.holds;
+    if (handover.coming && enough) return actions;
     if (solo.drafterIsDone) return [pause(session, "limit"), ...wait(session, now)];
   }
   if (writer !== handover.writer) {
@@ -40,19 +41,25 @@ export function takeToken(session: Session, token: number, confidence: number, v
   return session.solo.doubts ? [provided, pause(session, "unsure")] : [provided];
 }
 
-/** The understudy has read the text: what it would not have written is withdrawn, if the target is still silent. */
-export function takeReading(session: Session, agreed: number): Action[] {
-  const { handover } = session;
-  const actions: Action[] = [];
-  const read = handover.hasRead([...session.committed, ...session.provisional], session.alone);
-  if (read && session.alone && !session.finished) {
-    const keep = Math.max(0, handover.base + agreed - session.committed.length);
-    if (session.provisional.length > keep) {
+/**
+ * The understudy has read the text, or gave that up (null). If the target is still silent, what it would not have
+ * written is withdrawn. Where there is no such thing, it reads what the drafter wrote meanwhile; that one waits.
+ */
+export function takeReading(session: Session, agreed: number | null): Action[] {
+  const { handover, committed } = session;
+  const text = [...committed, ...session.provisional];
+  if (session.finished) return [];
+  if (agreed === null) {
+    handover.gaveUp();
+  } else if (handover.hasRead(text, session.alone) && session.alone) {
+    const judged = Math.max(handover.base + agreed, committed.length);
+    if (judged < text.length) {
       session.version++; // a token under way is not wanted any more
-      actions.push(...session.text.withdrawProvisional(keep));
+      if (judged >= handover.text.length) return [handover.read(text, judged, true)];
+      return session.text.withdrawProvisional(judged - committed.length);
     }
   }
-  return [...actions, ...handover.readAlong(session.committed)];
+  return handover.readAlong(committed);
 }
 
 /** Write nothing more, until the target answers or somebody asks to go on. */

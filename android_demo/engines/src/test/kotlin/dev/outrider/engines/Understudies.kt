@@ -53,7 +53,7 @@ private fun written(understudy: Understudy, answer: Any?): Map<String, Any?> {
     val begin = answer.int("begin")
     val sampling = Vectors.sampling(answer.field<Any>("sampling"))
     val drafted = answer.ints("drafted")
-    val agreed = understudy.agreed(given + drafted, given.size, begin, sampling)
+    val agreed = checkNotNull(understudy.agreed(given + drafted, given.size, begin, sampling))
     val text = (given + drafted.take(agreed)).toMutableList()
     val probabilities = List(answer.int("count")) {
         val (token, probability) = understudy.nextToken(text, begin, sampling)

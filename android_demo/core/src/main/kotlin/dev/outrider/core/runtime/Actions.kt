@@ -34,7 +34,7 @@ data class WriteToken(val prefix: List<Int>, val version: Int, val writer: Write
  * Let the understudy read [prefix]; answer with [Session.textRead].
  *
  * It says how many of the tokens from [base] on the understudy would have written itself, up to the first that it would
- * not. The reading may be given up where [Session.reads] says that nobody waits for it; they are 0 then.
+ * not. The reading may be given up where [Session.reads] says that nobody waits for it; it says null then.
  */
 data class ReadText(val prefix: List<Int>, val base: Int) : Action
 

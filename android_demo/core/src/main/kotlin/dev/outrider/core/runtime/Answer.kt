@@ -70,16 +70,17 @@ internal class Answer(
     private fun feed(event: InboxEvent) {
         when (event) {
             is InboxEvent.Linked -> linked(event.event)
-            is InboxEvent.Failed -> throw event.error
-            is InboxEvent.Asked -> act(
-                when (event.wish) {
-                    InboxEvent.Wish.PAUSE -> session.pause(now())
-                    InboxEvent.Wish.PROCEED -> session.proceed(now())
-                    InboxEvent.Wish.CANCEL -> session.cancel()
-                },
-            )
+            is InboxEvent.Asked -> when (event.wish) {
+                InboxEvent.Wish.PAUSE -> act(session.pause(now()))
+                InboxEvent.Wish.PROCEED -> {
+                    act(session.proceed(now()))
+                    display.proceeded()
+                }
+                InboxEvent.Wish.CANCEL -> act(session.cancel())
+            }
             // jobs of another session were asked for by an answer that was cancelled
             is InboxEvent.Ahead -> if (event.session === session) figures.aheadNodes += event.nodes
+            is InboxEvent.Failed -> if (event.session === session) throw event.error
             is InboxEvent.Compared -> if (event.session === session) {
                 act(session.treeCompared(event.draft, event.base, event.working))
             }

@@ -1,5 +1,8 @@
 package dev.outrider.core.runtime
 
+/** Why the device writes or waits. */
+private const val SILENT = "the verifier is silent"
+
 /**
  * What a user sees of an answer: actions of the session in, events out.
  *
@@ -62,17 +65,23 @@ internal class Display(
     fun show(action: Stall) {
         figures.stalled(action.deadline)
         val waiting = session.state == State.WAITING
-        tell(if (waiting) LinkState.WAITING else LinkState.ALONE, "the verifier is silent")
+        tell(if (waiting) LinkState.WAITING else LinkState.ALONE, SILENT)
     }
 
-    fun show(action: Pause) = tell(
-        LinkState.WAITING,
-        when (action.reason) {
+    fun show(action: Pause) {
+        if (!session.alone) return // the target's text goes on coming
+        val why = when (action.reason) {
             PauseReason.UNSURE -> "paused: the device is not sure how to go on"
             PauseReason.LIMIT -> "waiting for the link: the drafter alone has no more to say that is worth reading"
             PauseReason.ASKED -> "paused, as was asked"
-        },
-    )
+        }
+        tell(LinkState.WAITING, why)
+    }
+
+    /** Somebody asked to go on; the device writes again. */
+    fun proceeded() {
+        if (session.state == State.ALONE) tell(LinkState.ALONE, SILENT)
+    }
 
     /** The target answers again. */
     fun resumed() {

@@ -6,6 +6,10 @@ internal class DrafterJobs(
     private val worker: DrafterThread,
     private val report: (InboxEvent) -> Unit,
 ) {
+    init {
+        worker.failed = { report(InboxEvent.Failed(session, it)) }
+    }
+
     fun draft(action: DraftTree) {
         val asked = now()
         val shape = shapeOf(action.size)

@@ -7,11 +7,14 @@ import java.util.concurrent.atomic.AtomicInteger
 
 /**
  * One thread owns the drafter: jobs in the order they were asked for. Any new job ends drafting ahead within one engine
- * step. [failed] gets what an engine throws.
+ * step.
  */
-internal class DrafterThread(private val drafter: Drafter, private val failed: (Exception) -> Unit) {
+internal class DrafterThread(private val drafter: Drafter) {
     private val thread = Executors.newSingleThreadExecutor { Thread(it, "outrider-drafter").apply { isDaemon = true } }
     private val asked = AtomicInteger()
+
+    /** Gets what an engine throws in the jobs that are submitted from now on. */
+    var failed: (Exception) -> Unit = {}
 
     /** Run [job] behind those that were submitted before. */
     fun submit(job: (Drafter) -> Unit) {
@@ -33,6 +36,7 @@ internal class DrafterThread(private val drafter: Drafter, private val failed: (
     }
 
     private fun enqueue(job: () -> Unit) {
+        val failed = failed // of those who ask
         try {
             thread.execute {
                 try {

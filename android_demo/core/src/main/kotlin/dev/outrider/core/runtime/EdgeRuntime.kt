@@ -85,7 +85,7 @@ class EdgeRuntime(
             engine, bundle.draftIds, manifest.rowShape, manifest.saKvHeads, manifest.maxContext, options.lookup,
             bundle.nullRow,
         ),
-    ) { inbox.trySend(InboxEvent.Failed(it)) }
+    )
     private val understudyThread = understudy?.let(::UnderstudyThread)
     private val controller = Controller(Pace(), options.mode)
     private val timer = RoundTimer()

@@ -28,10 +28,15 @@ internal class Handover(present: Boolean, policy: Policy) {
     var reading = if (present && policy.understudy != UnderstudyUse.OFF) Reading.IDLE else Reading.ABSENT
         private set
 
-    /** Of the last [ReadText]. */
+    /** text, base: of the last [ReadText]. */
     @Volatile
-    private var text = emptyList<Int>()
+    var text = emptyList<Int>()
+        private set
     var base = 0
+        private set
+
+    /** The drafter waits for what is read. */
+    var holds = false
         private set
 
     /** Who wrote the last token alone. */
@@ -44,9 +49,10 @@ internal class Handover(present: Boolean, policy: Policy) {
     val nextWriter: Writer get() = if (reading == Reading.DONE) Writer.UNDERSTUDY else Writer.DRAFTER
 
     /** Ask for [text] to be read, of which the tokens from [base] on are the drafter's own. */
-    fun read(text: List<Int>, base: Int): ReadText {
+    fun read(text: List<Int>, base: Int, holds: Boolean = false): ReadText {
         this.text = text
         this.base = base
+        this.holds = holds
         reading = Reading.UNDER_WAY
         return ReadText(text, base)
     }
@@ -62,15 +68,17 @@ internal class Handover(present: Boolean, policy: Policy) {
     fun reads(action: ReadText, alone: Boolean): Boolean =
         reading == Reading.UNDER_WAY && text === action.prefix && (alone || warm)
 
-    /**
-     * The reading is over. Whether what was read is how [text] begins, and to a purpose, so that it can write now.
-     *
-     * Where the target is back meanwhile, the reading may have been given up.
-     */
+    /** The text is read. Whether that is how [text] begins, and to a purpose, so that it can write now. */
     fun hasRead(text: List<Int>, alone: Boolean): Boolean {
         val ready = text.take(this.text.size) == this.text && (alone || warm)
         reading = if (ready) Reading.DONE else Reading.IDLE
         return ready
+    }
+
+    /** Nothing is known to be read. */
+    fun gaveUp() {
+        reading = Reading.IDLE
+        text = emptyList()
     }
 
     /** It will not be asked again. */
@@ -82,6 +90,7 @@ internal class Handover(present: Boolean, policy: Policy) {
     /** Nobody writes alone any more. */
     fun targetIsBack() {
         writer = Writer.DRAFTER
+        holds = false
         if (reading == Reading.DONE && !warm) reading = Reading.IDLE
     }
 }

@@ -15,8 +15,8 @@ internal sealed interface InboxEvent {
     /** The tree of a [Compare], below the first [base] tokens. working: seconds in the drafter. */
     class Compared(val session: Session, val draft: Draft, val base: Int, val working: Double) : InboxEvent
 
-    /** The understudy has read the text of a [ReadText]; [agreed] as of that. */
-    class TextRead(val session: Session, val agreed: Int) : InboxEvent
+    /** The understudy has read, or given up, the text of a [ReadText]; [agreed] as of that. */
+    class TextRead(val session: Session, val agreed: Int?) : InboxEvent
 
     /** The understudy cannot be used: [why], in words for people. */
     class UnderstudyFailed(val session: Session, val why: String) : InboxEvent
@@ -25,7 +25,7 @@ internal sealed interface InboxEvent {
     class Ahead(val session: Session, val nodes: Int) : InboxEvent
 
     /** The drafter's engine threw [error]. */
-    class Failed(val error: Exception) : InboxEvent
+    class Failed(val session: Session, val error: Exception) : InboxEvent
 
     /** Somebody asks for something. */
     class Asked(val wish: Wish) : InboxEvent

@@ -181,7 +181,7 @@ class Session(
         takeToken(token, sure, version) + work(now)
 
     /** The understudy has read what it was asked to; see [ReadText] for [agreed]. */
-    fun textRead(agreed: Int, now: Double): List<Action> = takeReading(agreed) + work(now)
+    fun textRead(agreed: Int?, now: Double): List<Action> = takeReading(agreed) + work(now)
 
     /** The understudy cannot be used: [why], in words for people. The drafter writes on. */
     fun understudyFailed(why: String, now: Double): List<Action> {

@@ -42,12 +42,14 @@ interface UnderstudyModel : Closeable {
  * would have written. Small models that write alone come to repeat themselves. What would go on a repetition of the
  * answer loses weight then, by DRY ("Don't Repeat Yourself", the sampler of that name), but never inside code.
  *
- * decode: text of token ids. present: whether the model is there; it may be fetched later than the bundle. open: brings
- * it into memory on first use. Not thread-safe: one thread calls, but for [loaded] and [present].
+ * decode: text of token ids. present: whether the model is there; it may be fetched later than the bundle. vocab: of
+ * the target; it may be less than the model's, whose logits of the ids beyond are left out. open: brings the model into
+ * memory on first use. Not thread-safe: one thread calls, but for [loaded] and [present].
  */
 class Understudy(
     private val decode: (List<Int>) -> String,
     val present: () -> Boolean = { true },
+    private val vocab: Int = Int.MAX_VALUE,
     private val open: () -> UnderstudyModel,
 ) {
     @Volatile
@@ -73,12 +75,13 @@ class Understudy(
 
     /** Read [text], as far as it is not what was read last. False: given up, as it is not [wanted] any more. */
     fun read(text: List<Int>, wanted: () -> Boolean = { true }): Boolean {
-        val model = opened()
+        if (!wanted()) return false
+        opened()
         keep(text)
         while (logits == null || held.size < text.size) {
             if (!wanted()) return false
             val chunk = text.subList(held.size, minOf(text.size, held.size + READ_CHUNK))
-            logits = model.step(held.size, chunk, 1).single()
+            logits = step(held.size, chunk, 1).single()
             held += chunk
         }
         return true
@@ -86,15 +89,23 @@ class Understudy(
 
     /**
      * How many of the tokens from [base] on it would have written itself, up to the first that it would not. begin:
-     * where the answer begins. It has read all of them then, or as far as it agrees.
+     * where the answer begins. It has read all of them then, or as far as it agrees. null: given up, as nobody [wanted]
+     * to know any more.
      */
-    fun agreed(text: List<Int>, base: Int, begin: Int, sampling: Sampling): Int {
-        read(text.subList(0, base))
+    fun agreed(
+        text: List<Int>,
+        base: Int,
+        begin: Int,
+        sampling: Sampling,
+        wanted: () -> Boolean = { true },
+    ): Int? {
+        if (!read(text.subList(0, base), wanted)) return null
         var agreed = base
         while (agreed < text.size) {
+            if (!wanted()) return null
             val chunk = text.subList(agreed, minOf(text.size, agreed + READ_CHUNK))
             // the last token before is read again: its logits judge the first one
-            val rows = opened().step(agreed - 1, listOf(text[agreed - 1]) + chunk, 1 + chunk.size)
+            val rows = step(agreed - 1, listOf(text[agreed - 1]) + chunk, 1 + chunk.size)
             val same = chunk.indices.firstOrNull { row ->
                 choose(rows[row], text.subList(0, agreed + row), begin, sampling) != chunk[row]
             } ?: chunk.size
@@ -113,6 +124,9 @@ class Understudy(
         val token = choose(logits, text, begin, sampling)
         return Written(token, exp(logProbs(logits, Sampling())[token]))
     }
+
+    private fun step(past: Int, tokens: List<Int>, wanted: Int): List<FloatArray> =
+        opened().step(past, tokens, wanted).map { if (it.size > vocab) it.copyOf(vocab) else it }
 
     private fun opened(): UnderstudyModel = model ?: open().also { model = it }
 

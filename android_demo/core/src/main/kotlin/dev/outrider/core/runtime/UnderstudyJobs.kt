@@ -9,17 +9,19 @@ internal class UnderstudyJobs(
     private val begin = session.prompt.size
 
     fun read(action: ReadText) = submit { understudy ->
-        val given = action.prefix.subList(0, action.base)
-        val agreed = if (!understudy.read(given) { session.reads(action) }) 0 else {
-            understudy.agreed(action.prefix, action.base, begin, session.sampling)
-        }
+        val agreed = understudy.agreed(action.prefix, action.base, begin, session.sampling) { session.reads(action) }
         InboxEvent.TextRead(session, agreed)
     }
 
     fun write(action: WriteToken) {
         val asked = now()
         submit { understudy ->
-            val written = understudy.nextToken(action.prefix, begin, session.sampling)
+            val wanted = { session.version == action.version && session.finished == null }
+            val written = if (understudy.read(action.prefix, wanted)) {
+                understudy.nextToken(action.prefix, begin, session.sampling)
+            } else {
+                Written(0, 0.0) // which the session does not take
+            }
             InboxEvent.TokenWritten(session, written, action.version, now() - asked)
         }
     }

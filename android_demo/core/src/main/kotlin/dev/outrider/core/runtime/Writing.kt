@@ -12,7 +12,8 @@ internal fun Session.write(now: Double): List<Action> {
     if (busy != null) return actions
     val writer = handover.nextWriter
     if (alone && writer == Writer.DRAFTER) {
-        if (handover.coming && (solo.drafterIsDone || policy.writer == WhoWrites.DEVICE_ONLY)) return actions
+        val enough = solo.drafterIsDone || policy.writer == WhoWrites.DEVICE_ONLY || handover.holds
+        if (handover.coming && enough) return actions
         if (solo.drafterIsDone) return listOf(pauseFor(PauseReason.LIMIT)) + waitForTarget(now)
     }
     if (writer != handover.writer) {
@@ -36,17 +37,24 @@ internal fun Session.takeToken(token: Int, sure: Double, version: Int): List<Act
     return listOf(Provide(token, writer)) + doubts
 }
 
-/** The understudy has read the text: what it would not have written is withdrawn, if the target is still silent. */
-internal fun Session.takeReading(agreed: Int): List<Action> {
-    val actions = ArrayList<Action>()
-    if (handover.hasRead(text.all(), alone) && alone && finished == null) {
-        val keep = maxOf(0, handover.base + agreed - committed.size)
-        if (provisional.size > keep) {
+/**
+ * The understudy has read the text, or gave that up (null). If the target is still silent, what it would not have
+ * written is withdrawn. Where there is no such thing, it reads what the drafter wrote meanwhile; that one waits.
+ */
+internal fun Session.takeReading(agreed: Int?): List<Action> {
+    if (finished != null) return emptyList()
+    val all = text.all()
+    if (agreed == null) {
+        handover.gaveUp()
+    } else if (handover.hasRead(all, alone) && alone) {
+        val judged = maxOf(handover.base + agreed, committed.size)
+        if (judged < all.size) {
             version++ // a token under way is not wanted any more
-            actions += text.withdrawProvisional(keep)
+            if (judged >= handover.text.size) return listOf(handover.read(all, judged, holds = true))
+            return text.withdrawProvisional(judged - committed.size)
         }
     }
-    return actions + handover.readAlong(committed)
+    return handover.readAlong(committed)
 }
 
 /** Write nothing more, until the target answers or somebody asks to go on. */

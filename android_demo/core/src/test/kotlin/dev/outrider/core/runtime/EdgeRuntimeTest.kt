@@ -4,6 +4,8 @@ import dev.outrider.core.HashEngine
 import dev.outrider.core.HashModel
 import dev.outrider.core.protocol.Sampling
 import java.io.File
+import java.util.concurrent.CountDownLatch
+import java.util.concurrent.TimeUnit
 import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertFailsWith
@@ -12,6 +14,7 @@ import kotlin.test.assertNotNull
 import kotlin.test.assertNull
 import kotlin.test.assertTrue
 import kotlinx.coroutines.flow.first
+import kotlinx.coroutines.flow.onEach
 import kotlinx.coroutines.flow.toList
 import kotlinx.coroutines.runBlocking
 
@@ -170,6 +173,9 @@ class EdgeRuntimeTest {
             }
             assertEquals(40, assertIs<Finished>(events.last()).tokenIds.size)
             assertEquals(1, assertIs<Finished>(events.last()).stats.pauses)
+            val states = events.filterIsInstance<LinkChange>().map { it.state }
+            val expected = listOf(LinkState.CONNECTING, LinkState.ALONE, LinkState.WAITING, LinkState.ALONE)
+            assertEquals(expected, states)
         }
     }
 
@@ -187,6 +193,25 @@ class EdgeRuntimeTest {
             val error = assertFailsWith<IllegalStateException> { runtime.generate("Why?").toList() }
             assertEquals("broken", error.message)
             assertIs<Finished>(runtime.generate("What?", Request(4)).toList().last())
+        }
+    }
+
+    @Test
+    fun whatACancelledAnswerAskedForFailsAlone() = runBlocking {
+        val sound = HashEngine(draftIds, 2, 2)
+        val (begun, fail) = CountDownLatch(1) to CountDownLatch(1)
+        val engine = object : Engine by sound {
+            override fun step(step: DraftStep): StepResult {
+                if (fail.count == 0L) return sound.step(step)
+                begun.countDown()
+                check(!fail.await(20, TimeUnit.SECONDS)) { "broken" }
+                return sound.step(step)
+            }
+        }
+        runtime(engine = engine).use { runtime ->
+            runtime.generate("Why?").first { begun.await(20, TimeUnit.SECONDS) }
+            val events = runtime.generate("What?", Request(4)).onEach { fail.countDown() }.toList()
+            assertEquals(4, assertIs<Finished>(events.last()).tokenIds.size)
         }
     }
 

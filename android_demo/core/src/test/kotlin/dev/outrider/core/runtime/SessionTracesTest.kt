@@ -88,7 +88,7 @@ class SessionTracesTest {
             )
             "tree_compared" -> treeCompared(draftOf(arguments[0]), int(1), double(2))
             "token_written" -> tokenWritten(int(0), double(1), int(2), double(3))
-            "text_read" -> textRead(int(0), double(1))
+            "text_read" -> textRead((arguments[0] as Long?)?.toInt(), double(1))
             "understudy_failed" -> understudyFailed(arguments[0] as String, double(1))
             "tick" -> tick(double(0))
             "set_mode" -> {

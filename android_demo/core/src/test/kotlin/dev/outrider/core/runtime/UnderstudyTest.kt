@@ -84,9 +84,39 @@ class UnderstudyTest {
         val understudy = made()
         val text = List(150) { it % 50 }
         var asked = 0
-        assertFalse(understudy.read(text) { ++asked < 2 })
+        assertFalse(understudy.read(text) { ++asked < 3 })
         assertTrue(understudy.read(text))
         assertEquals(made().nextToken(text, 0, Sampling()), understudy.nextToken(text, 0, Sampling()))
+    }
+
+    @Test
+    fun judgingIsGivenUpBetweenTwoSteps() {
+        val expected = plain(2 * 64, Sampling())
+        for (allowed in 0..4) { // before it opens, reads, judges and judges on
+            var asked = 0
+            val understudy = made()
+            val agreed = understudy.agreed(expected, prompt.size, prompt.size, Sampling()) { ++asked <= allowed }
+            assertEquals(if (allowed < 4) null else 2 * 64, agreed)
+            assertEquals(allowed > 0, understudy.loaded)
+            assertEquals(made().nextToken(expected, 0, Sampling()), understudy.nextToken(expected, 0, Sampling()))
+        }
+    }
+
+    /** Vocabularies are padded, and a small model's may be padded to more than the target's. */
+    @Test
+    fun drawsNoTokenThatTheTargetDoesNotKnow() {
+        val bound = Understudy({ "" }, vocab = 30) { HashModel(50) }
+        var beyond = 0
+        for (seed in 0L until 40) {
+            val sampling = Sampling(1.5, seed = seed)
+            val free = made().nextToken(prompt, 0, sampling).token
+            val token = bound.nextToken(prompt, 0, sampling).token
+            assertTrue(token < 30)
+            assertEquals(free < 30, token == free)
+            assertEquals(1, bound.agreed(prompt + token, prompt.size, 0, sampling))
+            if (free >= 30) beyond++
+        }
+        assertTrue(beyond > 0)
     }
 
     @Test
