@@ -17,6 +17,7 @@ from outrider_core.models.identity import model_identity
 from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
+from outrider_core.protocol.constraint import Rules, adjusted
 from outrider_core.protocol.sampling import Sampling, draw
 from tests.device import DEVICE
 
@@ -126,6 +127,7 @@ def plain_decode(
     max_new: int,
     eos_ids: Iterable[int] = (EOS,),
     max_context: int = 1 << 30,
+    rules: Rules | None = None,
 ) -> list[int]:
     """The oracle: new tokens of plain decoding, a full forward without any cache for every token."""
     tokens, stop = list(ids), set(eos_ids)
@@ -133,7 +135,11 @@ def plain_decode(
         logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
-        tokens.append(draw(logits.numpy(), sampling, len(tokens)))
+        values = logits.numpy()
+        if rules:
+            rules.follow(tokens)
+            values = adjusted(values, rules.adjustment())
+        tokens.append(draw(values, sampling, len(tokens)))
         if tokens[-1] in stop:
             break
     return tokens[len(ids) :]
