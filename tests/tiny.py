@@ -105,6 +105,27 @@ def tiny_tokenizer(vocab: int = 199) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+JSON_TEXT = ['{"name": "ab", "n": [1, 20, -3], "ok": true, "no": false, "x": null}', "[[{}, {}]]", '"a", "b"]}']
+
+
+def json_tokenizer(vocab: int = 320) -> PreTrainedTokenizerFast:
+    """Every byte, and merges of JSON's punctuation, behind <pad>, <s>, <unk> and </s>; with a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    names = ["<pad>", "<s>", "<unk>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=names, initial_alphabet=alphabet, show_progress=False, min_frequency=1
+    )
+    inner.train_from_iterator(JSON_TEXT * 3, trainer)
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, **special)
+    tokenizer.chat_template = "<s>{% for message in messages %}{{ message['content'] }}</s>{% endfor %}"
+    return tokenizer
+
+
 def save_tiny_target(folder: Path, model: Any | None = None) -> str:
     """Write model (default: a float32 llama) and tokenizer as a target folder; returns the model hash."""
     model = tiny_model(dtype=torch.float32) if model is None else model

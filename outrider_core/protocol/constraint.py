@@ -112,7 +112,9 @@ def adjusted(logits: NDArray[np.floating], adjustment: Adjustment) -> NDArray[np
 class Matcher(Protocol):
     """A grammar along one text. After an error nothing is allowed any more until `rollback` or a new matcher."""
 
-    error: str  # why the text cannot go on, in words for people; "" while it can
+    @property
+    def error(self) -> str:
+        """Why the text cannot go on, in words for people; "" while it can."""
 
     def allowed(self) -> NDArray[np.uint32]:
         """Tokens that may come next, as `Adjustment.allowed`."""
