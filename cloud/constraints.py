@@ -45,7 +45,7 @@ class ConstraintDesk:
     def check(self, constraint: Constraint, length: int) -> str:
         """Why it is refused at once for a text of `length` tokens, prompt included; "" where it is not."""
         if constraint.needs & ~self.obeys:
-            return "this verifier obeys no grammars: its log says why"
+            return "this verifier offers no structured output; its log says why"
         if constraint.begin > length:
             return f"the constraint begins at token {constraint.begin}; there are {length}"
         if max(constraint.bias, default=0) >= self._vocab_size:
@@ -93,6 +93,7 @@ class ConstraintDesk:
     ) -> None:
         if not wanted():
             future.cancel()
+        if not future.set_running_or_notify_cancel():
             return
         try:
             rules = Rules(constraint, self._grammar(account, constraint).matcher() if constraint.grammar else None)

@@ -126,11 +126,11 @@ def json_tokenizer(vocab: int = 320) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def save_tiny_target(folder: Path, model: Any | None = None) -> str:
-    """Write model (default: a float32 llama) and tokenizer as a target folder; returns the model hash."""
+def save_tiny_target(folder: Path, model: Any | None = None, tokenizer: Any | None = None) -> str:
+    """Write model (default: a float32 llama) and tokenizer (default: words) as a target folder; returns its hash."""
     model = tiny_model(dtype=torch.float32) if model is None else model
     model.save_pretrained(folder)
-    tiny_tokenizer(model.config.vocab_size).save_pretrained(folder)
+    (tokenizer or tiny_tokenizer(model.config.vocab_size)).save_pretrained(folder)
     return model_identity(folder)
 
 

@@ -212,7 +212,7 @@ def test_without_a_tokenizer_grammars_are_not_offered() -> None:
     with serve(verifier) as address, Client(address) as client:
         assert client.welcome.constraints == OBEYS_BIAS
         client.send(Open(0, os.urandom(16), 0, pack_ids(PROMPT), 0, Sampling(), held_to(PERSON)))
-        assert "obeys no grammars" in client.receive(Error).text
+        assert "no structured output" in client.receive(Error).text
         biased = Constraint(BEGIN, 0.0, 0.0, *pack_bias({77: 100.0}))
         client.send(Open(0, os.urandom(16), 0, pack_ids(PROMPT), 0, Sampling(), biased))
         client.receive(Opened)
