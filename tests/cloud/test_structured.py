@@ -6,11 +6,13 @@ import json
 import os
 import random
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -33,9 +35,11 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import (
     ERR_BOUNDS,
+    ERR_MALFORMED,
     ERR_UNKNOWN,
     FINISH_EOS,
     Error,
+    Features,
     Generate,
     Open,
     Opened,
@@ -205,6 +209,55 @@ def test_refusals_are_errors_of_their_stream_and_leave_nothing_behind() -> None:
         client.receive(Opened)
         assert_valid(client.generate(1, BEGIN, 300), PERSON)
         assert len(verifier.sessions) == 1
+
+
+def mutated_constraint(rng: random.Random) -> Any:
+    """The MessagePack fields of a constraint, most of them changed: types, bounds, bytes, characters of the schema."""
+    bias = pack_bias({rng.randrange(VOCAB + 9): rng.uniform(-101, 101) for _ in range(rng.randrange(3))})
+    schema = json.dumps(PERSON)
+    for _ in range(rng.randrange(4)):
+        at = rng.randrange(len(schema))
+        schema = (
+            schema[:at]
+            + rng.choice(["", '"', "}", "[", "\\", "0", "é", "$ref", "not"])
+            + schema[at + rng.randrange(3) :]
+        )
+    grammar = rng.choice([0, GRAMMAR_JSON_OBJECT, GRAMMAR_JSON_SCHEMA, GRAMMAR_JSON_SCHEMA])
+    fields = [BEGIN, 0.5, -0.5, *bias, grammar, schema if grammar == GRAMMAR_JSON_SCHEMA else ""]
+    for _ in range(rng.randrange(2)):
+        fields[rng.randrange(7)] = rng.choice([None, -1, 2, 9.5, float("nan"), 2**31, b"abc", b"\0" * 8, "x", [], {}])
+    return rng.choice([fields, fields, fields, fields[: rng.randrange(7)], [*fields, 1], rng.randrange(5)])
+
+
+def test_mutated_constraints_give_typed_errors_and_the_others_go_on() -> None:
+    """Whatever an OPEN carries: OPENED, or ERROR 1 or 3. What is opened generates within its rules."""
+    rng, seen = random.Random(7), Counter[str]()
+    verifier = json_verifier(max_sessions=64)
+    with serve(verifier) as address:
+        for _ in range(8):
+            with Client(address) as client:
+                for _ in range(40):
+                    values = msgspec.msgpack.decode(
+                        msgspec.msgpack.encode(Open(0, os.urandom(16), 0, pack_ids(PROMPT), 9, Sampling(1.0, seed=1)))
+                    )
+                    values[7] = mutated_constraint(rng)
+                    client.socket.send(msgspec.msgpack.encode(values) + b"\x80")
+                    reply = client.any()
+                    while isinstance(reply, Features):
+                        reply = client.any()
+                    if isinstance(reply, Opened):
+                        seen["opened"] += 1
+                        client.send(Generate(0, 1, BEGIN, 3))
+                        assert [client.receive(Verdict).seq for _ in range(3)] == [1, 1, 1]
+                    else:
+                        assert isinstance(reply, Error) and reply.code in (ERR_MALFORMED, ERR_BOUNDS), reply
+                        seen[f"error {reply.code}"] += 1
+        with Client(address) as client:
+            client.send(Open(0, os.urandom(16), 0, pack_ids(PROMPT), 0, Sampling(), held_to(PERSON)))
+            client.receive(Opened)
+            assert_valid(client.generate(1, BEGIN, 300), PERSON)
+        assert verifier.alive
+    assert min(seen["opened"], seen[f"error {ERR_MALFORMED}"], seen[f"error {ERR_BOUNDS}"]) > 30, seen
 
 
 def test_without_a_tokenizer_grammars_are_not_offered() -> None:
