@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 #: between two tokens of JSON at most so much whitespace, so that no answer is made of it
 WHITESPACE = r"[ \n\t\r]{1,32}"
-#: about a millisecond of each kind of work per mask, 20 ms for compiling; a lexer state is 1 to 2 kB
+#: a few milliseconds of work per mask and some tens for compiling; counted strings make many states, of about 150 bytes
 LIMITS = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 20_000,
     "step_max_items": 20_000,
-    "max_lexer_states": 5_000,
+    "max_lexer_states": 100_000,
     "max_grammar_size": 100_000,
 }
 ANY_OBJECT = '{"type": "object"}'

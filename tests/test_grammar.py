@@ -142,6 +142,19 @@ def test_hostile_schemas_end_in_time(schema: Any) -> None:
     assert time.process_time() - begun < 0.05 * steps + 0.5
 
 
+@pytest.mark.parametrize("most", [300, 2000, 20_000])
+def test_long_strings_with_a_bound_stay_within_the_limits(most: int) -> None:
+    """Counting makes the lexer many states, which are limited for the sake of hostile patterns."""
+    matcher = GRAMMARS.compile(of({"type": "string", "maxLength": most})).matcher()
+    text = '"' + "the cat sat on the mat, and " * 500
+    length = 0
+    for token in TOKENIZER.encode(text[: min(most, 6000) + 1]):
+        assert token in next_tokens(matcher), matcher.error
+        matcher.advance(token)
+        length += 1
+    assert length > min(most, 6000) / 4 and not matcher.error
+
+
 def mutations() -> Iterator[str]:
     rng, base = random.Random(5), json.dumps(list(WRONG.values())[4:] + list(HOSTILE.values())[1:5])
     for _ in range(300):
