@@ -6,14 +6,16 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from outrider_core.protocol.constraint import Adjustment, Rules
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE
 
-#: what is drawn from logits that are not numbers (NaN, infinite), as of a number format that overflows
+#: what is drawn from logits that are not numbers (NaN, infinite), as of a number format that overflows, and where the
+#: answer's constraint allows no token
 NO_TOKEN = -1
-#: (rows of the logits, sampling and absolute position of each) -> tokens
-Draw = Callable[[Sequence[int], Sequence[Sampling], Sequence[int]], list[int]]
+#: (rows of the logits, sampling, absolute position and adjustment of each) -> tokens
+Draw = Callable[[Sequence[int], Sequence[Sampling], Sequence[int], Sequence[Adjustment | None]], list[int]]
 
 
 class AcceptedPath(NamedTuple):
@@ -28,7 +30,7 @@ class AcceptedPath(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether the logits were not numbers: nothing of it may be committed."""
+        """Whether nothing could be drawn somewhere on the path: nothing of it may be committed."""
         return self.bonus == NO_TOKEN
 
 
@@ -37,12 +39,14 @@ class Draft:
     """A tree under verification.
 
     committed: number of tokens up to and including the root. row: index of the root's logits; node i's are row + 1 + i.
+    rules: the answer's, at the root; they follow the walk.
     """
 
     tree: TokenTree
     sampling: Sampling
     committed: int
     row: int
+    rules: Rules | None = None
 
 
 def accept_paths(draw: Draw, drafts: Sequence[Draft], eos_ids: Container[int], max_context: int) -> list[AcceptedPath]:
@@ -58,7 +62,12 @@ def accept_paths(draw: Draw, drafts: Sequence[Draft], eos_ids: Container[int], m
         nodes = [paths[index][-1] if paths[index] else ROOT for index in active]
         positions = [drafts[index].committed + len(paths[index]) for index in active]
         rows = [drafts[index].row + 1 + node for index, node in zip(active, nodes, strict=True)]
-        tokens = draw(rows, [drafts[index].sampling for index in active], positions)
+        rules = [drafts[index].rules for index in active]
+        adjustments = [each.adjustment() if each else None for each in rules]
+        tokens = draw(rows, [drafts[index].sampling for index in active], positions, adjustments)
+        for each, token in zip(rules, tokens, strict=True):
+            if each and token != NO_TOKEN:
+                each.advance(token)
         descending = list[int]()
         for index, node, position, token in zip(active, nodes, positions, tokens, strict=True):
             child = drafts[index].tree.child(node, token)

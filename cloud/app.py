@@ -21,7 +21,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from cloud import log
 from cloud.auth import bearer
 from cloud.close_codes import CloseCode
-from cloud.connection import Stream
 from cloud.device_socket import DeviceSocket
 from cloud.limits import WAITING, Account, Gate, Refusal
 from cloud.metrics import CONTENT_TYPE
@@ -29,6 +28,7 @@ from cloud.openai import no_such_route, openai_routes
 from cloud.page import page_routes
 from cloud.service import Verifier
 from cloud.settings import Settings, is_loopback
+from cloud.stream import Stream
 from cloud.tracing import Traced, trace_of
 from outrider_core.chat_api.errors import ApiError
 from outrider_core.protocol.wire import SUBPROTOCOL

@@ -20,6 +20,7 @@ from cloud.sessions import SessionStore
 from cloud.step import Step
 from cloud.tree_budget import TreeBudget
 from cloud.watchdog import Watchdog
+from outrider_core.protocol.wire import ERR_BOUNDS
 
 #: an idle engine that knows several sessions waits this long for a second request before it runs the first alone
 IDLE_WINDOW = 0.0015
@@ -153,11 +154,14 @@ class Batcher:
                 self._requests.fail_all()
             return
         good = [(part, path) for part, path in zip(scheduled, paths, strict=True) if path is None or not path.failed]
-        if len(good) < len(scheduled):
-            self._fail_numbers(
-                [part.pending for part, path in zip(scheduled, paths, strict=True) if path and path.failed]
-            )
-        if good:
+        failed = [part.pending for part, path in zip(scheduled, paths, strict=True) if path and path.failed]
+        stuck = [pending for pending in failed if pending.session.rules and pending.session.rules.broken]
+        for pending in stuck:
+            assert pending.session.rules is not None
+            self._requests.fail([pending], pending.session.rules.broken, ERR_BOUNDS)
+        if unusable := [pending for pending in failed if pending not in stuck]:
+            self._fail_numbers(unusable)
+        if good or stuck:
             self._failures = 0
         else:
             self._count_failure()

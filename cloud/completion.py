@@ -23,9 +23,11 @@ from outrider_core.chat_api.asgi import send_completion, send_error, unless_gone
 from outrider_core.chat_api.errors import ApiError
 from outrider_core.chat_api.replies import CompletionWriter, Delta, Ending, FinishReason
 from outrider_core.chat_api.requests import ChatRequest
+from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.text import Detokeniser, StopStrings
 from outrider_core.protocol.wire import (
+    ERR_BOUNDS,
     ERR_BUSY,
     ERR_UNKNOWN,
     FINISH_EOS,
@@ -60,7 +62,14 @@ class EngineSession:
     """
 
     def __init__(
-        self, verifier: Verifier, account: Account, ids: list[int], sampling: Sampling, max_new: int, request_id: str
+        self,
+        verifier: Verifier,
+        account: Account,
+        ids: list[int],
+        sampling: Sampling,
+        rules: Rules | None,
+        max_new: int,
+        request_id: str,
     ) -> None:
         self._verifier, self._loop = verifier, asyncio.get_running_loop()
         self._account = account
@@ -68,7 +77,9 @@ class EngineSession:
         self._session = session = secrets.token_bytes(16)
         self._closed = False
         opening = Open(0, session, 0, pack_ids(ids), len(ids), sampling)
-        self._opening = Job(session, opening, self._opened, tokens=ids, account=account.name, request_id=request_id)
+        self._opening = Job(
+            session, opening, self._opened, tokens=ids, rules=rules, account=account.name, request_id=request_id
+        )
         self._round = Job(
             session, Generate(0, 1, len(ids), max_new), self._post, account=account.name, request_id=request_id
         )
@@ -139,6 +150,8 @@ def _engine_error(error: Error) -> ApiError:
     if error.code in (ERR_BUSY, ERR_UNKNOWN):  # ERR_UNKNOWN: the session was evicted at once
         seconds = max(RETRY_SECONDS, math.ceil(error.retry_after_ms / 1000))
         return ApiError(429, "the server is busy; try again later", None, "server_busy", seconds)
+    if error.code == ERR_BOUNDS:
+        return ApiError(400, error.text, "response_format", "invalid_schema")
     return _failed()
 
 
@@ -182,10 +195,12 @@ class Completion:
         model_name: str,
         request: ChatRequest,
         ids: list[int],
+        rules: Rules | None,
         detokeniser: Detokeniser,
         begun: float,
     ) -> None:
         self._verifier, self._account, self._request, self._ids = verifier, account, request, ids
+        self._rules = rules
         self._detokeniser, self._stops = detokeniser, StopStrings(request.stops)
         self._record = CompletionRecord(verifier.metrics, begun)
         self._writer = CompletionWriter(model_name, verifier.target_hash, len(ids))
@@ -194,7 +209,7 @@ class Completion:
         max_new = self._request.token_limit(self._verifier.max_context - len(self._ids))
         trace = trace_of(scope)
         session = EngineSession(
-            self._verifier, self._account, self._ids, self._request.sampling, max_new, trace.request
+            self._verifier, self._account, self._ids, self._request.sampling, self._rules, max_new, trace.request
         )
         try:
             await unless_gone(self._send(session, send), receive)

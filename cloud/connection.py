@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from cloud.close_codes import CloseCode
 from cloud.features import FeatureRows
 from cloud.jobs import Job, Reply
-from cloud.limits import Account
+from cloud.limits import BYTES_PER_TOKEN, Account
 from cloud.outbox import Outbox
 from cloud.service import Verifier
+from cloud.stream import Stream
+from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.wire import (
     ERR_BOUNDS,
     ERR_BUSY,
@@ -48,25 +51,6 @@ MAX_BACKLOG = 2 * MAX_STREAMS
 #: seconds after which a device may try the same verifier again
 RESTART_SECONDS = 1.0
 BUSY_SECONDS = 1.0
-
-
-class Stream:
-    """A session on this connection. session: the verifier's own id of it.
-
-    opening and round: its jobs in the engine, an OPEN and a VERIFY or GENERATE.
-    """
-
-    def __init__(self, connection: Connection, number: int, session: bytes) -> None:
-        self.connection, self.number, self.session = connection, number, session
-        self.opening: Job | None = None
-        self.round: Job | None = None
-
-    def cancel(self) -> None:
-        """Give up its jobs."""
-        for job in (self.opening, self.round):
-            if job is not None:
-                job.cancelled = True
-        self.opening = self.round = None
 
 
 class Connection:
@@ -140,7 +124,7 @@ class Connection:
         else:
             stream = self._streams.get(message.stream)
             if stream is None:
-                self._error(ERR_UNKNOWN, f"no stream {message.stream} on this connection: OPEN first", message.stream)
+                self._unknown(message.stream)
             elif isinstance(message, Verify | Generate):
                 self._round(stream, message)
             elif isinstance(message, Cancel):
@@ -188,11 +172,14 @@ class Connection:
             if self.account.streams - len(before) >= limit:
                 self._error(ERR_BUSY, f"this token's {limit} sessions are open: CLOSE one", number, BUSY_SECONDS)
                 return
-            if self._limited(number, prefill=count):
+            constraint = message.constraint
+            if self._limited(number, prefill=count + (len(constraint.schema) // BYTES_PER_TOKEN if constraint else 0)):
                 return
             tokens = unpack_ids(message.tokens)  # takes time, so it is charged first
+            text = verifier.constraints.check(constraint, count) if constraint else ""
             if max(tokens) >= verifier.vocab_size:
                 text = f"token {max(tokens)} is outside the vocabulary of {verifier.vocab_size}"
+            if text:
                 self._error(ERR_BOUNDS, text, number)
                 return
             for stream in before:
@@ -201,8 +188,32 @@ class Connection:
             stream = Stream(self, number, session)
             self._streams[number] = self._streams_by_session[session] = stream
             self.account.streams += 1
-            stream.opening = self._job(stream, message, tokens=tokens)
-            self._submit(stream.opening)
+            stream.opening = job = self._job(stream, message, tokens=tokens)
+            if constraint is None:
+                self._submit(job)
+                return
+            stream.held.append(job)
+            self._backlog.append(job)
+            rules = verifier.constraints.prepare(self.account.name, constraint, tokens, lambda: not job.cancelled)
+            rules.add_done_callback(lambda future: self._post(partial(self._ready, stream, future)))
+
+    def _ready(self, stream: Stream, rules: Future[Rules]) -> None:
+        """A stream's constraint is ready, or cannot be obeyed."""
+        held, stream.held = stream.held, []
+        failure = None if rules.cancelled() else rules.exception()
+        if rules.cancelled() or failure or self._streams.get(stream.number) is not stream:
+            for job in held:
+                job.admitted = True  # nobody else takes them
+            if failure and self._streams.get(stream.number) is stream:
+                asked = stream.round is not None
+                self._unbind(stream)
+                self._error(ERR_BOUNDS, str(failure), stream.number)
+                if asked:
+                    self._unknown(stream.number)
+            return
+        held[0].rules = rules.result()
+        for job in held:
+            self._verifier.submit(job)
 
     def _round(self, stream: Stream, message: Verify | Generate) -> None:
         verifier, number = self._verifier, stream.number
@@ -217,7 +228,7 @@ class Connection:
         if isinstance(message, Generate):
             if not self._limited(number, verifies=1):
                 stream.round = self._job(stream, message)
-                self._submit(stream.round)
+                self._submit(stream.round, stream)
             return
         tree = unpack_tree(message.tokens, message.parents)
         depth = max(tree.depths, default=0)
@@ -235,7 +246,10 @@ class Connection:
             )
         elif not self._limited(number, verifies=1, nodes=len(tree)):
             stream.round = self._job(stream, message, tree=tree)
-            self._submit(stream.round)
+            self._submit(stream.round, stream)
+
+    def _unknown(self, number: int) -> None:
+        self._error(ERR_UNKNOWN, f"no stream {number} on this connection: OPEN first", number)
 
     def _draining(self, number: int) -> bool:
         """Refuse new work while the verifier shuts down."""
@@ -259,9 +273,13 @@ class Connection:
         job = Job(stream.session, request, reply, account=self.account.name, request_id=self.request_id, **content)
         return job
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: Job, stream: Stream | None = None) -> None:
+        """Hand a job over, behind those that `stream` holds."""
         self._backlog.append(job)
-        self._verifier.submit(job)
+        if stream and stream.held:
+            stream.held.append(job)
+        else:
+            self._verifier.submit(job)
 
     def _deliver(self, stream: Stream, job: Job, answer: Reply, done: bool) -> None:
         if done and stream.opening is job:

@@ -8,9 +8,10 @@ import time
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from cloud.close_codes import CloseCode
-from cloud.connection import Connection, Stream
+from cloud.connection import Connection
 from cloud.limits import BYTES_PER_FRAME, FRAMES_PER_SECOND, Account, Bucket
 from cloud.service import Verifier
+from cloud.stream import Stream
 from cloud.tracing import trace_of
 
 

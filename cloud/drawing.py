@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud.acceptance import NO_TOKEN
+from outrider_core.protocol.constraint import Adjustment, adjusted
 from outrider_core.protocol.sampling import Sampling, draw
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
@@ -19,11 +20,20 @@ class HostLogits:
     def __init__(self, values: Floats) -> None:
         self.values = values
 
-    def draw(self, rows: Sequence[int], samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+    def draw(
+        self,
+        rows: Sequence[int],
+        samplings: Sequence[Sampling],
+        positions: Sequence[int],
+        adjustments: Sequence[Adjustment | None] = (),
+    ) -> list[int]:
         """See Logits.draw."""
-        return [self._draw(*each) for each in zip(rows, samplings, positions, strict=True)]
+        changes = adjustments or [None] * len(rows)
+        return [self._draw(*each) for each in zip(rows, samplings, positions, changes, strict=True)]
 
-    def _draw(self, row: int, sampling: Sampling, position: int) -> int:
-        logits = self.values[row]
-        # the largest is not finite where any of them is NaN
+    def _draw(self, row: int, sampling: Sampling, position: int, adjustment: Adjustment | None) -> int:
+        logits: NDArray[np.floating] = self.values[row]
+        if adjustment is not None:
+            logits = adjusted(logits, adjustment)
+        # the largest is not finite where any of them is NaN, or where no token is allowed
         return draw(logits, sampling, position) if np.isfinite(logits.max()) else NO_TOKEN

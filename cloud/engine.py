@@ -86,7 +86,9 @@ class Engine:
         for segment in segments:
             if segment.tree is not None:
                 session = segment.session
-                drafts.append(Draft(segment.tree, session.sampling, len(session.tokens), row))
+                if session.rules:
+                    session.rules.follow(session.tokens)
+                drafts.append(Draft(segment.tree, session.sampling, len(session.tokens), row, session.rules))
                 row += 1 + len(segment.tree)
         paths = iter(accept_paths(logits.draw, drafts, self._eos_ids, self._max_context))
         return [None if segment.tree is None else next(paths) for segment in segments]

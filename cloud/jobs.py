@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from cloud.features import FeatureRows
 from cloud.sessions import Session
+from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Close, Error, Generate, Open, ServerMessage, Verify
 
@@ -19,9 +20,9 @@ Reply = ServerMessage | FeatureRows
 class Job:
     """One request to the engine thread.
 
-    tokens: OPEN's ids. tree: VERIFY's. account: name of who asks; accounts share the engine evenly. request_id: of
-    the HTTP request or handshake that it came by, for the log. reply(message,
-    done) is called in the engine thread, with `done` set for the last message. `cancelled` may be set by any thread; a
+    tokens: OPEN's ids; rules: of its constraint. tree: VERIFY's. account: name of who asks; accounts share the engine
+    evenly. request_id: of the HTTP request or handshake that it came by, for the log. reply(message, done) is called in
+    the engine thread, with `done` set for the last message. `cancelled` may be set by any thread; a
     step that is already running still ends and is answered. `admitted`: the engine thread has taken it from its queue.
     """
 
@@ -30,6 +31,7 @@ class Job:
     reply: Callable[[Reply, bool], None]
     tokens: list[int] = field(default_factory=list)
     tree: TokenTree = field(default_factory=TokenTree)
+    rules: Rules | None = None
     account: str = ""
     request_id: str = ""
     cancelled: bool = False

@@ -7,6 +7,7 @@ there. No request text is logged.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -29,6 +30,8 @@ from outrider_core.chat_api.errors import ApiError
 from outrider_core.chat_api.replies import model_card, model_list
 from outrider_core.chat_api.requests import ChatRequest, check_model, parse
 from outrider_core.chat_tokenizer import ChatTokenizer
+from outrider_core.grammar import GrammarError
+from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.text import Detokeniser
 
 
@@ -62,14 +65,14 @@ def openai_routes(
             raise ApiError(429, text, None, "rate_limit_exceeded", RETRY_SECONDS)
         account.streams += 1  # from here on, so that what waits to be read and tokenised is bounded too
         try:
-            asked, ids = await prepare(request, account)
+            asked, ids, rules = await prepare(request, account)
         except BaseException:
             account.streams -= 1
             raise
-        return Completion(verifier, account, model_name, asked, ids, Detokeniser(decode, skip), begun)
+        return Completion(verifier, account, model_name, asked, ids, rules, Detokeniser(decode, skip), begun)
 
-    async def prepare(request: Request, account: Account) -> tuple[ChatRequest, list[int]]:
-        """The request and its prompt. Charged by its bytes before it is tokenised, however that ends."""
+    async def prepare(request: Request, account: Account) -> tuple[ChatRequest, list[int], Rules | None]:
+        """The request, its prompt and its rules. Charged by its bytes before it is tokenised, however that ends."""
         charge(account, 0)  # read and tokenise nothing for an account over its limits
         body = await read_body(request.receive)
         asked = parse(body)
@@ -83,7 +86,7 @@ def openai_routes(
             gate.refused(Refusal.TOO_LONG)
             raise
         account.spend(prefill=len(ids) - paid)
-        return asked, ids
+        return asked, ids, await _rules(verifier, account, asked, ids)
 
     def charge(account: Account, prompt: int) -> None:
         """Charge a prompt's tokens. Each token written counts as a verify, charged when it comes."""
@@ -139,6 +142,19 @@ def _refusal(error: Exception) -> Response:
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+async def _rules(verifier: Verifier, account: Account, asked: ChatRequest, ids: list[int]) -> Rules | None:
+    """Rules of the answer behind `ids`; None where it has none. Raises ApiError on those that cannot be obeyed."""
+    constraint = asked.constraint(len(ids), verifier.vocab_size)
+    if constraint is None:
+        return None
+    if why := verifier.constraints.check(constraint, len(ids)):
+        raise ApiError(400, why, "response_format", "unsupported_parameter")
+    try:
+        return await asyncio.wrap_future(verifier.constraints.prepare(account.name, constraint, ids, lambda: True))
+    except GrammarError as error:
+        raise ApiError(400, str(error), "response_format", "invalid_schema") from None
 
 
 def _check_ready(verifier: Verifier) -> None:

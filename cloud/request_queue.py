@@ -97,14 +97,19 @@ class RequestQueue:
         """Give the other sessions the older claim on the pool."""
         self._pending[pending.session.id] = self._pending.pop(pending.session.id)
 
-    def fail(self, sessions: list[PendingSession], why: str = "the verifier failed in this step; OPEN again") -> None:
+    def fail(
+        self,
+        sessions: list[PendingSession],
+        why: str = "the verifier failed in this step; OPEN again",
+        code: int = ERR_INTERNAL,
+    ) -> None:
         """A step of `sessions` failed: they keep their text, lose their keys and values, and are told why."""
         for pending in sessions:
             self._pending.pop(pending.session.id, None)
             self._pool.release(pending.session.id)
             for job in (pending.opening, pending.round):
                 if job is not None:
-                    job.fail(ERR_INTERNAL, why)
+                    job.fail(code, why)
 
     def fail_all(self) -> None:
         """Fail every pending session."""
@@ -114,7 +119,7 @@ class RequestQueue:
         if job.cancelled:
             return
         self._pending.pop(job.session, None)  # the connection has cancelled its jobs
-        session = self._store.open(job.session, request, job.tokens, self._pending.keys(), job.account)
+        session = self._store.open(job.session, request, job.tokens, self._pending.keys(), job.account, job.rules)
         if session is None:
             job.fail(ERR_BUSY, "all sessions of this verifier are busy", RETRY_AFTER_MS)
             return

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider_core.protocol.constraint import Adjustment
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.part import Part
@@ -16,10 +17,17 @@ from outrider_core.targets.part import Part
 class Logits(Protocol):
     """The logits of a step's wanted tokens, wherever they lie."""
 
-    def draw(self, rows: Sequence[int], samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+    def draw(
+        self,
+        rows: Sequence[int],
+        samplings: Sequence[Sampling],
+        positions: Sequence[int],
+        adjustments: Sequence[Adjustment | None] = (),
+    ) -> list[int]:
         """One token for each of `rows`, drawn for absolute position positions[i]; a row may be asked for once or more.
 
-        `cloud.acceptance.NO_TOKEN` where a row holds something that is not a number.
+        adjustments: made to each row first; (): none to any. `cloud.acceptance.NO_TOKEN` where a row holds something
+        that is not a number, or no token is allowed.
         """
 
 

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from cloud import log
 from cloud.auth import Accounts
 from cloud.batcher import Batcher
+from cloud.constraints import ConstraintDesk
 from cloud.engine import Engine
 from cloud.jobs import Job
 from cloud.kvpool import KVPool
@@ -33,6 +34,7 @@ class Verifier:
         self.metrics = Metrics()
         self.metrics.serving(version=VERSION, target=self.target_hash, drafter=self.drafter_hash)
         self.features = model.features
+        self.constraints = ConstraintDesk(model.vocab_size, model.eos_ids)
         self._runner, self._kv_tokens = model.runner, settings.kv_tokens
         pool = KVPool(settings.kv_tokens, self._runner.move)
         self.engine = Engine(self._runner, pool, self.features, model.eos_ids, self.max_context)
@@ -61,6 +63,7 @@ class Verifier:
 
     def start(self) -> None:
         """Start the engine thread."""
+        self.constraints.open(self.tokenizer)
         self._batcher.start()
 
     def drain(self) -> None:
@@ -72,6 +75,7 @@ class Verifier:
         """End the engine thread after the step under way, and the runner."""
         self.drain()
         self._batcher.stop()
+        self.constraints.close()
         self._runner.stop()
 
     @property
@@ -110,4 +114,5 @@ class Verifier:
             self._batcher.scheduler.tree_budget,
             f"outrider {VERSION}",
             curve.pack() if (curve := self._batcher.scheduler.budget.curve) else b"",
+            self.constraints.obeys,
         )

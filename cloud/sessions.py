@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from cloud.features import FeatureRows
 from cloud.kvpool import KVPool
+from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Open, Verdict, Verify
@@ -38,7 +39,7 @@ class Session:
     """One conversation. tokens: committed ids, the last is the root; rows: feature rows from position 0 on.
 
     seq: number of the last VERIFY or GENERATE that has ended. Keys and values are in the pool under the session's id.
-    account: name of the account it belongs to.
+    account: name of the account it belongs to. rules: of its constraint.
     """
 
     id: bytes
@@ -46,6 +47,7 @@ class Session:
     sampling: Sampling
     seq: int
     rows: FeatureRows
+    rules: Rules | None = None
     settled: Settled | None = None
     account: str = ""
     answered: float = 0.0  # when its last verdict went out (time.perf_counter)
@@ -88,17 +90,19 @@ class SessionStore:
         tokens: list[int],
         busy: Set[bytes],
         account: str = "",
+        rules: Rules | None = None,
     ) -> Session | None:
         """Begin or resume a session at `tokens`, keeping the rows of the prefix that they share with its record.
 
-        Returns None if the store is full of `busy` sessions.
+        rules: of the answer's constraint, which no other session follows. Returns None if the store is full of `busy`
+        sessions.
         """
         session = self.get(session_id)
         if session is None:
             if not self._make_room(busy):
                 return None
             rows = FeatureRows(self._shape)
-            session = Session(session_id, list(tokens), request.sampling, request.seq, rows, account=account)
+            session = Session(session_id, list(tokens), request.sampling, request.seq, rows, rules, account=account)
             self._sessions[session.id] = session
             session.last_used = self._clock()
             return session
@@ -106,9 +110,10 @@ class SessionStore:
         kept = min(common, len(tokens) - 1)
         self._pool.truncate(session.id, kept)
         session.rows.truncate(kept)
-        if common < len(tokens) or request.sampling != session.sampling:
+        if common < len(tokens) or request.sampling != session.sampling or not _same_rules(rules, session.rules):
             session.settled = None  # the last reply belongs to another text
         session.tokens, session.sampling, session.seq = list(tokens), request.sampling, request.seq
+        session.rules = rules
         return session
 
     def forget(self, session_id: bytes) -> None:
@@ -134,6 +139,10 @@ class SessionStore:
             max(idle, key=lambda session: counts[session.account]).id
         )  # of that account the oldest, as max() returns the first
         return True
+
+
+def _same_rules(a: Rules | None, b: Rules | None) -> bool:
+    return (a and a.constraint) == (b and b.constraint)
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:

@@ -10,9 +10,12 @@ from msgspec import Meta, Struct
 from edge_runtime.arguments import checked_sampling
 from edge_runtime.session import Session
 from edge_runtime.states import Writer
+from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.wire import Seq, Stream
 
 VERSION = 2
+#: of a record with a constraint, which a program of VERSION would pass over
+CONSTRAINED = 3
 
 Token = Annotated[int, Meta(ge=0)]
 
@@ -29,12 +32,15 @@ class _Record(Struct, kw_only=True):
     seq: Seq
     stream: Stream
     session: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    constraint: Annotated[str, Meta(pattern="^[0-9a-f]+$")] = ""
 
 
 def record_of(session: Session) -> dict[str, Any]:
     """What `restore` needs to go on with the session's answer."""
+    constraint = session.constraint
+    held_to = {"constraint": msgspec.msgpack.encode(constraint).hex()} if constraint else {}
     return {
-        "version": VERSION,
+        "version": CONSTRAINED if constraint else VERSION,
         "prompt": list(session.prompt),
         "committed": session.committed[len(session.prompt) :],
         "provisional": list(session.provisional),
@@ -44,6 +50,7 @@ def record_of(session: Session) -> dict[str, Any]:
         "seq": session.requests.seq,
         "stream": session.stream,
         "session": session.session_id.hex(),
+        **held_to,
     }
 
 
@@ -52,13 +59,20 @@ def check_record(record: dict[str, Any], vocab_size: int) -> None:
 
     KeyError and TypeError where it is not even a JSON object with a version, or its sampling has other names.
     """
-    if record["version"] != VERSION:
-        raise ValueError(f"it has version {record['version']}, and this program reads version {VERSION}")
+    if record["version"] not in (VERSION, CONSTRAINED):
+        raise ValueError(
+            f"it has version {record['version']}, and this program reads versions {VERSION} and {CONSTRAINED}"
+        )
     try:
         read = msgspec.convert(record, _Record)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
     checked_sampling(**record["sampling"])
+    constraint = constraint_of(record)
+    if (record["version"] == CONSTRAINED) != (constraint is not None):
+        raise ValueError("its version and its constraint contradict each other")
+    if constraint and max(constraint.bias, default=0) >= vocab_size:
+        raise ValueError(f"token ids must be below {vocab_size}")
     answer, told = read.committed + read.provisional, 0
     if max(read.prompt + answer) >= vocab_size:
         raise ValueError(f"token ids must be below {vocab_size}")
@@ -68,6 +82,15 @@ def check_record(record: dict[str, Any], vocab_size: int) -> None:
         told = end
     if told != len(answer):
         raise ValueError("it does not say of every token who wrote it")
+
+
+def constraint_of(record: dict[str, Any]) -> Constraint | None:
+    """What the recorded answer is held to. Raises ValueError where that is damaged."""
+    text = record.get("constraint", "")
+    try:
+        return msgspec.msgpack.decode(bytes.fromhex(text), type=Constraint) if text else None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"its constraint is damaged: {error}") from None
 
 
 def restore(session: Session, record: dict[str, Any]) -> None:

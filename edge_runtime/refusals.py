@@ -56,6 +56,15 @@ def ask_anew(session: Session, now: float) -> list[Action]:
     return session.go_on_alone(now, now)
 
 
+def disobeyed(session: Session, now: float) -> list[Action]:
+    """This link's verifier does not know the answer's constraint, and would pass over it: it is not asked."""
+    session.refused, session.requests.flight = True, None
+    session.deadlines.connect = session.deadlines.retry = None
+    session.complaint = "this verifier cannot obey the answer's constraint; update it, or ask without one"
+    expect_return(session, 0.0, now)
+    return session.go_on_alone(now, now)
+
+
 def expect_return(session: Session, seconds: float, now: float) -> None:
     """Where nothing more can be written, wait no longer than `seconds` for the target."""
     session.return_wait, deadlines = seconds, session.deadlines

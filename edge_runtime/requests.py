@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edge_runtime.actions import Send
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.tokens import SessionStats
+from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Generate, Open, Verify, pack_ids, pack_tree
@@ -32,7 +33,7 @@ class Flight:
 
 
 class Requests:
-    """Numbers requests and learns how long replies take. stream, session_id: as on the wire.
+    """Numbers requests and learns how long replies take. stream, session_id, constraint: as on the wire.
 
     timer: of rounds; it outlives the answer.
     """
@@ -45,8 +46,10 @@ class Requests:
         patience: Patience,
         timer: RoundTimer,
         stats: SessionStats,
+        constraint: Constraint | None = None,
     ) -> None:
         self._stream, self._session_id, self._sampling = stream, session_id, sampling
+        self._constraint = constraint
         self._patience, self._timer, self._stats = patience, timer, stats
         self._gaps = RoundTimer(timer.floor, timer.ceiling, timer.first)  # between streamed tokens
         self.flight: Flight | None = None
@@ -57,7 +60,8 @@ class Requests:
         """OPEN with everything committed. Whatever was under way is forgotten."""
         self.flight, self.fresh_open = None, True
         held = min(rows_held, len(committed) - 1)
-        return Send(Open(self._stream, self._session_id, self.seq, pack_ids(committed), held, self._sampling))
+        ids = pack_ids(committed)
+        return Send(Open(self._stream, self._session_id, self.seq, ids, held, self._sampling, self._constraint))
 
     def verify(
         self, tree: TokenTree, base: int, now: float, scores: tuple[float, ...] = (), catching_up: bool = False

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,15 +22,18 @@ from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from edge_runtime.pace import Controller, Pace
 from edge_runtime.policy import Mode, Policy
 from edge_runtime.record import check_record, record_of, restore
+from edge_runtime.record import constraint_of as recorded_constraint
 from edge_runtime.rows_seen import RowsSeen
 from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.transport import LinkMaker, VerifierLink
 from edge_runtime.tuning import LARGEST, Tuning
 from edge_runtime.worker import DrafterThread, UnderstudyThread
+from outrider_core.chat_api.constraints import constraint_of
 from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, Bundle, open_bundle
 from outrider_core.drafting.drafter import Drafter, TreeShape
 from outrider_core.drafting.engines import Engine, open_engine
+from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
 from outrider_core.targets.understudy import Understudy
@@ -204,12 +207,17 @@ class EdgeRuntime:
         min_p: float = 0.0,
         seed: int | None = None,
         stop: str | Sequence[str] = (),
+        response_format: Mapping[str, Any] | None = None,
+        logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
     ) -> AsyncGenerator[Event, None]:
         """Answer `prompt`: text, chat messages or token ids. Yields events, the last one `Finished`.
 
         max_new_tokens counts verified tokens only. temperature 0 is greedy. seed: the same seed gives the same text;
-        None picks one. stop: a string or strings that end the answer; they are not part of it. Closing the iterator
-        cancels.
+        None picks one. stop: a string or strings that end the answer; they are not part of it. response_format,
+        logit_bias (by token id) and the penalties: as OpenAI has them; the target alone writes such an answer, which
+        waits where there is no link. Closing the iterator cancels.
         Raises ValueError at once on an argument out of bounds and on a prompt that leaves no room. While events are
         read: RuntimeError where the runtime is not entered or an answer is already on its way, DrafterFailed where
         the device's engine fails, LinkRefused only of a verifier in this process (`outrider.local`): what one elsewhere
@@ -228,10 +236,15 @@ class EdgeRuntime:
             raise ValueError(f"the prompt has {len(ids)} tokens; 1 to {manifest.max_context - 1} fit this bundle")
         if not all(0 <= token < manifest.vocab_size for token in ids):
             raise ValueError(f"token ids of the prompt must be at least 0 and below {manifest.vocab_size}")
+        constraint = constraint_of(
+            len(ids), manifest.vocab_size, response_format, logit_bias, frequency_penalty, presence_penalty
+        )
+        if constraint and self.policy.writer == "device-only":
+            raise ValueError("response_format, logit_bias and penalties need a verifier; this device writes alone")
 
         def begin() -> tuple[Session, list[str]]:
             self._stream = (self._stream + 1) % STREAMS
-            return self._begin(ids, sampling, length), stops
+            return self._begin(ids, sampling, length, constraint), stops
 
         return self._run(begin)
 
@@ -250,7 +263,9 @@ class EdgeRuntime:
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"this is not a record of an answer of this bundle: {error}") from None
             self._session_id, self._stream = bytes.fromhex(record["session"]), record["stream"]
-            session = self._begin(list(record["prompt"]), Sampling(**record["sampling"]), record["max_new"])
+            session = self._begin(
+                list(record["prompt"]), Sampling(**record["sampling"]), record["max_new"], recorded_constraint(record)
+            )
             restore(session, record)
             return session, stops
 
@@ -320,7 +335,7 @@ class EdgeRuntime:
             if isinstance(event := self._inbox.get_nowait(), LinkUp):
                 self.controller.pace.linked(event.welcome, event.rtt)
 
-    def _begin(self, ids: list[int], sampling: Sampling, max_new: int) -> Session:
+    def _begin(self, ids: list[int], sampling: Sampling, max_new: int, constraint: Constraint | None) -> Session:
         """A session for `ids`. What it shares with the text before keeps its rows, here and on the verifier."""
         same = 0
         while same < min(len(ids), len(self._text)) and ids[same] == self._text[same]:
@@ -338,8 +353,9 @@ class EdgeRuntime:
             rows_seen=self._rows_seen.up_to(same),
             patience=self.patience,
             timer=self.timer,
-            policy=self.policy,
+            policy=replace(self.policy, writer="cloud-only") if constraint else self.policy,
             tuning=Tuning(self.controller, self.shape, self.shaping, self.ahead),
             understudy=self.bundle.has_understudy,
             sentence_ends=self.bundle.sentence_ends,
+            constraint=constraint,
         )

@@ -36,7 +36,7 @@ from edge_runtime.actions import (
 from edge_runtime.deadlines import Deadline, Deadlines
 from edge_runtime.handover import Handover
 from edge_runtime.policy import Mode, Policy
-from edge_runtime.refusals import REFUSED_SECONDS, ask_anew, expect_return, no_room, take_error
+from edge_runtime.refusals import REFUSED_SECONDS, ask_anew, disobeyed, expect_return, no_room, take_error
 from edge_runtime.requests import Flight, Requests
 from edge_runtime.rows_seen import RowsSeen
 from edge_runtime.solo import Solo
@@ -47,6 +47,7 @@ from edge_runtime.tuning import Tuning
 from edge_runtime.verdicts import adopt, take_verdict
 from edge_runtime.writing import pause, take_reading, take_token, write
 from outrider_core.drafting.drafter import Draft
+from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import MAX_NODES, TokenTree
@@ -68,7 +69,8 @@ class Session:
 
     prompt: token ids of the conversation so far. max_new: committed tokens at most. stream, session_id: as
     on the wire. row_shape: the drafter's. rows_seen: the prompt's rows that the drafter holds. timer: of rounds.
-    understudy: there is one. sentence_ends: tokens that end a sentence or a line.
+    understudy: there is one. sentence_ends: tokens that end a sentence or a line. constraint: what the target draws
+    under; the device's own writers know nothing of it, so `policy` must let neither write.
     """
 
     prompt: list[int]
@@ -86,11 +88,16 @@ class Session:
     tuning: Tuning = field(default_factory=Tuning)
     understudy: bool = False
     sentence_ends: Container[int] = frozenset()
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
+        if self.constraint and self.policy.writer != "cloud-only":
+            raise ValueError("under a constraint the target alone writes")
         self.stats = SessionStats()
         self.text = AnswerTokens(list(self.prompt), len(self.prompt), self._own_limit, self.eos_ids, self.stats)
-        self.requests = Requests(self.stream, self.session_id, self.sampling, self.patience, self.timer, self.stats)
+        self.requests = Requests(
+            self.stream, self.session_id, self.sampling, self.patience, self.timer, self.stats, self.constraint
+        )
         self.deadlines = Deadlines(self.patience.silence)
         self.solo = Solo(self.policy, self.sentence_ends)
         self.handover = Handover(self.understudy, self.policy)
@@ -178,6 +185,8 @@ class Session:
         self.context = welcome.max_context
         self.text.limit = min(self._own_limit, self.context)
         self.refused, self.complaint, self.return_wait = False, "", self.patience.offline
+        if self.constraint and self.constraint.needs & ~welcome.constraints:
+            return actions + disobeyed(self, now)
         return actions + self.open(now)
 
     def link_down(self, now: float, refused: bool = False) -> list[Action]:

@@ -23,8 +23,9 @@ import numpy as np
 import psutil
 import structlog
 
-from cloud.connection import Connection, Stream
+from cloud.connection import Connection
 from cloud.service import Verifier
+from cloud.stream import Stream
 from outrider_core.protocol.rows import RowShape, unpack_rows
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree

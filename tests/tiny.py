@@ -17,6 +17,7 @@ from outrider_core.models.identity import model_identity
 from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
+from outrider_core.protocol.constraint import Rules, adjusted
 from outrider_core.protocol.sampling import Sampling, draw
 from tests.device import DEVICE
 
@@ -104,11 +105,32 @@ def tiny_tokenizer(vocab: int = 199) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def save_tiny_target(folder: Path, model: Any | None = None) -> str:
-    """Write model (default: a float32 llama) and tokenizer as a target folder; returns the model hash."""
+JSON_TEXT = ['{"name": "ab", "n": [1, 20, -3], "ok": true, "no": false, "x": null}', "[[{}, {}]]", '"a", "b"]}']
+
+
+def json_tokenizer(vocab: int = 320) -> PreTrainedTokenizerFast:
+    """Every byte, and merges of JSON's punctuation, behind <pad>, <s>, <unk> and </s>; with a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    names = ["<pad>", "<s>", "<unk>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=names, initial_alphabet=alphabet, show_progress=False, min_frequency=1
+    )
+    inner.train_from_iterator(JSON_TEXT * 3, trainer)
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, **special)
+    tokenizer.chat_template = "<s>{% for message in messages %}{{ message['content'] }}</s>{% endfor %}"
+    return tokenizer
+
+
+def save_tiny_target(folder: Path, model: Any | None = None, tokenizer: Any | None = None) -> str:
+    """Write model (default: a float32 llama) and tokenizer (default: words) as a target folder; returns its hash."""
     model = tiny_model(dtype=torch.float32) if model is None else model
     model.save_pretrained(folder)
-    tiny_tokenizer(model.config.vocab_size).save_pretrained(folder)
+    (tokenizer or tiny_tokenizer(model.config.vocab_size)).save_pretrained(folder)
     return model_identity(folder)
 
 
@@ -126,6 +148,7 @@ def plain_decode(
     max_new: int,
     eos_ids: Iterable[int] = (EOS,),
     max_context: int = 1 << 30,
+    rules: Rules | None = None,
 ) -> list[int]:
     """The oracle: new tokens of plain decoding, a full forward without any cache for every token."""
     tokens, stop = list(ids), set(eos_ids)
@@ -133,7 +156,11 @@ def plain_decode(
         logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
-        tokens.append(draw(logits.numpy(), sampling, len(tokens)))
+        values = logits.numpy()
+        if rules:
+            rules.follow(tokens)
+            values = adjusted(values, rules.adjustment())
+        tokens.append(draw(values, sampling, len(tokens)))
         if tokens[-1] in stop:
             break
     return tokens[len(ids) :]

@@ -2,6 +2,7 @@
 
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
+import { Constraint } from "../src/protocol/constraint.js";
 import type { Message } from "../src/protocol/messages.js";
 import { Sampling } from "../src/protocol/sampling.js";
 
@@ -24,6 +25,14 @@ export function sampling(fields: Any): Sampling {
   return new Sampling({ temperature, topK, topP, minP, seed });
 }
 
+export function constraint(fields: Any): Constraint {
+  const { begin, frequency_penalty: frequencyPenalty, presence_penalty: presencePenalty, grammar, schema } = fields;
+  const [ids, amounts] = [fields.bias_tokens, fields.biases].map(({ hex }) => new DataView(fromHex(hex).buffer));
+  const biases = new Map<number, number>();
+  for (let at = 0; at < ids.byteLength; at += 4) biases.set(ids.getUint32(at, true), amounts.getFloat32(at, true));
+  return new Constraint({ begin, frequencyPenalty, presencePenalty, biases, grammar, schema });
+}
+
 export function fromHex(hex: string): Uint8Array {
   return Uint8Array.from(Buffer.from(hex, "hex"));
 }
@@ -39,14 +48,17 @@ const snake = (name: string) => name.replace(/[A-Z]/g, letter => `_${letter.toLo
 export function message(fields: Any): Message {
   const entries = Object.entries(fields).map(([name, value]: [string, Any]) => {
     if (name === "sampling") return [name, sampling(value)];
+    if (name === "constraint") return [name, constraint(value)];
     return [camel(name), value?.hex === undefined ? value : fromHex(value.hex)];
   });
-  return Object.fromEntries(entries);
+  const absent = fields.type === "Welcome" ? { constraints: 0 } : {};
+  return { ...absent, ...Object.fromEntries(entries) };
 }
 
-/** The inverse of `message`. */
+/** The inverse of `message`; vectors leave `constraints` out where it is 0. */
 export function fields(of: Message): Any {
-  const entries = Object.entries(of).map(([name, value]) => {
+  const told = Object.entries(of).filter(([name, value]) => name !== "constraints" || value !== 0);
+  const entries = told.map(([name, value]) => {
     if (value instanceof Sampling) {
       const { temperature, topK: top_k, topP: top_p, minP: min_p } = value;
       const seed = value.seed < 2n ** 53n ? Number(value.seed) : value.seed;

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cloud.acceptance import NO_TOKEN
 from cloud.drawing import HostLogits
+from outrider_core.protocol.constraint import Adjustment
 from outrider_core.protocol.noise import noise_key
 from outrider_core.protocol.sampling import Sampling
 
@@ -26,25 +27,43 @@ class TorchLogits:
         self.values = values
 
     @torch.inference_mode()
-    def draw(self, rows: Sequence[int], samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+    def draw(
+        self,
+        rows: Sequence[int],
+        samplings: Sequence[Sampling],
+        positions: Sequence[int],
+        adjustments: Sequence[Adjustment | None] = (),
+    ) -> list[int]:
         """See Logits.draw."""
-        return draw_tokens(self.values[list(rows)], samplings, positions)
+        return draw_tokens(self.values[list(rows)], samplings, positions, adjustments)
 
 
-def draw_tokens(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
-    """One token per row of logits [n, vocab], drawn for absolute position positions[i].
+def draw_tokens(
+    logits: Tensor,
+    samplings: Sequence[Sampling],
+    positions: Sequence[int],
+    adjustments: Sequence[Adjustment | None] = (),
+) -> list[int]:
+    """One token per row of logits [n, vocab], adjusted and drawn for absolute position positions[i].
 
     NO_TOKEN where a row's largest logit is not a finite number, as it is not where any of them is NaN.
     """
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
     if logits.device.type == "cpu":
-        return HostLogits(logits.numpy()).draw(range(len(logits)), samplings, positions)
-    return draw_on_device(logits, samplings, positions)
+        return HostLogits(logits.numpy()).draw(range(len(logits)), samplings, positions, adjustments)
+    return draw_on_device(logits, samplings, positions, adjustments)
 
 
-def draw_on_device(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+def draw_on_device(
+    logits: Tensor,
+    samplings: Sequence[Sampling],
+    positions: Sequence[int],
+    adjustments: Sequence[Adjustment | None] = (),
+) -> list[int]:
     """The same on the logits' own device, in float64; [n, vocab] float32 or float64."""
+    if any(adjustment is not None for adjustment in adjustments):
+        logits = _adjusted(logits, adjustments)
     tokens = _first_argmax(logits)
     sampled = [row for row, sampling in enumerate(samplings) if not sampling.greedy]
     if sampled:
@@ -53,6 +72,19 @@ def draw_on_device(logits: Tensor, samplings: Sequence[Sampling], positions: Seq
         tokens[sampled] = _first_argmax(scores + _gumbel(keys, logits.shape[1]))
     drawn: list[int] = torch.where(logits.amax(-1).isfinite(), tokens, NO_TOKEN).tolist()
     return drawn
+
+
+def _adjusted(logits: Tensor, adjustments: Sequence[Adjustment | None]) -> Tensor:
+    """outrider_core.protocol.constraint.adjusted for rows [n, vocab], in torch: a copy in float64."""
+    x = logits.to(torch.float64, copy=True)
+    for row, adjustment in enumerate(adjustments):
+        if adjustment is None:
+            continue
+        x[row, torch.from_numpy(adjustment.tokens).to(x.device)] += torch.from_numpy(adjustment.amounts).to(x.device)
+        mask = adjustment.mask(x.shape[1])
+        if mask is not None:
+            x[row].masked_fill_(torch.from_numpy(~mask).to(x.device), float("-inf"))
+    return x
 
 
 def _first_argmax(x: Tensor) -> Tensor:

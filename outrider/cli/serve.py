@@ -22,6 +22,7 @@ from edge_runtime.context import ConversationTooLong, FittedMessages
 from edge_runtime.events import Event, Finished, LinkState, Provisional
 from edge_runtime.link import LinkRefused
 from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.states import FinishReason as EndReason
 from edge_runtime.states import Writer
 from edge_runtime.worker import DrafterFailed
 from outrider.cli.serve_protocol import DeviceProtocol
@@ -131,6 +132,7 @@ class Endpoint:
         asked = parse(await read_body(receive))
         check_model(asked.model, self.model)
         fitted = self._fit(asked)
+        self._check_constraint(asked, fitted)
         if self._waiting >= MOST_WAITING:
             raise ApiError(429, "too many requests are waiting already", None, "server_busy", RETRY_SECONDS)
         answer, parts = _Answer(self, asked, fitted), _Parts()
@@ -155,6 +157,13 @@ class Endpoint:
 
     def _written(self, writing: asyncio.Task[None]) -> None:
         self._waiting -= 1
+
+    def _check_constraint(self, asked: ChatRequest, fitted: FittedMessages) -> None:
+        """Raise ApiError where the answer is to be held to what cannot be."""
+        constraint = asked.constraint(len(fitted.ids), self.runtime.bundle.manifest.vocab_size)
+        if constraint and self.runtime.policy.writer == "device-only":
+            text = "response_format, logit_bias and penalties need a verifier; this device writes alone"
+            raise ApiError(400, text, "response_format", "unsupported_parameter")
 
     def _fit(self, asked: ChatRequest) -> FittedMessages:
         length = asked.max_completion_tokens or asked.max_tokens
@@ -191,6 +200,10 @@ class _Answer:
             min_p=sampling.min_p,
             seed=sampling.seed,
             stop=asked.stops,
+            response_format=asked.response_format,
+            logit_bias=asked.logit_bias,
+            frequency_penalty=asked.frequency_penalty or 0.0,
+            presence_penalty=asked.presence_penalty or 0.0,
         )
         try:
             async for event in events:
@@ -215,10 +228,16 @@ class _Answer:
                 yield Delta(new, {} if now == mark else {"outrider": now})
             sent, mark = event.verified, now
         assert isinstance(event, Finished)
+        if event.reason == EndReason.UNREACHABLE and not event.token_ids and self._held_to():
+            raise ApiError(502, f"no verifier wrote this answer: {event.detail}", code="verifier_refused")
         text = event.provisional if self._endpoint.unverified == "end" else ""
         if text:
             yield Delta(text, {"outrider": {"unverified": True}})
         yield self._ending(event, unverified=bool(text) or event.stats.adopted > 0)
+
+    def _held_to(self) -> bool:
+        """Whether the target alone may write the answer, as it is held to a constraint."""
+        return self._asked.constraint(len(self._ids), self._manifest.vocab_size) is not None
 
     def _ending(self, last: Finished, unverified: bool) -> Ending:
         keeps_unverified = self._endpoint.unverified == "end"

@@ -13,7 +13,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from outrider_core.chat_api.constraints import ConstraintFault, constraint_of
 from outrider_core.chat_api.errors import ApiError
+from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.sampling import Sampling
 
 MAX_STOPS, MAX_STOP_LENGTH = 4, 1000
@@ -27,11 +29,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),  # no tools can be given, so nothing is chosen
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
     "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "modalities": (["text"],),
     "audio": (),
 }
@@ -77,6 +75,10 @@ class ChatRequest(Struct):
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | list[str] | None = None
+    response_format: dict[str, Any] | None = None
+    logit_bias: dict[str, float] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
 
     @property
     def sampling(self) -> Sampling:
@@ -88,6 +90,20 @@ class ChatRequest(Struct):
             min_p=self.min_p or 0.0,
             seed=secrets.randbits(63) if self.seed is None or self.seed == -1 else self.seed & (2**63 - 1),
         )
+
+    def constraint(self, begin: int, vocab_size: int) -> Constraint | None:
+        """What the answer, whose first token has index `begin`, is held to. Raises ApiError."""
+        try:
+            return constraint_of(
+                begin,
+                vocab_size,
+                self.response_format,
+                self.logit_bias,
+                self.frequency_penalty,
+                self.presence_penalty,
+            )
+        except ConstraintFault as fault:
+            raise ApiError(400, str(fault), fault.param) from None
 
     @property
     def stops(self) -> list[str]:

@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.costs import MAX_POINTS
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree, TreeError
@@ -78,6 +79,7 @@ class Welcome(_Message, tag=2, frozen=True):
     costs: Annotated[bytes, Meta(max_length=8 * MAX_POINTS)] = (
         b""  # outrider_core.protocol.costs, where the server knows
     )
+    constraints: Count = 0  # what it can obey: constraint.OBEYS_*; an older one ignores what an OPEN asks of this
 
 
 class Open(_Message, tag=3, frozen=True):
@@ -89,6 +91,7 @@ class Open(_Message, tag=3, frozen=True):
     tokens: Ids  # uint32 token ids, prompt and committed
     features_have: Count  # rows 0..features_have-1 need not be sent
     sampling: Sampling
+    constraint: Constraint | None = None  # only to a verifier that said it can obey it
 
 
 class Opened(_Message, tag=4, frozen=True):

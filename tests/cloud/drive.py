@@ -24,6 +24,7 @@ from cloud.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
 from outrider_core.models.moa import server_half
+from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.rows import pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
@@ -82,11 +83,17 @@ class Direct:
         return job, replies
 
     def open(
-        self, session: bytes, tokens: Sequence[int], seq: int = 0, sampling: Sampling = GREEDY, have: int = 0
+        self,
+        session: bytes,
+        tokens: Sequence[int],
+        seq: int = 0,
+        sampling: Sampling = GREEDY,
+        have: int = 0,
+        rules: Rules | None = None,
     ) -> tuple[Opened, FeatureRows]:
         """OPEN and wait for the prefill."""
         request = Open(0, session, seq, pack_ids(list(tokens)), have, sampling)
-        _, replies = self.submit(session, request, tokens=list(tokens))
+        _, replies = self.submit(session, request, tokens=list(tokens), rules=rules)
         opened, rows = replies.get(timeout=20), replies.get(timeout=20)
         assert isinstance(opened, Opened) and isinstance(rows, FeatureRows), (opened, rows)
         return opened, rows

@@ -21,7 +21,10 @@ class Rows:
     def __init__(self, *best: int) -> None:
         self.best, self.asked = best, list[int]()
 
-    def __call__(self, rows: list[int], samplings: list[Sampling], positions: list[int]) -> list[int]:
+    def __call__(
+        self, rows: list[int], samplings: list[Sampling], positions: list[int], adjustments: list[None]
+    ) -> list[int]:
+        assert adjustments == [None] * len(rows)
         self.asked += rows
         return [draw(self._logits(row), *how) for row, *how in zip(rows, samplings, positions, strict=True)]
 
@@ -67,7 +70,7 @@ def test_draws_are_keyed_by_absolute_position() -> None:
     tokens = [draw(flat, sampling, position) for position in range(20, 24)]
     assert len(set(tokens)) > 1
 
-    def flat_draw(rows: list[int], samplings: list[Sampling], positions: list[int]) -> list[int]:
+    def flat_draw(rows: list[int], samplings: list[Sampling], positions: list[int], _: list[None]) -> list[int]:
         return [draw(flat, *how) for how in zip(samplings, positions, strict=True)]
 
     found = accept_paths(flat_draw, [Draft(TokenTree.chain(tokens[:3]), sampling, 20, 0)], (), 100)

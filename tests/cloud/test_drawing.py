@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cloud.acceptance import NO_TOKEN
 from cloud.torch_engine.drawing import _gumbel, draw_on_device, draw_tokens
+from outrider_core.protocol.constraint import Adjustment, adjusted
 from outrider_core.protocol.noise import gumbel_noise, noise_key
 from outrider_core.protocol.sampling import Sampling, draw
 from tests.device import DEVICE
@@ -58,6 +59,28 @@ def test_nothing_is_drawn_from_what_is_not_a_number(bad: float) -> None:
     want = [NO_TOKEN, NO_TOKEN, *(draw(row, rule, 5) for row, rule in zip(logits[2:], rules[2:], strict=True))]
     assert draw_on_device(torch.from_numpy(logits).to(DEVICE), rules, [5] * 4) == want
     assert draw_tokens(torch.from_numpy(logits).to(DEVICE), rules, [5] * 4) == want
+
+
+@given(st.lists(samplings, min_size=1, max_size=5), st.integers(0, 2**31), st.booleans())
+def test_same_tokens_of_adjusted_logits(rules: list[Sampling], seed: int, single: bool) -> None:
+    """Biases, masks, both or none, each row its own; a row in which no token is allowed yields none."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 3, (len(rules), 301)).astype(np.float32 if single else np.float64)
+    adjustments: list[Adjustment | None] = []
+    for _ in rules:
+        tokens = rng.choice(301, rng.integers(0, 20), replace=False).astype(np.int64)
+        words = [None, np.zeros(10, np.uint32), rng.integers(0, 2**32, rng.integers(1, 11), np.uint32)]
+        change = Adjustment(tokens, rng.normal(0, 5, len(tokens)), words[rng.integers(0, 3)])
+        adjustments.append(change if rng.random() < 0.8 else None)
+    positions = list(range(9, 9 + len(rules)))
+    want = []
+    for row, rule, position, change in zip(logits, rules, positions, adjustments, strict=True):
+        x = row if change is None else adjusted(row, change)
+        want.append(draw(x, rule, position) if np.isfinite(x).any() else NO_TOKEN)
+    before = logits.copy()
+    assert draw_on_device(torch.from_numpy(logits).to(DEVICE), rules, positions, adjustments) == want
+    assert draw_tokens(torch.from_numpy(logits).to(DEVICE), rules, positions, adjustments) == want
+    assert (logits == before).all()
 
 
 def test_same_noise() -> None:

@@ -30,6 +30,7 @@ from outrider_core.chat_api.asgi import MAX_BODY
 from outrider_core.chat_api.requests import NEUTRAL
 from outrider_core.chat_boundary import boundary_of, render_chat
 from outrider_core.chat_tokenizer import chat_tokenizer_of
+from outrider_core.protocol.constraint import Constraint, Rules, pack_bias
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.text import REPLACEMENT, WINDOW_TOKENS, Detokeniser, StopStrings
 from tests.cloud.drive import make_verifier, serve
@@ -270,6 +271,7 @@ def test_roles_and_parts(url: str) -> None:
 
 def test_fields_that_do_nothing_are_accepted(url: str) -> None:
     neutral = {name: values[0] for name, values in NEUTRAL.items() if values}
+    neutral |= {"response_format": {"type": "text"}, "logit_bias": {}, "frequency_penalty": 0, "presence_penalty": 0}
     fields = {**GREEDY, **neutral, "audio": None, "user": "me", "store": True, "metadata": {"a": "b"}, "unheard_of": 1}
     assert text_of(complete(url, **fields)) == words(truth(Sampling(), 24))
     assert complete(url, **GREEDY, **dict.fromkeys(NEUTRAL))
@@ -291,6 +293,21 @@ def test_fields_that_do_nothing_are_accepted(url: str) -> None:
 )
 def test_what_common_clients_send_for_nothing_is_accepted(url: str, fields: dict[str, Any]) -> None:
     assert text_of(complete(url, **GREEDY, **fields)) == words(truth(Sampling(), 24))
+
+
+@pytest.mark.parametrize(
+    ("fields", "constraint"),
+    [
+        ({"logit_bias": {"7": 4.5, "9": -100, "8": 0}}, Constraint(len(IDS), 0.0, 0.0, *pack_bias({7: 4.5, 9: -100}))),
+        ({"frequency_penalty": 1.5}, Constraint(len(IDS), 1.5)),
+        ({"presence_penalty": -1}, Constraint(len(IDS), 0.0, -1.0)),
+    ],
+)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.6, seed=9)])
+def test_biases_and_penalties(url: str, fields: dict[str, Any], constraint: Constraint, sampling: Sampling) -> None:
+    want = truth(sampling, 24, rules=Rules(constraint))
+    assert want != truth(sampling, 24)
+    assert text_of(complete(url, temperature=sampling.temperature, seed=sampling.seed, **fields)) == words(want)
 
 
 def test_an_assistant_may_have_said_nothing(url: str) -> None:
@@ -352,12 +369,7 @@ def refused(answer: httpx.Response, status: int, param: str | None) -> dict[str,
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {}}),
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", -1),
         ("repetition_penalty", 1.1),
-        ("logit_bias", {"5": 10}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "x"}),
     ],
@@ -377,6 +389,25 @@ def test_unsupported_fields_are_named(url: str, name: str, value: Any, streaming
         ({"top_p": 1.1}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"min_p": 2}, "min_p"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {}}, "response_format"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"title": "x" * (1 << 15)}}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "json_object"}}, "response_format"),  # not with this target's tokenizer
+        ({"frequency_penalty": 2.1}, "frequency_penalty"),
+        ({"presence_penalty": -2.1}, "presence_penalty"),
+        ({"presence_penalty": "1"}, "presence_penalty"),
+        ({"logit_bias": {"five": 1}}, "logit_bias"),
+        ({"logit_bias": {str(VOCAB): 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 100.5}}, "logit_bias"),
+        ({"logit_bias": [5]}, "logit_bias"),
         ({"seed": 2**63}, "seed"),
         ({"seed": 1.5}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),

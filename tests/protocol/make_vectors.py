@@ -14,6 +14,14 @@ from typing import Any
 
 import outrider_core.protocol
 from outrider_core.protocol import wire
+from outrider_core.protocol.constraint import (
+    GRAMMAR_JSON_OBJECT,
+    GRAMMAR_JSON_SCHEMA,
+    OBEYS_BIAS,
+    OBEYS_JSON,
+    Constraint,
+    pack_bias,
+)
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
@@ -25,6 +33,9 @@ NOISE_FILE, FRAMES_FILE = FOLDER / "noise.json", FOLDER / "frames.json"
 SEEDS = (0, 1, 7, 2**31, 2**32 - 1, 2**32, 0x0123456789ABCDEF, 2**63 - 1)
 POSITIONS = (0, 1, 17, 2047, 131071, 2**31 - 1)
 TOKENS = (0, 1, 2, 255, 49151, 151935)
+#: fields that were appended to messages, and that vectors leave out where they say nothing
+LATER = {"constraint", "constraints"}
+STRUCTS: dict[str, type[Any]] = {"sampling": Sampling, "constraint": Constraint}
 
 
 def fmix32(h: int) -> int:
@@ -64,6 +75,7 @@ def golden_messages() -> dict[str, ClientMessage | ServerMessage]:
     tree = TokenTree((11, 12, 300, 11, 49151), (-1, -1, 0, 1, 3))
     tokens, parents = pack_tree(tree)
     curve = CostCurve((1, 32, 128), (0.011, 0.0205, 0.07))
+    schema = {"type": "object", "properties": {"größe": {"enum": ["✓", None, 1.5]}}, "required": ["größe"]}
     return {
         "hello": wire.Hello(1, "0123456789abcdef", "fedcba9876543210", "outrider 0.1.0"),
         "hello_defaults": wire.Hello(1, "0123456789abcdef", "fedcba9876543210"),
@@ -72,6 +84,30 @@ def golden_messages() -> dict[str, ClientMessage | ServerMessage]:
         "open_greedy": wire.Open(0, session, 0, pack_ids([1, 4093, 198, 49151]), 0, Sampling()),
         "open_sampling": wire.Open(
             65535, session, 2**32 - 1, pack_ids(range(100)), 99, Sampling(0.7, 40, 0.95, 0.05, 2**63 - 1)
+        ),
+        "welcome_constraints": wire.Welcome(
+            1, "a" * 16, "b" * 16, 49152, 2048, 64, 32, "verifier", b"", OBEYS_BIAS | OBEYS_JSON
+        ),
+        "open_bias": wire.Open(
+            3,
+            session,
+            7,
+            pack_ids([1, 2, 3]),
+            2,
+            Sampling(),
+            Constraint(2, 0.5, -2.0, *pack_bias({49151: -100.0, 0: 0.1, 300: 2.5})),
+        ),
+        "open_json_object": wire.Open(
+            3, session, 0, pack_ids([1, 2]), 0, Sampling(), Constraint(2, grammar=GRAMMAR_JSON_OBJECT)
+        ),
+        "open_json_schema": wire.Open(
+            3,
+            session,
+            0,
+            pack_ids([1, 2]),
+            0,
+            Sampling(1.0, seed=2**40),
+            Constraint(131_071, 1.0, grammar=GRAMMAR_JSON_SCHEMA, schema=json.dumps(schema, ensure_ascii=False)),
         ),
         "opened": wire.Opened(3, 4, 0),
         "features": wire.Features(3, 2, bytes(range(40))),
@@ -90,16 +126,23 @@ def golden_messages() -> dict[str, ClientMessage | ServerMessage]:
 
 
 def plain(value: Any) -> Any:
-    """JSON form of a field: bytes as {"hex": ...}, sampling as an object."""
+    """JSON form of a field: bytes as {"hex": ...}, sampling and constraint as objects."""
     if isinstance(value, bytes):
         return {"hex": value.hex()}
-    if isinstance(value, Sampling):
-        return {name: getattr(value, name) for name in value.__struct_fields__}
+    if isinstance(value, Sampling | Constraint):
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     return value
 
 
 def fields_of(message: ClientMessage | ServerMessage) -> dict[str, Any]:
-    return {"type": type(message).__name__, **{n: plain(getattr(message, n)) for n in message.__struct_fields__}}
+    """Its fields by name; those of LATER only where they say something."""
+    fields = {name: plain(getattr(message, name)) for name in message.__struct_fields__}
+    return {"type": type(message).__name__, **{n: v for n, v in fields.items() if v or n not in LATER}}
+
+
+def decoded(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a struct within a message."""
+    return {name: bytes.fromhex(v["hex"]) if isinstance(v, dict) else v for name, v in fields.items()}
 
 
 def message_of(fields: dict[str, Any]) -> ClientMessage | ServerMessage:
@@ -107,7 +150,7 @@ def message_of(fields: dict[str, Any]) -> ClientMessage | ServerMessage:
     values = {name: value for name, value in fields.items() if name != "type"}
     for name, value in values.items():
         if isinstance(value, dict):
-            values[name] = bytes.fromhex(value["hex"]) if "hex" in value else Sampling(**value)
+            values[name] = bytes.fromhex(value["hex"]) if "hex" in value else STRUCTS[name](**decoded(value))
     message: ClientMessage | ServerMessage = getattr(wire, fields["type"])(**values)
     return message
 

@@ -13,6 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider_core.protocol.constraint import (
+    GRAMMAR_JSON_OBJECT,
+    GRAMMAR_JSON_SCHEMA,
+    MAX_SCHEMA,
+    Constraint,
+    pack_bias,
+)
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
 from outrider_core.protocol.wire import (
@@ -57,17 +64,34 @@ sampling = st.builds(
     min_p=st.floats(0, 1),
     seed=st.integers(0, 2**63 - 1),
 )
+bias = st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-100, 100, width=32), max_size=5).map(pack_bias)
+grammar = st.sampled_from([(0, ""), (GRAMMAR_JSON_OBJECT, "")]) | st.text(min_size=1, max_size=40).map(
+    lambda schema: (GRAMMAR_JSON_SCHEMA, schema)
+)
+constraint = st.builds(
+    lambda begin, frequency, presence, biases, rest: Constraint(begin, frequency, presence, *biases, *rest),
+    count, st.floats(-2, 2), st.floats(-2, 2), bias, grammar,
+)  # fmt: skip
 session_id = st.binary(min_size=16, max_size=16)
 CLIENT = [
     st.builds(Hello, st.integers(1, 2**16 - 1), text64, text64, text128),
-    st.builds(Open, stream, session_id, seq, st.lists(st.integers(0, 2**32 - 1)).map(pack_ids), count, sampling),
+    st.builds(
+        Open,
+        stream,
+        session_id,
+        seq,
+        st.lists(st.integers(0, 2**32 - 1)).map(pack_ids),
+        count,
+        sampling,
+        st.none() | constraint,
+    ),
     st.builds(Verify, stream, seq, count, st.binary(max_size=4 * MAX_NODES), st.binary(max_size=MAX_NODES)),
     st.builds(Generate, stream, seq, count, st.integers(1, MAX_TOKENS - 1)),
     st.builds(Cancel, stream),
     st.builds(Close, stream),
 ]
 SERVER = [
-    st.builds(Welcome, st.integers(0, 2**63), text64, text64, count, count, count, count, text128),
+    st.builds(Welcome, st.integers(0, 2**63), text64, text64, count, count, count, count, text128, blob, count),
     st.builds(Opened, stream, count, count),
     st.builds(Features, stream, count, blob),
     st.builds(
@@ -165,15 +189,15 @@ def test_prompts_of_similar_length_have_one_frame_size(first: int, second: int) 
 
 WITH_DEFAULTS = [
     (Hello(1, "t", "d"), 1),
-    (Welcome(1, "t", "d", 5, 6, 7, 8), 2),
-    (Open(1, bytes(16), 2, b"", 3, Sampling()), 0),
+    (Welcome(1, "t", "d", 5, 6, 7, 8), 3),
+    (Open(1, bytes(16), 2, b"", 3, Sampling()), 1),
     (Verdict(1, 2, 3, b"", 4, 0, b"rows"), 3),
     (Generate(1, 2, 3, 4), 1),
     (Error(1, "text"), 2),
 ]
 
 
-@pytest.mark.parametrize(("message", "defaults"), WITH_DEFAULTS[:2] + WITH_DEFAULTS[3:])
+@pytest.mark.parametrize(("message", "defaults"), WITH_DEFAULTS)
 def test_older_message_without_trailing_fields(message: Message, defaults: int) -> None:
     assert decoder_of(message)(framed(raw(message)[:-defaults])) == message
 
@@ -193,7 +217,7 @@ def test_newer_message_with_an_unknown_field(message: Message, extra: Any) -> No
 def test_older_and_newer_sampling_inside_open() -> None:
     values = raw(Open(1, bytes(16), 2, b"", 3, Sampling(0.5, 7)))
     for sampling_fields in ([0.5, 7], [0.5, 7, 1.0, 0.0, 0, "newer"]):
-        message = decode_client(framed([*values[:-1], sampling_fields]))
+        message = decode_client(framed([*values[:-2], sampling_fields]))
         assert isinstance(message, Open) and message.sampling == Sampling(0.5, 7)
 
 
@@ -201,6 +225,7 @@ def test_older_and_newer_sampling_inside_open() -> None:
 
 HELLO, WELCOME = [1, 1, "t", "d", "c"], [2, 1, "t", "d", 1, 1, 1, 1, "s"]
 OPEN = [3, 1, bytes(16), 0, b"", 0, [0.5, 1, 0.9, 0.1, 3]]
+CONSTRAINED = [*OPEN, [0, 0.5, -0.5, bytes(4), bytes(4), 2, "{}"]]
 VERIFY, VERDICT = [6, 1, 2, 3, b"", b""], [7, 1, 2, 3, b"", 4, 0, b"", 1, 1, 1]
 NAN, INF = float("nan"), float("inf")
 OUT_OF_BOUNDS = [
@@ -212,6 +237,9 @@ OUT_OF_BOUNDS = [
     (OPEN, {6: [1.0, -1]}), (OPEN, {6: [1.0, 2**32]}), (OPEN, {6: [1.0, 1.5]}),
     (OPEN, {6: [1.0, 0, 0.0]}), (OPEN, {6: [1.0, 0, 1.1]}), (OPEN, {6: [1.0, 0, NAN]}), (OPEN, {6: [1.0, 0, -INF]}),
     (OPEN, {6: [1.0, 0, 1.0, -0.1]}), (OPEN, {6: [1.0, 0, 1.0, 1.1]}), (OPEN, {6: [1.0, 0, 1.0, NAN]}),
+    (CONSTRAINED, {7: [-1]}), (CONSTRAINED, {7: []}), (CONSTRAINED, {7: [0, 2.5]}), (CONSTRAINED, {7: [0, 0, NAN]}),
+    (CONSTRAINED, {7: [0, 0, 0, bytes(4)]}), (CONSTRAINED, {7: [0, 0, 0, b"", b"", 3]}), (CONSTRAINED, {7: 1}),
+    (CONSTRAINED, {7: [0, 0, 0, b"", b"", 2, "x" * (MAX_SCHEMA + 1)]}),
     (OPEN, {6: [1.0, 0, 1.0, 0.0, -1]}), (OPEN, {6: [1.0, 0, 1.0, 0.0, 2**63]}), (OPEN, {6: None}),
     (VERIFY, {1: 2**16}), (VERIFY, {2: 2**32}), (VERIFY, {3: -1}), (VERIFY, {4: bytes(4 * MAX_NODES + 1)}),
     (VERIFY, {5: bytes(MAX_NODES + 1)}), (VERIFY, {4: "text"}), (VERIFY, {1: 1.5}), (VERIFY, {1: None}),

@@ -1,5 +1,6 @@
 /** The messages between device and verifier. `wire.ts` has how they travel. */
 
+import type { Constraint } from "./constraint.js";
 import type { Sampling } from "./sampling.js";
 
 /** Comes first. targetHash, drafterHash: the bundle's; client: who asks, for logs. */
@@ -13,7 +14,8 @@ export interface Hello {
 
 /**
  * The verifier's answer to Hello. maxContext: committed and drafted tokens; maxNodes: of one tree; treeBudget: nodes the
- * server would like at most, now; costs: of `CostCurve.unpack`, empty where the server does not know.
+ * server would like at most, now; costs: of `CostCurve.unpack`, empty where the server does not know; constraints: what
+ * it can obey, OBEYS_*.
  */
 export interface Welcome {
   type: "Welcome";
@@ -26,12 +28,13 @@ export interface Welcome {
   treeBudget: number;
   server: string;
   costs: Uint8Array;
+  constraints: number;
 }
 
 /**
  * Begin or resume: the verifier needs nothing else to take a session over from another replica. session: 16 random
  * bytes; seq: the last VERIFY that the device holds settled; tokens: uint32 ids of prompt and committed text; rows
- * 0..featuresHave-1 need not be sent.
+ * 0..featuresHave-1 need not be sent; constraint: only to a verifier that said that it can obey it.
  */
 export interface Open {
   type: "Open";
@@ -41,6 +44,7 @@ export interface Open {
   tokens: Uint8Array;
   featuresHave: number;
   sampling: Sampling;
+  constraint?: Constraint;
 }
 
 /** cached: rows of key/value found alive (0 after a restart or an eviction). */

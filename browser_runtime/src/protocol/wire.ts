@@ -6,6 +6,7 @@
  */
 
 import { Encoder, decode as unpack } from "@msgpack/msgpack";
+import { Constraint } from "./constraint.js";
 import { MAX_POINTS } from "./costs.js";
 import type { ClientMessage, Message, ServerMessage } from "./messages.js";
 import { Sampling } from "./sampling.js";
@@ -90,6 +91,29 @@ const sampling: Kind = {
   },
 };
 
+/** [begin, two penalties, uint32 ids and float32 amounts of the biases, grammar, schema], or null. Only ever sent. */
+const constraint: Kind = {
+  check: value => {
+    if (value instanceof Constraint || value === undefined) return value;
+    throw wrong("a constraint", value);
+  },
+  pack: (value: Constraint | undefined) => {
+    if (value === undefined) return packed(null);
+    const amounts = new DataView(new ArrayBuffer(4 * value.biases.size));
+    for (const [index, bias] of [...value.biases.values()].entries()) amounts.setFloat32(4 * index, bias, true);
+    const penalties = [value.frequencyPenalty, value.presencePenalty].map(one => floats.encode(one));
+    const biases = [packIds([...value.biases.keys()]), new Uint8Array(amounts.buffer)].map(packed);
+    return joined([
+      array(7),
+      packed(value.begin),
+      ...penalties,
+      ...biases,
+      packed(value.grammar),
+      packed(value.schema),
+    ]);
+  },
+};
+
 const stream = int(0, STREAMS - 1);
 const count = int(0, 2 ** 31 - 1);
 const later = int(0, 2 ** 31 - 1, 0);
@@ -113,9 +137,10 @@ const SCHEMAS: Record<Message["type"], [number, Record<string, Kind>]> = {
       treeBudget: count,
       server: text(128, ""),
       costs: bytes(0, 8 * MAX_POINTS, new Uint8Array()),
+      constraints: later,
     },
   ],
-  Open: [3, { stream, session: bytes(16, 16), seq, tokens: ids, featuresHave: count, sampling }],
+  Open: [3, { stream, session: bytes(16, 16), seq, tokens: ids, featuresHave: count, sampling, constraint }],
   Opened: [4, { stream, committed: count, cached: count }],
   Features: [5, { stream, start: count, rows: anyBytes }],
   Verify: [6, { stream, seq, baseLen: count, tokens: bytes(0, 4 * MAX_NODES), parents: bytes(0, MAX_NODES) }],

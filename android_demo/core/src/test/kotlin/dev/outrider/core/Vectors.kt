@@ -2,6 +2,7 @@ package dev.outrider.core
 
 import dev.outrider.core.protocol.Cancel
 import dev.outrider.core.protocol.Close
+import dev.outrider.core.protocol.Constraint
 import dev.outrider.core.protocol.Error
 import dev.outrider.core.protocol.Features
 import dev.outrider.core.protocol.Generate
@@ -21,6 +22,8 @@ import dev.outrider.core.runtime.hexToBytes
 import dev.outrider.core.runtime.int
 import dev.outrider.core.runtime.toHex
 import java.io.File
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
 
 /** The files of outrider_core/protocol/vectors, and the JSON forms that they use. */
 object Vectors {
@@ -36,6 +39,15 @@ object Vectors {
         fields.field("seed"),
     )
 
+    fun constraint(fields: Any?): Constraint {
+        val ids = ByteBuffer.wrap(bytes(fields, "bias_tokens")).order(ByteOrder.LITTLE_ENDIAN).asIntBuffer()
+        val amounts = ByteBuffer.wrap(bytes(fields, "biases")).order(ByteOrder.LITTLE_ENDIAN).asFloatBuffer()
+        return Constraint(
+            fields.int("begin"), fields.double("frequency_penalty"), fields.double("presence_penalty"),
+            (0 until ids.limit()).associate { ids[it] to amounts[it] }, fields.int("grammar"), fields.field("schema"),
+        )
+    }
+
     fun bytes(fields: Any?, name: String): ByteArray = fields.field<Any>(name).field<String>("hex").hexToBytes()
 
     /** A message as its fields say. */
@@ -48,10 +60,11 @@ object Vectors {
             "Welcome" -> Welcome(
                 f.field("protocol"), f.field("target_hash"), f.field("drafter_hash"), f.int("vocab_size"),
                 f.int("max_context"), f.int("max_nodes"), f.int("tree_budget"), f.field("server"), bytes(f, "costs"),
+                (f as Map<*, *>)["constraints"]?.let { (it as Long).toInt() } ?: 0,
             )
             "Open" -> Open(
                 stream(), bytes(f, "session"), seq(), bytes(f, "tokens"), f.int("features_have"),
-                sampling(f.field<Any>("sampling")),
+                sampling(f.field<Any>("sampling")), (f as Map<*, *>)["constraint"]?.let(::constraint),
             )
             "Opened" -> Opened(stream(), f.int("committed"), f.int("cached"))
             "Features" -> Features(stream(), f.int("start"), bytes(f, "rows"))
@@ -79,7 +92,7 @@ object Vectors {
             "protocol" to m.protocol, "target_hash" to m.targetHash, "drafter_hash" to m.drafterHash,
             "vocab_size" to m.vocabSize, "max_context" to m.maxContext, "max_nodes" to m.maxNodes,
             "tree_budget" to m.treeBudget, "server" to m.server, "costs" to hex(m.costs),
-        )
+        ) + (if (m.constraints != 0) mapOf("constraints" to m.constraints) else emptyMap())
         is Open -> mapOf(
             "stream" to m.stream, "session" to hex(m.session), "seq" to m.seq, "tokens" to hex(m.tokens),
             "features_have" to m.featuresHave,

@@ -14,9 +14,10 @@ internal class PackWriter {
         if (size < 16) byte(0x90 or size) else { byte(0xDC); room(2).putShort(size.toShort()) }
     }
 
-    /** [Int], [Long], [Boolean], [Double], [String], [ByteArray] or a [List] of these. */
-    fun value(value: Any) {
+    /** [Int], [Long], [Boolean], [Double], [String], [ByteArray], null or a [List] of these. */
+    fun value(value: Any?) {
         when (value) {
+            null -> byte(0xC0)
             is Int -> integer(value.toLong())
             is Long -> integer(value)
             is Boolean -> byte(if (value) 0xC3 else 0xC2)
@@ -30,7 +31,7 @@ internal class PackWriter {
                 room(text.size).put(text)
             }
             is ByteArray -> { sized(value.size, 0xC4); room(value.size).put(value) }
-            is List<*> -> { array(value.size); value.forEach { value(it!!) } }
+            is List<*> -> { array(value.size); value.forEach { value(it) } }
             else -> throw IllegalArgumentException("no MessagePack form for ${value::class}")
         }
     }

@@ -30,7 +30,7 @@ data class Hello(
  * The verifier's answer to [Hello].
  *
  * maxContext: committed and drafted tokens; maxNodes: of one tree; treeBudget: nodes the server would like at most,
- * now; costs: of [CostCurve.unpack], empty where the server does not know.
+ * now; costs: of [CostCurve.unpack], empty where the server does not know; constraints: what it can obey, OBEYS_*.
  */
 class Welcome(
     val protocol: Long,
@@ -42,6 +42,7 @@ class Welcome(
     val treeBudget: Int,
     val server: String = "",
     val costs: ByteArray = EMPTY,
+    val constraints: Int = 0,
 ) : ServerMessage {
     override val type get() = 2
 }
@@ -50,7 +51,8 @@ class Welcome(
  * Begin or resume: the verifier needs nothing else to take a session over from another replica.
  *
  * session: 16 random bytes, chosen by the device; seq: the last VERIFY that the device holds settled; tokens: uint32
- * ids of prompt and committed text; rows 0..featuresHave-1 need not be sent.
+ * ids of prompt and committed text; rows 0..featuresHave-1 need not be sent; constraint: only to a verifier that said
+ * that it can obey it.
  */
 class Open(
     val stream: Int,
@@ -59,6 +61,7 @@ class Open(
     val tokens: ByteArray,
     val featuresHave: Int,
     val sampling: Sampling,
+    val constraint: Constraint? = null,
 ) : ClientMessage {
     override val type get() = 3
 }

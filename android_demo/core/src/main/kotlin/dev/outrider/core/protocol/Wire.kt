@@ -53,12 +53,16 @@ fun encode(message: Message): ByteArray {
     return data.copyOf(bucket(data.size + 1)).also { it[data.size] = PADDING_MARK }
 }
 
-private fun fieldsOf(message: Message): List<Any> = when (message) {
+private fun fieldsOf(message: Message): List<Any?> = when (message) {
     is Hello -> listOf(message.protocol, message.targetHash, message.drafterHash, message.client)
     is Welcome -> with(message) {
-        listOf(protocol, targetHash, drafterHash, vocabSize, maxContext, maxNodes, treeBudget, server, costs)
+        listOf(
+            protocol, targetHash, drafterHash, vocabSize, maxContext, maxNodes, treeBudget, server, costs, constraints,
+        )
     }
-    is Open -> with(message) { listOf(stream, session, seq, tokens, featuresHave, fieldsOf(sampling)) }
+    is Open -> with(message) {
+        listOf(stream, session, seq, tokens, featuresHave, fieldsOf(sampling), constraint?.let(::fieldsOf))
+    }
     is Opened -> listOf(message.stream, message.committed, message.cached)
     is Features -> listOf(message.stream, message.start, message.rows)
     is Verify -> with(message) { listOf(stream, seq, baseLen, tokens, parents) }
@@ -75,6 +79,12 @@ private fun fieldsOf(message: Message): List<Any> = when (message) {
 private fun fieldsOf(sampling: Sampling): List<Any> =
     with(sampling) { listOf(temperature, topK, topP, minP, seed) }
 
+private fun fieldsOf(constraint: Constraint): List<Any> = with(constraint) {
+    val amounts = ByteBuffer.allocate(4 * biases.size).order(ByteOrder.LITTLE_ENDIAN)
+    biases.values.forEach(amounts::putFloat)
+    listOf(begin, frequencyPenalty, presencePenalty, packIds(biases.keys.toList()), amounts.array(), grammar, schema)
+}
+
 /** What a verifier sent. Raises [WireError] and nothing else, whatever the bytes. */
 fun decodeServer(frame: ByteArray): ServerMessage {
     val end = frame.indexOfLast { it != 0.toByte() }
@@ -84,7 +94,7 @@ fun decodeServer(frame: ByteArray): ServerMessage {
         val message = when (val type = reader.integer()) {
             2L -> Welcome(
                 integer(), text(64), text(64), count(), count(), count(), count(), optional("") { text(128) },
-                optional(EMPTY) { binary(8 * MAX_POINTS) },
+                optional(EMPTY) { binary(8 * MAX_POINTS) }, optional(0) { count() },
             )
             4L -> Opened(stream(), count(), count())
             5L -> Features(stream(), count(), binary())

@@ -1,0 +1,49 @@
+package dev.outrider.core.protocol
+
+import kotlin.math.abs
+
+private const val MAX_BIASES = 1024
+private const val MAX_BIAS = 100f
+private const val MAX_SCHEMA = 1 shl 15
+
+/** What a verifier can obey, as bits of [Welcome.constraints]: biases and penalties; JSON grammars. */
+const val OBEYS_BIAS = 1
+const val OBEYS_JSON = 2
+
+/** Kinds of grammar: none, any JSON object, JSON that a schema describes. */
+const val GRAMMAR_NONE = 0
+const val GRAMMAR_JSON_OBJECT = 1
+const val GRAMMAR_JSON_SCHEMA = 2
+
+/**
+ * What an answer is held to beside its sampling parameters; the verifier's part of every draw (docs/protocol.md).
+ *
+ * begin: index of the answer's first token; biases: amounts by token id, each -100..100; penalties: -2..2; schema: the
+ * JSON schema of [GRAMMAR_JSON_SCHEMA] as text. Raises [IllegalArgumentException] outside these bounds.
+ */
+data class Constraint(
+    val begin: Int,
+    val frequencyPenalty: Double = 0.0,
+    val presencePenalty: Double = 0.0,
+    val biases: Map<Int, Float> = emptyMap(),
+    val grammar: Int = GRAMMAR_NONE,
+    val schema: String = "",
+) {
+    init {
+        require(begin >= 0) { "begin $begin is negative" }
+        require(frequencyPenalty in -2.0..2.0) { "frequencyPenalty $frequencyPenalty is not in -2..2" }
+        require(presencePenalty in -2.0..2.0) { "presencePenalty $presencePenalty is not in -2..2" }
+        require(biases.size <= MAX_BIASES) { "${biases.size} biases are more than $MAX_BIASES" }
+        require(biases.values.all { abs(it) <= MAX_BIAS }) { "a bias is not in -$MAX_BIAS..$MAX_BIAS" }
+        require(grammar in GRAMMAR_NONE..GRAMMAR_JSON_SCHEMA) { "grammar $grammar is not known" }
+        require((grammar == GRAMMAR_JSON_SCHEMA) == schema.isNotEmpty()) { "a schema belongs to its own grammar" }
+        require(schema.codePointCount(0, schema.length) <= MAX_SCHEMA) { "the schema is too long" }
+    }
+
+    /** OBEYS_* that a verifier must have. */
+    val needs: Int
+        get() {
+            val biased = biases.isNotEmpty() || frequencyPenalty != 0.0 || presencePenalty != 0.0
+            return (if (biased) OBEYS_BIAS else 0) or (if (grammar != GRAMMAR_NONE) OBEYS_JSON else 0)
+        }
+}

@@ -1,0 +1,63 @@
+/** What an answer is held to beside its sampling parameters; the verifier's part of every draw (docs/protocol.md). */
+
+const MAX_BIASES = 1024;
+const MAX_BIAS = 100;
+const MAX_PENALTY = 2;
+const MAX_SCHEMA = 1 << 15;
+/** What a verifier can obey, as bits of WELCOME's `constraints`: biases and penalties; JSON grammars. */
+export const OBEYS_BIAS = 1;
+export const OBEYS_JSON = 2;
+/** Kinds of grammar: none, any JSON object, JSON that a schema describes. */
+export const GRAMMAR_NONE = 0;
+export const GRAMMAR_JSON_OBJECT = 1;
+export const GRAMMAR_JSON_SCHEMA = 2;
+
+/**
+ * begin: index of the answer's first token; biases: amounts by token id, each -100..100; penalties: -2..2; schema: the
+ * JSON schema of GRAMMAR_JSON_SCHEMA as text. Throws RangeError outside these bounds.
+ */
+export class Constraint {
+  readonly begin: number;
+  readonly frequencyPenalty: number;
+  readonly presencePenalty: number;
+  readonly biases: ReadonlyMap<number, number>;
+  readonly grammar: number;
+  readonly schema: string;
+
+  constructor(given: {
+    begin: number;
+    frequencyPenalty?: number;
+    presencePenalty?: number;
+    biases?: ReadonlyMap<number, number>;
+    grammar?: number;
+    schema?: string;
+  }) {
+    this.begin = given.begin;
+    this.frequencyPenalty = given.frequencyPenalty ?? 0;
+    this.presencePenalty = given.presencePenalty ?? 0;
+    this.biases = given.biases ?? new Map();
+    this.grammar = given.grammar ?? GRAMMAR_NONE;
+    this.schema = given.schema ?? "";
+    const whole = (value: number, below: number) => Number.isInteger(value) && value >= 0 && value < below;
+    const within = (value: number, most: number) => Math.abs(value) <= most;
+    const wrong = (what: string): never => {
+      throw new RangeError(what);
+    };
+    if (!whole(this.begin, 2 ** 31)) wrong(`begin ${this.begin}`);
+    if (!within(this.frequencyPenalty, MAX_PENALTY)) wrong(`frequencyPenalty ${this.frequencyPenalty}`);
+    if (!within(this.presencePenalty, MAX_PENALTY)) wrong(`presencePenalty ${this.presencePenalty}`);
+    if (this.biases.size > MAX_BIASES) wrong(`${this.biases.size} biases`);
+    for (const [token, bias] of this.biases) {
+      if (!whole(token, 2 ** 32) || !within(bias, MAX_BIAS)) wrong(`bias ${bias} of token ${token}`);
+    }
+    if (!whole(this.grammar, GRAMMAR_JSON_SCHEMA + 1)) wrong(`grammar ${this.grammar}`);
+    if ((this.grammar === GRAMMAR_JSON_SCHEMA) !== (this.schema !== "")) wrong("a schema belongs to its own grammar");
+    if (this.schema.length > MAX_SCHEMA && [...this.schema].length > MAX_SCHEMA) wrong("the schema is too long");
+  }
+
+  /** OBEYS_* that a verifier must have. */
+  get needs(): number {
+    const biased = this.biases.size > 0 || this.frequencyPenalty !== 0 || this.presencePenalty !== 0;
+    return (biased ? OBEYS_BIAS : 0) | (this.grammar !== GRAMMAR_NONE ? OBEYS_JSON : 0);
+  }
+}

@@ -1,0 +1,143 @@
+"""Grammars of constraints over a model's vocabulary: which tokens may come next. llguidance does the work.
+
+It is optional: where it is not installed, or cannot take the tokenizer apart, `open_grammars` says so and the verifier
+does not offer grammars. A schema is a stranger's: size, time and memory of compiling it and of every mask are bounded
+by fuel, not by a clock, so that every replica refuses the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+#: between two tokens of JSON at most so much whitespace, so that no answer is made of it
+WHITESPACE = r"[ \n\t\r]{1,32}"
+#: a few milliseconds of work per mask and some tens for compiling; counted strings make many states, of about 150 bytes
+LIMITS = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 20_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 100_000,
+    "max_grammar_size": 100_000,
+}
+ANY_OBJECT = '{"type": "object"}'
+INSTALL = "this needs the package llguidance: pip install 'outrider[cloud]'"
+
+
+class GrammarError(ValueError):
+    """This grammar cannot be obeyed; the message says why."""
+
+
+class GrammarsUnavailable(RuntimeError):
+    """No grammar can be obeyed here; the message says what to do."""
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary. See `open_grammars`."""
+
+    def __init__(self, vocabulary: LLTokenizer, vocab_size: int) -> None:
+        self._vocabulary, self._words = vocabulary, -(-vocab_size // 32)
+
+    def compile(self, schema: str = ANY_OBJECT) -> Grammar:
+        """For JSON of a JSON schema. Raises GrammarError where that means nothing, is unsupported or is too large."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        options = {"whitespace_pattern": WHITESPACE, "coerce_one_of": False, "lenient": False}
+        try:
+            read = json.loads(schema)
+            if not isinstance(read, dict):
+                raise GrammarError("the schema must be a JSON object")
+            if "x-guidance" in read:
+                raise GrammarError("x-guidance is not taken here")
+            text = LLMatcher.grammar_from_json_schema(schema, overrides=options)
+        except GrammarError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(f"the schema cannot be read: {_line(str(error))}") from None
+        limits = LLParserLimits(**LIMITS, verbose_errors=False)
+        grammar = Grammar(LLMatcher(self._vocabulary, text, log_level=0, limits=limits), self._words)
+        probe = grammar.matcher()
+        if not probe.error:
+            probe.allowed()  # what no text satisfies shows here
+        if probe.error:
+            raise GrammarError(f"the schema cannot be obeyed: {probe.error}")
+        return grammar
+
+
+class Grammar:
+    """A compiled grammar. It is not changed by use, and every matcher of it stands alone."""
+
+    def __init__(self, start: LLMatcher, words: int) -> None:
+        self._start, self._words = start, words
+
+    def matcher(self) -> GrammarMatcher:
+        """At the beginning of an answer."""
+        return GrammarMatcher(self._start, self._words)
+
+
+class GrammarMatcher:
+    """`outrider_core.protocol.constraint.Matcher`. words: of a mask. One thread at a time."""
+
+    def __init__(self, start: LLMatcher, words: int) -> None:
+        self._start, self._words = start, words
+        self._now = start.deep_copy()
+
+    @property
+    def error(self) -> str:
+        """See Matcher."""
+        if not self._now.is_error():
+            return ""
+        return _line(self._now.get_error()) or "the answer has left its grammar"
+
+    def allowed(self) -> NDArray[np.uint32]:
+        """See Matcher. Where the JSON is complete, the tokens that end an answer."""
+        bits = np.zeros(self._words, np.uint32)
+        if not self._now.is_error():
+            self._now.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        if self._now.is_error():
+            bits[:] = 0
+        return bits
+
+    def advance(self, token: int) -> None:
+        """See Matcher."""
+        self._now.consume_token(token)
+
+    def rewind(self, tokens: Sequence[int]) -> None:
+        """See Matcher."""
+        self._now = self._start.deep_copy()
+        self._now.consume_tokens(list(tokens))
+
+
+def open_grammars(tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> Grammars:
+    """For a model with this tokenizer, so many logits and these ids that end an answer; takes about 0.2 s.
+
+    Raises GrammarsUnavailable.
+    """
+    try:
+        from llguidance import LLTokenizer
+    except ImportError:
+        raise GrammarsUnavailable(INSTALL) from None
+    if not eos_ids:
+        raise GrammarsUnavailable("the model has no token that ends an answer")
+    try:
+        plain = Tokenizer.from_str(tokenizer.to_str())
+        plain.no_truncation()
+        plain.no_padding()
+        vocabulary = LLTokenizer(plain.to_str(), vocab_size, list(eos_ids), LLTokenizer.json_slices())
+    except Exception as error:  # whatever a tokenizer of a kind that it does not know makes of it
+        raise GrammarsUnavailable(f"llguidance does not take this tokenizer: {_line(str(error))}") from None
+    return Grammars(vocabulary, vocab_size)
+
+
+def _line(text: str) -> str:
+    """The first line of a message of several, without the parser's own remarks."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and "<non-verbose/>" not in line]
+    return " ".join(lines)[:300]

@@ -1,0 +1,218 @@
+"""An answer held to a schema, on the device: through cuts and restarts plain constrained decoding's, and valid."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+import torch
+
+from benchmarks.links import EmulatedLink
+from cloud.service import Verifier
+from cloud.settings import Settings
+from cloud.torch_engine.loading import torch_model
+from edge_runtime.events import Event, Finished, Provisional, Verified
+from edge_runtime.policy import Policy
+from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.timing import Patience
+from export.bundle import write_bundle
+from export.plan import Options
+from outrider.cli.serve import Endpoint
+from outrider_core.chat_api.constraints import constraint_of
+from outrider_core.drafting.bundle import Bundle, open_bundle
+from outrider_core.grammar import open_grammars
+from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.target import load_target
+from outrider_core.protocol.constraint import Rules
+from outrider_core.protocol.sampling import Sampling
+from tests.cloud.drive import serve
+from tests.tiny import EOS, json_tokenizer, plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
+
+VOCAB = 320
+TOKENIZER = json_tokenizer(VOCAB)
+PROMPT = [1, 40, 50, 60]
+MOST = 150
+#: nobody waits for the drafter here, and an answer waits as long as it must
+PATIENCE = Patience(open=0.6, connect=0.3, silence=1.0, offline=60.0)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "numbers": {
+            "type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 4, "maxItems": 6
+        },
+    },
+    "required": ["name", "numbers"],
+    "additionalProperties": False,
+}  # fmt: skip
+FORM = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+ASKED: dict[str, Any] = {"response_format": FORM, "frequency_penalty": 0.4, "logit_bias": {40: 1.5}}
+Folders = tuple[Path, Path, Path]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    root = tmp_path_factory.mktemp("json")
+    target, drafter, bundle = root / "target", root / "drafter", root / "bundle"
+    model = tiny_model(seed=5, vocab=VOCAB, dtype=torch.float32)
+    save_tiny_drafter(drafter, model, save_tiny_target(target, model, TOKENIZER))
+    write_bundle(Options(str(target), drafter, bundle, quant="fp32"))
+    return target, drafter, bundle
+
+
+@pytest.fixture(scope="module")
+def bundle(folders: Folders) -> Bundle:
+    return open_bundle(folders[2])
+
+
+def json_verifier(folders: Folders) -> Verifier:
+    settings = Settings(max_context=240, max_nodes=16, kv_tokens=2000, max_sessions=8, prefill_chunk=16)
+    return Verifier(torch_model(load_target(str(folders[0]), "float64"), load_drafter(folders[1]), settings), settings)
+
+
+def truth(folders: Folders, sampling: Sampling, prompt: list[int] = PROMPT) -> list[int]:
+    constraint = constraint_of(len(prompt), VOCAB, **ASKED)
+    assert constraint is not None
+    grammar = open_grammars(TOKENIZER.backend_tokenizer, VOCAB, [EOS]).compile(constraint.schema)
+    model = load_target(str(folders[0]), "float64").model
+    tokens = plain_decode(model, prompt, sampling, MOST, rules=Rules(constraint, grammar.matcher()))
+    assert_valid(tokens)
+    return tokens
+
+
+def assert_valid(tokens: list[int]) -> None:
+    assert tokens[-1] == EOS
+    jsonschema.validate(json.loads(TOKENIZER.decode(tokens[:-1])), SCHEMA)
+
+
+def port_of(address: str) -> int:
+    return int(address.rsplit(":", 1)[1])
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [Policy(), Policy(writer="prefer-device"), Policy(on_return="keep")],
+    ids=["repair", "device first", "keep"],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_cut_in_mid_json(folders: Folders, bundle: Bundle, temperature: float, policy: Policy) -> None:
+    """Cut after every few tokens, to the other of two replicas: nothing is written alone, and the JSON is whole."""
+    sampling, rng = Sampling(temperature, seed=9), random.Random(temperature)
+
+    async def run(first: str, second: str) -> list[Event]:
+        events, cut_at, verified = list[Event](), 2, 0
+        async with (
+            EmulatedLink(port_of(first)) as link,
+            EdgeRuntime(bundle, link.address, policy=policy, patience=PATIENCE, threads=1, mode="tree") as runtime,
+        ):
+            asked = runtime.generate(PROMPT, max_new_tokens=MOST, temperature=temperature, seed=9, **ASKED)
+            async for event in asked:
+                events.append(event)
+                verified += len(event.tokens) if isinstance(event, Verified) else 0
+                if verified >= cut_at:
+                    cut_at += rng.randrange(3, 9)
+                    link.upstream_port = port_of(rng.choice([first, second]))
+                    link.cut()
+        return events
+
+    with serve(json_verifier(folders)) as first, serve(json_verifier(folders)) as second:
+        events = asyncio.run(run(first, second))
+    end = events[-1]
+    assert isinstance(end, Finished) and end.reason == "stop" and end.stats.opens > 2
+    assert not any(isinstance(event, Provisional) for event in events)
+    assert end.token_ids == truth(folders, sampling)
+
+
+def test_recorded_in_mid_json_and_resumed_by_another_process(folders: Folders, bundle: Bundle) -> None:
+    async def run(address: str) -> Finished:
+        record: dict[str, Any] | None = None
+        async with EdgeRuntime(bundle, address, patience=PATIENCE, threads=1, mode="tree") as runtime:
+            asked = runtime.generate(PROMPT, max_new_tokens=MOST, temperature=1.0, seed=9, **ASKED)
+            async for event in asked:
+                if isinstance(event, Verified):
+                    record = json.loads(json.dumps(runtime.record()))
+                    break
+            await asked.aclose()
+        assert record is not None and record["version"] == 3
+        async with EdgeRuntime(bundle, address, patience=PATIENCE, threads=1, mode="stream") as runtime:
+            for damaged in ({"version": 2}, {"constraint": ""}, {"constraint": "93"}, {"constraint": "xy"}):
+                with pytest.raises(ValueError, match="not a record"):
+                    await anext(runtime.resume(record | damaged))
+            *_, end = [event async for event in runtime.resume(record)]
+        assert isinstance(end, Finished)
+        return end
+
+    with serve(json_verifier(folders)) as address:
+        assert asyncio.run(run(address)).token_ids == truth(folders, Sampling(1.0, seed=9))
+
+
+def test_a_verifier_that_does_not_know_constraints_is_not_asked(folders: Folders, bundle: Bundle) -> None:
+    """It would pass over the field and write what it likes. An answer without one is its own affair."""
+    verifier = json_verifier(folders)
+
+    async def run(address: str) -> tuple[Finished, Finished]:
+        async with EdgeRuntime(bundle, address, patience=PATIENCE, threads=1) as runtime:
+            ends = []
+            for asked in (ASKED, {}):
+                *_, end = [event async for event in runtime.generate(PROMPT, max_new_tokens=5, **asked)]
+                assert isinstance(end, Finished)
+                ends.append(end)
+            return ends[0], ends[1]
+
+    with serve(verifier) as address:
+        verifier.constraints.obeys = 0
+        refused, plain = asyncio.run(run(address))
+    assert (refused.reason, refused.token_ids) == ("unreachable", [])
+    assert "cannot obey the answer's constraint" in refused.detail
+    assert plain.reason == "length" and len(plain.token_ids) == 5
+
+
+def test_arguments(bundle: Bundle) -> None:
+    async def run(**asked: Any) -> None:
+        async with EdgeRuntime(bundle, "127.0.0.1:9", threads=1) as runtime:
+            runtime.generate(PROMPT, **asked)
+
+    wrong: list[dict[str, Any]] = [
+        {"response_format": {"type": "yaml"}}, {"logit_bias": {VOCAB: 1.0}}, {"logit_bias": {1.5: 1.0}},
+        {"frequency_penalty": 3.0}, {"presence_penalty": float("nan")},
+    ]  # fmt: skip
+    for asked in wrong:
+        with pytest.raises(ValueError, match=next(iter(asked))):
+            asyncio.run(run(**asked))
+
+    async def alone() -> None:
+        async with EdgeRuntime(bundle, None, threads=1) as runtime:
+            runtime.generate(PROMPT, **ASKED)
+
+    with pytest.raises(ValueError, match="need a verifier"):
+        asyncio.run(alone())
+
+
+def test_the_devices_endpoint(folders: Folders, bundle: Bundle) -> None:
+    messages = [{"role": "user", "content": "abc"}]
+    body = {"model": bundle.manifest.target, "messages": messages, "max_tokens": MOST, "temperature": 1, "seed": 4}
+    bad = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}
+    text = TOKENIZER.decode(
+        truth(folders, Sampling(1.0, seed=4), bundle.render_chat(messages)), skip_special_tokens=True
+    )
+
+    async def run(server: str | None) -> tuple[httpx.Response, httpx.Response]:
+        async with EdgeRuntime(bundle, server, patience=PATIENCE, threads=1) as runtime:
+            transport = httpx.ASGITransport(Endpoint(runtime))  # type: ignore[arg-type]
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1", timeout=60) as client:
+                good = await client.post("/chat/completions", json=body | ASKED)
+                return good, await client.post("/chat/completions", json=body | bad)
+
+    with serve(json_verifier(folders)) as address:
+        good, refused = asyncio.run(run(address))
+    assert good.json()["choices"][0]["message"]["content"] == text
+    assert good.json()["choices"][0]["finish_reason"] == "stop"
+    assert refused.status_code == 502 and "cannot be obeyed" in refused.json()["error"]["message"]
+    alone, _ = asyncio.run(run(None))
+    assert alone.status_code == 400 and "need a verifier" in alone.json()["error"]["message"]
