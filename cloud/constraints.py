@@ -10,7 +10,15 @@ from functools import partial
 
 from cloud import log
 from outrider_core.chat_tokenizer import ChatTokenizer
-from outrider_core.grammar import ANY_OBJECT, Grammar, GrammarError, Grammars, GrammarsUnavailable, open_grammars
+from outrider_core.grammar import (
+    ANY_OBJECT,
+    Grammar,
+    GrammarError,
+    Grammars,
+    GrammarsUnavailable,
+    check_grammars,
+    open_grammars,
+)
 from outrider_core.protocol.constraint import GRAMMAR_NONE, OBEYS_BIAS, OBEYS_JSON, Constraint, Rules
 
 #: compiled grammars kept, of an account, and accounts that have some
@@ -26,18 +34,20 @@ class ConstraintDesk:
     def __init__(self, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
         self.obeys = OBEYS_BIAS
-        self._grammars: Grammars | None = None
+        self._tokenizer: ChatTokenizer | None = None
+        self._grammars: Grammars | None = None  # takes memory, so it is opened for the first answer that wants one
         self._compiled: OrderedDict[str, OrderedDict[str, Grammar]] = OrderedDict()
         self._executor = ThreadPoolExecutor(1, "constraints")
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
 
     def open(self, tokenizer: ChatTokenizer | None) -> None:
-        """Offer grammars too, where the target's tokenizer and the installed packages allow it."""
+        """Offer grammars too, where there is a tokenizer and the installed packages allow it."""
         try:
             if tokenizer is None:
                 raise GrammarsUnavailable("the target has no tokenizer")
-            self._grammars = open_grammars(tokenizer.tokenizer, self._vocab_size, self._eos_ids)
+            check_grammars(self._eos_ids)
+            self._tokenizer = tokenizer
             self.obeys = OBEYS_BIAS | OBEYS_JSON
         except GrammarsUnavailable as error:
             log.info("no structured output here", why=str(error))
@@ -109,7 +119,14 @@ class ConstraintDesk:
 
     def _grammar(self, account: str, constraint: Constraint) -> Grammar:
         """Compiled, or as it was compiled for this account before."""
-        assert self._grammars is not None and constraint.grammar != GRAMMAR_NONE
+        assert self._tokenizer is not None and constraint.grammar != GRAMMAR_NONE
+        if self._grammars is None:
+            try:
+                self._grammars = open_grammars(self._tokenizer.tokenizer, self._vocab_size, self._eos_ids)
+            except GrammarsUnavailable as error:
+                self.obeys = OBEYS_BIAS
+                log.error("no structured output here", why=str(error))
+                raise GrammarError(f"this verifier offers no structured output: {error}") from None
         schema = constraint.schema or ANY_OBJECT
         mine = self._compiled.setdefault(account, OrderedDict())
         self._compiled.move_to_end(account)

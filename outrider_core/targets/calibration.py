@@ -137,8 +137,8 @@ class InputMoments:
         moments = dict[str, Doubles]()
         for index, name in enumerate(names):
             rounded, largest = (np.concatenate([run[2 * index + which] for run in runs]) for which in (0, 1))
-            x = (rounded.astype(np.float32) - 128) * (largest / 127)
-            moments[name] = (x.T @ x).astype(np.float64)
+            x = (rounded.astype(np.float64) - 128) * (largest / 127)
+            moments[name] = x.T @ x
         return moments
 
     def _session(self, names: Sequence[str]) -> onnxruntime.InferenceSession:

@@ -47,7 +47,7 @@ class _Feedback:
         self._order = np.argsort(-spread, kind="stable")  # inputs that matter most are rounded first
         damped = moments[np.ix_(self._order, self._order)] + np.eye(len(moments)) * (DAMPING * spread.mean())
         lower = np.linalg.cholesky(damped[::-1, ::-1])  # damped is the product of upper and its transpose
-        self._factor = np.triu(np.linalg.inv(lower[::-1, ::-1])).astype(np.float32)
+        self._factor = np.triu(np.linalg.inv(lower[::-1, ::-1]))
 
     @classmethod
     def of(cls, moments: Doubles | None) -> _Feedback | None:
@@ -55,11 +55,14 @@ class _Feedback:
         known = moments is not None and np.isfinite(moments).all() and moments.any()
         return cls(moments) if moments is not None and known else None
 
-    def round(self, scaled: Floats) -> Floats:
-        """scaled [N, K], at most 127 in magnitude, to whole numbers."""
-        factor, rest = self._factor, np.ascontiguousarray(scaled.T[self._order])
+    def round(self, scaled: Floats) -> Doubles:
+        """scaled [N, K], at most 127 in magnitude, to whole numbers.
+
+        In float64, so that how many threads sum does not decide how a weight is rounded.
+        """
+        factor, rest = self._factor, np.ascontiguousarray(scaled.T[self._order], np.float64)
         rounded = np.empty_like(rest)
-        errors = np.empty((COLUMNS_AT_ONCE, rest.shape[1]), np.float32)
+        errors = np.empty((COLUMNS_AT_ONCE, rest.shape[1]))
         for start in range(0, len(rest), COLUMNS_AT_ONCE):
             end = min(start + COLUMNS_AT_ONCE, len(rest))
             for column in range(start, end):
