@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -26,6 +27,14 @@ import structlog
 from cloud.connection import Connection
 from cloud.service import Verifier
 from cloud.stream import Stream
+from outrider_core.protocol.constraint import (
+    GRAMMAR_JSON_OBJECT,
+    GRAMMAR_JSON_SCHEMA,
+    GRAMMAR_NONE,
+    Constraint,
+    Rules,
+    pack_bias,
+)
 from outrider_core.protocol.rows import RowShape, unpack_rows
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
@@ -130,9 +139,8 @@ class Mutator:
                 size = rng.choice([0, 1, 7, 39, 129, 2000])
                 tokens = PROMPT if rng.random() < 0.8 else [rng.randrange(VOCAB) for _ in range(size)]
                 have = rng.choice([0, 1, 4, 5, 1 << 20])
-                return Open(
-                    stream, rng.choice(SESSIONS), rng.choice([0, 0, 0, seq]), pack_ids(tokens), have, self.sampling()
-                )
+                number, session = rng.choice([0, 0, 0, seq]), rng.choice(SESSIONS)
+                return Open(stream, session, number, pack_ids(tokens), have, self.sampling(), self.constraint())
             case 3:
                 return Cancel(stream) if rng.random() < 0.5 else Close(stream)
             case 4 | 5 | 6 | 7:
@@ -152,6 +160,19 @@ class Mutator:
             pick([0.0, 0.05, 1.0, 5e-324]),
             pick([0, 77, 2**32, 2**63 - 1]),
         )
+
+    def constraint(self) -> Constraint | None:
+        """None in most cases; else biases and penalties that often name what is not there, or a grammar."""
+        pick = self.rng.choice
+        if self.rng.random() < 0.8:
+            return None
+        bias = {
+            pick([0, 7, VOCAB - 1, VOCAB, 2**32 - 1]): pick([0.0, 1.5, -100.0, 100.0]) for _ in range(pick([0, 1, 4]))
+        }
+        grammar = pick([GRAMMAR_NONE] * 6 + [GRAMMAR_JSON_OBJECT, GRAMMAR_JSON_SCHEMA])
+        schema = pick(["{}", '{"type": "array"}', "not JSON"]) if grammar == GRAMMAR_JSON_SCHEMA else ""
+        penalties = pick([0.0, 0.5, -2.0]), pick([0.0, 2.0])
+        return Constraint(pick([0, 5, 5, 1000]), *penalties, *pack_bias(bias), grammar, schema)
 
     def tree(self) -> TokenTree:
         """A random tree of distinct tokens."""
@@ -310,6 +331,7 @@ class Front:
         self.streams: dict[bytes, Stream] = {}
         self.posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.submitted = 0
+        self.preparing = 0  # constraints handed to their thread; the OPEN is submitted when they are ready
         submit = verifier.submit
 
         def counted(job: Any) -> None:
@@ -317,6 +339,13 @@ class Front:
             submit(job)
 
         verifier.submit = counted  # type: ignore[method-assign]
+        prepare = verifier.constraints.prepare
+
+        def prepared(*args: Any) -> Future[Rules]:
+            self.preparing += 1
+            return prepare(*args)
+
+        verifier.constraints.prepare = prepared  # type: ignore[method-assign]
 
     def connect(self, *, greet: bool = True) -> Connection:
         connection = Connection(self.verifier, self.account, self.streams, self.posted.put, lambda: None)
@@ -344,13 +373,13 @@ class Front:
     def receive(self, connection: Connection, frame: bytes, message: ClientMessage | None) -> list[Any]:
         """Hand over one frame; `message` is what it decodes to. It must be answered or acted upon."""
         before = self.answers(connection)
-        submitted = self.submitted
+        acted = self.submitted + self.preparing
         connection.receive(frame)
         after = self.answers(connection)
         if message is None:
             assert [(reply.code, reply.stream) for reply in after] == [(ERR_MALFORMED, -1)], frame
         elif not isinstance(message, Cancel | Verify | Generate):  # a CANCEL or a repeated round may need no answer
-            assert after or self.submitted > submitted, message
+            assert after or self.submitted + self.preparing > acted, message
         return before + after
 
 
