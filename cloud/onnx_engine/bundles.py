@@ -8,7 +8,7 @@ from outrider_core.models.target import TargetError, find_source
 from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundle, TargetBundleError, open_target_bundle
 from outrider_core.targets.cached import cached_folder, cached_target
 from outrider_core.targets.config import UnsupportedTarget
-from outrider_core.targets.products import check_products
+from outrider_core.targets.products import choose, products_graph, usable_graph
 from outrider_core.targets.weights import BrokenWeights
 
 
@@ -19,7 +19,7 @@ def find_bundle(name: str, making: Making | None = None) -> TargetBundle:
     """
     told = making or LogLines()
     bundle = cached_target(name, lambda step, steps: told.step(step + 1, steps), told.waiting)
-    check_products(bundle.products.read_bytes())
+    usable_graph(bundle)
     return bundle
 
 
@@ -29,13 +29,12 @@ def why_unsupported(name: str) -> str | None:
     folder = cached_folder(name, model_identity(source))
     try:
         if (folder / MANIFEST_FILE).is_file():
-            check_products(open_target_bundle(folder).products.read_bytes())
+            usable_graph(open_target_bundle(folder))
         else:
             from outrider_core.targets.convert import check_source
-            from outrider_core.targets.products import products_graph
 
             check_source(source)
-            check_products(products_graph())
+            choose(products_graph, lambda: products_graph(unsigned=True))
     except UnsupportedTarget as error:
         return str(error)
     except TargetBundleError as error:

@@ -56,7 +56,7 @@ def onnx_model(
     shape, threads = bundle.config, settings.threads or max(1, (os.cpu_count() or 2) - 1)
     check_target(config.target_hash, settings.model, bundle.source_hash, settings.drafter)
     config.check_fits(shape, settings.model)
-    runner = OnnxRunner(bundle.graph, shape, bundle.value_scales, settings.kv_tokens, threads)
+    runner = OnnxRunner.of(bundle, settings.kv_tokens, threads)
     return ServedModel(
         name=settings.model,
         target_hash=bundle.source_hash,

@@ -1,7 +1,9 @@
 """Target bundles: a lowered target in a folder, with everything that is needed to serve it. No torch.
 
 target.onnx, target.onnx.data   the graph and its tables
-products.onnx                   a product by which `check_products` tests a machine
+target.unsigned.onnx            the same over the same tables, for processors on which the first would be inexact
+products.onnx, products.unsigned.onnx
+                                products by which `outrider_core.targets.products` tests a machine
 tokenizer.json, tokenizer_config.json, chat_template.jinja
 manifest.json                   what it was made from, its shapes, and the size and SHA-256 of every file
 """
@@ -18,9 +20,10 @@ from outrider_core.cache import sha256_of
 from outrider_core.targets.config import Rope, TargetConfig
 
 MANIFEST_FILE, GRAPH_FILE, DATA_FILE = "manifest.json", "target.onnx", "target.onnx.data"
-PRODUCTS_FILE = "products.onnx"
+UNSIGNED_GRAPH_FILE = "target.unsigned.onnx"
+PRODUCTS_FILE, UNSIGNED_PRODUCTS_FILE = "products.onnx", "products.unsigned.onnx"
 #: version of the folder's layout and of the graph's arithmetic: another version may write other text
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 
 class TargetBundleError(RuntimeError):
@@ -46,13 +49,23 @@ class TargetBundle:
 
     @property
     def graph(self) -> Path:
-        """The ONNX file."""
+        """The ONNX file with signed tables; `usable_graph` says which one a machine takes."""
         return self.folder / GRAPH_FILE
 
     @property
+    def unsigned_graph(self) -> Path:
+        """The ONNX file with unsigned tables."""
+        return self.folder / UNSIGNED_GRAPH_FILE
+
+    @property
     def products(self) -> Path:
-        """What `check_products` reads."""
+        """A product with a signed table."""
         return self.folder / PRODUCTS_FILE
+
+    @property
+    def unsigned_products(self) -> Path:
+        """The same with an unsigned one."""
+        return self.folder / UNSIGNED_PRODUCTS_FILE
 
 
 def open_target_bundle(folder: Path) -> TargetBundle:

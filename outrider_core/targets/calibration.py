@@ -21,6 +21,7 @@ from outrider_core.targets.bundle import TargetBundle
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.graph import INPUT, LARGEST
 from outrider_core.targets.part import POOL_BLOCK, Part
+from outrider_core.targets.products import usable_graph
 from outrider_core.targets.runner import OnnxRunner
 
 Doubles = NDArray[np.float64]
@@ -68,7 +69,7 @@ def write_texts(bundle: TargetBundle, done: Callable[[int, int], None] = lambda 
     room = bundle.max_positions - 1
     texts = [_prompt(tokenizer, prompt)[:room] for prompt in PROMPTS]
     extent = POOL_BLOCK * math.ceil((max(map(len, texts)) + ANSWER_TOKENS) / POOL_BLOCK)
-    runner = OnnxRunner(bundle.graph, bundle.config, bundle.value_scales, extent * len(texts))
+    runner = OnnxRunner.of(bundle, extent * len(texts))
     parts = {index: Part(extent * index, 0, tuple(text)) for index, text in enumerate(texts)}
     for token in range(ANSWER_TOKENS):
         logits = runner.forward(list(parts.values()))
@@ -103,8 +104,8 @@ class InputMoments:
 
     def __init__(self, bundle: TargetBundle, texts: Sequence[Sequence[int]], most_bytes: int = MOMENT_BYTES) -> None:
         self._bundle, self._texts, self._most_bytes = bundle, texts, most_bytes
-        self._graph = onnx.load(bundle.graph, load_external_data=False)
-        widths = {tensor.name: tensor.dims[0] for tensor in self._graph.graph.initializer}
+        self._graph = onnx.load(usable_graph(bundle), load_external_data=False)
+        widths = {tensor.name: tensor.dims[0] for tensor in self._graph.graph.initializer if tensor.dims}
         names = [
             node.output[0].removesuffix(INPUT) for node in self._graph.graph.node if node.op_type == "QuantizeLinear"
         ]

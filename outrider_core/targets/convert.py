@@ -20,6 +20,8 @@ from outrider_core.targets.bundle import (
     GRAPH_FILE,
     MANIFEST_FILE,
     PRODUCTS_FILE,
+    UNSIGNED_GRAPH_FILE,
+    UNSIGNED_PRODUCTS_FILE,
     TargetBundle,
     TargetBundleError,
     open_target_bundle,
@@ -30,9 +32,11 @@ from outrider_core.targets.gguf_tokenizer import check_tokenizer, write_tokenize
 from outrider_core.targets.graph import TargetGraph
 from outrider_core.targets.products import products_graph
 from outrider_core.targets.tables import INDEX_FILE, TableFile
+from outrider_core.targets.unsigned import with_unsigned_tables
 from outrider_core.targets.weights import BrokenWeights, GgufWeights, SafetensorsWeights, Weights
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+_MODEL_FILES = (GRAPH_FILE, UNSIGNED_GRAPH_FILE, DATA_FILE, PRODUCTS_FILE, UNSIGNED_PRODUCTS_FILE)
 #: in a bundle under way: the copy whose weights are rounded to nearest, and what it has written
 PLAIN_FOLDER, TEXTS_FILE = "plain", "texts.json"
 #: what to do where a folder cannot be written
@@ -152,14 +156,17 @@ class _Lowering:
         with TableFile(folder) as tables:
             known = moments.of if moments else lambda name: None
             graph = TargetGraph(config, weights, positions, tables, lambda layer: done(layer, layers), known)
-            onnx.save(graph.build(), folder / GRAPH_FILE)
+            model = graph.build()
+            onnx.save(model, folder / GRAPH_FILE)
+            onnx.save(with_unsigned_tables(model), folder / UNSIGNED_GRAPH_FILE)
         (folder / PRODUCTS_FILE).write_bytes(products_graph())
+        (folder / UNSIGNED_PRODUCTS_FILE).write_bytes(products_graph(unsigned=True))
         scales = [graph.value_scale(layer) for layer in range(layers)]
         (folder / INDEX_FILE).unlink()
         files = {
             path.name: {"bytes": path.stat().st_size, "sha256": sha256_of([path])[0]}
             for path in sorted(folder.iterdir())
-            if path.name in (*_TOKENIZER_FILES, GRAPH_FILE, DATA_FILE, PRODUCTS_FILE)
+            if path.name in (*_TOKENIZER_FILES, *_MODEL_FILES)
         }
         manifest = {
             "format_version": FORMAT_VERSION,

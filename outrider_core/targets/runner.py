@@ -11,9 +11,11 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from outrider_core.targets.batch import Batch, Span, group_parts
+from outrider_core.targets.bundle import TargetBundle
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.memory import give_back, untouched
 from outrider_core.targets.part import POOL_BLOCK, Part
+from outrider_core.targets.products import usable_graph
 from outrider_core.targets.weights import Floats
 
 #: a longer chain runs in pieces of so many tokens: what attention needs for a run grows with its tokens
@@ -46,6 +48,11 @@ class OnnxRunner:
         self._small_runs: int | None = None  # since the last large one, whose memory is still held
         self._shrinking = onnxruntime.RunOptions()
         self._shrinking.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+
+    @classmethod
+    def of(cls, bundle: TargetBundle, rows: int, threads: int = 0) -> OnnxRunner:
+        """Runs a bundle. Raises UnsupportedTarget where this machine would compute it wrongly."""
+        return cls(usable_graph(bundle), bundle.config, bundle.value_scales, rows, threads)
 
     def forward(self, parts: Sequence[Part]) -> Floats:
         """Run all parts, one of each session, and write their keys and values behind each prefix.

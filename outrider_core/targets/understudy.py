@@ -75,7 +75,7 @@ class Understudy:
         try:
             self._check_manifest()
             model = open_target_bundle(self._folder)
-            self._runner = OnnxRunner(model.graph, model.config, model.value_scales, self._max_context, self._threads)
+            self._runner = OnnxRunner.of(model, self._max_context, self._threads)
         except UnderstudyError:
             raise
         except TargetBundleError as error:  # which says how a verifier's is made again

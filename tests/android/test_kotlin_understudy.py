@@ -96,7 +96,7 @@ def pythons_logits(bundle: Bundle, asked: list[dict[str, Any]]) -> np.ndarray:
     """The last tokens of a step as a tree's nodes, so that their logits are given too."""
     assert bundle.manifest.understudy
     model = open_target_bundle(bundle.folder / bundle.manifest.understudy.folder)
-    runner = OnnxRunner(model.graph, model.config, model.value_scales, bundle.manifest.max_context, threads=1)
+    runner = OnnxRunner.of(model, bundle.manifest.max_context, threads=1)
     rows = []
     for step in asked:
         chain = len(step["tokens"]) - step["wanted"] + 1

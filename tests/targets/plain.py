@@ -20,7 +20,7 @@ def plain_decode_8bit(
 ) -> list[int]:
     """New tokens of plain decoding: every token of prompt and answer is a step of its own, in a pool of its own."""
     rows, stop = -(-(len(prompt) + max_new) // 64) * 64, set(eos_ids)
-    runner = OnnxRunner(bundle.graph, bundle.config, bundle.value_scales, rows, 1)
+    runner = OnnxRunner.of(bundle, rows, 1)
     tokens = list(prompt)
     for at in range(len(prompt) + max_new - 1):
         logits = runner.forward([Part(0, at, (tokens[at],))])

@@ -12,14 +12,22 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.targets import products
 from outrider_core.targets.batch import Span, routes, slots
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.graph import TargetGraph
 from outrider_core.targets.part import POOL_BLOCK
 from outrider_core.targets.tables import TableFile
+from outrider_core.targets.unsigned import with_unsigned_tables
 from outrider_core.targets.weights import SafetensorsWeights
 
 Floats = NDArray[np.float32]
+
+
+def for_this_machine(graph: onnx.ModelProto) -> onnx.ModelProto:
+    """What a bundle's user takes here."""
+    signed = products.choose(products.products_graph, lambda: products.products_graph(unsigned=True))
+    return graph if signed else with_unsigned_tables(graph)
 
 
 class Pool:
@@ -30,7 +38,7 @@ class Pool:
         self.config = TargetConfig.from_json(model.config.to_dict())
         with TableFile(folder) as tables:
             graph = TargetGraph(self.config, SafetensorsWeights(folder), 512, tables).build()
-        onnx.save(graph, folder / "target.onnx")
+        onnx.save(for_this_machine(graph), folder / "target.onnx")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 3
         path = str(folder / "target.onnx")

@@ -114,7 +114,7 @@ def test_a_calibrated_copy_is_nearer_to_the_model(tmp_path: Path) -> None:
     def far(bundle: TargetBundle) -> float:
         first, *rest = TEXTS[1][:32]
         tree = TokenTree(tuple(rest), tuple(range(-1, len(rest) - 1)))
-        runner = OnnxRunner(bundle.graph, bundle.config, bundle.value_scales, 64, 1)
+        runner = OnnxRunner.of(bundle, 64, 1)
         return float(np.square(runner.forward([Part(0, 0, (first,), tree)]) - wanted).mean())
 
     assert far(calibrated) < far(plain)

@@ -81,7 +81,7 @@ def made(bundle: Bundle) -> Understudy:
 def plain(bundle: Bundle, count: int, sampling: Sampling) -> list[int]:
     """What the model writes behind PROMPT, token by token."""
     model = open_target_bundle(bundle.folder / UNDERSTUDY_FOLDER)
-    runner = OnnxRunner(model.graph, model.config, model.value_scales, CONTEXT, threads=1)
+    runner = OnnxRunner.of(model, CONTEXT, threads=1)
     text = list(PROMPT)
     logits = runner.forward([Part(0, 0, tuple(PROMPT))])[0]
     while len(text) < len(PROMPT) + count:
