@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
-from export.decoder import SlotDecoder, choose
+from export.decoder import Decoder, SlotDecoder, choose
+from export.exact_decoder import ExactDecoder
 from export.prompts import ChatFormat, Conversation, UserTurn
 from outrider_core.models.target import Target
+from outrider_core.targets.bundle import TargetBundle
 
 #: a self-written user turn is drawn at this temperature: greedily it would always be the same
 USER_TEMPERATURE = 0.8
@@ -91,11 +93,21 @@ class ConversationRunner:
     """All conversations of one run over the slots of a decoder."""
 
     def __init__(
-        self, target: Target, plans: Mapping[int, Conversation], limits: Limits, slots: int, seed: int = 0
+        self,
+        target: Target,
+        plans: Mapping[int, Conversation],
+        limits: Limits,
+        slots: int,
+        seed: int = 0,
+        bundle: TargetBundle | None = None,
     ) -> None:
         self.chat, self.limits, self.plans = ChatFormat(target.tokenizer), limits, plans
-        self.decoder = SlotDecoder(target, slots, limits.total)
-        device = target.model.device
+        self.decoder: Decoder
+        if bundle:
+            self.decoder = ExactDecoder(bundle, slots, limits.total, torch.get_num_threads())
+        else:
+            self.decoder = SlotDecoder(target, slots, limits.total)
+        device = torch.device("cpu") if bundle else target.model.device
         self.ends = set(target.eos_ids)
         self.generator = torch.Generator(device).manual_seed(seed)
         self.slots: list[OngoingConversation | None] = [None] * slots
@@ -166,13 +178,15 @@ def generate_answers(
     limits: Limits,
     slots: int,
     seed: int = 0,
+    bundle: TargetBundle | None = None,
     on_end: Callable[[int], None],
 ) -> None:
     """Let the target answer the conversations `plans` (index -> plan) and append them to the JSONL file `path` as
     they end.
 
     Each line: {"index": int, "ids": [token ids], "answers": [[begin, end], ...]}, end-of-answer tokens included; one
-    whose prompt is too long has no answers. `on_end(answer tokens)` is called with each.
+    whose prompt is too long has no answers. `on_end(answer tokens)` is called with each. bundle: the target's 8-bit
+    copy, if that is to write.
     """
     for _ in read_answers(path):  # cuts off what a kill has left of a line
         break
@@ -183,7 +197,7 @@ def generate_answers(
             file.flush()
             on_end(sum(end - begin for begin, end in conversation.answers))
 
-        ConversationRunner(target, plans, limits, slots, seed).run(write)
+        ConversationRunner(target, plans, limits, slots, seed, bundle).run(write)
 
 
 def read_answers(path: Path) -> Iterator[dict[str, Any]]:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
 
 from outrider_core.models.target import Target, head_dim_of
+
+
+class Decoder(Protocol):
+    """Sequences in slots; `lengths` [slots] are their tokens, and 0 frees a slot."""
+
+    lengths: Any
+
+    def prefill(self, prompts: dict[int, list[int]]) -> torch.Tensor:
+        """Put prompts (slot -> ids) into their slots; return the logits [prompts, vocab] that follow."""
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Append one token to every slot: tokens [slots] int64 -> logits [slots, vocab]."""
+
+    def close(self) -> None:
+        """Give back what was taken."""
 
 
 class SlotDecoder:

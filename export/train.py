@@ -20,12 +20,20 @@ from export.trainer import Trainer
 from export.training_set import MOA, Kind, TrainingSet, answer_files, key_of, read_sequences
 from outrider_core.machine import describe_machine
 from outrider_core.models.drafter_files import write_drafter
+from outrider_core.models.identity import model_identity
 from outrider_core.models.moa import MoA
 from outrider_core.models.packing import pack_linears
-from outrider_core.models.target import Target, load_target
+from outrider_core.models.target import Target, find_source, load_target
+from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundle, TargetBundleError
+from outrider_core.targets.cached import cached_folder, cached_target
+from outrider_core.targets.config import UnsupportedTarget
+from outrider_core.targets.convert import check_source
+from outrider_core.targets.products import usable_graph
 
 #: tokens written alone behind every cut, and the learning rate of that stage over the main one's
 OWN_TOKENS, OWN_RATE = 32, 0.2
+#: conversations for which it pays to make the target's 8-bit copy
+WORTH_A_COPY = 500
 Notes = dict[str, Any]
 
 
@@ -108,6 +116,30 @@ def plan_conversations(options: TrainOptions) -> list[Conversation]:
     return conversations
 
 
+def writing_copy(options: TrainOptions, left: int) -> TargetBundle | None:
+    """The target's 8-bit copy, made where it is not in the cache, if that is to answer the `left` conversations."""
+    if options.writer == "torch" or (options.writer == "auto" and options.torch_device() != "cpu"):
+        return None
+    try:
+        source = find_source(options.target)
+        check_source(source)
+        made = (cached_folder(options.target, model_identity(source)) / MANIFEST_FILE).is_file()
+        if options.writer == "auto" and not made and left < WORTH_A_COPY:
+            return None
+        with Meter("8-bit copy of the target, %", 100) as meter:
+
+            def done(step: int, steps: int) -> None:
+                meter.update(100 * step // steps, "")
+
+            bundle = cached_target(options.target, done, lambda: print("waiting for another process that makes it"))
+        usable_graph(bundle)
+    except (UnsupportedTarget, TargetBundleError) as error:
+        if options.writer == "onnx":
+            raise ValueError(f"--writer onnx: {error}; use --writer torch") from None
+        return None
+    return bundle
+
+
 def answer(target: Target, conversations: list[Conversation], options: TrainOptions, share: Share) -> Path:
     """Let the target answer; return the answers file.
 
@@ -120,7 +152,10 @@ def answer(target: Target, conversations: list[Conversation], options: TrainOpti
     left = [index for index in range(len(conversations)) if index not in done][share.rank :: share.size]
     if not left:
         return path
-    pack_linears(target.model.model)  # not the LM head, whose rows drafters adopt
+    with share.first_then_all():
+        bundle = writing_copy(options, len(left))
+    if bundle is None:
+        pack_linears(target.model.model)  # not the LM head, whose rows drafters adopt
     own = path if share.first else path.with_name(f"{path.stem}.rank{share.rank}.jsonl")
     with Meter("conversations", len(left), quiet=not share.first) as meter:
         began, tokens = time.monotonic(), 0
@@ -137,6 +172,7 @@ def answer(target: Target, conversations: list[Conversation], options: TrainOpti
             limits=limits,
             slots=min(options.slots, len(left)),
             seed=options.seed + len(done) + share.rank,
+            bundle=bundle,
             on_end=on_end,
         )
     return path

@@ -122,6 +122,13 @@ class TrainOptions:
         "what the target knows of its text: kept in a file, or computed for every batch; auto: online on a GPU",
         choices=("auto", "cache", "online"),
     )
+    writer: str = _option(
+        "auto",
+        "advanced",
+        "what writes the answers: torch, or the target's 8-bit copy, which a verifier on a CPU serves and which is "
+        "several times as fast there; auto: the copy on a CPU where it is made already or 500 conversations are left",
+        choices=("auto", "onnx", "torch"),
+    )
     slots: int = _option(128, "advanced", "conversations answered at a time", "N", 1)
     device: str = _option("auto", "advanced", "cpu, cuda or auto")
     threads: int = _option(0, "advanced", "CPU threads; 0: torch's choice", "N", 0)
