@@ -15,8 +15,8 @@ RUN = {"command": "python -m benchmarks.demo", "machine": "a machine", "date": "
 FIGURES = {
     "same_text_as_plain_decoding": [True, True],
     "cut": {"stall_seconds": [0.008], "provisional": 30, "kept": 21, "same_text_as_plain_decoding": True},
-    "bytes_up_per_round": 75,
-    "bytes_down_per_round": 526,
+    "ratio_to_plain": 1.02,
+    "trees": {"bytes_up_per_round": 75, "bytes_down_per_round": 526},
     "groups": [{"group": "maths", "tau": 4.5}, {"group": "chat", "tau": 2.91}],
 }
 #: a number with a unit of speed, time, size or share: what only a benchmark may say
@@ -35,7 +35,7 @@ def test_a_results_file_becomes_a_section_and_headlines(tmp_path: Path) -> None:
     assert "a machine; 2026-01-01; commit abc1234" in text
     assert "| maths | 4.5 |" in text
     table = headlines(results)
-    assert "| **3 of 3** |" in table and "**8 ms**" in table and "**75 / 526**" in table
+    assert "| **3 of 3** |" in table and "**8 ms**" in table and "**75 / 526**" in table and "**1.02**" in table
     assert "**21 of 30 tokens**" in table
     assert "tau" not in table, "a figure without its results file is left out"
 
