@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from outrider_core.models.moa_config import DrafterError, MoAConfig
 from outrider_core.protocol.rows import RowShape
@@ -29,10 +30,17 @@ class HostFeatures:
         if lacking := [name for name in wanted if name not in tensors]:
             raise DrafterError(f"drafter weights do not fit their config: {lacking[0]} is missing")
         self._tensors = {name: tensors[name] for name in wanted}
+        # a matrix product's threads would take the cores from the engine's, which spin: on two cores that doubled
+        # the time of a step, for products of a millisecond
+        self._products = ThreadpoolController().select(user_api="blas")
         self._layer_angles = _angles(range(len(self.layers)), config.kv_width // config.lsa_heads, config.rope_theta)
 
     def rows(self, kv: Floats, positions: Sequence[int]) -> Floats:
         """See FeatureProducer.rows: layer self-attention, mean over layers, Ekv2E (arXiv 2410.03804)."""
+        with self._products.limit(limits=1):
+            return self._rows(kv, positions)
+
+    def _rows(self, kv: Floats, positions: Sequence[int]) -> Floats:
         config, block = self._config, "layer_self_attention"
         count, layers, width = kv.shape
         x = self._norm(kv, f"{block}.input_layernorm")
@@ -62,8 +70,9 @@ class HostFeatures:
         return rows
 
     def _linear(self, x: Floats, name: str) -> Floats:
-        product: Floats = x @ self._tensors[f"{name}.weight"].T
-        return product
+        weight = self._tensors[f"{name}.weight"]
+        product: Floats = x.reshape(-1, weight.shape[1]) @ weight.T  # one product for all of x, not one for each token
+        return product.reshape(*x.shape[:-1], -1)
 
     def _norm(self, x: Floats, name: str) -> Floats:
         variance = np.square(x).mean(-1, keepdims=True) + np.float32(self._config.norm_eps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from cloud.progress import Making
 from cloud.served_model import ServedModel
 from cloud.settings import Settings
 from outrider_core.chat_tokenizer import ChatTokenizer, open_chat_tokenizer
+from outrider_core.machine import available_cores
 from outrider_core.models.drafter_arrays import check_target, read_drafter
 from outrider_core.models.identity import model_identity
 from outrider_core.models.moa_config import MoAConfig
@@ -53,7 +53,7 @@ def onnx_model(
     settings: Settings,
 ) -> ServedModel:
     """An open bundle and a drafter, to be served. Raises DrafterError if the drafter does not belong to the target."""
-    shape, threads = bundle.config, settings.threads or max(1, (os.cpu_count() or 2) - 1)
+    shape, threads = bundle.config, settings.threads or default_threads()
     check_target(config.target_hash, settings.model, bundle.source_hash, settings.drafter)
     config.check_fits(shape, settings.model)
     runner = OnnxRunner.of(bundle, settings.kv_tokens, threads)
@@ -68,6 +68,12 @@ def onnx_model(
         runner=OnnxModelRunner(runner),
         features=HostFeatures(config, tensors),
     )
+
+
+def default_threads() -> int:
+    """All cores but one, which the sockets need; of two, both: a step leaves them between two messages."""
+    cores = available_cores()
+    return cores if cores <= 2 else cores - 1
 
 
 def _tokenizer(bundle: TargetBundle) -> ChatTokenizer:

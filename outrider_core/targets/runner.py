@@ -35,6 +35,8 @@ class OnnxRunner:
     ) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = threads, 3
+        # threads that wait for each other within a run spin; between runs the cores belong to others
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         self._session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
         self._config = config
         blocks = -(-rows // POOL_BLOCK)
