@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 from cloud.acceptance import AcceptedPath
+from cloud.features import MOST_LACKING, STREAMED_ROWS
 from cloud.jobs import Job, PendingSession
 from cloud.kvpool import KVPool
-from cloud.sessions import Settled
+from cloud.sessions import Session, Settled
 from cloud.step import Step
 from outrider_core.protocol.wire import FINISH_NONE, Generate, Open, Verdict, Verify
 
@@ -45,7 +46,7 @@ class RoundReplies:
         """One verdict, which is remembered in case the device asks again."""
         session = pending.session
         base_len = len(session.tokens) - len(path.accepted) - 1
-        rows = session.rows.block(base_len - 1, base_len + len(path.accepted))
+        rows = self._rows(session, base_len + len(path.accepted), 1 + len(path.accepted))
         verdict = self._verdict(job, request, base_len, path, rows)
         session.seq = request.seq
         session.settled = Settled(request, verdict, tuple(session.tokens[base_len:]))
@@ -64,9 +65,16 @@ class RoundReplies:
             done = single.finish != FINISH_NONE or pending.generated >= request.max_new
             if done:
                 pending.round = None
-            rows = session.rows.block(at - 1, at) if request.rows else b""
+            due = request.rows and session.rows.stop >= at and (done or at - session.rows_due >= STREAMED_ROWS)
+            rows = self._rows(session, at, 1) if due else b""
             job.reply(self._verdict(job, request, at, single, rows), done)
         job.waiting_since = time.perf_counter()
+
+    def _rows(self, session: Session, stop: int, least: int) -> bytes:
+        """The rows up to position `stop` that the device lacks, and the `least` newest of them in any case."""
+        start = min(session.rows_due, stop - least)
+        session.rows_due = stop
+        return session.rows.block(start if stop - start <= MOST_LACKING else stop - least, stop)
 
     def _verdict(
         self,

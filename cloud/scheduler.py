@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cloud.colocated import Colocated
 from cloud.fair_shares import fair_shares
+from cloud.features import STREAMED_ROWS
 from cloud.jobs import Job, PendingSession
 from cloud.kvpool import KVPool
 from cloud.tree_budget import TreeBudget
@@ -42,7 +43,10 @@ class ScheduledSession:
         job = self.pending.round
         if self.pending.opening is not None or job is None or self.drafted:
             return True
-        return isinstance(job.request, Generate) and job.request.rows
+        if not isinstance(job.request, Generate) or not job.request.rows:
+            return False
+        last = self.pending.generated + 1 >= job.request.max_new
+        return last or len(self.pending.session.tokens) - self.pending.session.rows_due >= STREAMED_ROWS
 
 
 class Scheduler:

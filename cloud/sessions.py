@@ -39,7 +39,8 @@ class Session:
     """One conversation. tokens: committed ids, the last is the root; rows: feature rows from position 0 on.
 
     seq: number of the last VERIFY or GENERATE that has ended. Keys and values are in the pool under the session's id.
-    account: name of the account it belongs to. rules: of its constraint.
+    rows_due: the first position whose row was not sent to the device yet. account: name of the account it belongs to.
+    rules: of its constraint.
     """
 
     id: bytes
@@ -49,6 +50,7 @@ class Session:
     rows: FeatureRows
     rules: Rules | None = None
     settled: Settled | None = None
+    rows_due: int = 0
     account: str = ""
     answered: float = 0.0  # when its last verdict went out (time.perf_counter)
     last_used: float = 0.0
@@ -104,7 +106,7 @@ class SessionStore:
             rows = FeatureRows(self._shape)
             session = Session(session_id, list(tokens), request.sampling, request.seq, rows, rules, account=account)
             self._sessions[session.id] = session
-            session.last_used = self._clock()
+            session.last_used, session.rows_due = self._clock(), len(tokens) - 1
             return session
         common = common_prefix(session.tokens, tokens)
         kept = min(common, len(tokens) - 1)
@@ -113,7 +115,7 @@ class SessionStore:
         if common < len(tokens) or request.sampling != session.sampling or not _same_rules(rules, session.rules):
             session.settled = None  # the last reply belongs to another text
         session.tokens, session.sampling, session.seq = list(tokens), request.sampling, request.seq
-        session.rules = rules
+        session.rules, session.rows_due = rules, len(tokens) - 1  # FEATURES bring those before
         return session
 
     def forget(self, session_id: bytes) -> None:

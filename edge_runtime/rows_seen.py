@@ -26,15 +26,15 @@ class RowsSeen:
     def add(self, start: int, data: bytes, shape: RowShape, max_context: int, most: int | None = None) -> list[AddRows]:
         """Take in packed rows of positions `start` and on, at most `most` of them.
 
-        Returns what is new to the drafter. Rows that do not unpack or lie beyond `max_context` are ignored: rows only
-        ever cost speed.
+        Returns what is new to the drafter. Rows that do not unpack or lie outside of 0..`max_context` are ignored: rows
+        only ever cost speed.
         """
         try:
             rows = unpack_rows(data, shape)[:most]
         except ValueError:
             return []
         end = start + len(rows)
-        if end > max_context:
+        if start < 0 or end > max_context:
             return []
         if len(self._held) < end:
             self._held.extend(bytes(end - len(self._held)))

@@ -26,15 +26,22 @@ def take_verdict(session: Session, verdict: Verdict, now: float) -> list[Action]
     session.stats.count(None if flight.tree is None else len(nodes), len(fresh), bool(text.provisional))
     same = text.agreeing(fresh)
     if session.policy.on_return == "keep" and same < min(len(fresh), len(text.provisional)):
-        rows = session.add_rows(base - 1, verdict.rows, 1 + same)
+        rows = _rows(session, verdict, base + same)
         actions = rows + _commit(session, fresh[:same]) + _resume(session) + session.open(now)
         return actions + _choose(session, now)
-    actions = session.add_rows(base - 1, verdict.rows) + _commit(session, fresh) + _resume(session)
+    actions = _rows(session, verdict, base + len(verdict.accepted)) + _commit(session, fresh) + _resume(session)
     if text.over or verdict.finish != FINISH_NONE:
         return actions + session.finish(FinishReason.STOP if text.ended else FinishReason.LENGTH)
     if session.policy.target_first and session.flight:  # a stream goes on
         actions += session.tuning.comparison(text.committed, session.stats.streamed)
     return actions + _choose(session, now) + session.work(now)
+
+
+def _rows(session: Session, verdict: Verdict, end: int) -> list[Action]:
+    """Those of its rows that lie before position `end`: a verdict's rows end with that of its last accepted token."""
+    stop = len(session.committed) + len(verdict.accepted)
+    start = stop - len(verdict.rows) // session.row_shape.nbytes
+    return session.add_rows(start, verdict.rows, max(0, end - start))
 
 
 def adopt(session: Session) -> list[Action]:

@@ -121,7 +121,7 @@ class Verdict(_Message, tag=7, frozen=True):
     accepted: Annotated[bytes, Meta(max_length=MAX_NODES)]  # node numbers of the accepted path
     bonus: Count  # the target's own next token
     finish: Annotated[int, Meta(ge=0, lt=16)]  # FINISH_*
-    rows: bytes  # rows of positions base_len-1 .. base_len-1+len(accepted)
+    rows: bytes  # rows up to position base_len-1+len(accepted), from base_len-1 or, if some were not sent, earlier
     tree_budget: Count = 0
     queue_us: Count = 0  # time the round waited for the engine
     engine_us: Count = 0  # time the engine took
@@ -144,7 +144,7 @@ class Generate(_Message, tag=9, frozen=True):
     seq: Seq
     base_len: Count
     max_new: Annotated[int, Meta(ge=1, lt=MAX_TOKENS)]
-    rows: bool = False  # each with the row of position base_len-1, so that the device could draft on
+    rows: bool = False  # with rows, some at a time, so that the device could draft on
 
 
 class Cancel(_Message, tag=10, frozen=True):

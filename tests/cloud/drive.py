@@ -246,12 +246,14 @@ def reference_rows(model: Any, tokens: Sequence[int]) -> bytes:
     return pack_rows(server_half(config, tensors)(kv, torch.arange(len(tokens))).numpy())
 
 
-def assert_rows(model: Any, verifier: Verifier, tokens: Sequence[int], start: int, packed: bytes) -> None:
-    """`packed` are the rows from `start` on of this text, to within one int8 step."""
+def assert_rows(
+    model: Any, verifier: Verifier, tokens: Sequence[int], start: int, packed: bytes, count: int | None = None
+) -> None:
+    """`packed` are the rows from `start` on of this text, `count` of them, to within one int8 step."""
     shape = verifier.features.shape
     got = unpack_rows(packed, shape)
     want = unpack_rows(reference_rows(model, tokens), shape)[start : start + len(got)]
-    assert got.shape == want.shape and len(got)
+    assert got.shape == want.shape and len(got) and count in (None, len(got))
     step = abs(want).max(-1, keepdims=True) / 127 * 1.01 + 1e-6
     assert (abs(got - want) <= step).all()
     assert abs(want).max() > 0.01

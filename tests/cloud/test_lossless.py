@@ -214,10 +214,33 @@ def test_generate_sends_rows_where_they_are_asked_for() -> None:
         _, replies = direct.submit(session, Generate(0, 1, 3, 4))
         assert [replies.get(timeout=20).rows for _ in range(4)] == [b""] * 4  # type: ignore[union-attr]
         _, replies = direct.submit(session, Generate(0, 2, 7, 4, True))
-        for position in range(6, 10):  # the root's row and those behind it, though none was computed meanwhile
-            verdict = replies.get(timeout=20)
-            assert isinstance(verdict, Verdict) and verdict.base_len == position + 1
-            assert_rows(model, direct.verifier, prompt + truth, position, verdict.rows)
+        verdicts = [replies.get(timeout=20) for _ in range(4)]
+        assert [verdict.rows for verdict in verdicts[:3]] == [b""] * 3  # type: ignore[union-attr]
+        # the last one brings all that the device lacks, though none was computed meanwhile
+        assert_rows(model, direct.verifier, prompt + truth, 2, verdicts[3].rows, 8)  # type: ignore[union-attr]
+
+
+def test_rows_of_a_stream_come_together_and_none_is_left_out() -> None:
+    model = tiny_model("llama", seed=5, vocab=VOCAB)
+    prompt = [20, 21, 22]
+    text = prompt + plain_decode(model, prompt, Sampling(), 24, eos_ids=())
+    with started(make_verifier(model, ())) as direct:
+        session = os.urandom(16)
+        direct.open(session, prompt, have=2)
+        _, replies = direct.submit(session, Generate(0, 1, 3, 12, True))
+        verdicts = [replies.get(timeout=20) for _ in range(12)]
+        sizes = [len(verdict.rows) // direct.verifier.features.shape.nbytes for verdict in verdicts]  # type: ignore[union-attr]
+        assert sizes == [0] * 7 + [8] + [0] * 3 + [4]
+        assert_rows(model, direct.verifier, text, 2, verdicts[7].rows, 8)  # type: ignore[union-attr]
+        assert_rows(model, direct.verifier, text, 10, verdicts[11].rows, 4)  # type: ignore[union-attr]
+        _, replies = direct.submit(session, Generate(0, 2, 15, 3))
+        assert [replies.get(timeout=20).rows for _ in range(3)] == [b""] * 3  # type: ignore[union-attr]
+        verdict = direct.verify(session, 3, 18, TokenTree.chain(text[18:20])).get(timeout=20)
+        assert isinstance(verdict, Verdict) and len(verdict.accepted) == 2
+        assert_rows(model, direct.verifier, text, 14, verdict.rows, 6)
+        verdict = direct.verify(session, 4, 21, TokenTree()).get(timeout=20)
+        assert isinstance(verdict, Verdict)
+        assert_rows(model, direct.verifier, text, 20, verdict.rows, 1)
 
 
 def test_end_of_answer_ends_the_walk() -> None:

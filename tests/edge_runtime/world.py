@@ -65,6 +65,7 @@ from outrider_core.protocol.wire import (
 EOS = 0
 VOCAB = 5
 PROMPT = [3, 1, 4]
+STREAMED_ROWS = 3  # as cloud.features has it, but for answers this short
 SHAPE = RowShape(1, 2)
 WELCOME = Welcome(1, "t", "d", VOCAB, 64, 8, 8)
 PATIENCE = Patience(open=0.5, connect=0.2, silence=1.0, offline=1e9)
@@ -97,11 +98,13 @@ class SimulatedVerifier:
     def __init__(self) -> None:
         self.tokens: list[int] | None = None
         self.seq = 0
+        self.rows_due = 0  # the first position whose row was not sent yet
 
     def receive(self, message: object) -> list[ServerMessage]:
         if isinstance(message, Open):
             self.tokens, self.seq = unpack_ids(message.tokens), message.seq
-            rows = bytes(SHAPE.nbytes * (len(self.tokens) - 1 - message.features_have))
+            self.rows_due = len(self.tokens) - 1
+            rows = bytes(SHAPE.nbytes * (self.rows_due - message.features_have))
             return [Opened(0, len(self.tokens), 0), Features(0, message.features_have, rows)]
         if isinstance(message, Verify | Generate):
             if self.tokens is None:
@@ -123,22 +126,28 @@ class SimulatedVerifier:
             child = None if token == EOS else tree.child(node, token)
             if child is None:
                 finish = FINISH_EOS if token == EOS else FINISH_NONE
-                return Verdict(0, self.seq, base, bytes(path), token, finish, bytes(SHAPE.nbytes * (len(path) + 1)))
+                return Verdict(0, self.seq, base, bytes(path), token, finish, self._rows(base + len(path)))
             node = child
             path.append(node)
 
     def _write(self, message: Generate) -> list[ServerMessage]:
         assert self.tokens is not None
         verdicts: list[ServerMessage] = []
-        for _ in range(message.max_new):
+        for count in range(1, message.max_new + 1):
             base, token = len(self.tokens), target(self.tokens)
             self.tokens.append(token)
             finish = FINISH_EOS if token == EOS else FINISH_NONE
-            rows = bytes(SHAPE.nbytes) if message.rows else b""
+            due = message.rows and (base - self.rows_due >= STREAMED_ROWS or count == message.max_new)
+            rows = self._rows(base) if due else b""
             verdicts.append(Verdict(0, self.seq, base, b"", token, finish, rows))
             if token == EOS:
                 break
         return verdicts
+
+    def _rows(self, stop: int) -> bytes:
+        """Those up to position `stop` that were not sent."""
+        start, self.rows_due = self.rows_due, stop
+        return bytes(SHAPE.nbytes * (stop - start))
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ export class RowsSeen {
   /**
    * Take in packed rows of positions `start` and on, at most `most` of them.
    *
-   * Returns what is new to the drafter. Rows that do not unpack or lie beyond `maxContext` are ignored: rows only ever
-   * cost speed.
+   * Returns what is new to the drafter. Rows that do not unpack or lie outside of 0..`maxContext` are ignored:
+   * rows only ever cost speed.
    */
   add(
     start: number,
@@ -33,7 +33,7 @@ export class RowsSeen {
   ): AddRows[] {
     if (data.length % shape.bytes) return [];
     const count = Math.min(most, data.length / shape.bytes);
-    if (start + count > maxContext) return [];
+    if (start < 0 || start + count > maxContext) return [];
     while (this.held.length < start + count) this.held.push(false);
     const fresh: number[] = [];
     for (let index = 0; index < count; index++) if (!this.held[start + index]) fresh.push(index);

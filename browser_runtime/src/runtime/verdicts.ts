@@ -20,11 +20,11 @@ export function takeVerdict(session: Session, verdict: Verdict, now: number): Ac
   session.stats.count(flight.tree ? nodes.length : null, fresh.length, text.provisional.length > 0);
   const same = text.agreeing(fresh);
   if (session.policy.onReturn === "keep" && same < Math.min(fresh.length, text.provisional.length)) {
-    const actions = session.addRows(base - 1, verdict.rows, 1 + same);
+    const actions = rowsOf(session, verdict, base + same);
     actions.push(...commit(session, fresh.slice(0, same)), ...resume(session), ...session.open(now));
     return [...actions, ...choose(session, now)];
   }
-  const actions = session.addRows(base - 1, verdict.rows);
+  const actions = rowsOf(session, verdict, base + verdict.accepted.length);
   actions.push(...commit(session, fresh), ...resume(session));
   if (text.over || verdict.finish !== FINISH_NONE) {
     return [...actions, ...session.finish(text.ended ? "stop" : "length")];
@@ -34,6 +34,13 @@ export function takeVerdict(session: Session, verdict: Verdict, now: number): Ac
   }
   actions.push(...choose(session, now));
   return [...actions, ...session.work(now)];
+}
+
+/** Those of its rows that lie before position `end`: a verdict's rows end with that of its last accepted token. */
+function rowsOf(session: Session, verdict: Verdict, end: number): Action[] {
+  const count = Math.floor(verdict.rows.length / session.setup.rowShape.bytes);
+  const start = session.committed.length + verdict.accepted.length - count;
+  return session.addRows(start, verdict.rows, Math.max(0, end - start));
 }
 
 /** Provisional text becomes part of the answer as it is. */

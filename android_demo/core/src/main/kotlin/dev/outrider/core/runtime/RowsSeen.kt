@@ -21,7 +21,7 @@ class RowsSeen private constructor(private var seen: BooleanArray) {
     internal fun add(start: Int, data: ByteArray, shape: RowShape, maxContext: Int, most: Int): List<Action> {
         if (data.size % shape.bytes != 0) return emptyList()
         val count = minOf(data.size / shape.bytes, most)
-        if (start > maxContext - count) return emptyList()
+        if (start < 0 || start > maxContext - count) return emptyList()
         if (seen.size < start + count) seen = seen.copyOf(start + count)
         val new = (0 until count).filter { !seen[start + it] }
         if (new.isEmpty()) return emptyList()

@@ -20,17 +20,23 @@ internal fun Session.verdict(verdict: Verdict, now: Double): List<Action> {
     stats.count(flight.tree?.size, fresh.size, provisional.isNotEmpty())
     val same = text.agreeing(fresh)
     if (policy.onReturn == OnReturn.KEEP && same < minOf(fresh.size, provisional.size)) {
-        val rows = addRows(base - 1, verdict.rows, 1 + same)
+        val rows = rowsOf(verdict, base + same)
         val actions = rows + commit(fresh.take(same)) + resume() + open(now)
         return actions + choose(now)
     }
-    val actions = addRows(base - 1, verdict.rows) + commit(fresh) + resume()
+    val actions = rowsOf(verdict, base + verdict.path.size) + commit(fresh) + resume()
     if (text.over || verdict.finish != FINISH_NONE) {
         return actions + finish(if (text.ended) FinishReason.STOP else FinishReason.LENGTH)
     }
     val streaming = targetFirst && this.flight != null
     val compare = if (streaming) tuning.comparison(committed, stats.streamed) else emptyList()
     return actions + compare + choose(now) + work(now)
+}
+
+/** Those of its rows that lie before position [end]: a verdict's rows end with that of its last accepted token. */
+private fun Session.rowsOf(verdict: Verdict, end: Int): List<Action> {
+    val start = committed.size + verdict.path.size - verdict.rows.size / rowShape.bytes
+    return addRows(start, verdict.rows, maxOf(0, end - start))
 }
 
 /** Tree or stream from here on. */
