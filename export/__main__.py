@@ -1,4 +1,4 @@
-"""`python -m export`: train, import, renew, bundle, check and bench."""
+"""`python -m export`: train, import, renew, bundle, check, bench and target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ examples:
   python -m export bundle --drafter drafters/mine --output-dir build/bundle --format onnx,executorch --quant int4
   python -m export check build/bundle
   python -m export bench build/bundle
+  python -m export target smollm2-135m-instruct --output-dir build/target
 """
+TARGET_USAGE = """\
+python -m export target smollm2-135m-instruct --output-dir build/target
+       python -m export target models/qwen3-0.6b --output-dir build/qwen3 --bits 4 --prompts prompts.jsonl"""
 TRAIN_USAGE = """\
 python -m export train --prompts prompts.jsonl --output-dir drafters/mine
        python -m export train --self-prompts --output-dir drafters/mine --preset quick     no data set at all
@@ -131,6 +135,34 @@ def build_parser(prog: str = "python -m export") -> argparse.ArgumentParser:
         "--contexts", type=positive_ints, default=[128, 512, 1024, 2048], metavar="N,N", help="cache and feature rows"
     )
     bench.add_argument("--repeats", type=positive_int, default=30, help="timed steps for each figure")
+
+    target = commands.add_parser(
+        "target",
+        help="make the copy of a target that a CPU serves",
+        usage=TARGET_USAGE,
+        description="Lower a target (Llama, Qwen2, Qwen3, Mistral) to one exact ONNX graph: a folder that "
+        "`python -m cloud.verifier --model` and `export bundle --understudy` take, on this machine or another, with a "
+        "report on its size, speed and quality. No torch. After Ctrl-C the same command goes on.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    target.add_argument("target", help="alias, Hugging Face id, folder or GGUF file")
+    target.add_argument(
+        "--output-dir", type=Path, required=True, help="folder to write; replaced if it is such a bundle"
+    )
+    target.add_argument(
+        "--bits", type=int, default=8, choices=[4, 8, 32], help="of the weights; 4 and 8 are calibrated, 32 is float32"
+    )
+    target.add_argument(
+        "--prompts",
+        type=Path,
+        nargs="+",
+        default=None,
+        metavar="FILE",
+        help="what the target answers for the comparison with float32; default: a fixed set",
+    )
+    target.add_argument("--answer-tokens", type=positive_int, default=96, help="of each such answer")
+    target.add_argument("--no-compare", action="store_true", help="spare the float32 copy: report no quality")
+    target.add_argument("--dry-run", action="store_true", help="show sizes and memory needed, write nothing")
     return parser
 
 
@@ -237,6 +269,23 @@ def run_renew(arguments: argparse.Namespace) -> None:
         print(f"{arguments.drafter} names its target as it is; nothing to do")
 
 
+def run_target(arguments: argparse.Namespace) -> None:
+    from export.prompts import read_prompts
+    from export.target import write_target
+    from export.target_plan import Options
+
+    prompts = tuple(turns[0] for turns in read_prompts(arguments.prompts)) if arguments.prompts else None
+    options = Options(
+        arguments.target,
+        arguments.output_dir,
+        arguments.bits,
+        prompts=prompts,
+        answer_tokens=arguments.answer_tokens,
+        compare=not arguments.no_compare,
+    )
+    write_target(options, arguments.dry_run)
+
+
 def keep_freed_memory() -> None:
     """Tell glibc to reuse large freed blocks: training re-maps the same 50 MB tensors hundreds of times a
     second otherwise, and the page faults cost up to a third of the time."""
@@ -301,6 +350,7 @@ COMMANDS = {
     "bundle": run_bundle,
     "check": run_check,
     "bench": run_bench,
+    "target": run_target,
 }
 
 

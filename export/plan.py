@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from export.places import free_bytes
 from export.quant import BITS, Profile, packed_bytes, rare_bits
 from export.steps import RANDOM_ROWS, TARGET_ANSWERS
 from export.to_executorch import BACKENDS, check_backend
@@ -162,10 +162,7 @@ def _float32_bytes(target: TargetFiles) -> int:
 
 def check_resources(plan: Plan) -> None:
     """Raise BundleError if disk or memory will not do."""
-    folder = next(
-        path for path in (plan.options.output.absolute(), *plan.options.output.absolute().parents) if path.exists()
-    )
-    free = shutil.disk_usage(folder).free
+    folder, free = free_bytes(plan.options.output)
     if free < plan.disk_bytes:
         raise BundleError(
             f"{folder} has {free / 1e9:.1f} GB free, {plan.disk_bytes / 1e9:.1f} GB are needed; free some or choose "

@@ -1,4 +1,4 @@
-"""The 8-bit copy of a target: whether this machine can run it, and where it is."""
+"""The target bundle to be served: whether this machine can run it, and where it is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider_core.targets.weights import BrokenWeights
 
 
 def find_bundle(name: str, making: Making | None = None) -> TargetBundle:
-    """The bundle of target `name`, from the cache or made now. making: is told; None: the log is.
+    """The bundle of target `name`, opened, or from the cache, or made now. making: is told; None: the log is.
 
     Raises TargetBundleError, TargetError, or UnsupportedTarget where this machine would compute it wrongly.
     """

@@ -1,6 +1,9 @@
-"""Whether this machine adds 8-bit products exactly."""
+"""Whether this machine's kernels compute what a target graph counts on."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -10,43 +13,83 @@ from outrider_core.targets.config import UnsupportedTarget
 
 #: rows of the activations in the product that is tried
 ROWS = 9
+#: its shape, where it is not of integers: as many inputs and outputs as make kernels go by blocks of both
+PROBE_SHAPE = (160, 288)
+
+
+def open_session(graph: str | bytes, threads: int = 0) -> onnxruntime.InferenceSession:
+    """An ONNX file, or what it holds, on the CPU. threads: 0: all cores."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    # x86 processors without VNNI add two products of unsigned and signed bytes in 16 bits, which is too few. With this,
+    # weights are shifted to unsigned ones there. It asks that every table has a zero point of its own
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
 def check_products(graph: bytes) -> None:
-    """Raise UnsupportedTarget where ONNX Runtime's kernels for unsigned times signed bytes saturate.
+    """Raise UnsupportedTarget where products would be wrong, or a row's depend on the rows beside it.
 
-    x86 processors without VNNI add two products in 16 bits, which is too few for the largest ones: logits would be
-    wrong, if by little. graph: a `products_graph`.
+    graph: a `products_graph` or `rows_graph`.
     """
-    largest = np.full((ROWS, len(_table())), 255, np.uint8)
-    if not (multiply(graph, largest) == largest.astype(np.int64) @ _table().astype(np.int64)).all():
+    session = open_session(graph)
+    if session.get_inputs()[0].type == "tensor(uint8)":
+        largest = np.full((ROWS, len(_table())), 255, np.uint8)
+        if not (multiply(graph, largest) == largest.astype(np.int64) @ _table().astype(np.int64)).all():
+            raise UnsupportedTarget("this processor adds 8-bit products with too few bits, so logits would be wrong")
+        return
+    rows = np.random.default_rng(1).standard_normal((4 * ROWS, PROBE_SHAPE[1]), np.float32)
+    alone = np.concatenate([multiply(graph, row[None]) for row in rows])
+    if any((multiply(graph, rows[:count]) != alone[:count]).any() for count in (2, 3, 4, 5, ROWS, 17, len(rows))):
         raise UnsupportedTarget(
-            "this processor adds 8-bit products with too few bits (it lacks VNNI), so the 8-bit engine would be wrong"
+            "this processor computes a row of a product otherwise beside other rows, so trees would not be exact; "
+            "take a target bundle of 8 bits"
         )
 
 
-def multiply(graph: bytes, activations: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """Activations uint8 [m, k] times the constant table of a `products_graph`, as a target graph does it; [m, n]."""
-    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-    product: NDArray[np.int32] = session.run(None, {"activations": activations})[0]
+def multiply(graph: bytes, activations: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Activations [m, k] times the constant table of such a graph, as a target graph does it; [m, n]."""
+    product: NDArray[np.generic] = open_session(graph).run(None, {"activations": activations})[0]
     return product
 
 
 def products_graph(table: NDArray[np.int8] | None = None) -> bytes:
-    """The ONNX file of one product with `table` int8 [k, n], by default the one that `check_products` wants."""
+    """The ONNX file of one 8-bit product with `table` int8 [k, n], by default the one that `check_products` wants."""
     from onnx import TensorProto, helper, numpy_helper  # takes memory, and only who makes a bundle needs it
 
-    from outrider_core.targets.graph import IR_VERSION, OPSET
+    from outrider_core.targets.builder import IR_VERSION, OPSET
 
+    zeros = [numpy_helper.from_array(np.array(0, kind), f"zero_{kind.__name__}") for kind in (np.uint8, np.int8)]
     graph = helper.make_graph(
-        [helper.make_node("MatMulInteger", ["activations", "table"], ["product"])],
+        [helper.make_node("MatMulInteger", ["activations", "table", *(zero.name for zero in zeros)], ["product"])],
         "products",
         [helper.make_tensor_value_info("activations", TensorProto.UINT8, ["rows", None])],
         [helper.make_tensor_value_info("product", TensorProto.INT32, None)],
-        [numpy_helper.from_array(_table() if table is None else table, "table")],
+        [numpy_helper.from_array(_table() if table is None else table, "table"), *zeros],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
     return bytes(model.SerializeToString())
+
+
+def rows_graph(bits: int) -> bytes:
+    """The ONNX file of one linear layer as a graph of 4 or 32 bits has it, on some weights."""
+    from onnx import TensorProto, numpy_helper
+
+    from outrider_core.targets.builder import Builder
+    from outrider_core.targets.linears import linears_of
+
+    class Inside:
+        """Tables in the graph's own file."""
+
+        @staticmethod
+        def tensor(name: str, make: Callable[[], NDArray[Any]]) -> Any:
+            return numpy_helper.from_array(np.ascontiguousarray(make()), name)
+
+    graph, weight = Builder(Inside()), np.random.default_rng(0).standard_normal(PROBE_SHAPE, np.float32)
+    x = graph.input("activations", TensorProto.FLOAT, ["rows", PROBE_SHAPE[1]])
+    graph.output("product", TensorProto.FLOAT, ["rows", PROBE_SHAPE[0]])
+    linears_of(bits, graph, lambda name: None).product("probe", x, lambda: weight, PROBE_SHAPE, "product")
+    return bytes(graph.model("rows").SerializeToString())
 
 
 def _table() -> NDArray[np.int8]:

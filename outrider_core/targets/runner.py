@@ -14,6 +14,7 @@ from outrider_core.targets.batch import Batch, Span, group_parts
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.memory import give_back, untouched
 from outrider_core.targets.part import POOL_BLOCK, Part
+from outrider_core.targets.products import open_session
 from outrider_core.targets.weights import Floats
 
 #: a longer chain runs in pieces of so many tokens: what attention needs for a run grows with its tokens
@@ -31,9 +32,7 @@ class OnnxRunner:
     def __init__(
         self, graph: Path, config: TargetConfig, value_scales: Sequence[float], rows: int, threads: int = 0
     ) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = threads, 3
-        self._session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        self._session = open_session(str(graph), threads)
         self._config = config
         blocks = -(-rows // POOL_BLOCK)
         shape = (config.num_hidden_layers, blocks, config.num_key_value_heads, POOL_BLOCK, config.head_dim)

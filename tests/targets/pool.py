@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 
 from outrider_core.protocol.tree import ROOT, TokenTree
@@ -16,6 +15,7 @@ from outrider_core.targets.batch import Span, routes, slots
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.graph import TargetGraph
 from outrider_core.targets.part import POOL_BLOCK
+from outrider_core.targets.products import open_session
 from outrider_core.targets.tables import TableFile
 from outrider_core.targets.weights import SafetensorsWeights
 
@@ -25,16 +25,13 @@ Floats = NDArray[np.float32]
 class Pool:
     """Rows of the pool are given out in any order that a caller likes."""
 
-    def __init__(self, model: Any, folder: Path, blocks: int = 2) -> None:
+    def __init__(self, model: Any, folder: Path, blocks: int = 2, bits: int = 8) -> None:
         model.save_pretrained(folder)
         self.config = TargetConfig.from_json(model.config.to_dict())
         with TableFile(folder) as tables:
-            graph = TargetGraph(self.config, SafetensorsWeights(folder), 512, tables).build()
+            graph = TargetGraph(self.config, SafetensorsWeights(folder), 512, tables, bits=bits).build()
         onnx.save(graph, folder / "target.onnx")
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = 1, 3
-        path = str(folder / "target.onnx")
-        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.session = open_session(str(folder / "target.onnx"), 1)
         shape = (blocks, self.config.num_key_value_heads, POOL_BLOCK, self.config.head_dim)
         self.memory: dict[str, NDArray[Any]] = {}
         for layer in range(self.config.num_hidden_layers):

@@ -145,7 +145,8 @@ def test_foreign_and_broken_folders(source: Path, tmp_path: Path) -> None:
             open_target_bundle(path.parent)
     path.write_text(json.dumps({**json.loads(text), "format_version": 99}))
     with pytest.raises(
-        TargetBundleError, match=rf"format 99, and this program reads {FORMAT_VERSION}; delete it, and it is made again"
+        TargetBundleError,
+        match=rf"format 99, and this program reads {FORMAT_VERSION}; delete this folder, and it is made again",
     ):
         open_target_bundle(path.parent)
 
