@@ -193,8 +193,12 @@ def add_bundle_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--understudy",
         metavar="MODEL",
-        help="a complete small model with the target's vocabulary (alias, Hugging Face id or folder), which writes "
-        "while there is no link; it lies in a folder of its own, 8 bit, and an app may fetch it later",
+        help="a complete small model with the target's vocabulary (alias, Hugging Face id, folder, GGUF file, or what "
+        "`export target` wrote), which writes while there is no link; it lies in a folder of its own, and an app may "
+        "fetch it later",
+    )
+    parser.add_argument(
+        "--understudy-bits", type=int, default=8, choices=[4, 8], help="of its weights; 4 is about half the download"
     )
     parser.add_argument("--max-context", type=int, default=None, help="longest conversation, at most the drafter's")
     parser.add_argument(
@@ -224,6 +228,7 @@ def run_bundle(arguments: argparse.Namespace) -> None:
         check=arguments.check,
         bench=arguments.bench,
         understudy=arguments.understudy,
+        understudy_bits=arguments.understudy_bits,
     )
     write_bundle(options, arguments.dry_run)
 

@@ -126,6 +126,7 @@ def _write_all(plan: Plan, aside: Path, console: Console) -> dict[str, Any]:
                 aside,
                 config.max_context,
                 lambda step, steps: status.update(f"lowering the understudy, step {step} of {steps}"),
+                options.understudy_bits,
             )
     _sign(manifest, aside)
     encoder = {k: v.half() for k, v in plan.tensors.items() if k.startswith(SERVER_PREFIXES)}

@@ -62,6 +62,7 @@ def onnx_model(
         name=bundle.name if prepared_target(settings.model) else settings.model,
         target_hash=bundle.source_hash,
         drafter_hash=drafter_hash,
+        arithmetic=bundle.arithmetic,
         tokenizer=_tokenizer(bundle),
         eos_ids=bundle.eos_ids,
         vocab_size=shape.vocab_size,

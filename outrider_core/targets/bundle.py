@@ -51,6 +51,11 @@ class TargetBundle:
     bits: int
 
     @property
+    def arithmetic(self) -> str:
+        """What decides its text beside the model: replicas that are to write the same one have the same."""
+        return f"onnx-{self.bits}-v{FORMAT_VERSION}"
+
+    @property
     def graph(self) -> Path:
         """The ONNX file."""
         return self.folder / GRAPH_FILE
