@@ -23,7 +23,7 @@ from outrider_core.models.moa_config import DrafterError
 from outrider_core.models.target import TargetError, eos_ids_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Verdict
-from outrider_core.targets.bundle import TargetBundle
+from outrider_core.targets.bundle import FORMAT_VERSION, TargetBundle
 from outrider_core.targets.convert import make_target_bundle
 from tests.cloud.drive import random_tree, started
 from tests.models.odd_moa import ODD, random_moa, random_sequence
@@ -114,7 +114,9 @@ def test_a_prepared_bundle_is_served_from_its_folder(tmp_path: Path, bits: int) 
     assert choose_engine(settings) == Choice("onnx", "the target is a target bundle")
     served = load_model(settings)
     assert served.name == "mine" and served.target_hash == identity and served.eos_ids == made.eos_ids == (3,)
-    with started(Verifier(served, settings)) as direct:
+    verifier = Verifier(served, settings)
+    assert f'arithmetic="onnx-{bits}-v{FORMAT_VERSION}"'.encode() in verifier.metrics.text()
+    with started(verifier) as direct:
         text, rng, session = [5, 6, 7], random.Random(0), os.urandom(16)
         truth = [*text, *plain_decode_8bit(made, text, Sampling(), 40)]
         direct.open(session, text, 0, Sampling())
