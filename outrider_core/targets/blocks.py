@@ -1,7 +1,7 @@
 """Weight tables in blocks of inputs, each with a scale of its own, for MatMulNBits. Numpy only.
 
-A weight is scale * (byte - 128). A 4-bit weight's byte is 8 * nibble + offset, with its block's offset: 16 levels that
-may lie anywhere, so that a model whose file has 4 bits in blocks of 32 keeps them.
+A weight of 8 bits is scale * (byte - 128), one of 4 bits scale * (8 * nibble - zero point): 16 levels that may lie
+anywhere, so that a model whose file has 4 bits in blocks of 32 keeps them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def quantise8_blocks(weight: Floats) -> tuple[Bytes, Halves, Floats]:
 
 
 def quantise4_blocks(weight: Floats, moments: Doubles | None = None) -> tuple[Bytes, Bytes, Halves, Floats]:
-    """weight float32 [N, K] -> (nibbles uint8 [N, blocks, BLOCK / 2], offsets uint8 [N, blocks], scales, factor).
+    """weight float32 [N, K] -> (nibbles uint8 [N, blocks, BLOCK / 2], zero points uint8 [N, blocks], scales, factor).
 
-    Two nibbles a byte, the even one low. moments: see `quantise8`.
+    Of each byte the lower nibble is of the block's first half, the upper one of its second. moments: see `quantise8`.
     """
     x = _blocks(weight)
     least, most = np.minimum(x.min(-1), 0), np.maximum(x.max(-1), 0)
@@ -56,8 +56,8 @@ def quantise4_blocks(weight: Floats, moments: Doubles | None = None) -> tuple[By
     if feedback is not None:
         x = _blocks(_rounded(weight, feedback, step, offset))
     levels = np.clip(np.rint((x / step[..., None] - offset[..., None]) / LEVEL_BYTES), 0, 15).astype(np.uint8)
-    packed: Bytes = levels[..., 0::2] | (levels[..., 1::2] << np.uint8(4))
-    return packed, (offset + ZERO).astype(np.uint8), scales, factor
+    packed: Bytes = levels[..., : BLOCK // 2] | (levels[..., BLOCK // 2 :] << np.uint8(4))
+    return packed, (-offset).astype(np.uint8), scales, factor
 
 
 def _rounded(weight: Floats, feedback: Feedback, step: Floats, offset: Floats) -> Floats:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from outrider_core.targets.blocks import BLOCK, LEVEL_BYTES, ZERO, quantise4_blocks, quantise8_blocks
+from outrider_core.targets.blocks import BLOCK, ZERO, quantise4_blocks, quantise8_blocks
 from outrider_core.targets.builder import MICROSOFT, Builder
 from outrider_core.targets.quantise import quantise8
 from outrider_core.targets.weights import Floats
@@ -114,10 +114,10 @@ class BlockIntegers:
 
     def product(self, name: str, x: str, weight: Weight, shape: Shape, output: str) -> str:
         """See Linears.product."""
-        values, scales = self._bytes(name, weight) if name == HEAD else self._nibbles(name, weight)
+        table = self._bytes(name, weight) if name == HEAD else self._nibbles(name, weight)
         outputs, inputs = shape
         sizes = {"K": inputs, "N": outputs, "bits": 8, "block_size": BLOCK, "accuracy_level": 4}
-        return self._graph.op("MatMulNBits", x, values, scales, name=output, domain=MICROSOFT, **sizes)
+        return self._graph.op("MatMulNBits", x, *table, name=output, domain=MICROSOFT, **sizes)
 
     def _bytes(self, name: str, weight: Weight) -> tuple[str, str]:
         """Bytes [N, blocks, BLOCK] and scales [N, blocks] of an 8-bit table."""
@@ -125,20 +125,22 @@ class BlockIntegers:
         values = graph.table(name + TABLE, lambda: quantised()[0])
         return values, self._scales(name, lambda: quantised()[1], lambda: quantised()[2])
 
-    def _nibbles(self, name: str, weight: Weight) -> tuple[str, str]:
-        """The same of a 4-bit table: what ONNX Runtime computes once, as nothing in it depends on an input."""
+    def _nibbles(self, name: str, weight: Weight) -> tuple[str, str, str]:
+        """The same of a 4-bit table, and its zero points.
+
+        Nothing in it depends on an input, so ONNX Runtime computes it once. All of it is bytes, as what this takes in
+        between is only freed once the last table is unpacked.
+        """
         graph, quantised = self._graph, cache(lambda: quantise4_blocks(weight(), self._moments(name)))
         packed = graph.table(name + TABLE, lambda: quantised()[0])
-        offsets = graph.table(f"{name}.offsets", lambda: quantised()[1])
+        zeros = graph.table(f"{name}.zeros", lambda: quantised()[1])
         scales = self._scales(name, lambda: quantised()[2], lambda: quantised()[3])
-        low = graph.op("BitwiseAnd", packed, graph.constant("nibble", np.array(15, np.uint8)))
-        high = graph.op("BitShift", packed, graph.constant("nibble_bits", np.array(4, np.uint8)), direction="RIGHT")
-        levels = [graph.op("Unsqueeze", each, graph.ints(-1)) for each in (low, high)]
-        both = graph.op("Reshape", graph.op("Concat", *levels, axis=-1), graph.ints(0, 0, -1))
-        wide = graph.op("Cast", both, to=TensorProto.INT32)
-        wide = graph.op("Mul", wide, graph.constant("level_bytes", np.array(LEVEL_BYTES, np.int32)))
-        offset = graph.op("Cast", graph.op("Unsqueeze", offsets, graph.ints(-1)), to=TensorProto.INT32)
-        return graph.op("Cast", graph.op("Add", wide, offset), to=TensorProto.UINT8), scales
+        lower, upper = (graph.constant(f"nibble_{mask}", np.array(mask, np.uint8)) for mask in (15, 240))
+        three, one = (graph.constant(f"shift_{bits}", np.array(bits, np.uint8)) for bits in (3, 1))
+        # each times 8, the bytes from one level to the next
+        first = graph.op("BitShift", graph.op("BitwiseAnd", packed, lower), three, direction="LEFT")
+        second = graph.op("BitShift", graph.op("BitwiseAnd", packed, upper), one, direction="RIGHT")
+        return graph.op("Concat", first, second, axis=-1), scales, zeros
 
     def _scales(self, name: str, halves: Callable[[], Array], factor: Callable[[], Array]) -> str:
         graph = self._graph

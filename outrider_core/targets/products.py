@@ -39,8 +39,8 @@ def check_products(graph: bytes) -> None:
             raise UnsupportedTarget("this processor adds 8-bit products with too few bits, so logits would be wrong")
         return
     rows = np.random.default_rng(1).standard_normal((4 * ROWS, PROBE_SHAPE[1]), np.float32)
-    alone = np.concatenate([multiply(graph, row[None]) for row in rows])
-    if any((multiply(graph, rows[:count]) != alone[:count]).any() for count in (2, 3, 4, 5, ROWS, 17, len(rows))):
+    alone = np.concatenate([_run(session, row[None]) for row in rows])
+    if any((_run(session, rows[:count]) != alone[:count]).any() for count in (2, 3, 4, 5, ROWS, 17, len(rows))):
         raise UnsupportedTarget(
             "this processor computes a row of a product otherwise beside other rows, so trees would not be exact; "
             "take a target bundle of 8 bits"
@@ -49,7 +49,11 @@ def check_products(graph: bytes) -> None:
 
 def multiply(graph: bytes, activations: NDArray[np.generic]) -> NDArray[np.generic]:
     """Activations [m, k] times the constant table of such a graph, as a target graph does it; [m, n]."""
-    product: NDArray[np.generic] = open_session(graph).run(None, {"activations": activations})[0]
+    return _run(open_session(graph), activations)
+
+
+def _run(session: onnxruntime.InferenceSession, activations: NDArray[np.generic]) -> NDArray[np.generic]:
+    product: NDArray[np.generic] = session.run(None, {"activations": activations})[0]
     return product
 
 

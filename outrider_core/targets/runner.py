@@ -33,6 +33,7 @@ class OnnxRunner:
         self, graph: Path, config: TargetConfig, value_scales: Sequence[float], rows: int, threads: int = 0
     ) -> None:
         self._session = open_session(str(graph), threads)
+        give_back()  # what unpacking weights took
         self._config = config
         blocks = -(-rows // POOL_BLOCK)
         shape = (config.num_hidden_layers, blocks, config.num_key_value_heads, POOL_BLOCK, config.head_dim)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -31,3 +33,18 @@ def test_the_kernel_is_asked() -> None:
     a, b = rng.integers(0, 8, (5, 70), np.uint8), rng.integers(-8, 8, (70, 40), np.int8)
     product = products.multiply(products.products_graph(b), a)
     np.testing.assert_array_equal(product, a.astype(np.int64) @ b.astype(np.int64))
+
+
+@pytest.mark.parametrize("bits", [4, 32])
+def test_rows_that_depend_on_others_are_refused(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    graph = products.rows_graph(bits)
+    products.check_products(graph)  # on the machine that runs the tests they do not
+    run = products._run
+
+    def otherwise(session: Any, rows: NDArray[Any]) -> NDArray[Any]:
+        found = run(session, rows)
+        return found if len(rows) != 17 else np.nextafter(found, 0)
+
+    monkeypatch.setattr(products, "_run", otherwise)
+    with pytest.raises(UnsupportedTarget, match="take a target bundle of 8 bits"):
+        products.check_products(graph)
