@@ -19,9 +19,9 @@ from outrider_core.targets.config import TargetConfig, UnsupportedTarget
 from outrider_core.targets.weights import BrokenWeights, GgufWeights
 
 #: memory of the process itself and of what one layer takes to be rounded
-BASE_BYTES = 900_000_000
+BASE_BYTES = 500_000_000
 #: a graph's weights that are in memory at once while it is loaded, over their size on disk (measured)
-LOADED = {4: 3.0, 8: 1.5, 32: 2.2}
+LOADED = {4: 4.5, 8: 1.5, 32: 2.0}
 #: how the weights are stored
 FORMATS = {
     4: "4-bit weights in blocks of 32, embedding and LM head 8 bits, calibrated on the target's own answers",
