@@ -10,6 +10,7 @@ from typing import Literal
 
 from cloud.settings import Settings
 from outrider_core.models.target import TargetError
+from outrider_core.targets.bundle import prepared_target
 
 Engine = Literal["torch", "onnx"]
 #: what torch takes
@@ -30,6 +31,11 @@ def choose_engine(settings: Settings) -> Choice:
     Raises TargetError with one line where that takes torch, which is not installed, or where the target's files are
     missing or damaged.
     """
+    if prepared_target(settings.model):
+        asked = settings.torch_flags() or (["--engine torch"] if settings.engine == "torch" else [])
+        if asked:
+            raise TargetError(f"{settings.model} is a target bundle, which torch does not run; leave out {asked[0]}")
+        return Choice("onnx", "the target is a target bundle")
     if settings.engine == "onnx":
         return Choice("onnx", "--engine onnx")
     choice = Choice("torch", "--engine torch") if settings.engine == "torch" else _chosen(settings)

@@ -24,7 +24,14 @@ def load_verifier(settings: Settings, making: Making | None = None) -> Verifier:
     choice = choose_engine(settings)
     model = load_model(settings, choice.engine, making)
     seconds = round(time.perf_counter() - begun, 1)
-    log.info("loaded", model=settings.model, engine=choice.engine, why=choice.why, seconds=seconds)
+    log.info(
+        "loaded",
+        model=settings.model,
+        engine=choice.engine,
+        arithmetic=model.arithmetic,
+        why=choice.why,
+        seconds=seconds,
+    )
     verifier = Verifier(model, settings, accounts)
     if not settings.tree_budget:
         verifier.calibrate()

@@ -101,7 +101,7 @@ class Metrics:
         self._build = Info("outrider:build", "Version, target and drafter", registry=self.registry)
 
     def serving(self, **facts: str) -> None:
-        """Report version, target and drafter."""
+        """Report version, target, drafter and how the target is computed."""
         self._build.info(facts)
 
     def text(self) -> bytes:

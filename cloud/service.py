@@ -32,7 +32,9 @@ class Verifier:
         self.max_nodes = settings.max_nodes
         self.accounts = Accounts() if accounts is None else accounts
         self.metrics = Metrics()
-        self.metrics.serving(version=VERSION, target=self.target_hash, drafter=self.drafter_hash)
+        self.metrics.serving(
+            version=VERSION, target=self.target_hash, drafter=self.drafter_hash, arithmetic=model.arithmetic
+        )
         self.features = model.features
         self.constraints = ConstraintDesk(model.vocab_size, model.eos_ids)
         self._runner, self._kv_tokens = model.runner, settings.kv_tokens

@@ -32,7 +32,9 @@ class Settings(BaseSettings):
         cli_exit_on_error=False,
     )
 
-    model: Annotated[str, Field(description="target: alias, Hugging Face id or folder")] = DEFAULT_TARGET
+    model: Annotated[str, Field(description="target: alias, Hugging Face id, folder, GGUF file or target bundle")] = (
+        DEFAULT_TARGET
+    )
     drafter: Annotated[Path, Field(description="drafter folder, trained on this target")] = default_drafter()
     served_model_name: Annotated[str, Field(description="the target's name in /v1/models; empty: as --model")] = ""
     config: Annotated[Path | None, Field(description="TOML file with these settings")] = None

@@ -1,4 +1,4 @@
-"""`python -m export`: train, import, renew, bundle, check and bench."""
+"""`python -m export`: train, import, renew, bundle, check, bench and target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ examples:
   python -m export bundle --drafter drafters/mine --output-dir build/bundle --format onnx,executorch --quant int4
   python -m export check build/bundle
   python -m export bench build/bundle
+  python -m export target smollm2-135m-instruct --output-dir build/target
 """
+TARGET_USAGE = """\
+python -m export target smollm2-135m-instruct --output-dir build/target
+       python -m export target models/qwen3-0.6b --output-dir build/qwen3 --bits 4 --prompts prompts.jsonl"""
 TRAIN_USAGE = """\
 python -m export train --prompts prompts.jsonl --output-dir drafters/mine
        python -m export train --self-prompts --output-dir drafters/mine --preset quick     no data set at all
@@ -131,6 +135,34 @@ def build_parser(prog: str = "python -m export") -> argparse.ArgumentParser:
         "--contexts", type=positive_ints, default=[128, 512, 1024, 2048], metavar="N,N", help="cache and feature rows"
     )
     bench.add_argument("--repeats", type=positive_int, default=30, help="timed steps for each figure")
+
+    target = commands.add_parser(
+        "target",
+        help="make the copy of a target that a CPU serves",
+        usage=TARGET_USAGE,
+        description="Lower a target (Llama, Qwen2, Qwen3, Mistral) to one exact ONNX graph: a folder that "
+        "`python -m cloud.verifier --model` and `export bundle --understudy` take, on this machine or another, with a "
+        "report on its size, speed and quality. No torch. After Ctrl-C the same command goes on.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    target.add_argument("target", help="alias, Hugging Face id, folder or GGUF file")
+    target.add_argument(
+        "--output-dir", type=Path, required=True, help="folder to write; replaced if it is such a bundle"
+    )
+    target.add_argument(
+        "--bits", type=int, default=8, choices=[4, 8, 32], help="of the weights; 4 and 8 are calibrated, 32 is float32"
+    )
+    target.add_argument(
+        "--prompts",
+        type=Path,
+        nargs="+",
+        default=None,
+        metavar="FILE",
+        help="what the target answers for the comparison with float32; default: a fixed set",
+    )
+    target.add_argument("--answer-tokens", type=positive_int, default=96, help="of each such answer")
+    target.add_argument("--no-compare", action="store_true", help="spare the float32 copy: report no quality")
+    target.add_argument("--dry-run", action="store_true", help="show sizes and memory needed, write nothing")
     return parser
 
 
@@ -161,8 +193,12 @@ def add_bundle_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--understudy",
         metavar="MODEL",
-        help="a complete small model with the target's vocabulary (alias, Hugging Face id or folder), which writes "
-        "while there is no link; it lies in a folder of its own, 8 bit, and an app may fetch it later",
+        help="a complete small model with the target's vocabulary (alias, Hugging Face id, folder, GGUF file, or what "
+        "`export target` wrote), which writes while there is no link; it lies in a folder of its own, and an app may "
+        "fetch it later",
+    )
+    parser.add_argument(
+        "--understudy-bits", type=int, default=8, choices=[4, 8], help="of its weights; 4 is about half the download"
     )
     parser.add_argument("--max-context", type=int, default=None, help="longest conversation, at most the drafter's")
     parser.add_argument(
@@ -192,6 +228,7 @@ def run_bundle(arguments: argparse.Namespace) -> None:
         check=arguments.check,
         bench=arguments.bench,
         understudy=arguments.understudy,
+        understudy_bits=arguments.understudy_bits,
     )
     write_bundle(options, arguments.dry_run)
 
@@ -235,6 +272,23 @@ def run_renew(arguments: argparse.Namespace) -> None:
         print(f"{arguments.drafter} names its target anew; next: python -m export bundle, for each of its bundles")
     else:
         print(f"{arguments.drafter} names its target as it is; nothing to do")
+
+
+def run_target(arguments: argparse.Namespace) -> None:
+    from export.prompts import read_prompts
+    from export.target import write_target
+    from export.target_plan import Options
+
+    prompts = tuple(turns[0] for turns in read_prompts(arguments.prompts)) if arguments.prompts else None
+    options = Options(
+        arguments.target,
+        arguments.output_dir,
+        arguments.bits,
+        prompts=prompts,
+        answer_tokens=arguments.answer_tokens,
+        compare=not arguments.no_compare,
+    )
+    write_target(options, arguments.dry_run)
 
 
 def keep_freed_memory() -> None:
@@ -301,6 +355,7 @@ COMMANDS = {
     "bundle": run_bundle,
     "check": run_check,
     "bench": run_bench,
+    "target": run_target,
 }
 
 

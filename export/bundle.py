@@ -12,21 +12,19 @@ import hashlib
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from filelock import FileLock, Timeout
 from rich.console import Console
 from safetensors.torch import save_file
 
 from export.bench import bench_bundle, write_into_report
 from export.check import broken_bounds, check_acceptance, check_metadata, facts
 from export.parity import compare
+from export.places import locked, put_in_place
 from export.plan import FORMATS, Options, Plan, check_resources, make_plan, show_plan
 from export.quiet import quiet
 from export.report import markdown
@@ -76,15 +74,11 @@ def write_bundle(options: Options, dry_run: bool = False) -> dict[str, Any]:
         return {}
     output = options.output.resolve()
     output.parent.mkdir(parents=True, exist_ok=True)
-    aside, old = (output.parent / f".{output.name}.{kind}" for kind in ("partial", "old"))
-    with _locked(aside):
+    aside = output.parent / f".{output.name}.partial"
+    with locked(aside):
         try:
-            shutil.rmtree(old, ignore_errors=True)
             report = _write_all(plan, aside, console)
-            if output.exists():
-                output.rename(old)
-            aside.rename(output)
-            shutil.rmtree(old, ignore_errors=True)
+            put_in_place(aside, output)
         except Exception:
             shutil.rmtree(aside, ignore_errors=True)
             raise
@@ -132,6 +126,7 @@ def _write_all(plan: Plan, aside: Path, console: Console) -> dict[str, Any]:
                 aside,
                 config.max_context,
                 lambda step, steps: status.update(f"lowering the understudy, step {step} of {steps}"),
+                options.understudy_bits,
             )
     _sign(manifest, aside)
     encoder = {k: v.half() for k, v in plan.tensors.items() if k.startswith(SERVER_PREFIXES)}
@@ -150,22 +145,6 @@ def _write_all(plan: Plan, aside: Path, console: Console) -> dict[str, Any]:
         write_into_report(aside, figures)
     shutil.rmtree(work)
     return report
-
-
-@contextmanager
-def _locked(aside: Path) -> Iterator[None]:
-    """Two exports must not write the same folder."""
-    path = aside.with_name(aside.name + ".lock")
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise BundleError(f"another export is writing to {aside.parent}; wait for it or stop it") from None
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        lock.release()
 
 
 def _start_or_resume(plan: Plan, aside: Path, console: Console) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,15 +12,17 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from export.places import free_bytes
 from export.quant import BITS, Profile, packed_bytes, rare_bits
 from export.steps import RANDOM_ROWS, TARGET_ANSWERS
+from export.target_plan import bundle_bytes, shape_of
 from export.to_executorch import BACKENDS, check_backend
 from outrider_core.drafting.bundle import MANIFEST, BundleError
 from outrider_core.models.drafter_arrays import check_target
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.moa_config import MoAConfig
-from outrider_core.models.target import TargetFiles, open_target
-from outrider_core.targets.config import TargetConfig, UnsupportedTarget
+from outrider_core.models.target import TargetError, TargetFiles, find_source, open_target
+from outrider_core.targets.bundle import prepared_target
 
 FORMATS = {"onnx": "drafter.onnx", "executorch": "drafter.pte"}
 #: bits of embedding and LM head where --embedding-bits does not say: the head decides the argmax, so not 4
@@ -50,6 +51,7 @@ class Options:
     check: bool = False
     bench: bool = False
     understudy: str | None = None
+    understudy_bits: int = 8
 
     @property
     def profile(self) -> Profile:
@@ -102,7 +104,7 @@ def make_plan(options: Options) -> Plan:
     engine_bytes = {name: total - (shared if name == "onnx" else 0) for name in options.formats}
     tables = 4 * (embedding + (0 if tied and head == embedding else head) + (0 if tied else embedding))
     load_target = target_fits(target)
-    understudy_bytes = _understudy_bytes(options.understudy) if options.understudy else 0
+    understudy_bytes = _understudy_bytes(options.understudy, options.understudy_bits) if options.understudy else 0
     lowering = tables + max(COPIES[name] * size for name, size in engine_bytes.items())
     return Plan(
         options, target, config, tensors, drafter_hash, engine_bytes, step_bytes,
@@ -113,12 +115,13 @@ def make_plan(options: Options) -> Plan:
     )  # fmt: skip
 
 
-def _understudy_bytes(name: str) -> int:
+def _understudy_bytes(name: str, bits: int) -> int:
+    if folder := prepared_target(name):
+        return sum(path.stat().st_size for path in folder.iterdir())
     try:
-        config = TargetConfig.from_json(open_target(name).config.to_dict())
-    except UnsupportedTarget as error:
-        raise BundleError(f"--understudy {name}: {error}") from None
-    return config.linear_weights + config.vocab_size * config.hidden_size + 10_000_000
+        return bundle_bytes(shape_of(name, find_source(name)), bits)
+    except TargetError as error:
+        raise BundleError(f"--understudy {error}") from None
 
 
 def _check_options(options: Options) -> Profile:
@@ -162,10 +165,7 @@ def _float32_bytes(target: TargetFiles) -> int:
 
 def check_resources(plan: Plan) -> None:
     """Raise BundleError if disk or memory will not do."""
-    folder = next(
-        path for path in (plan.options.output.absolute(), *plan.options.output.absolute().parents) if path.exists()
-    )
-    free = shutil.disk_usage(folder).free
+    folder, free = free_bytes(plan.options.output)
     if free < plan.disk_bytes:
         raise BundleError(
             f"{folder} has {free / 1e9:.1f} GB free, {plan.disk_bytes / 1e9:.1f} GB are needed; free some or choose "
@@ -190,7 +190,7 @@ def show_plan(plan: Plan, console: Console) -> None:
         how = f"{profile.quant} linears, {profile.embedding_bits}-bit embedding and LM head{backend}"
         table.add_row(FORMATS[name], f"about {size / 1e6:.0f} MB: {how}")
     if plan.understudy_bytes:
-        how = f"{options.understudy}, 8-bit linears, in a folder of its own"
+        how = f"{options.understudy}, {options.understudy_bits}-bit linears, in a folder of its own"
         table.add_row("understudy", f"about {plan.understudy_bytes / 1e6:.0f} MB: {how}")
     table.add_row("vocabulary", f"{config.vocab_size} tokens, of which the device drafts {config.draft_vocab_size}")
     table.add_row("context", f"up to {config.max_context} tokens")

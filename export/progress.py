@@ -39,11 +39,11 @@ class Meter:
         else:
             self._log()
 
-    def update(self, done: int, note: str) -> None:
-        """`done` of `total` so far."""
-        self.done, self.note = done, note
+    def update(self, done: int, note: str, total: int | None = None) -> None:
+        """`done` of `total` so far; by default of as many as before."""
+        self.done, self.note, self.total = done, note, total or self.total
         if self._console.is_terminal:
-            self._bar.update(self._task, completed=done, note=note)
+            self._bar.update(self._task, completed=done, total=self.total, note=note)
         elif time.monotonic() - self._logged > LOG_EVERY:
             self._log()
 

@@ -28,7 +28,7 @@ from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundle, TargetBund
 from outrider_core.targets.cached import cached_folder, cached_target
 from outrider_core.targets.config import UnsupportedTarget
 from outrider_core.targets.convert import check_source
-from outrider_core.targets.products import usable_graph
+from outrider_core.targets.products import check_products
 
 #: tokens written alone behind every cut, and the learning rate of that stage over the main one's
 OWN_TOKENS, OWN_RATE = 32, 0.2
@@ -132,7 +132,7 @@ def writing_copy(options: TrainOptions, left: int) -> TargetBundle | None:
                 meter.update(100 * step // steps, "")
 
             bundle = cached_target(options.target, done, lambda: print("waiting for another process that makes it"))
-        usable_graph(bundle)
+        check_products(bundle.products.read_bytes())
     except (UnsupportedTarget, TargetBundleError) as error:
         if options.writer == "onnx":
             raise ValueError(f"--writer onnx: {error}; use --writer torch") from None

@@ -13,20 +13,21 @@ from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, BundleError, Unders
 from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundleError
 from outrider_core.targets.cached import cached_target
 
-#: bits of its linear layers
-BITS = 8
-
 
 def write_understudy(
-    name: str, bundle: Path, max_context: int, done: Callable[[int, int], None] = lambda step, steps: None
+    name: str,
+    bundle: Path,
+    max_context: int,
+    done: Callable[[int, int], None] = lambda step, steps: None,
+    bits: int = 8,
 ) -> UnderstudyEntry:
-    """Copy the 8-bit copy of model `name` (alias, Hugging Face id or folder) into the bundle's folder for it.
+    """Put model `name` (alias, Hugging Face id, folder, GGUF file or target bundle) into the bundle's folder for it.
 
-    It comes from the cache, where it is made unless it is there. done(step, steps): after every step of that. Raises
-    BundleError and TargetError.
+    bits: of its weights; a target bundle has its own. It comes from the cache, where it is made unless it is there.
+    done(step, steps): after every step of that. Raises BundleError and TargetError.
     """
     try:
-        model = cached_target(name, done)
+        model = cached_target(name, done, bits=bits)
     except TargetBundleError as error:
         raise BundleError(f"--understudy {name}: {error}") from None
     if model.max_positions < max_context:
@@ -38,14 +39,14 @@ def write_understudy(
         raise BundleError(f"--understudy {name} has another vocabulary than the target; an understudy needs the same")
     folder = bundle / UNDERSTUDY_FOLDER
     shutil.rmtree(folder, ignore_errors=True)  # an interrupted export's
-    shutil.copytree(model.folder, folder)
+    shutil.copytree(model.folder, folder, ignore=shutil.ignore_patterns("report.*"))
     manifest = (folder / MANIFEST_FILE).read_bytes()
     return UnderstudyEntry(
         folder=UNDERSTUDY_FOLDER,
         name=model.name,
         source_hash=model.source_hash,
         format="onnx",
-        bits=BITS,
+        bits=model.bits,
         bytes=sum(path.stat().st_size for path in folder.iterdir()),
         manifest_sha256=hashlib.sha256(manifest).hexdigest(),
     )

@@ -1,4 +1,4 @@
-"""The 8-bit copy of a target: whether this machine can run it, and where it is."""
+"""The target bundle to be served: whether this machine can run it, and where it is."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from outrider_core.models.target import TargetError, find_source
 from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundle, TargetBundleError, open_target_bundle
 from outrider_core.targets.cached import cached_folder, cached_target
 from outrider_core.targets.config import UnsupportedTarget
-from outrider_core.targets.products import choose, products_graph, usable_graph
+from outrider_core.targets.products import check_products
 from outrider_core.targets.weights import BrokenWeights
 
 
 def find_bundle(name: str, making: Making | None = None) -> TargetBundle:
-    """The bundle of target `name`, from the cache or made now. making: is told; None: the log is.
+    """The bundle of target `name`, opened, or from the cache, or made now. making: is told; None: the log is.
 
     Raises TargetBundleError, TargetError, or UnsupportedTarget where this machine would compute it wrongly.
     """
     told = making or LogLines()
     bundle = cached_target(name, lambda step, steps: told.step(step + 1, steps), told.waiting)
-    usable_graph(bundle)
+    check_products(bundle.products.read_bytes())
     return bundle
 
 
@@ -29,12 +29,13 @@ def why_unsupported(name: str) -> str | None:
     folder = cached_folder(name, model_identity(source))
     try:
         if (folder / MANIFEST_FILE).is_file():
-            usable_graph(open_target_bundle(folder))
+            check_products(open_target_bundle(folder).products.read_bytes())
         else:
             from outrider_core.targets.convert import check_source
+            from outrider_core.targets.products import products_graph
 
             check_source(source)
-            choose(products_graph, lambda: products_graph(unsigned=True))
+            check_products(products_graph())
     except UnsupportedTarget as error:
         return str(error)
     except TargetBundleError as error:

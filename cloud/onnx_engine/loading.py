@@ -20,7 +20,7 @@ from outrider_core.models.drafter_arrays import check_target, read_drafter
 from outrider_core.models.identity import model_identity
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import TargetError, find_source
-from outrider_core.targets.bundle import TargetBundle, TargetBundleError
+from outrider_core.targets.bundle import TargetBundle, TargetBundleError, prepared_target
 from outrider_core.targets.config import UnsupportedTarget
 from outrider_core.targets.memory import give_back
 from outrider_core.targets.runner import OnnxRunner
@@ -29,10 +29,11 @@ from outrider_core.targets.runner import OnnxRunner
 def load_model(settings: Settings, making: Making | None = None) -> ServedModel:
     """Load what the settings name. Raises TargetError or DrafterError with one line."""
     drafter = read_drafter(Path(settings.drafter).expanduser())
-    source = find_source(settings.model)
-    folder = source if source.is_dir() else None
-    known = drafter[0].target_hash  # looked at before a bundle is made
-    check_target(known, settings.model, model_identity(source), settings.drafter, folder)
+    if not prepared_target(settings.model):
+        source = find_source(settings.model)
+        folder = source if source.is_dir() else None
+        known = drafter[0].target_hash  # looked at before a bundle is made
+        check_target(known, settings.model, model_identity(source), settings.drafter, folder)
     try:
         bundle = find_bundle(settings.model, making)
     except TargetBundleError as error:
@@ -58,9 +59,10 @@ def onnx_model(
     config.check_fits(shape, settings.model)
     runner = OnnxRunner.of(bundle, settings.kv_tokens, threads)
     return ServedModel(
-        name=settings.model,
+        name=bundle.name if prepared_target(settings.model) else settings.model,
         target_hash=bundle.source_hash,
         drafter_hash=drafter_hash,
+        arithmetic=bundle.arithmetic,
         tokenizer=_tokenizer(bundle),
         eos_ids=bundle.eos_ids,
         vocab_size=shape.vocab_size,

@@ -76,6 +76,7 @@ def torch_model(
         name=target.name,
         target_hash=target.model_hash,
         drafter_hash=drafter_hash,
+        arithmetic=f"torch-{str(target.model.dtype).removeprefix('torch.')}",
         tokenizer=target.tokenizer and chat_tokenizer_of(target.tokenizer),
         eos_ids=target.eos_ids,
         vocab_size=shape.vocab_size,

@@ -75,6 +75,8 @@ def resolve_target(name: str) -> Path:
     if name in ALIASES:
         return _resolve_alias(name)
     folder = Path(name).expanduser()
+    if folder.is_file():
+        raise TargetError(f"{folder} is a file; torch runs a model's folder, and --engine onnx a GGUF file too")
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise TargetError(f"{folder}: no config.json there, so this is not a model folder")
@@ -159,10 +161,15 @@ def gguf_of(name: str) -> Path:
 
 
 def find_source(name: str) -> Path:
-    """What a target bundle is made from: a folder, or an alias's GGUF file where that is installed.
+    """What a target bundle is made from: a folder, a GGUF file, or an alias's GGUF file where that is installed.
 
     Raises TargetError.
     """
+    if name.endswith(".gguf"):
+        file = Path(name).expanduser()
+        if not file.is_file():
+            raise TargetError(f"{file}: no such file")
+        return file
     try:
         return gguf_of(name) if name in ALIASES else resolve_target(name)
     except TargetError:

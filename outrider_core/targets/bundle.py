@@ -1,9 +1,7 @@
 """Target bundles: a lowered target in a folder, with everything that is needed to serve it. No torch.
 
 target.onnx, target.onnx.data   the graph and its tables
-target.unsigned.onnx            the same over the same tables, for processors on which the first would be inexact
-products.onnx, products.unsigned.onnx
-                                products by which `outrider_core.targets.products` tests a machine
+products.onnx                   a product by which `check_products` tests a machine
 tokenizer.json, tokenizer_config.json, chat_template.jinja
 manifest.json                   what it was made from, its shapes, and the size and SHA-256 of every file
 """
@@ -20,10 +18,13 @@ from outrider_core.cache import sha256_of
 from outrider_core.targets.config import Rope, TargetConfig
 
 MANIFEST_FILE, GRAPH_FILE, DATA_FILE = "manifest.json", "target.onnx", "target.onnx.data"
-UNSIGNED_GRAPH_FILE = "target.unsigned.onnx"
-PRODUCTS_FILE, UNSIGNED_PRODUCTS_FILE = "products.onnx", "products.unsigned.onnx"
+PRODUCTS_FILE = "products.onnx"
 #: version of the folder's layout and of the graph's arithmetic: another version may write other text
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
+#: bits of a weight that a bundle may have
+BITS = (4, 8, 32)
+#: what to do about a bundle in the cache, and about one that somebody has exported
+MADE_AGAIN, EXPORT_AGAIN = "delete this folder, and it is made again", "copy it again, or export it again"
 
 
 class TargetBundleError(RuntimeError):
@@ -35,6 +36,7 @@ class TargetBundle:
     """A bundle on disk whose files are whole.
 
     name: what the target was called when the bundle was made. source_hash: identity of the model it was made from.
+    bits: of its linear layers' weights, one of BITS.
     value_scales: see `TargetGraph.value_scale`, one for each layer. max_positions: longest sequence.
     eos_ids: token ids that end an answer.
     """
@@ -46,42 +48,51 @@ class TargetBundle:
     value_scales: tuple[float, ...]
     max_positions: int
     eos_ids: tuple[int, ...]
+    bits: int
+
+    @property
+    def arithmetic(self) -> str:
+        """What decides its text beside the model: replicas that are to write the same one have the same."""
+        return f"onnx-{self.bits}-v{FORMAT_VERSION}"
 
     @property
     def graph(self) -> Path:
-        """The ONNX file with signed tables; `usable_graph` says which one a machine takes."""
+        """The ONNX file."""
         return self.folder / GRAPH_FILE
 
     @property
-    def unsigned_graph(self) -> Path:
-        """The ONNX file with unsigned tables."""
-        return self.folder / UNSIGNED_GRAPH_FILE
-
-    @property
     def products(self) -> Path:
-        """A product with a signed table."""
+        """What `check_products` reads."""
         return self.folder / PRODUCTS_FILE
 
-    @property
-    def unsigned_products(self) -> Path:
-        """The same with an unsigned one."""
-        return self.folder / UNSIGNED_PRODUCTS_FILE
+
+def prepared_target(name: str) -> Path | None:
+    """The folder that `name` is, if that is a bundle, whole or not, rather than a model's name or folder."""
+    folder = Path(name).expanduser()
+    holds = (folder / MANIFEST_FILE).is_file() or (folder / GRAPH_FILE).is_file()
+    return folder if holds and not (folder / "config.json").is_file() else None
 
 
-def open_target_bundle(folder: Path) -> TargetBundle:
-    """Open a bundle and check that its files are those that were written. Raises TargetBundleError."""
+def open_target_bundle(folder: Path, remedy: str = MADE_AGAIN) -> TargetBundle:
+    """Open a bundle and check that its files are those that were written. Raises TargetBundleError.
+
+    remedy: what to do about one that cannot be used.
+    """
     path = folder / MANIFEST_FILE
     if not path.is_file():
         raise TargetBundleError(f"{folder}: there is no {MANIFEST_FILE}, so this is not a target bundle")
     try:
         values = json.loads(path.read_text())
+        if "config" not in values and "engines" in values:
+            raise TargetBundleError(f"{folder} is a device's bundle, not a target bundle; `export target` writes those")
         version = values["format_version"]
         if version != FORMAT_VERSION:
             raise TargetBundleError(
-                f"{folder}: target bundle of format {version}, and this program reads {FORMAT_VERSION}; "
-                "delete it, and it is made again"
+                f"{folder}: target bundle of format {version}, and this program reads {FORMAT_VERSION}; {remedy}"
             )
-        _check_files(folder, values["files"])
+        _check_files(folder, values["files"], remedy)
+        if values["bits"] not in BITS:
+            raise ValueError(f"bits {values['bits']}")
         config = dict(values["config"])
         rope = Rope(**config.pop("rope"))
         return TargetBundle(
@@ -92,17 +103,18 @@ def open_target_bundle(folder: Path) -> TargetBundle:
             value_scales=tuple(values["value_scales"]),
             max_positions=values["max_positions"],
             eos_ids=tuple(values["eos_ids"]),
+            bits=values["bits"],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TargetBundleError(
-            f"{path} is damaged ({type(error).__name__}: {error}); delete {folder}, and it is made again"
-        ) from None
+        raise TargetBundleError(f"{path} is damaged ({type(error).__name__}: {error}); {remedy}") from None
 
 
-def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]], remedy: str) -> None:
+    if not {GRAPH_FILE, DATA_FILE, PRODUCTS_FILE} <= set(files):
+        raise ValueError("files are missing in its list")
     for name, wanted in files.items():
         path = folder / name
         found = path.stat().st_size if path.is_file() else None
         if found != wanted["bytes"] or sha256_of([path])[0] != wanted["sha256"]:
             state = "is missing" if found is None else "is not what was written"
-            raise TargetBundleError(f"{path} {state}; delete {folder}, and it is made again")
+            raise TargetBundleError(f"{path} {state}; {remedy}")

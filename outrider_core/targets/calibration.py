@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
-from jinja2 import TemplateError
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from outrider_core.chat_tokenizer import ChatTokenizer, open_chat_tokenizer
-from outrider_core.protocol.sampling import Sampling, draw
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.answers import write_answers
 from outrider_core.targets.batch import Batch
 from outrider_core.targets.bundle import TargetBundle
 from outrider_core.targets.config import TargetConfig
-from outrider_core.targets.graph import INPUT, LARGEST
+from outrider_core.targets.linears import INPUT, LARGEST, TABLE
 from outrider_core.targets.part import POOL_BLOCK, Part
-from outrider_core.targets.products import usable_graph
-from outrider_core.targets.runner import OnnxRunner
+from outrider_core.targets.products import open_session
 
 Doubles = NDArray[np.float64]
 
@@ -65,51 +62,28 @@ MOST_INPUTS = 8192
 
 def write_texts(bundle: TargetBundle, done: Callable[[int, int], None] = lambda token, tokens: None) -> list[list[int]]:
     """Token ids of PROMPTS and of the target's own answers. done(token, tokens): after every token of the answers."""
-    tokenizer = open_chat_tokenizer(bundle.folder)
-    room = bundle.max_positions - 1
-    texts = [_prompt(tokenizer, prompt)[:room] for prompt in PROMPTS]
-    extent = POOL_BLOCK * math.ceil((max(map(len, texts)) + ANSWER_TOKENS) / POOL_BLOCK)
-    runner = OnnxRunner.of(bundle, extent * len(texts))
-    parts = {index: Part(extent * index, 0, tuple(text)) for index, text in enumerate(texts)}
-    for token in range(ANSWER_TOKENS):
-        logits = runner.forward(list(parts.values()))
-        for index, row in zip(list(parts), logits, strict=True):
-            text = texts[index]
-            past = len(text)
-            text.append(draw(row, SAMPLING, past))
-            if text[-1] in bundle.eos_ids or past == room:
-                del parts[index]
-            else:
-                parts[index] = Part(extent * index, past, (text[-1],))
-        done(token, ANSWER_TOKENS)
-        if not parts:
-            break
-    return texts
-
-
-def _prompt(tokenizer: ChatTokenizer, prompt: str) -> list[int]:
-    try:
-        if tokenizer.template:
-            return tokenizer.encode_chat([{"role": "user", "content": prompt}])
-    except (TemplateError, ValueError):
-        pass  # a template that wants another kind of conversation
-    return tokenizer.encode(prompt) or [0]
+    return [answer.ids for answer in write_answers(bundle, PROMPTS, ANSWER_TOKENS, SAMPLING, done)]
 
 
 class InputMoments:
     """Sums of x xᵀ over the inputs x of each linear layer, while the bundle's target reads `texts`.
+
+    A bundle of 8 bits serves to make another one of 8 bits, and one of 32 to make one of 4, whose layers read the same.
 
     They are computed for several layers at once and asked for in the graph's order.
     """
 
     def __init__(self, bundle: TargetBundle, texts: Sequence[Sequence[int]], most_bytes: int = MOMENT_BYTES) -> None:
         self._bundle, self._texts, self._most_bytes = bundle, texts, most_bytes
-        self._graph = onnx.load(usable_graph(bundle), load_external_data=False)
-        widths = {tensor.name: tensor.dims[0] for tensor in self._graph.graph.initializer if tensor.dims}
-        names = [
-            node.output[0].removesuffix(INPUT) for node in self._graph.graph.node if node.op_type == "QuantizeLinear"
-        ]
-        self._widths = {name: widths[f"{name}.table"] for name in names}
+        self._graph = onnx.load(bundle.graph, load_external_data=False)
+        dims = {tensor.name: tensor.dims for tensor in self._graph.graph.initializer}
+        self._rounded = bundle.bits == 8
+        self._widths, self._read_by = dict[str, int](), dict[str, str]()  # inputs of each layer, and their name
+        for node in self._graph.graph.node:
+            if node.op_type in ("MatMulIntegerToFloat", "FusedMatMul") and node.input[1].endswith(TABLE):
+                name = node.input[1].removesuffix(TABLE)
+                self._widths[name] = dims[node.input[1]][0 if self._rounded else 1]
+                self._read_by[name] = node.input[0]
         self._moments = dict[str, Doubles]()
 
     def of(self, name: str) -> Doubles | None:
@@ -137,8 +111,11 @@ class InputMoments:
         runs = [session.run(None, _feeds(text, self._bundle.config)) for text in self._texts]
         moments = dict[str, Doubles]()
         for index, name in enumerate(names):
-            rounded, largest = (np.concatenate([run[2 * index + which] for run in runs]) for which in (0, 1))
-            x = (rounded.astype(np.float64) - 128) * (largest / 127)
+            if self._rounded:
+                rounded, largest = (np.concatenate([run[2 * index + which] for run in runs]) for which in (0, 1))
+                x = (rounded.astype(np.float64) - 128) * (largest / 127)
+            else:
+                x = np.concatenate([run[index] for run in runs]).astype(np.float64)
             moments[name] = x.T @ x
         return moments
 
@@ -148,12 +125,15 @@ class InputMoments:
         model.CopyFrom(self._graph)
         del model.graph.output[:]
         for name in names:
-            model.graph.output.append(helper.make_tensor_value_info(name + INPUT, TensorProto.UINT8, None))
-            model.graph.output.append(helper.make_tensor_value_info(name + LARGEST, TensorProto.FLOAT, None))
+            if self._rounded:
+                model.graph.output.append(helper.make_tensor_value_info(name + INPUT, TensorProto.UINT8, None))
+                model.graph.output.append(helper.make_tensor_value_info(name + LARGEST, TensorProto.FLOAT, None))
+            else:
+                model.graph.output.append(helper.make_tensor_value_info(self._read_by[name], TensorProto.FLOAT, None))
         path = self._bundle.folder / "inputs.onnx"  # its tables are found beside it
         onnx.save(model, path)
         try:
-            return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+            return open_session(str(path))
         finally:
             path.unlink()
 
@@ -162,7 +142,7 @@ def _feeds(text: Sequence[int], config: TargetConfig) -> dict[str, NDArray[np.ge
     batch = Batch([Part(0, 0, tuple(text))], config)
     pool = np.zeros((batch.span.count, config.num_key_value_heads, POOL_BLOCK, config.head_dim), np.float32)
     pools = {f"{name}_{layer}": pool for layer in range(config.num_hidden_layers) for name in ("keys", "values")}
-    return {**batch.feeds, **pools}
+    return {**batch.feeds, "wanted": np.arange(len(text)), **pools}
 
 
 def kept_texts(path: Path, write: Callable[[], list[list[int]]]) -> list[list[int]]:

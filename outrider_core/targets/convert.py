@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -20,8 +20,6 @@ from outrider_core.targets.bundle import (
     GRAPH_FILE,
     MANIFEST_FILE,
     PRODUCTS_FILE,
-    UNSIGNED_GRAPH_FILE,
-    UNSIGNED_PRODUCTS_FILE,
     TargetBundle,
     TargetBundleError,
     open_target_bundle,
@@ -30,13 +28,11 @@ from outrider_core.targets.calibration import InputMoments, kept_texts, write_te
 from outrider_core.targets.config import TargetConfig, UnsupportedTarget
 from outrider_core.targets.gguf_tokenizer import check_tokenizer, write_tokenizer
 from outrider_core.targets.graph import TargetGraph
-from outrider_core.targets.products import products_graph
+from outrider_core.targets.products import products_graph, rows_graph
 from outrider_core.targets.tables import INDEX_FILE, TableFile
-from outrider_core.targets.unsigned import with_unsigned_tables
 from outrider_core.targets.weights import BrokenWeights, GgufWeights, SafetensorsWeights, Weights
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
-_MODEL_FILES = (GRAPH_FILE, UNSIGNED_GRAPH_FILE, DATA_FILE, PRODUCTS_FILE, UNSIGNED_PRODUCTS_FILE)
 #: in a bundle under way: the copy whose weights are rounded to nearest, and what it has written
 PLAIN_FOLDER, TEXTS_FILE = "plain", "texts.json"
 #: what to do where a folder cannot be written
@@ -68,13 +64,18 @@ def make_target_bundle(
     done: Callable[[int, int], None] = lambda step, steps: None,
     waiting: Callable[[], None] = lambda: None,
     calibrate: bool = True,
+    bits: int = 8,
+    first: TargetBundle | None = None,
+    remedy: str = REMEDY,
 ) -> TargetBundle:
     """Lower the model in `source`, a folder or a GGUF file, into `folder`, which appears once it is complete.
 
     Work under way lies beside it and goes on where it was interrupted (not after an error); of several processes one
     works and the others wait. eos_ids: those of a folder; a GGUF file has its own. done(step, steps) is called after
-    every step, waiting() where another process is at work. calibrate: make a first copy, let it write some answers, and
-    round the weights anew by what they read then; otherwise to nearest. Raises TargetBundleError.
+    every step, waiting() where another process is at work. bits: of its weights, one of BITS. calibrate: make a first
+    copy, let it write some answers, and round the weights anew by what they read then; otherwise to nearest. first:
+    that copy, where a caller has it; of 8 bits for 8, of 32 for 4. remedy: what to do where the folder cannot be
+    written. Raises TargetBundleError.
     """
     aside = folder.with_name(f".{folder.name}.{source_hash}.partial")
     try:
@@ -82,16 +83,16 @@ def make_target_bundle(
         with _alone(folder.with_name(f".{folder.name}.lock"), waiting):
             if not (folder / MANIFEST_FILE).is_file():
                 aside.mkdir(exist_ok=True)
-                lowering = _Lowering(name, source, source_hash, max_positions, eos_ids)
-                if calibrate:
-                    _write_calibrated(lowering, aside, done)
+                lowering = _Lowering(name, source, source_hash, max_positions, eos_ids, bits)
+                if calibrate and bits < 32:
+                    _write_calibrated(lowering, aside, done, first)
                 else:
                     lowering.write(aside, done)
                 shutil.rmtree(folder, ignore_errors=True)
                 os.replace(aside, folder)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)  # the disk may be full
-        raise TargetBundleError(f"{folder} cannot be written: {error.strerror or error}; {REMEDY}") from None
+        raise TargetBundleError(f"{folder} cannot be written: {error.strerror or error}; {remedy}") from None
     except UnsupportedTarget as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise TargetBundleError(f"{name}: {error}; run it with --engine torch") from None
@@ -119,13 +120,16 @@ def _alone(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
         lock.release()
 
 
-def _write_calibrated(lowering: _Lowering, folder: Path, done: Callable[[int, int], None]) -> None:
-    """A third of the steps each: a copy rounded to nearest, its answers, and the copy that is kept."""
+def _write_calibrated(
+    lowering: _Lowering, folder: Path, done: Callable[[int, int], None], first: TargetBundle | None
+) -> None:
+    """A third of the steps each: a first copy, its answers, and the copy that is kept."""
     plain = folder / PLAIN_FOLDER
-    if not (plain / MANIFEST_FILE).is_file():
+    if first is None and not (plain / MANIFEST_FILE).is_file():
         plain.mkdir(exist_ok=True)
-        lowering.write(plain, lambda step, steps: done(step, 3 * steps))
-    first = open_target_bundle(plain)
+        kind = lowering if lowering.bits == 8 else replace(lowering, bits=32)
+        kind.write(plain, lambda step, steps: done(step, 3 * steps))
+    first = first or open_target_bundle(plain)
     layers = first.config.num_hidden_layers
 
     def written(token: int, tokens: int) -> None:
@@ -135,7 +139,7 @@ def _write_calibrated(lowering: _Lowering, folder: Path, done: Callable[[int, in
     moments = InputMoments(first, texts)
     lowering.write(folder, lambda step, steps: done(2 * steps + step, 3 * steps), moments)
     (folder / TEXTS_FILE).unlink()
-    shutil.rmtree(plain)
+    shutil.rmtree(plain, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,7 @@ class _Lowering:
     source_hash: str
     max_positions: int
     eos_ids: Sequence[int]
+    bits: int
 
     def write(self, folder: Path, done: Callable[[int, int], None], moments: InputMoments | None = None) -> None:
         """Write a bundle's files into `folder`, its manifest last. moments: of an earlier copy's inputs."""
@@ -155,23 +160,21 @@ class _Lowering:
         layers = config.num_hidden_layers
         with TableFile(folder) as tables:
             known = moments.of if moments else lambda name: None
-            graph = TargetGraph(config, weights, positions, tables, lambda layer: done(layer, layers), known)
-            model = graph.build()
-            onnx.save(model, folder / GRAPH_FILE)
-            onnx.save(with_unsigned_tables(model), folder / UNSIGNED_GRAPH_FILE)
-        (folder / PRODUCTS_FILE).write_bytes(products_graph())
-        (folder / UNSIGNED_PRODUCTS_FILE).write_bytes(products_graph(unsigned=True))
+            graph = TargetGraph(config, weights, positions, tables, lambda layer: done(layer, layers), known, self.bits)
+            onnx.save(graph.build(), folder / GRAPH_FILE)
+        (folder / PRODUCTS_FILE).write_bytes(products_graph() if self.bits == 8 else rows_graph(self.bits))
         scales = [graph.value_scale(layer) for layer in range(layers)]
         (folder / INDEX_FILE).unlink()
         files = {
             path.name: {"bytes": path.stat().st_size, "sha256": sha256_of([path])[0]}
             for path in sorted(folder.iterdir())
-            if path.name in (*_TOKENIZER_FILES, *_MODEL_FILES)
+            if path.name in (*_TOKENIZER_FILES, GRAPH_FILE, DATA_FILE, PRODUCTS_FILE)
         }
         manifest = {
             "format_version": FORMAT_VERSION,
             "name": self.name,
             "source_hash": self.source_hash,
+            "bits": self.bits,
             "config": asdict(config),
             "value_scales": scales,
             "max_positions": positions,

@@ -4,108 +4,66 @@ A step computes T tokens of one or several sessions: any mixture of prompt, sing
 and values go into the sessions' blocks of the KV pool in place; each token attends to what its row of the mask allows.
 
 **Why a token's logits do not depend on the step it is computed in.** Norms and rotary positions are
-computed row by row. A linear layer rounds each row of its input to 8 bits by that row's own largest value and sums
-integers, so other rows do not matter. A query-key score
+computed row by row, and so are linear layers (`linears`). A query-key score
 sums over one head's width in one fixed order. What would break is the sum over the tokens attended to, whose
 order and grouping depend on where their rows lie. So values are rounded to integers of 10 bits and a sign, and softmax
 weights to 16 bits, which are multiplied eight at a time: the sum over a block of the pool then fits the 24 bits of a
-float32, sums over blocks fit the 53 of a float64, and what is exact is the same in any order.
+float32, sums over blocks fit the 53 of a float64, and what is exact is the same in any order. With float32 weights
+values and softmax weights have as many bits as leave room in a float64 for sums over the longest context.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from outrider_core.targets.batch import JOINED_TOKENS
+from outrider_core.targets.builder import MICROSOFT, Builder, Tables
 from outrider_core.targets.config import TargetConfig
+from outrider_core.targets.linears import HEAD, Moments, Shape, linears_of
 from outrider_core.targets.part import POOL_BLOCK
-from outrider_core.targets.quantise import Rotation, hadamard, hadamard_block, quantise8, rotate_blocks
-from outrider_core.targets.tables import TableFile
+from outrider_core.targets.quantise import Rotation, hadamard, hadamard_block, rotate_blocks
 from outrider_core.targets.weights import Floats, Weights
 
-#: a softmax weight is HIGH_BITS and LOW_BITS of a fraction of the largest one
-HIGH_BITS, LOW_BITS = 8, 8
-#: values are integers up to this. Sums over a block, of 64 products, then fit the 24 bits of a float32
-LARGEST_VALUE = 2**10
-#: largest value over the root mean square of values of inputs without a preferred direction
-LARGEST_SPREAD = 12.0
-#: opset of the graph, and the intermediate representation that goes with it
-OPSET, IR_VERSION = 21, 10
-_MICROSOFT = "com.microsoft"
-#: behind a linear layer's name: its input rounded to 8 bits (128 is zero), and each row's largest absolute value (127)
-INPUT, LARGEST = ".input", ".largest"
+#: bits of an integer that a float64 holds
+DOUBLE_BITS = 53
 
 
-@dataclass
-class Builder:
-    """Collects nodes and initialisers of a graph under construction. tables: where the large ones go."""
+@dataclass(frozen=True)
+class Sums:
+    """How values and softmax weights are rounded to integers, so that their sums are exact.
 
-    tables: TableFile
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    tensors: dict[str, onnx.TensorProto] = field(default_factory=dict)
-    inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
-    outputs: list[onnx.ValueInfoProto] = field(default_factory=list)
-    _names: int = 0
+    largest_value: of values. largest_spread: that many times the root mean square of values of inputs without a
+    preferred direction is what largest_value stands for. weight_bits: of the fraction of the largest weight; where
+    `halves`, its upper and lower half are multiplied apart, in float32, else in float64.
+    """
 
-    def constant(self, name: str, value: NDArray[np.generic]) -> str:
-        """An initialiser; one of the same name is taken to be the same."""
-        if name not in self.tensors:
-            self.tensors[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
-        return name
+    largest_value: int
+    largest_spread: float
+    weight_bits: int
+    halves: bool
 
-    def table(self, name: str, make: Callable[[], NDArray[Any]]) -> str:
-        """A large initialiser, computed where the table file lacks it."""
-        if name not in self.tensors:
-            self.tensors[name] = self.tables.tensor(name, make)
-        return name
-
-    def ints(self, *values: int) -> str:
-        return self.constant("ints_" + "_".join(map(str, values)), np.array(values, np.int64))
-
-    def input(self, name: str, kind: int, shape: Sequence[int | str]) -> str:
-        self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
-        return name
-
-    def output(self, name: str, kind: int, shape: Sequence[int | str]) -> None:
-        self.outputs.append(helper.make_tensor_value_info(name, kind, shape))
-
-    def op(self, kind: str, *inputs: str, name: str = "", domain: str = "", **attributes: object) -> str:
-        """A node with one output, which is called `name` or gets a name of its own."""
-        return self.ops(kind, *inputs, names=[name or self.fresh()], domain=domain, **attributes)[0]
-
-    def ops(
-        self, kind: str, *inputs: str, names: Sequence[str] | int, domain: str = "", **attributes: object
-    ) -> list[str]:
-        """A node with several outputs; the name "" stands for one that is not wanted."""
-        outputs = [self.fresh() for _ in range(names)] if isinstance(names, int) else list(names)
-        self.nodes.append(helper.make_node(kind, list(inputs), outputs, domain=domain, **attributes))
-        return outputs
-
-    def model(self, name: str) -> onnx.ModelProto:
-        graph = helper.make_graph(self.nodes, name, self.inputs, self.outputs, list(self.tensors.values()))
-        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(_MICROSOFT, 1)]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
-
-    def fresh(self) -> str:
-        """A name that no other output has."""
-        self._names += 1
-        return f"t{self._names}"
+    @classmethod
+    def of(cls, bits: int, config: TargetConfig, max_context: int) -> Sums:
+        """For weights of so many bits."""
+        if bits < 32:
+            # of a block of the pool 64 products of 11 bits and 8 fit the 24 bits of a float32
+            return cls(2**10, 12.0, 16, halves=True)
+        each = (DOUBLE_BITS - math.ceil(math.log2(max_context))) // 2
+        # float32 holds integers of 24 bits; a normalised input is no longer than the root of its width
+        return cls(2 ** min(each, 23), math.sqrt(config.hidden_size), min(each, 24), halves=False)
 
 
 class TargetGraph:
     """Builds the graph of one target.
 
-    done: told of every layer that is quantised, for a progress bar. moments: what is known of a linear layer's inputs,
-    by its name; see `quantise8`.
+    bits: of its weights, 4, 8 or 32. done: told of every layer that is stored, for a progress bar. moments: what is
+    known of a linear layer's inputs, by its name; see `quantise8`.
     """
 
     def __init__(
@@ -113,14 +71,16 @@ class TargetGraph:
         config: TargetConfig,
         weights: Weights,
         max_context: int,
-        tables: TableFile,
+        tables: Tables,
         done: Callable[[int], None] = lambda layer: None,
-        moments: Callable[[str], NDArray[np.float64] | None] = lambda name: None,
+        moments: Moments = lambda name: None,
+        bits: int = 8,
     ) -> None:
         self.config, self.weights, self.max_context, self.done = config, weights, max_context, done
-        self._moments = moments
         self.graph = Builder(tables)
-        self._rotation = Rotation(config.hidden_size)
+        self._linears = linears_of(bits, self.graph, moments)
+        self._rotation = Rotation(config.hidden_size) if self._linears.rotated else None
+        self._sums = Sums.of(bits, config, max_context)
 
     def build(self) -> onnx.ModelProto:
         """The whole model.
@@ -152,23 +112,34 @@ class TargetGraph:
         graph.table("cosines", lambda: cosines)
         graph.table("sines", lambda: sines)
 
-        def embedding() -> NDArray[np.float16]:
-            return self._rotation.apply(self.weights.read("embed_tokens")).astype(np.float16)
-
-        residual = graph.op("Gather", graph.table("embedding", embedding), ids)
-        residual = graph.op("Cast", residual, to=TensorProto.FLOAT)
+        head = HEAD if config.tie_word_embeddings else "embed_tokens"
+        shape = (config.vocab_size, config.hidden_size)
+        residual = self._linears.embedding(head, ids, lambda: self._turned(self.weights.read("embed_tokens")), shape)
         graph.output("logits", TensorProto.FLOAT, ["wanted", config.vocab_size])
-        ones = graph.constant("ones", np.ones(config.hidden_size, np.float32))
-        normed = graph.op("SimplifiedLayerNormalization", residual, ones, epsilon=config.rms_norm_eps, axis=-1)
+        first, *norms = self._norms()
+        normed = graph.op("SimplifiedLayerNormalization", residual, first, epsilon=config.rms_norm_eps, axis=-1)
         for layer in range(config.num_hidden_layers):
             mixed = self._attention(layer, normed)
-            normed, residual = self._add_and_norm(mixed, residual)
-            normed, residual = self._add_and_norm(self._mlp(layer, normed), residual)
+            normed, residual = self._add_and_norm(mixed, residual, norms[2 * layer])
+            normed, residual = self._add_and_norm(self._mlp(layer, normed), residual, norms[2 * layer + 1])
             self.done(layer)
-        head = "embed_tokens" if config.tie_word_embeddings else "lm_head"
+        read = "embed_tokens" if config.tie_word_embeddings else "lm_head"
         chosen = graph.op("Gather", normed, wanted)
-        self._linear("lm_head", chosen, lambda: self._reading(self.weights.read(head), "norm"), output="logits")
+        self._linear(HEAD, chosen, lambda: self._reading(self.weights.read(read), "norm"), shape, output="logits")
         return graph.model("target")
+
+    def _norms(self) -> list[str]:
+        """The gains of the residual stream's norms, in order; ones where the layers that read it have taken them in."""
+        config, graph = self.config, self.graph
+        if self._rotation:
+            ones = graph.constant("ones", np.ones(config.hidden_size, np.float32))
+            return [ones] * (2 * config.num_hidden_layers + 1)
+        names = [
+            f"layers.{layer}.{norm}_layernorm"
+            for layer in range(config.num_hidden_layers)
+            for norm in ("input", "post_attention")
+        ]
+        return [graph.constant(name, self.weights.read(name)) for name in [*names, "norm"]]
 
     def _attention(self, layer: int, x: str) -> str:
         config, graph = self.config, self.graph
@@ -188,7 +159,8 @@ class TargetGraph:
 
         bias = joined_rows(".bias") if config.attention_bias else None
         norm = f"layers.{layer}.input_layernorm"
-        joined = self._linear(f"{name}.qkv", x, lambda: self._reading(joined_rows(""), norm), bias)
+        shape = ((heads + 2 * kv) * width, config.hidden_size)
+        joined = self._linear(f"{name}.qkv", x, lambda: self._reading(joined_rows(""), norm), shape, bias)
         by_head = graph.op("Reshape", joined, graph.ints(1, -1, heads + 2 * kv, width))
         by_head = graph.op("Transpose", by_head, perm=[0, 2, 1, 3])  # [1, heads, T, width]
         query_key, value = graph.ops("Split", by_head, graph.ints(heads + kv, kv), names=2, axis=1)
@@ -196,11 +168,11 @@ class TargetGraph:
             query, key = graph.ops("Split", query_key, graph.ints(heads, kv), names=2, axis=1)
             query = self._norm(query, f"{name}.q_norm", width**-0.5)
             query_key = graph.op("Concat", query, self._norm(key, f"{name}.k_norm"), axis=1)
-        query_key = graph.op("RotaryEmbedding", query_key, "positions", "cosines", "sines", domain=_MICROSOFT)
+        query_key = graph.op("RotaryEmbedding", query_key, "positions", "cosines", "sines", domain=MICROSOFT)
         query, key = graph.ops("Split", query_key, graph.ints(heads, kv), names=2, axis=1)
         query = graph.op("Gather", graph.op("Reshape", query, graph.ints(-1, width)), "queries", axis=0)
-        least = graph.constant("least_value", np.array(-LARGEST_VALUE, np.float32))
-        most = graph.constant("largest_value", np.array(LARGEST_VALUE, np.float32))
+        least = graph.constant("least_value", np.array(-self._sums.largest_value, np.float32))
+        most = graph.constant("largest_value", np.array(self._sums.largest_value, np.float32))
         value = graph.op("Clip", graph.op("Round", value), least, most)
         keys = self._store(f"keys_{layer}", key)
         values = self._store(f"values_{layer}", value)
@@ -210,7 +182,8 @@ class TargetGraph:
         def output() -> Floats:
             return self._writing(self.weights.read(f"{name}.o_proj") / value_scale)
 
-        return self._linear(f"{name}.o_proj", mixed, output, self._written_bias(f"{name}.o_proj", config.output_bias))
+        bias = self._written_bias(f"{name}.o_proj", config.output_bias)
+        return self._linear(f"{name}.o_proj", mixed, output, (config.hidden_size, heads * width), bias)
 
     def _store(self, name: str, fresh: str) -> str:
         """Write the new tokens' rows into their slots of a pool. The output is bound to the input's own memory."""
@@ -229,42 +202,52 @@ class TargetGraph:
         single = self.config.group == 1
         if single:  # a product of one row is summed in another order than one of several
             query = graph.op("Concat", query, query, axis=2)
-        scores = graph.op("FusedMatMul", query, keys, domain=_MICROSOFT, transB=1)  # [blocks, kv, queries, rows]
+        scores = graph.op("FusedMatMul", query, keys, domain=MICROSOFT, transB=1)  # [blocks, kv, queries, rows]
         if single:
             scores, _ = graph.ops("Split", scores, names=2, axis=2, num_outputs=2)
         scores = graph.op("Add", scores, "mask")
         largest = graph.op("ReduceMax", scores, graph.ints(3), keepdims=1)
         of_parts = graph.op("Gather", largest, "blocks_of_part", axis=0)  # [parts, most blocks, kv, queries, 1]
         of_parts = graph.op("ReduceMax", of_parts, graph.ints(1), keepdims=0)
-        shift = graph.constant("weight_shift", np.array(HIGH_BITS * math.log(2), np.float32))
+        shift = graph.constant("weight_shift", np.array(self._whole_bits * math.log(2), np.float32))
         largest = graph.op("Gather", graph.op("Sub", of_parts, shift), "part_of_block", axis=0)
         weights = graph.op("Exp", graph.op("Sub", scores, largest))
-        high = graph.op("Round", weights)
-        low_scale = graph.constant("low_scale", np.array(2.0**LOW_BITS, np.float32))
-        low = graph.op("Round", graph.op("Mul", graph.op("Sub", weights, high), low_scale))
-        both = graph.op("Concat", high, low, axis=2)  # [blocks, kv, 2 * queries, rows]
-        total = graph.op("ReduceSum", both, graph.ints(3), keepdims=1)
-        sums = graph.op("Concat", graph.op("MatMul", both, values), total, axis=3)
+        if self._sums.halves:
+            high = graph.op("Round", weights)
+            low_scale = graph.constant("low_scale", np.array(2.0**self._whole_bits, np.float32))
+            low = graph.op("Round", graph.op("Mul", graph.op("Sub", weights, high), low_scale))
+            weights = graph.op("Concat", high, low, axis=2)  # [blocks, kv, 2 * queries, rows]
+        else:
+            weights = graph.op("Cast", graph.op("Round", weights), to=TensorProto.DOUBLE)
+            values = graph.op("Cast", values, to=TensorProto.DOUBLE)
+        total = graph.op("ReduceSum", weights, graph.ints(3), keepdims=1)
+        sums = graph.op("Concat", graph.op("MatMul", weights, values), total, axis=3)
         sums = graph.op("Reshape", graph.op("Cast", sums, to=TensorProto.DOUBLE), graph.ints(0, -1))
-        sums = graph.op("MatMul", "shares_of_blocks", sums)  # [parts, kv * 2 * queries * (width + 1)]
-        sums = graph.op("Reshape", sums, graph.ints(0, self.config.num_key_value_heads, 2, -1))
-        factors = graph.constant("factors", np.array([[2.0**LOW_BITS], [1.0]]))
-        sums = graph.op("ReduceSum", graph.op("Mul", sums, factors), graph.ints(2), keepdims=0)
+        sums = graph.op("MatMul", "shares_of_blocks", sums)  # [parts, kv * halves * queries * (width + 1)]
+        if self._sums.halves:
+            sums = graph.op("Reshape", sums, graph.ints(0, self.config.num_key_value_heads, 2, -1))
+            factors = graph.constant("factors", np.array([[2.0**self._whole_bits], [1.0]]))
+            sums = graph.op("ReduceSum", graph.op("Mul", sums, factors), graph.ints(2), keepdims=0)
         sums = graph.op("Reshape", sums, graph.ints(-1, width + 1))
         sums, total = graph.ops("Split", sums, graph.ints(width, 1), names=2, axis=-1)
         return graph.op("Cast", graph.op("Div", sums, total), to=TensorProto.FLOAT)
 
+    @property
+    def _whole_bits(self) -> int:
+        """Bits of a softmax weight's upper half, or of all of it."""
+        return self._sums.weight_bits // 2 if self._sums.halves else self._sums.weight_bits
+
     def value_scale(self, layer: int) -> float:
         """The factor by which a layer's values are multiplied before they are rounded to integers.
 
-        A value is a row of v_proj times a normalised input of length sqrt(hidden_size). LARGEST_VALUE stands for
-        LARGEST_SPREAD times what it is where the input has no preferred direction; the few beyond it are clipped.
+        A value is a row of v_proj times a normalised input of length sqrt(hidden_size). What stands for the largest one
+        is `largest_spread` times what it is where the input has no preferred direction; the few beyond it are clipped.
         """
         name = f"layers.{layer}.self_attn.v_proj"
         gains = self.weights.read(f"layers.{layer}.input_layernorm")
         lengths = np.linalg.norm(self.weights.read(name) * gains, axis=1)
         bias = np.abs(self.weights.read(f"{name}.bias")) if self.config.attention_bias else 0.0
-        return LARGEST_VALUE / float(np.max(LARGEST_SPREAD * lengths + bias))
+        return self._sums.largest_value / float(np.max(self._sums.largest_spread * lengths + bias))
 
     def _mlp(self, layer: int, x: str) -> str:
         config, graph = self.config, self.graph
@@ -276,10 +259,11 @@ class TargetGraph:
 
         norm = f"layers.{layer}.post_attention_layernorm"
         bias = both(".bias") if config.mlp_bias else None
-        joined = self._linear(f"{name}.gate_up", x, lambda: self._reading(both(""), norm), bias)
+        shape = (2 * config.intermediate_size, config.hidden_size)
+        joined = self._linear(f"{name}.gate_up", x, lambda: self._reading(both(""), norm), shape, bias)
         gate, up = graph.ops("Split", joined, names=2, axis=-1, num_outputs=2)
-        gated = graph.op("Mul", graph.op("QuickGelu", gate, domain=_MICROSOFT, alpha=1.0), up)  # SiLU(gate) * up
-        block = hadamard_block(config.intermediate_size)
+        gated = graph.op("Mul", graph.op("QuickGelu", gate, domain=MICROSOFT, alpha=1.0), up)  # SiLU(gate) * up
+        block = hadamard_block(config.intermediate_size) if self._rotation else 1
         if block > 1:
             matrix = graph.constant("hadamard", hadamard(block))
             turned = graph.op("MatMul", graph.op("Reshape", gated, graph.ints(-1, block)), matrix)
@@ -288,59 +272,52 @@ class TargetGraph:
         def down() -> Floats:
             return rotate_blocks(self._writing(self.weights.read(f"{name}.down_proj")), block)
 
-        return self._linear(f"{name}.down_proj", gated, down, self._written_bias(f"{name}.down_proj", config.mlp_bias))
+        bias = self._written_bias(f"{name}.down_proj", config.mlp_bias)
+        return self._linear(f"{name}.down_proj", gated, down, (config.hidden_size, config.intermediate_size), bias)
 
     def _reading(self, weight: Floats, norm: str) -> Floats:
-        """The weight of a layer that reads the normalised residual: gains taken in, inputs rotated."""
-        return self._rotation.apply(weight * self.weights.read(norm))
+        """The weight of a layer that reads the normalised residual; where that is rotated, the norm's gains go in."""
+        return self._rotation.apply(weight * self.weights.read(norm)) if self._rotation else weight
+
+    def _turned(self, rows: Floats) -> Floats:
+        """Vectors of the residual stream in its coordinates."""
+        return self._rotation.apply(rows) if self._rotation else rows
 
     def _writing(self, weight: Floats) -> Floats:
-        """The weight of a layer that adds to the residual: outputs rotated."""
-        return np.ascontiguousarray(self._rotation.apply(weight.T).T)
+        """The weight of a layer that adds to the residual stream."""
+        return np.ascontiguousarray(self._turned(weight.T).T)
 
     def _written_bias(self, name: str, biased: bool) -> Floats | None:
-        return self._rotation.apply(self.weights.read(f"{name}.bias")) if biased else None
+        return self._turned(self.weights.read(f"{name}.bias")) if biased else None
 
     def _linear(
-        self, name: str, x: str, weight: Callable[[], Floats], bias: Floats | None = None, output: str = ""
+        self,
+        name: str,
+        x: str,
+        weight: Callable[[], Floats],
+        shape: Shape,
+        bias: Floats | None = None,
+        output: str = "",
     ) -> str:
-        """x [T, K] times the 8-bit table of weight [N, K], which is computed only if the table is not there yet.
-
-        Each row of x is rounded to 8 bits by its own largest value. The products are summed as integers, so a row's
-        result does not depend on the other rows.
-        """
-        graph = self.graph
-        quantised = cache(lambda: quantise8(weight(), self._moments(name)))
-        largest = graph.op("ReduceMax", graph.op("Abs", x), graph.ints(1), keepdims=1, name=name + LARGEST)
-        step = graph.constant("activation_step", np.array(1 / 127, np.float32))
-        zero = graph.constant("activation_zero", np.array(128, np.uint8))
-        product = graph.op(
-            "MatMulIntegerToFloat",
-            graph.op("QuantizeLinear", graph.op("Div", x, largest), step, zero, name=name + INPUT),
-            graph.table(f"{name}.table", lambda: quantised()[0].T),
-            step,
-            graph.table(f"{name}.scales", lambda: quantised()[1]),
-            zero,
-            domain=_MICROSOFT,
-        )
+        """x [T, K] times the transpose of weight [N, K], whose `shape` is given as it may not be computed."""
         if bias is None:
-            return graph.op("Mul", product, largest, name=output)
-        product = graph.op("Mul", product, largest)
-        return graph.op("Add", product, graph.constant(f"{name}.bias", bias), name=output)
+            return self._linears.product(name, x, weight, shape, output)
+        product = self._linears.product(name, x, weight, shape, "")
+        return self.graph.op("Add", product, self.graph.constant(f"{name}.bias", bias), name=output)
 
     def _norm(self, x: str, name: str, scale: float = 1.0) -> str:
         gains = self.graph.constant(name, self.weights.read(name) * np.float32(scale))
         return self.graph.op("SimplifiedLayerNormalization", x, gains, epsilon=self.config.rms_norm_eps, axis=-1)
 
-    def _add_and_norm(self, x: str, residual: str) -> tuple[str, str]:
-        """(the normalised sum without gains, the sum)."""
+    def _add_and_norm(self, x: str, residual: str, gains: str) -> tuple[str, str]:
+        """(the normalised sum, the sum)."""
         normed, _, _, total = self.graph.ops(
             "SkipSimplifiedLayerNormalization",
             x,
             residual,
-            "ones",
+            gains,
             names=[self.graph.fresh(), "", "", self.graph.fresh()],
-            domain=_MICROSOFT,
+            domain=MICROSOFT,
             epsilon=self.config.rms_norm_eps,
         )
         return normed, total

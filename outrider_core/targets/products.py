@@ -1,90 +1,106 @@
-"""Which of a bundle's graphs this machine computes exactly: not every processor adds products of bytes exactly."""
+"""Whether this machine's kernels compute what a target graph counts on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from outrider_core.targets.bundle import TargetBundle
 from outrider_core.targets.config import UnsupportedTarget
 
-#: rows of the activations in the products that are tried: engines take different kernels for few and for many
-ROWS = (1, 9, 150)
-#: of the table that is tried
-SHAPE = (256, 96)
+#: rows of the activations in the products that are tried: kernels differ for few and for many
+ROWS, MANY_ROWS = 9, 150
+#: its shape, where it is not of integers: as many inputs and outputs as make kernels go by blocks of both
+PROBE_SHAPE = (160, 288)
 
 
-def usable_graph(bundle: TargetBundle) -> Path:
-    """The graph of `bundle` for this machine: the one with signed tables where that is exact, as it is faster.
+def open_session(graph: str | bytes, threads: int = 0) -> onnxruntime.InferenceSession:
+    """An ONNX file, or what it holds, on the CPU. threads: 0: all cores."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    # x86 processors without VNNI add two products of unsigned and signed bytes in 16 bits, which is too few. With this,
+    # weights are shifted to unsigned ones there. It asks that every table has a zero point of its own
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    # threads that wait for each other within a run spin; between runs the cores belong to others
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
-    Raises UnsupportedTarget where neither is.
+
+def check_products(graph: bytes) -> None:
+    """Raise UnsupportedTarget where products would be wrong, or a row's depend on the rows beside it.
+
+    graph: a `products_graph` or `rows_graph`.
     """
-    signed = choose(lambda: bundle.products.read_bytes(), lambda: bundle.unsigned_products.read_bytes())
-    return bundle.graph if signed else bundle.unsigned_graph
+    session = open_session(graph)
+    if session.get_inputs()[0].type == "tensor(uint8)":
+        table = _table().astype(np.int64)
+        mixed = np.random.default_rng(1).integers(0, 256, (MANY_ROWS, len(table)), np.uint8)
+        for tried in (np.full_like(mixed, 255), mixed):
+            for count in (1, ROWS, MANY_ROWS):
+                if not (multiply(graph, tried[:count]) == tried[:count].astype(np.int64) @ table).all():
+                    raise UnsupportedTarget("products of bytes are not exact on this processor: logits would be wrong")
+        return
+    rows = np.random.default_rng(1).standard_normal((4 * ROWS, PROBE_SHAPE[1]), np.float32)
+    alone = np.concatenate([_run(session, row[None]) for row in rows])
+    if any((_run(session, rows[:count]) != alone[:count]).any() for count in (2, 3, 4, 5, ROWS, 17, len(rows))):
+        raise UnsupportedTarget(
+            "this processor computes a row of a product otherwise beside other rows, so trees would not be exact; "
+            "take a target bundle of 8 bits"
+        )
 
 
-def choose(signed: Callable[[], bytes], unsigned: Callable[[], bytes]) -> bool:
-    """Whether this machine is to take signed tables. Both read a `products_graph`.
-
-    Raises UnsupportedTarget where its products are not exact with either.
-    """
-    if exact(signed()):
-        return True
-    if exact(unsigned()):
-        return False
-    raise UnsupportedTarget(
-        "ONNX Runtime does not multiply bytes exactly on this processor, so the text would be wrong"
-    )
+def multiply(graph: bytes, activations: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Activations [m, k] times the constant table of such a graph, as a target graph does it; [m, n]."""
+    return _run(open_session(graph), activations)
 
 
-@cache
-def exact(graph: bytes) -> bool:
-    """Whether the products of a `products_graph` with the largest and with random activations are exact here."""
-    table = _table().astype(np.int64)
-    random = np.random.default_rng(1).integers(0, 256, (max(ROWS), len(table)), np.uint8)
-    return all(
-        bool((multiply(graph, activations[:rows]) == activations[:rows].astype(np.int64) @ table).all())
-        for activations in (np.full_like(random, 255), random)
-        for rows in ROWS
-    )
-
-
-def multiply(graph: bytes, activations: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """Activations uint8 [m, k] times the constant table of a `products_graph`, as a target graph does it; [m, n]."""
-    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-    product: NDArray[np.int32] = session.run(None, {"activations": activations})[0]
+def _run(session: onnxruntime.InferenceSession, activations: NDArray[np.generic]) -> NDArray[np.generic]:
+    product: NDArray[np.generic] = session.run(None, {"activations": activations})[0]
     return product
 
 
-def products_graph(table: NDArray[np.int8] | None = None, *, unsigned: bool = False) -> bytes:
-    """The ONNX file of one product with `table` int8 [k, n], by default the one that `exact` wants.
-
-    unsigned: the table is unsigned there, as in a bundle's second graph.
-    """
+def products_graph(table: NDArray[np.int8] | None = None) -> bytes:
+    """The ONNX file of one 8-bit product with `table` int8 [k, n], by default the one that `check_products` wants."""
     from onnx import TensorProto, helper, numpy_helper  # takes memory, and only who makes a bundle needs it
 
-    from outrider_core.targets.graph import IR_VERSION, OPSET
-    from outrider_core.targets.unsigned import with_unsigned_tables
+    from outrider_core.targets.builder import IR_VERSION, OPSET
 
+    zeros = [numpy_helper.from_array(np.array(0, kind), f"zero_{kind.__name__}") for kind in (np.uint8, np.int8)]
     graph = helper.make_graph(
-        [helper.make_node("MatMulInteger", ["activations", "table"], ["product"])],
+        [helper.make_node("MatMulInteger", ["activations", "table", *(zero.name for zero in zeros)], ["product"])],
         "products",
         [helper.make_tensor_value_info("activations", TensorProto.UINT8, ["rows", None])],
         [helper.make_tensor_value_info("product", TensorProto.INT32, None)],
-        [numpy_helper.from_array(_table() if table is None else table, "table")],
+        [numpy_helper.from_array(_table() if table is None else table, "table"), *zeros],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
-    return bytes((with_unsigned_tables(model) if unsigned else model).SerializeToString())
+    return bytes(model.SerializeToString())
+
+
+def rows_graph(bits: int) -> bytes:
+    """The ONNX file of one linear layer as a graph of 4 or 32 bits has it, on some weights."""
+    from onnx import TensorProto, numpy_helper
+
+    from outrider_core.targets.builder import Builder
+    from outrider_core.targets.linears import linears_of
+
+    class Inside:
+        """Tables in the graph's own file."""
+
+        @staticmethod
+        def tensor(name: str, make: Callable[[], NDArray[Any]]) -> Any:
+            return numpy_helper.from_array(np.ascontiguousarray(make()), name)
+
+    graph, weight = Builder(Inside()), np.random.default_rng(0).standard_normal(PROBE_SHAPE, np.float32)
+    x = graph.input("activations", TensorProto.FLOAT, ["rows", PROBE_SHAPE[1]])
+    graph.output("product", TensorProto.FLOAT, ["rows", PROBE_SHAPE[0]])
+    linears_of(bits, graph, lambda name: None).product("probe", x, lambda: weight, PROBE_SHAPE, "product")
+    return bytes(graph.model("rows").SerializeToString())
 
 
 def _table() -> NDArray[np.int8]:
-    """Weights int8 [k, n]: in the first columns those whose products with the largest activations add up to most."""
-    depth, width = SHAPE
-    table = np.random.default_rng(0).integers(-128, 128, SHAPE, np.int8)
-    table[:, : width // 2] = np.where(np.arange(depth) % 3, 127, -128)[:, None]
-    return table
+    """Weights whose products with the largest activations add up to most: int8 [64, 48]."""
+    return np.where(np.arange(64)[:, None] % 3, 127, -128).astype(np.int8) * np.ones((1, 48), np.int8)

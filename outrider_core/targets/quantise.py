@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,18 +29,22 @@ def quantise8(weight: Floats, moments: Doubles | None = None) -> tuple[NDArray[n
     """
     table = np.empty(weight.shape, np.int8)
     scales = np.empty(len(weight), np.float32)
-    feedback = _Feedback.of(moments)
+    feedback = Feedback.of(moments)
     for start in range(0, len(weight), ROWS_AT_ONCE):
         rows = weight[start : start + ROWS_AT_ONCE]
         scale = np.abs(rows).max(1) / np.float32(127)
         scale[scale == 0] = 1
         scaled = rows / scale[:, None]
-        table[start : start + len(rows)] = np.rint(scaled) if feedback is None else feedback.round(scaled)
+        table[start : start + len(rows)] = np.rint(scaled) if feedback is None else feedback.round(scaled, _whole)
         scales[start : start + len(rows)] = scale
     return table, scales
 
 
-class _Feedback:
+def _whole(_column: int, values: Doubles) -> Doubles:
+    return np.clip(np.rint(values), -127, 127)
+
+
+class Feedback:
     """Which weights make up for the rounding of which: GPTQ's triangular factor of the inverse moments."""
 
     def __init__(self, moments: Doubles) -> None:
@@ -50,23 +55,23 @@ class _Feedback:
         self._factor = np.triu(np.linalg.inv(lower[::-1, ::-1]))
 
     @classmethod
-    def of(cls, moments: Doubles | None) -> _Feedback | None:
+    def of(cls, moments: Doubles | None) -> Feedback | None:
         """None where nothing is known of the inputs."""
         known = moments is not None and np.isfinite(moments).all() and moments.any()
         return cls(moments) if moments is not None and known else None
 
-    def round(self, scaled: Floats) -> Doubles:
-        """scaled [N, K], at most 127 in magnitude, to whole numbers.
+    def round(self, weight: Floats, nearest: Callable[[int, Doubles], Doubles]) -> Doubles:
+        """weight [N, K] to values that can be stored. nearest(k, values): those nearest to `values` [N] of input k.
 
         In float64, so that how many threads sum does not decide how a weight is rounded.
         """
-        factor, rest = self._factor, np.ascontiguousarray(scaled.T[self._order], np.float64)
+        factor, rest = self._factor, np.ascontiguousarray(weight.T[self._order], np.float64)
         rounded = np.empty_like(rest)
         errors = np.empty((COLUMNS_AT_ONCE, rest.shape[1]))
         for start in range(0, len(rest), COLUMNS_AT_ONCE):
             end = min(start + COLUMNS_AT_ONCE, len(rest))
             for column in range(start, end):
-                np.clip(np.rint(rest[column]), -127, 127, out=rounded[column])
+                rounded[column] = nearest(int(self._order[column]), rest[column])
                 error = errors[column - start]
                 error[:] = (rest[column] - rounded[column]) / factor[column, column]
                 rest[column + 1 : end] -= factor[column, column + 1 : end, None] * error

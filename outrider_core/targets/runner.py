@@ -15,7 +15,7 @@ from outrider_core.targets.bundle import TargetBundle
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.memory import give_back, untouched
 from outrider_core.targets.part import POOL_BLOCK, Part
-from outrider_core.targets.products import usable_graph
+from outrider_core.targets.products import open_session
 from outrider_core.targets.weights import Floats
 
 #: a longer chain runs in pieces of so many tokens: what attention needs for a run grows with its tokens
@@ -33,11 +33,8 @@ class OnnxRunner:
     def __init__(
         self, graph: Path, config: TargetConfig, value_scales: Sequence[float], rows: int, threads: int = 0
     ) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = threads, 3
-        # threads that wait for each other within a run spin; between runs the cores belong to others
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-        self._session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        self._session = open_session(str(graph), threads)
+        give_back()  # what unpacking weights took
         self._config = config
         blocks = -(-rows // POOL_BLOCK)
         shape = (config.num_hidden_layers, blocks, config.num_key_value_heads, POOL_BLOCK, config.head_dim)
@@ -53,8 +50,8 @@ class OnnxRunner:
 
     @classmethod
     def of(cls, bundle: TargetBundle, rows: int, threads: int = 0) -> OnnxRunner:
-        """Runs a bundle. Raises UnsupportedTarget where this machine would compute it wrongly."""
-        return cls(usable_graph(bundle), bundle.config, bundle.value_scales, rows, threads)
+        """Runs a bundle; `check_products` says whether this machine does it rightly."""
+        return cls(bundle.graph, bundle.config, bundle.value_scales, rows, threads)
 
     def forward(self, parts: Sequence[Part]) -> Floats:
         """Run all parts, one of each session, and write their keys and values behind each prefix.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from cloud.engine_choice import Choice, choose_engine
 from cloud.onnx_engine.bundles import find_bundle
 from cloud.onnx_engine.features import HostFeatures
 from cloud.onnx_engine.loading import load_model, onnx_model
@@ -18,10 +20,11 @@ from cloud.settings import Settings
 from outrider_core.models.identity import model_identity
 from outrider_core.models.moa import server_half
 from outrider_core.models.moa_config import DrafterError
-from outrider_core.models.target import TargetError
+from outrider_core.models.target import TargetError, eos_ids_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Verdict
-from outrider_core.targets.bundle import TargetBundle
+from outrider_core.targets.bundle import FORMAT_VERSION, TargetBundle
+from outrider_core.targets.convert import make_target_bundle
 from tests.cloud.drive import random_tree, started
 from tests.models.odd_moa import ODD, random_moa, random_sequence
 from tests.targets.plain import lowered, plain_decode_8bit
@@ -92,4 +95,43 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path: Path, monkeypatch: pytest.M
         load_model(settings)
     save_tiny_drafter(drafter, model, model_identity(source))
     with pytest.raises(TargetError, match="'gpt2' is not supported"):
+        load_model(settings)
+
+
+@pytest.mark.parametrize("bits", [4, 32])
+def test_a_prepared_bundle_is_served_from_its_folder(tmp_path: Path, bits: int) -> None:
+    """Wherever it was made; the same drafter goes with it, and what torch alone does is refused."""
+    model = tiny_model(hidden=64, dtype=torch.float32)
+    save_tiny_drafter(tmp_path / "drafter", model, save_tiny_target(tmp_path / "target", model))
+    identity = model_identity(tmp_path / "target")
+    folder = tmp_path / "prepared"
+    made = make_target_bundle(
+        "mine", tmp_path / "target", identity, folder, 256, eos_ids_of(tmp_path / "target"), calibrate=False, bits=bits
+    )
+    shutil.rmtree(tmp_path / "target")
+    values = {"model": str(folder), "drafter": tmp_path / "drafter", "max_context": 128, "kv_tokens": 384}
+    settings = Settings(max_nodes=24, threads=1, tree_budget=8, **values)
+    assert choose_engine(settings) == Choice("onnx", "the target is a target bundle")
+    served = load_model(settings)
+    assert served.name == "mine" and served.target_hash == identity and served.eos_ids == made.eos_ids == (3,)
+    verifier = Verifier(served, settings)
+    assert f'arithmetic="onnx-{bits}-v{FORMAT_VERSION}"'.encode() in verifier.metrics.text()
+    with started(verifier) as direct:
+        text, rng, session = [5, 6, 7], random.Random(0), os.urandom(16)
+        truth = [*text, *plain_decode_8bit(made, text, Sampling(), 40)]
+        direct.open(session, text, 0, Sampling())
+        for seq in range(1, 8):
+            tree = random_tree(rng, truth[len(text) :], made.config.vocab_size)
+            verdict = direct.verify(session, seq, len(text), tree).get(timeout=60)
+            assert isinstance(verdict, Verdict), verdict
+            text += [tree.tokens[node] for node in verdict.accepted] + [verdict.bonus]
+        assert text == truth[: len(text)] and len(text) > 10
+    for wrong in ({"engine": "torch"}, {"dtype": "float32"}):
+        with pytest.raises(TargetError, match=r"is a target bundle, which torch does not run; leave out --"):
+            choose_engine(Settings(**values, **wrong))
+    (folder / "target.onnx").write_bytes(b"half")
+    with pytest.raises(TargetError, match=r"target\.onnx is not what was written; copy it again, or export it again"):
+        load_model(settings)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(TargetError, match=r"there is no manifest\.json, so this is not a target bundle"):
         load_model(settings)

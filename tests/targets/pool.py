@@ -8,41 +8,30 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 
 from outrider_core.protocol.tree import ROOT, TokenTree
-from outrider_core.targets import products
 from outrider_core.targets.batch import Span, routes, slots
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.graph import TargetGraph
 from outrider_core.targets.part import POOL_BLOCK
+from outrider_core.targets.products import open_session
 from outrider_core.targets.tables import TableFile
-from outrider_core.targets.unsigned import with_unsigned_tables
 from outrider_core.targets.weights import SafetensorsWeights
 
 Floats = NDArray[np.float32]
 
 
-def for_this_machine(graph: onnx.ModelProto) -> onnx.ModelProto:
-    """What a bundle's user takes here."""
-    signed = products.choose(products.products_graph, lambda: products.products_graph(unsigned=True))
-    return graph if signed else with_unsigned_tables(graph)
-
-
 class Pool:
     """Rows of the pool are given out in any order that a caller likes."""
 
-    def __init__(self, model: Any, folder: Path, blocks: int = 2) -> None:
+    def __init__(self, model: Any, folder: Path, blocks: int = 2, bits: int = 8) -> None:
         model.save_pretrained(folder)
         self.config = TargetConfig.from_json(model.config.to_dict())
         with TableFile(folder) as tables:
-            graph = TargetGraph(self.config, SafetensorsWeights(folder), 512, tables).build()
-        onnx.save(for_this_machine(graph), folder / "target.onnx")
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = 1, 3
-        path = str(folder / "target.onnx")
-        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            graph = TargetGraph(self.config, SafetensorsWeights(folder), 512, tables, bits=bits).build()
+        onnx.save(graph, folder / "target.onnx")
+        self.session = open_session(str(folder / "target.onnx"), 1)
         shape = (blocks, self.config.num_key_value_heads, POOL_BLOCK, self.config.head_dim)
         self.memory: dict[str, NDArray[Any]] = {}
         for layer in range(self.config.num_hidden_layers):

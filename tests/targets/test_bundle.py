@@ -138,14 +138,19 @@ def test_foreign_and_broken_folders(source: Path, tmp_path: Path) -> None:
         "{}",
         text.replace('"config"', '"shapes"'),
         text.replace('"theta"', '"omega"'),
+        text.replace('"bits": 8', '"bits": 5'),
         listed,
     ):
         path.write_text(broken)
         with pytest.raises(TargetBundleError, match="damaged"):
             open_target_bundle(path.parent)
+    path.write_text(json.dumps({"format_version": 2, "engines": {}, "files": {}}))
+    with pytest.raises(TargetBundleError, match="is a device's bundle, not a target bundle"):
+        open_target_bundle(path.parent)
     path.write_text(json.dumps({**json.loads(text), "format_version": 99}))
     with pytest.raises(
-        TargetBundleError, match=rf"format 99, and this program reads {FORMAT_VERSION}; delete it, and it is made again"
+        TargetBundleError,
+        match=rf"format 99, and this program reads {FORMAT_VERSION}; delete this folder, and it is made again",
     ):
         open_target_bundle(path.parent)
 

@@ -23,7 +23,6 @@ from outrider_core.targets.part import POOL_BLOCK, Part
 from outrider_core.targets.runner import OnnxRunner
 from outrider_core.targets.tables import TableFile
 from outrider_core.targets.weights import SafetensorsWeights
-from tests.targets.pool import for_this_machine
 from tests.tiny import tiny_model
 
 PROMPT = [5, 9, 60, 61, 8, 100, 7]
@@ -40,7 +39,7 @@ def lower(model: Any, folder: Path, blocks: int = 8) -> OnnxRunner:
     config = TargetConfig.from_json(model.config.to_dict())
     with TableFile(folder) as tables:
         graph = TargetGraph(config, SafetensorsWeights(folder), 512, tables)
-        onnx.save(for_this_machine(graph.build()), folder / "target.onnx")
+        onnx.save(graph.build(), folder / "target.onnx")
     scales = [graph.value_scale(layer) for layer in range(config.num_hidden_layers)]
     return OnnxRunner(folder / "target.onnx", config, scales, blocks * POOL_BLOCK, threads=1)
 

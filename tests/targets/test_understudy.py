@@ -45,10 +45,10 @@ def source_of(folder: Path, vocab: int = 199) -> Path:
     return folder
 
 
-def with_understudy(source: Path, folder: Path) -> Path:
+def with_understudy(source: Path, folder: Path, bits: int = 8) -> Path:
     """`folder`, a bundle, with the model `source` as its understudy."""
     manifest = open_bundle(folder).manifest
-    manifest.understudy = write_understudy(str(source), folder, manifest.max_context)
+    manifest.understudy = write_understudy(str(source), folder, manifest.max_context, bits=bits)
     (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
     return folder
 
@@ -100,6 +100,22 @@ def test_it_writes_as_the_model_decodes(bundle: Bundle, sampling: Sampling) -> N
         assert 0 < probability <= 1
         text.append(token)
     assert text == expected
+
+
+def test_one_of_four_bits_writes_as_it_decodes(bundle: Bundle, tmp_path: Path) -> None:
+    """Also where `export target` made it, whose report stays out of the bundle."""
+    source = source_of(tmp_path / "source")
+    small = open_bundle(with_understudy(source, tiny_bundle(tmp_path / "bundle", max_context=CONTEXT), bits=4))
+    entry, eight = small.manifest.understudy, bundle.manifest.understudy
+    assert entry and eight and (entry.bits, eight.bits) == (4, 8) and entry.source_hash == eight.source_hash
+    prepared = tmp_path / "prepared"
+    shutil.copytree(small.folder / UNDERSTUDY_FOLDER, prepared)
+    (prepared / "report.md").write_text("# Report")
+    again = open_bundle(with_understudy(prepared, tiny_bundle(tmp_path / "again", max_context=CONTEXT)))
+    assert again.manifest.understudy == entry and not (again.folder / UNDERSTUDY_FOLDER / "report.md").exists()
+    expected, understudy = plain(small, 12, Sampling()), made(small)
+    for end in range(len(PROMPT), len(expected)):
+        assert understudy.next_token(expected[:end], len(PROMPT), Sampling())[0] == expected[end]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])

@@ -1,6 +1,5 @@
 package dev.outrider.engines
 
-import ai.onnxruntime.OnnxJavaType
 import ai.onnxruntime.OnnxTensor
 import ai.onnxruntime.OrtEnvironment
 import ai.onnxruntime.OrtException
@@ -13,14 +12,9 @@ import dev.outrider.core.runtime.UnderstudyError
 import dev.outrider.core.runtime.UnderstudyModel
 import java.io.File
 import java.nio.Buffer
-import java.nio.ByteBuffer
 import java.nio.DoubleBuffer
 import java.nio.FloatBuffer
 import java.nio.LongBuffer
-
-/** Of the activations in products.onnx that are tried, and their width there. */
-private const val TRIED_ROWS = 64
-private const val TRIED_DEPTH = 256
 
 /**
  * The understudy of [bundle], for [dev.outrider.core.runtime.EdgeRuntime]; null where its manifest names none that runs
@@ -45,7 +39,7 @@ fun openUnderstudy(bundle: Bundle, threads: Int = 2): Understudy? {
 internal class OnnxUnderstudy(target: TargetBundle, private val maxContext: Int, threads: Int) : UnderstudyModel {
     private val feeds = TargetFeeds(target.shape)
     private val environment = OrtEnvironment.getEnvironment() // one for the process, never closed
-    private val session = open(graphFor(target), threads)
+    private val session = open(target.graph, threads)
     private val pool = TargetPool(target.shape, environment)
     private val logits = Floats()
     private val vocab = target.shape.vocabSize
@@ -84,37 +78,13 @@ internal class OnnxUnderstudy(target: TargetBundle, private val maxContext: Int,
         else -> OnnxTensor.createTensor(environment, data as DoubleBuffer, shape)
     }
 
-    /** The graph that this processor computes exactly: the first, which is faster, or the one with unsigned tables. */
-    private fun graphFor(target: TargetBundle): File =
-        if (product(target.products).contentDeepEquals(product(target.unsignedProducts))) target.graph
-        else target.unsignedGraph
-
-    /** Of the largest activations and of mixed ones, with the table in [file]. */
-    private fun product(file: File): Array<IntArray> {
-        val largest = ByteArray(TRIED_ROWS * TRIED_DEPTH) { -1 }
-        val mixed = ByteArray(largest.size) { (it * 37 % 251).toByte() }
-        val data = ByteBuffer.allocateDirect(2 * largest.size).put(largest).put(mixed).also { it.flip() }
-        val shape = longArrayOf(2L * TRIED_ROWS, TRIED_DEPTH.toLong())
-        try {
-            open(file, threads = 1).use { session ->
-                OnnxTensor.createTensor(environment, data, shape, OnnxJavaType.UINT8).use { activations ->
-                    session.run(mapOf("activations" to activations)).use { result ->
-                        @Suppress("UNCHECKED_CAST")
-                        return result[0].value as Array<IntArray>
-                    }
-                }
-            }
-        } catch (error: OrtException) {
-            throw UnderstudyError("the understudy does not load: ${oneLine(error)}", error)
-        }
-    }
-
     private fun open(file: File, threads: Int): OrtSession = try {
         OrtSession.SessionOptions().use { options ->
             options.setIntraOpNumThreads(threads)
             options.setSessionLogLevel(OrtLoggingLevel.ORT_LOGGING_LEVEL_ERROR)
             options.setCPUArenaAllocator(false)
             options.addConfigEntry("session.intra_op.allow_spinning", "0") // spares the battery between steps
+            options.addConfigEntry("session.x64quantprecision", "1") // exact products on x86 without VNNI
             environment.createSession(file.path, options)
         }
     } catch (error: OrtException) {

@@ -3,24 +3,14 @@ package dev.outrider.core.runtime
 import java.io.File
 
 /** Version of the folder's layout and of the graph's arithmetic that is read here. */
-private const val FORMAT_VERSION = 5
+private const val FORMAT_VERSION = 6
 private const val MANIFEST = "manifest.json"
 
 /** Counts and widths of a target graph. */
 data class TargetShape(val vocabSize: Int, val layers: Int, val heads: Int, val kvHeads: Int, val headDim: Int)
 
-/**
- * A complete model in a folder, as `outrider_core.targets` lowers it, whose files are whole.
- *
- * graph, unsignedGraph: ONNX files over the same tables; the second is for processors that add products of unsigned and
- * signed bytes inexactly. products, unsignedProducts: a product by which an engine finds that out.
- */
-class TargetBundle private constructor(folder: File, val shape: TargetShape) {
-    val graph = File(folder, "target.onnx")
-    val unsignedGraph = File(folder, "target.unsigned.onnx")
-    val products = File(folder, "products.onnx")
-    val unsignedProducts = File(folder, "products.unsigned.onnx")
-
+/** A complete model in a folder, as `outrider_core.targets` lowers it, whose files are whole. graph: the ONNX file. */
+class TargetBundle private constructor(val graph: File, val shape: TargetShape) {
     companion object {
         /**
          * Opens [folder] and checks every file; takes a second for 200 MB. manifestSha256: of the manifest that belongs
@@ -44,7 +34,7 @@ class TargetBundle private constructor(folder: File, val shape: TargetShape) {
                     config.int("vocab_size"), config.int("num_hidden_layers"), config.int("num_attention_heads"),
                     config.int("num_key_value_heads"), config.int("head_dim"),
                 )
-                TargetBundle(folder, shape)
+                TargetBundle(File(folder, "target.onnx"), shape)
             } catch (error: JsonError) {
                 throw UnderstudyError("$file is damaged: ${error.message}; copy the understudy again", error)
             }

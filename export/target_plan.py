@@ -1,0 +1,143 @@
+"""What making a target bundle will write and need, worked out before anything heavy starts. No torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from export.places import free_bytes
+from outrider_core.models.identity import model_identity
+from outrider_core.models.target import TargetError, find_source
+from outrider_core.protocol.wire import MAX_TOKENS
+from outrider_core.targets.bundle import GRAPH_FILE, MANIFEST_FILE, prepared_target
+from outrider_core.targets.config import TargetConfig, UnsupportedTarget
+from outrider_core.targets.weights import BrokenWeights, GgufWeights
+
+#: memory of the process itself and of what one layer takes to be rounded
+BASE_BYTES = 500_000_000
+#: a graph's weights that are in memory at once while it is loaded, over their size on disk (measured)
+LOADED = {4: 4.5, 8: 1.5, 32: 2.0}
+#: how the weights are stored
+FORMATS = {
+    4: "4-bit weights in blocks of 32, embedding and LM head 8 bits, calibrated on the target's own answers",
+    8: "8-bit weights, calibrated on the target's own answers",
+    32: "float32 weights",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for; see `python -m export target --help`. prompts: None: the fixed set."""
+
+    target: str
+    output: Path
+    bits: int = 8
+    prompts: tuple[str, ...] | None = None
+    answer_tokens: int = 96
+    compare: bool = True
+
+
+@dataclass(frozen=True)
+class TargetPlan:
+    """Sizes in bytes. source: a model's folder or a GGUF file. with_reference: a float32 copy is made on the way."""
+
+    options: Options
+    source: Path
+    identity: str
+    config: TargetConfig
+    bundle_bytes: int
+    disk_bytes: int
+    memory_bytes: int
+    with_reference: bool
+
+
+def make_plan(options: Options) -> TargetPlan:
+    """Look at the target's files, refuse what cannot work, and estimate. Raises TargetError with one clear line."""
+    _check_output(options.output)
+    if prepared_target(options.target):
+        raise TargetError(f"{options.target} is a target bundle already; give the model that it was made from")
+    source = find_source(options.target)
+    config = shape_of(options.target, source)
+    with_reference = options.bits < 32 and (options.compare or options.bits == 4)
+    size = bundle_bytes(config, options.bits)
+    reference = bundle_bytes(config, 32) if with_reference else 0
+    loaded = LOADED[options.bits] * size + (LOADED[32] * reference)
+    return TargetPlan(
+        options,
+        source,
+        model_identity(source),
+        config,
+        bundle_bytes=size,
+        disk_bytes=size + reference + (size if options.bits == 8 else 0),
+        memory_bytes=int(BASE_BYTES + loaded),
+        with_reference=with_reference,
+    )
+
+
+def shape_of(name: str, source: Path) -> TargetConfig:
+    """The shapes of a model in a folder or a GGUF file, if it can be lowered. Raises TargetError."""
+    from outrider_core.targets.convert import check_source  # takes memory, so only where it is needed
+
+    try:
+        check_source(source)
+        if source.is_file():
+            return GgufWeights(source).config
+        return TargetConfig.from_json(json.loads((source / "config.json").read_text()))
+    except UnsupportedTarget as error:
+        raise TargetError(f"{name}: {error}") from None
+    except (BrokenWeights, ValueError, OSError, KeyError) as error:
+        raise TargetError(f"{name}: the files in {source} do not load: {error}") from None
+
+
+def bundle_bytes(config: TargetConfig, bits: int) -> int:
+    """About what a target bundle takes on disk."""
+    table = config.vocab_size * config.hidden_size
+    positions = 4 * min(config.max_position_embeddings, MAX_TOKENS) * config.head_dim
+    other = positions + 5_000_000  # the tokenizer's files and the graph
+    if bits == 8:
+        return config.linear_weights + 2 * table + other
+    if bits == 32:
+        return 4 * (config.linear_weights + (0 if config.tie_word_embeddings else table)) + other
+    eight = table * (1 if config.tie_word_embeddings else 2)
+    return int((config.linear_weights - table) * (0.5 + 3 / 32) + eight * (1 + 2 / 32)) + other
+
+
+def check_resources(plan: TargetPlan) -> None:
+    """Raise TargetError if disk or memory will not do."""
+    folder, free = free_bytes(plan.options.output)
+    if free < plan.disk_bytes:
+        raise TargetError(
+            f"{folder} has {free / 1e9:.1f} GB free, {plan.disk_bytes / 1e9:.1f} GB are needed; free some or choose "
+            "another --output-dir"
+        )
+    memory = psutil.virtual_memory().available
+    if memory < plan.memory_bytes:
+        remedy = "close other programs" + (", or add --no-compare" if plan.with_reference else "")
+        raise TargetError(
+            f"about {plan.memory_bytes / 1e9:.1f} GB of memory are needed, {memory / 1e9:.1f} GB are free; {remedy}"
+        )
+
+
+def show_plan(plan: TargetPlan, console: Console) -> None:
+    options, config = plan.options, plan.config
+    table = Table(title=f"target bundle of {options.target}", title_justify="left", show_header=False)
+    table.add_column("what")
+    table.add_column("how")
+    table.add_row("target", f"{config.family}, {config.linear_weights / 1e6:.0f} million weights in linear layers")
+    table.add_row("bundle", f"about {plan.bundle_bytes / 1e6:.0f} MB: {FORMATS[options.bits]}")
+    table.add_row("memory", f"about {plan.memory_bytes / 1e9:.1f} GB")
+    table.add_row("disk", f"about {plan.disk_bytes / 1e9:.2f} GB while it is made, in {options.output.parent}")
+    compared = "with the same weights in float32" if plan.with_reference and options.compare else "not compared"
+    table.add_row("compared", compared if options.bits < 32 else "it is what others are compared with")
+    console.print(table)
+
+
+def _check_output(output: Path) -> None:
+    taken = not output.is_dir() or any(output.iterdir()) if output.exists() else False
+    if taken and not ((output / MANIFEST_FILE).is_file() and (output / GRAPH_FILE).is_file()):
+        raise TargetError(f"{output} exists and is not a target bundle; choose an empty or new --output-dir")

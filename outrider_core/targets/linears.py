@@ -1,0 +1,169 @@
+"""The number formats of a target graph: how weights are stored and multiplied, at 8 bits, 4 bits or in float32.
+
+In each of them a row's result does not depend on the rows computed with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from outrider_core.targets.blocks import BLOCK, ZERO, quantise4_blocks, quantise8_blocks
+from outrider_core.targets.builder import MICROSOFT, Builder
+from outrider_core.targets.quantise import quantise8
+from outrider_core.targets.weights import Floats
+
+#: what is known of a linear layer's inputs, by its name; see `quantise8`
+Moments = Callable[[str], NDArray[np.float64] | None]
+Weight = Callable[[], Floats]
+Array = NDArray[Any]
+#: outputs and inputs of a weight
+Shape = tuple[int, int]
+
+#: behind a linear layer's name: its input; at 8 bits rounded (128 is zero), and each row's largest absolute value (127)
+INPUT, LARGEST = ".input", ".largest"
+#: behind a linear layer's name: its table [inputs, outputs], or [outputs, inputs] in float32
+TABLE = ".table"
+HEAD = "lm_head"
+
+
+class Linears(Protocol):
+    """Embedding and linear layers of one format.
+
+    rotated: it wants inputs in whose coordinates no channel stands out (`quantise.Rotation`).
+    """
+
+    rotated: ClassVar[bool]
+
+    def embedding(self, name: str, ids: str, weight: Weight, shape: Shape) -> str:
+        """Rows `ids` of weight [vocab, width], float32; it may share the table of a linear layer of the same name."""
+
+    def product(self, name: str, x: str, weight: Weight, shape: Shape, output: str) -> str:
+        """x [T, K] times the transpose of weight [N, K], which is only computed where its table is not there yet."""
+
+
+def linears_of(bits: int, graph: Builder, moments: Moments) -> Linears:
+    """bits: 4, 8 or 32."""
+    if bits == 8:
+        return RowIntegers(graph, moments)
+    return BlockIntegers(graph, moments) if bits == 4 else SingleFloats(graph)
+
+
+class RowIntegers:
+    """8 bits; each row of the input is rounded to 8 bits by its own largest value, and integers are summed."""
+
+    rotated: ClassVar[bool] = True
+
+    def __init__(self, graph: Builder, moments: Moments) -> None:
+        self._graph, self._moments = graph, moments
+
+    def embedding(self, name: str, ids: str, weight: Weight, shape: Shape) -> str:
+        """See Linears.embedding; its table is a float16 one of its own."""
+        table = self._graph.table("embedding", lambda: weight().astype(np.float16))
+        return self._graph.op("Cast", self._graph.op("Gather", table, ids), to=TensorProto.FLOAT)
+
+    def product(self, name: str, x: str, weight: Weight, shape: Shape, output: str) -> str:
+        """See Linears.product."""
+        graph = self._graph
+        quantised = cache(lambda: quantise8(weight(), self._moments(name)))
+        largest = graph.op("ReduceMax", graph.op("Abs", x), graph.ints(1), keepdims=1, name=name + LARGEST)
+        step = graph.constant("activation_step", np.array(1 / 127, np.float32))
+        zero = graph.constant("activation_zero", np.array(ZERO, np.uint8))
+        product = graph.op(
+            "MatMulIntegerToFloat",
+            graph.op("QuantizeLinear", graph.op("Div", x, largest), step, zero, name=name + INPUT),
+            graph.table(name + TABLE, lambda: quantised()[0].T),
+            step,
+            graph.table(f"{name}.scales", lambda: quantised()[1]),
+            zero,
+            graph.constant(f"{name}.zero", np.array(0, np.int8)),  # its own, for `runner.session_options`
+            domain=MICROSOFT,
+        )
+        return graph.op("Mul", product, largest, name=output)
+
+
+class BlockIntegers:
+    """4 bits, embedding and LM head 8, in blocks with scales of their own; inputs are rounded to 8 bits block by block.
+
+    What is stored as 4 bits is unpacked to 8 while the graph is loaded: ONNX Runtime's own 4-bit kernels give a row
+    other bits where it is alone than beside others, and take longer for trees.
+    """
+
+    rotated: ClassVar[bool] = False
+
+    def __init__(self, graph: Builder, moments: Moments) -> None:
+        self._graph, self._moments = graph, moments
+        self._scale_names = dict[str, str]()
+
+    def embedding(self, name: str, ids: str, weight: Weight, shape: Shape) -> str:
+        """See Linears.embedding."""
+        graph = self._graph
+        values, scales = self._bytes(name, weight)
+        zero = graph.constant("byte_zero", np.array(ZERO, np.float32))
+        rows = graph.op("Sub", graph.op("Cast", graph.op("Gather", values, ids), to=TensorProto.FLOAT), zero)
+        scale = graph.op("Unsqueeze", graph.op("Gather", scales, ids), graph.ints(-1))
+        rows = graph.op("Reshape", graph.op("Mul", rows, scale), graph.ints(0, -1))
+        if shape[1] % BLOCK:
+            rows = graph.op("Slice", rows, graph.ints(0), graph.ints(shape[1]), graph.ints(1))
+        return rows
+
+    def product(self, name: str, x: str, weight: Weight, shape: Shape, output: str) -> str:
+        """See Linears.product."""
+        table = self._bytes(name, weight) if name == HEAD else self._nibbles(name, weight)
+        outputs, inputs = shape
+        sizes = {"K": inputs, "N": outputs, "bits": 8, "block_size": BLOCK, "accuracy_level": 4}
+        return self._graph.op("MatMulNBits", x, *table, name=output, domain=MICROSOFT, **sizes)
+
+    def _bytes(self, name: str, weight: Weight) -> tuple[str, str]:
+        """Bytes [N, blocks, BLOCK] and scales [N, blocks] of an 8-bit table."""
+        graph, quantised = self._graph, cache(lambda: quantise8_blocks(weight()))
+        values = graph.table(name + TABLE, lambda: quantised()[0])
+        return values, self._scales(name, lambda: quantised()[1], lambda: quantised()[2])
+
+    def _nibbles(self, name: str, weight: Weight) -> tuple[str, str, str]:
+        """The same of a 4-bit table, and its zero points.
+
+        Nothing in it depends on an input, so ONNX Runtime computes it once. All of it is bytes, as what this takes in
+        between is only freed once the last table is unpacked.
+        """
+        graph, quantised = self._graph, cache(lambda: quantise4_blocks(weight(), self._moments(name)))
+        packed = graph.table(name + TABLE, lambda: quantised()[0])
+        zeros = graph.table(f"{name}.zeros", lambda: quantised()[1])
+        scales = self._scales(name, lambda: quantised()[2], lambda: quantised()[3])
+        lower, upper = (graph.constant(f"nibble_{mask}", np.array(mask, np.uint8)) for mask in (15, 240))
+        three, one = (graph.constant(f"shift_{bits}", np.array(bits, np.uint8)) for bits in (3, 1))
+        # each times 8, the bytes from one level to the next
+        first = graph.op("BitShift", graph.op("BitwiseAnd", packed, lower), three, direction="LEFT")
+        second = graph.op("BitShift", graph.op("BitwiseAnd", packed, upper), one, direction="RIGHT")
+        return graph.op("Concat", first, second, axis=-1), scales, zeros
+
+    def _scales(self, name: str, halves: Callable[[], Array], factor: Callable[[], Array]) -> str:
+        graph = self._graph
+        if (found := self._scale_names.get(name)) is None:
+            stored = graph.op("Cast", graph.table(f"{name}.scales", halves), to=TensorProto.FLOAT)
+            found = graph.op("Mul", stored, graph.table(f"{name}.factor", factor))
+            self._scale_names[name] = found
+        return found
+
+
+class SingleFloats:
+    """float32, as far as the order in which products are summed does not depend on the rows: see `products`."""
+
+    rotated: ClassVar[bool] = False
+
+    def __init__(self, graph: Builder) -> None:
+        self._graph = graph
+
+    def embedding(self, name: str, ids: str, weight: Weight, shape: Shape) -> str:
+        """See Linears.embedding."""
+        return self._graph.op("Gather", self._graph.table(name + TABLE, weight), ids)
+
+    def product(self, name: str, x: str, weight: Weight, shape: Shape, output: str) -> str:
+        """See Linears.product."""
+        table = self._graph.table(name + TABLE, weight)
+        return self._graph.op("FusedMatMul", x, table, name=output, domain=MICROSOFT, transB=1)
