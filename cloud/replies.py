@@ -65,6 +65,7 @@ class RoundReplies:
             if done:
                 pending.round = None
             rows = session.rows.block(at - 1, at) if request.rows else b""
+            job.chances = path.chances[at - base_len] if path.chances else ()
             job.reply(self._verdict(job, request, at, single, rows), done)
         job.waiting_since = time.perf_counter()
 
