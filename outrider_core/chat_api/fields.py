@@ -31,7 +31,8 @@ class Request(Protocol):
     """What an endpoint asks of a request, whatever call it came by.
 
     choices: answers to write, one after another. conversation: messages as chat templates take them; None:
-    `plain_prompt` stands for itself, as text or token ids. top: log probabilities to tell of each token beside its own; None: of none.
+    `plain_prompt` stands for itself, as text or token ids. top: log probabilities to tell of each token beside its
+    own; None: of none.
     """
 
     model: str
@@ -169,11 +170,13 @@ class Fields(Struct, dict=True):
             raise ApiError(400, "stream_options needs stream: true", "stream_options")
 
 
-Read = TypeVar("Read", bound=Struct)
+Read = TypeVar("Read", bound=Fields)
 
 
 def read(body: bytes, kind: type[Read], neutral: Mapping[str, tuple[Any, ...]]) -> Read:
-    """Decode a body. neutral: unsupported fields -> the values with which they have no effect; null always has none.
+    """Decode a body and check it, as far as that needs no model.
+
+    neutral: unsupported fields -> the values with which they have no effect; null always has none.
 
     Raises ApiError with status 400.
     """
@@ -181,11 +184,14 @@ def read(body: bytes, kind: type[Read], neutral: Mapping[str, tuple[Any, ...]]) 
         fields = msgspec.json.decode(body)
         if isinstance(fields, dict):
             _check_supported(fields, neutral)
-        return msgspec.convert(fields, kind)
+        asked = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise ApiError(400, str(error), param_of(str(error)), "invalid_value") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    asked.check()
+    asked.constraint(0, 2**32)  # before anything is tokenised
+    return asked
 
 
 def _check_supported(fields: dict[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:

@@ -169,9 +169,11 @@ class ResponseRequest(Fields, kw_only=True):
 
 def parse_response(body: bytes) -> ResponseRequest:
     """Decode and check a request body. Raises ApiError with status 400."""
-    asked = read(body, ResponseRequest, NEUTRAL)
-    asked.check()
-    return asked
+    try:
+        return read(body, ResponseRequest, NEUTRAL)
+    except ApiError as error:
+        error.param = error.param and error.param.replace("response_format", "text.format")
+        raise
 
 
 def _append(messages: list[Message], item: Item, where: str) -> None:

@@ -157,7 +157,7 @@ class CallReader:
             text, self._held = self._space + self._held, ""
             return [text] if text and (self._index < 0 or text.strip()) else []
         held, self._held = self._held, ""
-        return [CallDelta(self._index, held)] if self._named and held else []
+        return [CallDelta(self._index, held)] if self._named and held and "<" not in held else []
 
     def _step(self, out: list[str | CallDelta]) -> bool:
         """Take what is sure of the held text. Returns whether more may be."""
