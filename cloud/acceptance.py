@@ -16,17 +16,21 @@ from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE
 NO_TOKEN = -1
 #: (rows of the logits, sampling, absolute position and adjustment of each) -> tokens
 Draw = Callable[[Sequence[int], Sequence[Sampling], Sequence[int], Sequence[Adjustment | None]], list[int]]
+#: ids and natural log probabilities of a drawn token and of the likeliest in its place, before any sampling parameter
+Chances = Sequence[tuple[int, float]]
 
 
 class AcceptedPath(NamedTuple):
     """What the target accepts of a tree.
 
-    accepted: nodes from the root down; bonus: the target's own token after them; finish: FINISH_*.
+    accepted: nodes from the root down; bonus: the target's own token after them; finish: FINISH_*. chances: for each of
+    these tokens, where they were asked for.
     """
 
     accepted: list[int]
     bonus: int
     finish: int
+    chances: Sequence[Chances] = ()
 
     @property
     def failed(self) -> bool:

@@ -142,7 +142,10 @@ class Batcher:
                 return
             began = time.perf_counter()
             paths = self._engine.step(
-                [Segment(part.pending.session, part.chain, part.tree, part.rows_wanted) for part in scheduled]
+                [
+                    Segment(part.pending.session, part.chain, part.tree, part.rows_wanted, part.pending.top)
+                    for part in scheduled
+                ]
             )
             seconds = time.perf_counter() - began
         except Exception:
@@ -191,6 +194,8 @@ class Batcher:
         for part, job, path in step.rounds():
             pending = part.pending
             before = pending.generated
+            if part.drafted and part.tree is not None:
+                job.drafted, job.accepted = job.drafted + len(part.tree), job.accepted + len(path.accepted)
             replies.answer(pending, job, path)
             if pending.round is not None and pending.generated // QUANTUM != before // QUANTUM:
                 self._requests.move_to_back(pending)

@@ -7,22 +7,24 @@ import math
 import secrets
 import time
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
 from cloud import log
+from cloud.acceptance import Chances
 from cloud.jobs import Job, Reply
 from cloud.limits import Account
 from cloud.metrics import ABORT, ERROR, Metrics
 from cloud.service import Verifier
 from cloud.tracing import trace_of
-from outrider_core.chat_api.asgi import send_completion, send_error, unless_gone
+from outrider_core.chat_api.asgi import send_answer, send_error, unless_gone
 from outrider_core.chat_api.errors import ApiError
-from outrider_core.chat_api.replies import CompletionWriter, Delta, Ending, FinishReason
-from outrider_core.chat_api.requests import ChatRequest
+from outrider_core.chat_api.fields import Request, token_limit
+from outrider_core.chat_api.replies import Delta, Ending, FinishReason, TokenChance, TokenChances
+from outrider_core.chat_tokenizer import ChatTokenizer
 from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.text import Detokeniser, StopStrings
@@ -47,11 +49,15 @@ POLL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Drawn:
-    """A token. finish_reason: set on the last one. is_text: False for a token that ends the answer."""
+    """A token. finish_reason: set on the last one. is_text: False for a token that ends the answer.
+
+    chances: where they were asked for.
+    """
 
     token: int
     finish_reason: FinishReason | None
     is_text: bool
+    chances: Chances = ()
 
 
 class EngineSession:
@@ -70,10 +76,11 @@ class EngineSession:
         rules: Rules | None,
         max_new: int,
         request_id: str,
+        top: int | None = None,
     ) -> None:
         self._verifier, self._loop = verifier, asyncio.get_running_loop()
         self._account = account
-        self._replies: asyncio.Queue[tuple[Reply, bool]] = asyncio.Queue()
+        self._replies: asyncio.Queue[tuple[Reply, bool, Chances]] = asyncio.Queue()
         self._session = session = secrets.token_bytes(16)
         self._closed = False
         opening = Open(0, session, 0, pack_ids(ids), len(ids), sampling)
@@ -81,14 +88,19 @@ class EngineSession:
             session, opening, self._opened, tokens=ids, rules=rules, account=account.name, request_id=request_id
         )
         self._round = Job(
-            session, Generate(0, 1, len(ids), max_new), self._post, account=account.name, request_id=request_id
+            session,
+            Generate(0, 1, len(ids), max_new),
+            self._post,
+            top=top,
+            account=account.name,
+            request_id=request_id,
         )
         verifier.submit(self._opening)
         verifier.submit(self._round)
 
     async def opened(self) -> None:
         """Wait until the engine has opened the session. Raises ApiError where it cannot."""
-        reply, _ = await self._next()
+        reply, _, _ = await self._next()
         if not isinstance(reply, Opened):
             raise _failed()
 
@@ -96,13 +108,18 @@ class EngineSession:
         """Tokens as the target draws them. Raises ApiError where the engine fails."""
         done = False
         while not done:
-            reply, done = await self._next()
+            reply, done, chances = await self._next()
             if isinstance(reply, Verdict):
                 is_eos = reply.finish == FINISH_EOS
                 reason = FinishReason.STOP if is_eos else FinishReason.LENGTH
-                yield Drawn(reply.bonus, reason if done else None, not is_eos)
+                yield Drawn(reply.bonus, reason if done else None, not is_eos, chances)
             elif done:
                 raise _failed()
+
+    @property
+    def drafted(self) -> tuple[int, int]:
+        """Nodes that a drafter beside the target proposed for it, and those that were the target's own."""
+        return self._round.drafted, self._round.accepted
 
     def close(self) -> None:
         """Stop drawing and forget the session. A second call does nothing."""
@@ -123,27 +140,27 @@ class EngineSession:
     def _post(self, reply: Reply, done: bool) -> None:
         """Runs in the engine thread."""
         with suppress(RuntimeError):  # the event loop has ended, so nobody waits for the reply any more
-            self._loop.call_soon_threadsafe(self._deliver, reply, done)
+            self._loop.call_soon_threadsafe(self._deliver, reply, done, self._round.chances)
 
-    def _deliver(self, reply: Reply, done: bool) -> None:
-        self._replies.put_nowait((reply, done))
+    def _deliver(self, reply: Reply, done: bool, chances: Chances) -> None:
+        self._replies.put_nowait((reply, done, chances))
         if isinstance(reply, Verdict):
             self._account.spend(verifies=1)
         if done:
             self.close()
 
-    async def _next(self) -> tuple[Reply, bool]:
+    async def _next(self) -> tuple[Reply, bool, Chances]:
         while True:
             try:
                 async with asyncio.timeout(POLL_SECONDS):
-                    reply, done = await self._replies.get()
+                    reply, done, chances = await self._replies.get()
                 break
             except TimeoutError:
                 if not self._verifier.alive:
                     raise ApiError(503, "the server stopped; ask another", None, "not_ready", RETRY_SECONDS) from None
         if isinstance(reply, Error):
             raise _engine_error(reply)
-        return reply, done
+        return reply, done, chances
 
 
 def _engine_error(error: Error) -> ApiError:
@@ -186,40 +203,47 @@ class CompletionRecord:
 
 
 class Completion:
-    """An ASGI response: opens a session of the engine, sends what the target writes, closes the session."""
+    """An ASGI response: opens a session of the engine for each choice, sends what the target writes, closes it.
+
+    rules: of each choice. The account has counted one stream already, which the choices use one after another.
+    """
 
     def __init__(
         self,
         verifier: Verifier,
         account: Account,
         model_name: str,
-        request: ChatRequest,
+        request: Request,
         ids: list[int],
-        rules: Rules | None,
-        detokeniser: Detokeniser,
+        rules: Sequence[Rules | None],
+        tokenizer: ChatTokenizer,
         begun: float,
     ) -> None:
         self._verifier, self._account, self._request, self._ids = verifier, account, request, ids
-        self._rules = rules
-        self._detokeniser, self._stops = detokeniser, StopStrings(request.stops)
+        self._rules, self._tokenizer = rules, tokenizer
         self._record = CompletionRecord(verifier.metrics, begun)
-        self._writer = CompletionWriter(model_name, verifier.target_hash, len(ids))
+        self._writer = request.writer(model_name, verifier.target_hash, len(ids), lambda: tokenizer.decode(ids))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        max_new = self._request.token_limit(self._verifier.max_context - len(self._ids))
         trace = trace_of(scope)
-        session = EngineSession(
-            self._verifier, self._account, self._ids, self._request.sampling, self._rules, max_new, trace.request
-        )
+        self._session = session = self._opened(0, trace.request)
         try:
-            await unless_gone(self._send(session, send), receive)
+            await unless_gone(self._send(session, send, trace.request), receive)
         finally:
-            session.close()
+            self._session.close()
             self._record.close(
                 completion=self._writer.id, account=self._account.name, prompt_tokens=len(self._ids), **trace.fields
             )
 
-    async def _send(self, session: EngineSession, send: Send) -> None:
+    def _opened(self, choice: int, request_id: str) -> EngineSession:
+        asked = self._request
+        max_new = token_limit(asked, self._verifier.max_context - len(self._ids))
+        sampling, rules = asked.sampling(choice), self._rules[choice]
+        return EngineSession(
+            self._verifier, self._account, self._ids, sampling, rules, max_new, request_id, top=asked.top
+        )
+
+    async def _send(self, session: EngineSession, send: Send, request_id: str) -> None:
         try:
             await session.opened()  # before a stream begins, so that a refusal has a status of its own
         except Exception as error:
@@ -227,35 +251,55 @@ class Completion:
             await send_error(send, as_api_error(error))
             return
         try:
-            await send_completion(send, self._request, self._writer, self._answer(session))
+            await send_answer(send, self._request, self._writer, self._answers(request_id))
         except ApiError as error:
             await send_error(send, error)
 
-    async def _answer(self, session: EngineSession) -> AsyncIterator[Delta | Ending]:
-        """Raises ApiError, whatever went wrong."""
-        text, stops = self._detokeniser, self._stops
-        drawn = 0
-        reason = FinishReason.LENGTH
+    async def _answers(self, request_id: str) -> AsyncIterator[Delta | Ending]:
+        """All choices. Raises ApiError, whatever went wrong."""
+        ending = None
         try:
-            async for token in session.tokens():
-                drawn += 1
-                self._record.token()
-                piece = stops.push(text.push(token.token)) if token.is_text else ""
-                if token.finish_reason is not None:
-                    reason = token.finish_reason
-                    piece += stops.push(text.flush())
-                    piece += stops.flush()
-                if piece:
-                    yield Delta(piece)
-                if stops.hit:
-                    session.close()
-                    reason = FinishReason.STOP
-                    break
+            for choice in range(self._request.choices):
+                if choice:
+                    self._session.close()
+                    self._account.streams += 1
+                    self._session = self._opened(choice, request_id)
+                    await self._session.opened()
+                async for part in self._answer(self._session):
+                    ending = part if isinstance(part, Ending) else ending
+                    yield part
         except Exception as error:
             self._record.finish(ERROR)
             raise as_api_error(error) from None
-        self._record.finish(reason)
-        yield Ending(reason, drawn)
+        if ending is not None:
+            self._record.finish(ending.finish_reason)
+
+    async def _answer(self, session: EngineSession) -> AsyncIterator[Delta | Ending]:
+        text, stops = Detokeniser(self._tokenizer.decode, self._tokenizer.special_ids), StopStrings(self._request.stops)
+        drawn, reason, chances = 0, FinishReason.LENGTH, list[TokenChances]()
+        async for token in session.tokens():
+            drawn += 1
+            self._record.token()
+            piece = stops.push(text.push(token.token)) if token.is_text else ""
+            if token.is_text and token.chances:
+                chances.append(self._told(token.chances))
+            if token.finish_reason is not None:
+                reason = token.finish_reason
+                piece += stops.push(text.flush())
+                piece += stops.flush()
+            if piece or (chances and token.finish_reason is not None):
+                yield Delta(piece, chances=chances)
+                chances = []
+            if stops.hit:
+                session.close()
+                reason = FinishReason.STOP
+                break
+        drafted, accepted = session.drafted
+        yield Ending(reason, drawn, drafted=drafted, accepted=accepted)
+
+    def _told(self, chances: Chances) -> TokenChances:
+        told = [TokenChance(*self._tokenizer.spelling(token), logprob) for token, logprob in chances]
+        return TokenChances(told[0], told[1:])
 
 
 def as_api_error(error: Exception) -> ApiError:

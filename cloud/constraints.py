@@ -19,7 +19,15 @@ from outrider_core.grammar import (
     check_grammars,
     open_grammars,
 )
-from outrider_core.protocol.constraint import GRAMMAR_NONE, OBEYS_BIAS, OBEYS_JSON, Constraint, Rules
+from outrider_core.protocol.constraint import (
+    GRAMMAR_NONE,
+    GRAMMAR_TOOLS,
+    OBEYS_BIAS,
+    OBEYS_JSON,
+    OBEYS_TOOLS,
+    Constraint,
+    Rules,
+)
 
 #: compiled grammars kept, of an account, and accounts that have some
 KEPT, ACCOUNTS = 8, 64
@@ -36,7 +44,7 @@ class ConstraintDesk:
         self.obeys = OBEYS_BIAS
         self._tokenizer: ChatTokenizer | None = None
         self._grammars: Grammars | None = None  # takes memory, so it is opened for the first answer that wants one
-        self._compiled: OrderedDict[str, OrderedDict[str, Grammar]] = OrderedDict()
+        self._compiled: OrderedDict[str, OrderedDict[tuple[int, str], Grammar]] = OrderedDict()
         self._executor = ThreadPoolExecutor(1, "constraints")
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
@@ -48,7 +56,7 @@ class ConstraintDesk:
                 raise GrammarsUnavailable("the target has no tokenizer")
             check_grammars(self._eos_ids)
             self._tokenizer = tokenizer
-            self.obeys = OBEYS_BIAS | OBEYS_JSON
+            self.obeys = OBEYS_BIAS | OBEYS_JSON | OBEYS_TOOLS
         except GrammarsUnavailable as error:
             log.info("no structured output here", why=str(error))
 
@@ -127,13 +135,15 @@ class ConstraintDesk:
                 self.obeys = OBEYS_BIAS
                 log.error("no structured output here", why=str(error))
                 raise GrammarError(f"this verifier offers no structured output: {error}") from None
-        schema = constraint.schema or ANY_OBJECT
+        asked = constraint.grammar, constraint.schema
         mine = self._compiled.setdefault(account, OrderedDict())
         self._compiled.move_to_end(account)
-        grammar = mine.get(schema)
+        grammar = mine.get(asked)
         if grammar is None:
-            grammar = mine[schema] = self._grammars.compile(schema)
-        mine.move_to_end(schema)
+            tools = constraint.grammar == GRAMMAR_TOOLS
+            compiling = self._grammars.compile_tools if tools else self._grammars.compile
+            grammar = mine[asked] = compiling(constraint.schema or ANY_OBJECT)
+        mine.move_to_end(asked)
         while len(mine) > KEPT:
             mine.popitem(last=False)
         while len(self._compiled) > ACCOUNTS:

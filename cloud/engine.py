@@ -21,13 +21,15 @@ class Segment:
     """One session's part of a step: `chain` committed tokens without keys and values yet, then a tree.
 
     tree: hangs below the last committed token, which then must be the chain's last; None for a prefill
-    chunk, which yields no logits. features: bring the session's feature rows up to date.
+    chunk, which yields no logits. features: bring the session's feature rows up to date. top: tell the chances of each
+    token drawn, and so many beside it; None: do not.
     """
 
     session: Session
     chain: int
     tree: TokenTree | None = None
     features: bool = True
+    top: int | None = None
 
 
 class Engine:
@@ -90,7 +92,9 @@ class Engine:
                     session.rules.follow(session.tokens)
                 drafts.append(Draft(segment.tree, session.sampling, len(session.tokens), row, session.rules))
                 row += 1 + len(segment.tree)
-        paths = iter(accept_paths(logits.draw, drafts, self._eos_ids, self._max_context))
+        accepted = accept_paths(logits.draw, drafts, self._eos_ids, self._max_context)
+        tops = [segment.top for segment in segments if segment.tree is not None]
+        paths = iter([_told(logits, *each) for each in zip(drafts, accepted, tops, strict=True)])
         return [None if segment.tree is None else next(paths) for segment in segments]
 
     def _compact(self, segments: Sequence[Segment], paths: Sequence[AcceptedPath | None]) -> None:
@@ -126,3 +130,12 @@ class Engine:
             packed.append(pack_rows(rows[begin : begin + len(span)]) if len(span) else b"")
             begin += len(span)
         return packed
+
+
+def _told(logits: Logits, draft: Draft, path: AcceptedPath, top: int | None) -> AcceptedPath:
+    """The path with the chances of its tokens, where they are asked for."""
+    if top is None or path.failed:
+        return path
+    rows = [draft.row, *(draft.row + 1 + node for node in path.accepted)]
+    tokens = [*(draft.tree.tokens[node] for node in path.accepted), path.bonus]
+    return path._replace(chances=logits.chances(rows, tokens, top))

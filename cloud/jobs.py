@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cloud.acceptance import Chances
 from cloud.features import FeatureRows
 from cloud.sessions import Session
 from outrider_core.protocol.constraint import Rules
@@ -24,6 +25,9 @@ class Job:
     evenly. request_id: of the HTTP request or handshake that it came by, for the log. reply(message, done) is called in
     the engine thread, with `done` set for the last message. `cancelled` may be set by any thread; a
     step that is already running still ends and is answered. `admitted`: the engine thread has taken it from its queue.
+
+    top: for a GENERATE: tell the chances of each token and of so many beside it; `chances` has them while its verdict
+    is given to `reply`. drafted, accepted: nodes verified for it so far, and those that were the target's own.
     """
 
     session: bytes
@@ -32,6 +36,10 @@ class Job:
     tokens: list[int] = field(default_factory=list)
     tree: TokenTree = field(default_factory=TokenTree)
     rules: Rules | None = None
+    top: int | None = None
+    chances: Chances = ()
+    drafted: int = 0
+    accepted: int = 0
     account: str = ""
     request_id: str = ""
     cancelled: bool = False
@@ -52,6 +60,11 @@ class PendingSession:
     opening: Job | None = None
     round: Job | None = None
     generated: int = 0  # tokens of the GENERATE so far
+
+    @property
+    def top(self) -> int | None:
+        """See Job."""
+        return self.round.top if self.round else None
 
     @property
     def waiting_since(self) -> float:

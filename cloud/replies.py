@@ -67,6 +67,7 @@ class RoundReplies:
                 pending.round = None
             due = request.rows and session.rows.stop >= at and (done or at - session.rows_due >= STREAMED_ROWS)
             rows = self._rows(session, at, 1) if due else b""
+            job.chances = path.chances[at - base_len] if path.chances else ()
             job.reply(self._verdict(job, request, at, single, rows), done)
         job.waiting_since = time.perf_counter()
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from cloud.acceptance import Chances
 from outrider_core.protocol.constraint import Adjustment
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
@@ -29,6 +30,9 @@ class Logits(Protocol):
         adjustments: made to each row first; (): none to any. `cloud.acceptance.NO_TOKEN` where a row holds something
         that is not a number, or no token is allowed.
         """
+
+    def chances(self, rows: Sequence[int], tokens: Sequence[int], top: int) -> list[Chances]:
+        """For each of `rows` tokens[i] first, then the `top` likeliest tokens; of the softmax of the plain logits."""
 
 
 class ModelRunner(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -61,19 +61,21 @@ class BlockingRuntime:
             self._thread.join()
         self._loop.close()
 
-    def generate(self, prompt: str | list[dict[str, str]] | list[int], **options: Any) -> Iterator[Event]:
+    def generate(self, prompt: str | list[dict[str, Any]] | list[int], **options: Any) -> Iterator[Event]:
         """As `EdgeRuntime.generate`. Leaving the loop early, also by Ctrl-C, cancels the answer."""
         return self._drain(self.runtime.generate(prompt, **options))
 
-    def answer(self, prompt: str | list[dict[str, str]] | list[int], **options: Any) -> Finished:
+    def answer(self, prompt: str | list[dict[str, Any]] | list[int], **options: Any) -> Finished:
         """The end of an answer to `prompt`, for those who need no events. Options as of `generate`."""
         *_, finished = self.generate(prompt, **options)
         assert isinstance(finished, Finished)
         return finished
 
-    def fit_messages(self, messages: list[dict[str, str]], reserve: int = 256) -> FittedMessages:
+    def fit_messages(
+        self, messages: list[dict[str, Any]], reserve: int = 256, tools: Sequence[dict[str, Any]] = ()
+    ) -> FittedMessages:
         """As `EdgeRuntime.fit_messages`."""
-        return self.runtime.fit_messages(messages, reserve)
+        return self.runtime.fit_messages(messages, reserve, tools)
 
     def resume(self, record: dict[str, Any]) -> Iterator[Event]:
         """As `EdgeRuntime.resume`."""

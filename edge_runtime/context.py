@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-Message = dict[str, str]
+Message = dict[str, Any]
 #: roles that instruct the model and are never dropped from a conversation's beginning
 INSTRUCTIONS = ("system", "developer")
 

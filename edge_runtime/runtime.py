@@ -30,6 +30,7 @@ from edge_runtime.transport import LinkMaker, VerifierLink
 from edge_runtime.tuning import LARGEST, Tuning
 from edge_runtime.worker import DrafterThread, UnderstudyThread
 from outrider_core.chat_api.constraints import constraint_of
+from outrider_core.chat_api.tools import tool_use_of
 from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, Bundle, open_bundle
 from outrider_core.drafting.drafter import Drafter, TreeShape
 from outrider_core.drafting.engines import Engine, open_engine
@@ -174,12 +175,14 @@ class EdgeRuntime:
                 self.link_error, self.link_refused = str(event), True
         self._inbox.put_nowait(event)
 
-    def encode_prompt(self, prompt: str | list[dict[str, str]]) -> list[int]:
-        """Token ids of a question (a string) or a conversation (chat messages)."""
+    def encode_prompt(self, prompt: str | list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """Token ids of a question (a string) or a conversation (chat messages) with `tools` that may be called."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return self.bundle.render_chat(messages)
+        return self.bundle.render_chat(messages, tools)
 
-    def fit_messages(self, messages: list[dict[str, str]], reserve: int = 256) -> FittedMessages:
+    def fit_messages(
+        self, messages: list[dict[str, Any]], reserve: int = 256, tools: Sequence[dict[str, Any]] = ()
+    ) -> FittedMessages:
         """The conversation without the oldest turns that would not fit into the context.
 
         reserve: tokens to keep free for the answer. Instructions at the beginning and the last turn are never dropped.
@@ -189,7 +192,7 @@ class EdgeRuntime:
         context = self.bundle.manifest.max_context
         if self.link and self.link.welcome:
             context = min(context, self.link.welcome.max_context)
-        return fit_messages(messages, self.encode_prompt, context, reserve)
+        return fit_messages(messages, partial(self.encode_prompt, tools=tools), context, reserve)
 
     def decode(self, ids: list[int]) -> str:
         """Text of token ids, special tokens left out."""
@@ -198,7 +201,7 @@ class EdgeRuntime:
 
     def generate(
         self,
-        prompt: str | list[dict[str, str]] | list[int],
+        prompt: str | list[dict[str, Any]] | list[int],
         *,
         max_new_tokens: int = 256,
         temperature: float = 0.0,
@@ -211,13 +214,17 @@ class EdgeRuntime:
         logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
+        tools: Sequence[dict[str, Any]] = (),
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
     ) -> AsyncGenerator[Event, None]:
         """Answer `prompt`: text, chat messages or token ids. Yields events, the last one `Finished`.
 
         max_new_tokens counts verified tokens only. temperature 0 is greedy. seed: the same seed gives the same text;
         None picks one. stop: a string or strings that end the answer; they are not part of it. response_format,
-        logit_bias (by token id) and the penalties: as OpenAI has them; the target alone writes such an answer, which
-        waits where there is no link. Closing the iterator cancels.
+        logit_bias (by token id), the penalties and tools: as OpenAI has them; the target alone writes such an answer,
+        which waits where there is no link, and calls stand in its text as `<tool_call>`. A prompt of token ids has to
+        describe the tools itself. Closing the iterator cancels.
         Raises ValueError at once on an argument out of bounds and on a prompt that leaves no room. While events are
         read: RuntimeError where the runtime is not entered or an answer is already on its way, DrafterFailed where
         the device's engine fails, LinkRefused only of a verifier in this process (`outrider.local`): what one elsewhere
@@ -225,22 +232,37 @@ class EdgeRuntime:
         """
         sampling = checked_sampling(temperature, top_k, top_p, min_p, seed)
         length, stops = checked_length(max_new_tokens), checked_stops(stop)
+        use = tool_use_of(tools, tool_choice, parallel_tool_calls)
         if not prompt:
             raise ValueError("the prompt is empty")
         if isinstance(prompt, list) and isinstance(prompt[0], int):
             ids: list[int] = [int(token) for token in prompt]  # type: ignore[arg-type]
         else:
-            ids = self.encode_prompt(prompt)  # type: ignore[arg-type]
+            ids = self.encode_prompt(prompt, use.prompt if use else ())  # type: ignore[arg-type]
+        constraint = constraint_of(
+            len(ids),
+            self.bundle.manifest.vocab_size,
+            response_format,
+            logit_bias,
+            frequency_penalty,
+            presence_penalty,
+            use.rules if use else None,
+        )
+        return self.answer_ids(ids, sampling, length, stops, constraint)
+
+    def answer_ids(
+        self, ids: list[int], sampling: Sampling, length: int, stops: list[str], constraint: Constraint | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Answer a prompt of token ids, as `generate` does, which has checked what it is asked. Raises ValueError."""
         manifest = self.bundle.manifest
         if not ids or len(ids) >= manifest.max_context:
             raise ValueError(f"the prompt has {len(ids)} tokens; 1 to {manifest.max_context - 1} fit this bundle")
         if not all(0 <= token < manifest.vocab_size for token in ids):
             raise ValueError(f"token ids of the prompt must be at least 0 and below {manifest.vocab_size}")
-        constraint = constraint_of(
-            len(ids), manifest.vocab_size, response_format, logit_bias, frequency_penalty, presence_penalty
-        )
         if constraint and self.policy.writer == "device-only":
-            raise ValueError("response_format, logit_bias and penalties need a verifier; this device writes alone")
+            raise ValueError(
+                "response_format, logit_bias, penalties and tools need a verifier; this device writes alone"
+            )
 
         def begin() -> tuple[Session, list[str]]:
             self._stream = (self._stream + 1) % STREAMS

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +18,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from outrider_core.chat_boundary import ChatBoundary, Messages
+from outrider_core.chat_tools import plain_messages, takes_results, uses_tools, writes_tools
 
 #: tokens that templates know by name
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+#: characters of byte-level vocabularies -> the bytes for which they stand
+_SHOWN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
+BYTES = {chr(byte): byte for byte in _SHOWN} | {chr(256 + index): byte for index, byte in enumerate(_HIDDEN)}
 
 
 class ChatTokenizer:
@@ -43,23 +49,70 @@ class ChatTokenizer:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def encode_chat(self, messages: Messages) -> list[int]:
-        """Token ids of a conversation (`role`, `content`) up to where the assistant's next turn begins.
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of text that begins a sequence, with what the tokenizer adds to such."""
+        ids: list[int] = self.tokenizer.encode(text).ids
+        return ids
 
+    def encode_chat(self, messages: Messages, tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """Token ids of a conversation up to where the assistant's next turn begins.
+
+        messages: `role` and `content`; an assistant's may have `tool_calls`, with `arguments` as objects. tools: as
+        OpenAI has them. The template writes both where it does so in the form of `outrider_core.tool_grammar`; else
+        they are written as `outrider_core.chat_tools` says.
         Raises ValueError on a role that is no plain name, jinja2.TemplateError where the template refuses.
         """
-        return self._boundary.encode(messages, self._rendered)
+        if uses_tools(messages, tools) and not self._writes_tools:
+            messages, tools = plain_messages(messages, tools, self._takes_results), ()
+        if not tools:
+            return self._boundary.encode(messages, self._rendered)
+        # the functions travel as the content of a message, so that their text is nobody's turn either
+        carried = {"role": "tools", "content": list(tools)}
+        return self._boundary.encode([*messages, carried], lambda all_: self._rendered(all_[:-1], all_[-1]["content"]))
 
     def decode(self, ids: list[int]) -> str:
         """Text of token ids, special tokens left out."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
-    def _rendered(self, messages: Messages) -> str:
+    def spelling(self, token: int) -> tuple[str, bytes]:
+        """A token by itself: its text, and its UTF-8 bytes where the vocabulary shows them, else those of the text.
+
+        Bytes that are no character have a text of their own, such as `\\xe2`.
+        """
+        piece = self.tokenizer.id_to_token(token) or ""
+        if token in self.special_ids or token in self.tokenizer.get_added_tokens_decoder():
+            return piece, piece.encode()
+        if self._byte_level and all(character in BYTES for character in piece):
+            data = bytes(BYTES[character] for character in piece)
+        elif found := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):
+            data = bytes([int(found.group(1), 16)])
+        else:
+            data = piece.replace("\u2581", " ").encode()
+        return data.decode(errors="backslashreplace"), data
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        """Whether the vocabulary writes each byte as one character."""
+        return '"ByteLevel"' in self.tokenizer.to_str()
+
+    def _rendered(self, messages: Messages, tools: Sequence[dict[str, Any]] = ()) -> str:
         text: str = self._compiled.render(
-            messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self.special_tokens
+            messages=list(messages),
+            tools=list(tools) or None,
+            documents=None,
+            add_generation_prompt=True,
+            **self.special_tokens,
         )
         return text
+
+    @cached_property
+    def _writes_tools(self) -> bool:
+        return writes_tools(self._rendered)
+
+    @cached_property
+    def _takes_results(self) -> bool:
+        return takes_results(self._rendered)
 
     @cached_property
     def _compiled(self) -> jinja2.Template:

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from outrider_core.tool_grammar import lark_of, read_tools
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
@@ -29,6 +31,7 @@ LIMITS = {
     "max_lexer_states": 100_000,
     "max_grammar_size": 100_000,
 }
+JSON_OPTIONS = {"whitespace_pattern": WHITESPACE, "coerce_one_of": False, "lenient": False}
 ANY_OBJECT = '{"type": "object"}'
 INSTALL = "this needs the package llguidance: pip install 'outrider[cloud]'"
 
@@ -49,27 +52,39 @@ class Grammars:
 
     def compile(self, schema: str = ANY_OBJECT) -> Grammar:
         """For JSON of a JSON schema. Raises GrammarError where that means nothing, is unsupported or is too large."""
-        from llguidance import LLMatcher, LLParserLimits
+        from llguidance import LLMatcher
 
-        options = {"whitespace_pattern": WHITESPACE, "coerce_one_of": False, "lenient": False}
         try:
             read = json.loads(schema)
             if not isinstance(read, dict):
                 raise GrammarError("the schema must be a JSON object")
             if "x-guidance" in read:
                 raise GrammarError("x-guidance is not taken here")
-            text = LLMatcher.grammar_from_json_schema(schema, overrides=options)
+            text = LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
         except GrammarError:
             raise
         except (ValueError, RecursionError) as error:
             raise GrammarError(f"the schema cannot be read: {_line(str(error))}") from None
+        return self._made(text, "the schema cannot be obeyed")
+
+    def compile_tools(self, tools: str) -> Grammar:
+        """For text or calls of functions, of `ToolRules.as_text`. Raises GrammarError as `compile` does."""
+        try:
+            text = lark_of(read_tools(tools), JSON_OPTIONS)
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(f"the tools cannot be read: {_line(str(error))}") from None
+        return self._made(text, "the tools' schemas cannot be obeyed")
+
+    def _made(self, text: str, fault: str) -> Grammar:
+        from llguidance import LLMatcher, LLParserLimits
+
         limits = LLParserLimits(**LIMITS, verbose_errors=False)
         grammar = Grammar(LLMatcher(self._vocabulary, text, log_level=0, limits=limits), self._words)
         probe = grammar.matcher()
         if not probe.error:
             probe.allowed()  # what no text satisfies shows here
         if probe.error:
-            raise GrammarError(f"the schema cannot be obeyed: {probe.error}")
+            raise GrammarError(f"{fault}: {probe.error}")
         return grammar
 
 

@@ -38,6 +38,7 @@ def tiny_model(
     tied: bool = False,
     dtype: torch.dtype = torch.float64,
     rope: dict[str, Any] | None = None,
+    positions: int = 512,
 ) -> Any:
     """A random causal LM in eval mode whose logits are spread enough to make sampling matter.
 
@@ -51,7 +52,7 @@ def tiny_model(
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim or hidden // heads,
-        max_position_embeddings=512,
+        max_position_embeddings=positions,
         tie_word_embeddings=tied,
         eos_token_id=EOS,
         bos_token_id=1,

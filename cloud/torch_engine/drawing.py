@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cloud.acceptance import NO_TOKEN
+from cloud.acceptance import NO_TOKEN, Chances
 from cloud.drawing import HostLogits
 from outrider_core.protocol.constraint import Adjustment
 from outrider_core.protocol.noise import noise_key
@@ -36,6 +36,12 @@ class TorchLogits:
     ) -> list[int]:
         """See Logits.draw."""
         return draw_tokens(self.values[list(rows)], samplings, positions, adjustments)
+
+    @torch.inference_mode()
+    def chances(self, rows: Sequence[int], tokens: Sequence[int], top: int) -> list[Chances]:
+        """See Logits.chances. The rows travel to the host."""
+        host = HostLogits(self.values[list(rows)].to("cpu", torch.float64).numpy())
+        return host.chances(range(len(rows)), tokens, top)
 
 
 def draw_tokens(

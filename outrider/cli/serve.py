@@ -13,7 +13,7 @@ import contextlib
 import hmac
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Literal
 
 import uvicorn
@@ -32,14 +32,16 @@ from outrider_core.chat_api.asgi import (
     Receive,
     Send,
     read_body,
-    send_completion,
+    send_answer,
     send_error,
     send_json,
     unless_gone,
 )
 from outrider_core.chat_api.errors import ApiError
-from outrider_core.chat_api.replies import CompletionWriter, Delta, Ending, FinishReason, model_card, model_list
-from outrider_core.chat_api.requests import ChatRequest, check_model, parse
+from outrider_core.chat_api.fields import Request, check_model, token_limit
+from outrider_core.chat_api.replies import Delta, Ending, FinishReason, model_card, model_list
+from outrider_core.chat_api.routes import PARSERS
+from outrider_core.protocol.constraint import GRAMMAR_TOOLS
 
 #: requests that may wait behind the one being answered
 MOST_WAITING = 8
@@ -108,10 +110,12 @@ class Endpoint:
             case "GET", ["v1", "models", *name]:
                 check_model("/".join(name), self.model)
                 await send_json(send, self._card)
-            case "POST", ["v1", "chat", "completions"]:
-                await self._complete(receive, send)
+            case "POST", _ if parsed := PARSERS.get(path.rstrip("/")):
+                await self._complete(parsed, receive, send)
             case _:
-                raise ApiError(404, f"{method} {path} is not served here; POST /v1/chat/completions is")
+                known = path.rstrip("/") in (*PARSERS, "/v1/models")
+                text = f"{method} {path} is not served here; POST {', '.join(PARSERS)} and GET /v1/models are"
+                raise ApiError(405 if known else 404, text, code="method_not_allowed" if known else "unknown_url")
 
     def _check_page(self, headers: dict[str, str]) -> None:
         """Raise ApiError where a web page asks that was not allowed to."""
@@ -128,9 +132,12 @@ class Endpoint:
         if self.key and not hmac.compare_digest(given, f"Bearer {self.key}".encode()):
             raise ApiError(401, "this endpoint needs its key as a Bearer token", code="invalid_api_key")
 
-    async def _complete(self, receive: Receive, send: Send) -> None:
-        asked = parse(await read_body(receive))
+    async def _complete(self, parsed: Callable[[bytes], Request], receive: Receive, send: Send) -> None:
+        asked = parsed(await read_body(receive))
         check_model(asked.model, self.model)
+        if asked.top is not None:
+            text = "log probabilities are told by the verifier's own endpoint: its verdicts carry tokens alone"
+            raise ApiError(400, text, "logprobs", "unsupported_parameter")
         fitted = self._fit(asked)
         self._check_constraint(asked, fitted)
         if self._waiting >= MOST_WAITING:
@@ -158,52 +165,68 @@ class Endpoint:
     def _written(self, writing: asyncio.Task[None]) -> None:
         self._waiting -= 1
 
-    def _check_constraint(self, asked: ChatRequest, fitted: FittedMessages) -> None:
+    def _check_constraint(self, asked: Request, fitted: FittedMessages) -> None:
         """Raise ApiError where the answer is to be held to what cannot be."""
         constraint = asked.constraint(len(fitted.ids), self.runtime.bundle.manifest.vocab_size)
         if constraint and self.runtime.policy.writer == "device-only":
-            text = "response_format, logit_bias and penalties need a verifier; this device writes alone"
-            raise ApiError(400, text, "response_format", "unsupported_parameter")
+            text = "response_format, logit_bias, penalties and tools need a verifier; this device writes alone"
+            field = "tools" if constraint.grammar == GRAMMAR_TOOLS else "response_format"
+            raise ApiError(400, text, field, "unsupported_parameter")
 
-    def _fit(self, asked: ChatRequest) -> FittedMessages:
-        length = asked.max_completion_tokens or asked.max_tokens
+    def _fit(self, asked: Request) -> FittedMessages:
+        if asked.conversation is None:
+            return FittedMessages([], [], self._plain_prompt(asked.plain_prompt))
+        tools = asked.tool_use.prompt if asked.tool_use else ()
         try:
-            return self.runtime.fit_messages(asked.conversation, length or USUAL_LENGTH)
+            return self.runtime.fit_messages(asked.conversation, asked.length or USUAL_LENGTH, tools)
         except ConversationTooLong as error:
             raise ApiError(400, str(error), "messages", "context_length_exceeded") from None
         except Exception as error:  # a template may raise anything
             raise ApiError(400, f"the chat template of {self.model} refuses this: {error}", "messages") from None
 
+    def _plain_prompt(self, prompt: str | list[int]) -> list[int]:
+        """Token ids of a prompt that no chat template writes. Raises ApiError where it does not fit."""
+        manifest = self.runtime.bundle.manifest
+        ids = prompt if isinstance(prompt, list) else self.runtime.bundle.chat.encode_prompt(prompt)
+        if len(ids) >= manifest.max_context:
+            text = f"the prompt has {len(ids)} tokens; at most {manifest.max_context - 1} fit this device's context"
+            raise ApiError(400, text, "prompt", "context_length_exceeded")
+        if not ids or max(ids) >= manifest.vocab_size:
+            text = f"the prompt needs token ids from 0 to {manifest.vocab_size - 1}"
+            raise ApiError(400, text, "prompt", "invalid_value")
+        return ids
+
 
 class _Answer:
-    """One completion."""
+    """The answer to one request, in all its choices."""
 
-    def __init__(self, endpoint: Endpoint, asked: ChatRequest, fitted: FittedMessages) -> None:
+    def __init__(self, endpoint: Endpoint, asked: Request, fitted: FittedMessages) -> None:
         self._endpoint, self._asked, self._ids = endpoint, asked, fitted.ids
         #: says, beside the content, how many of the oldest messages did not fit
         self._dropped = {"dropped_messages": len(fitted.dropped)} if fitted.dropped else {}
         self._manifest = endpoint.runtime.bundle.manifest
-        self._writer = CompletionWriter(endpoint.model, self._manifest.target_hash, len(fitted.ids))
+        self._writer = asked.writer(
+            endpoint.model, self._manifest.target_hash, len(fitted.ids), lambda: endpoint.runtime.decode(fitted.ids)
+        )
 
     async def send(self, send: Send, parts: AsyncIterator[Delta | Ending]) -> None:
         """Send the answer, made of `parts`, as it was asked for."""
-        await send_completion(send, self._asked, self._writer, parts)
+        await send_answer(send, self._asked, self._writer, parts)
 
-    async def _events(self) -> AsyncIterator[Event]:
-        asked, sampling = self._asked, self._asked.sampling
-        events = self._endpoint.runtime.generate(
+    async def parts(self) -> AsyncIterator[Delta | Ending]:
+        """All choices, one after another."""
+        for choice in range(self._asked.choices):
+            async for part in self._choice(choice):
+                yield part
+
+    async def _events(self, choice: int) -> AsyncIterator[Event]:
+        asked, manifest = self._asked, self._manifest
+        events = self._endpoint.runtime.answer_ids(
             self._ids,
-            max_new_tokens=asked.token_limit(self._manifest.max_context - len(self._ids)),
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            stop=asked.stops,
-            response_format=asked.response_format,
-            logit_bias=asked.logit_bias,
-            frequency_penalty=asked.frequency_penalty or 0.0,
-            presence_penalty=asked.presence_penalty or 0.0,
+            asked.sampling(choice),
+            token_limit(asked, manifest.max_context - len(self._ids)),
+            asked.stops,
+            asked.constraint(len(self._ids), manifest.vocab_size),
         )
         try:
             async for event in events:
@@ -213,12 +236,12 @@ class _Answer:
         except DrafterFailed as error:
             raise ApiError(500, str(error), code="drafter_failed") from None
         finally:
-            await events.aclose()  # type: ignore[attr-defined]
+            await events.aclose()
 
-    async def parts(self) -> AsyncIterator[Delta | Ending]:
+    async def _choice(self, choice: int) -> AsyncIterator[Delta | Ending]:
         """Verified text as it grows; the device's own beside it, in the extension field where that changes."""
         sent, mark = "", {"state": "connecting", "provisional": "", "writer": Writer.TARGET}
-        async for event in self._events():
+        async for event in self._events(choice):
             state = event.state if isinstance(event, LinkState) else mark["state"]
             writer = event.writer if isinstance(event, Provisional) else mark["writer"]
             writer = writer if event.provisional else Writer.TARGET
@@ -246,9 +269,11 @@ class _Answer:
         for span in last.spans:
             written[span.writer] += span.end - span.begin
         mark: dict[str, Any] = {"unverified": unverified, "tokens_by": dict(written), **self._dropped}
-        if not self._asked.stream:
+        if not self._asked.streams:
             mark["state"] = "unverified" if unverified else "verified"
-        return Ending(self._finish_reason(last, keeps_unverified), drawn, {"outrider": mark})
+        accepted = round(max(last.stats.tau - 1.0, 0.0) * last.stats.rounds)
+        reason = self._finish_reason(last, keeps_unverified)
+        return Ending(reason, drawn, {"outrider": mark}, last.stats.nodes, accepted)
 
     def _finish_reason(self, last: Finished, keeps_unverified: bool) -> FinishReason:
         ended_by_itself = bool(last.token_ids) and last.token_ids[-1] in self._manifest.eos_ids

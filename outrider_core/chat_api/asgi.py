@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from outrider_core.chat_api.errors import ApiError
-from outrider_core.chat_api.replies import Answer, CompletionWriter
-from outrider_core.chat_api.requests import ChatRequest
+from outrider_core.chat_api.fields import Request
+from outrider_core.chat_api.replies import Answer, Writer
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -47,15 +47,15 @@ async def read_body(receive: Receive) -> bytes:
         raise ApiError(408, text, code="request_timeout") from None
 
 
-async def send_completion(send: Send, request: ChatRequest, writer: CompletionWriter, answer: Answer) -> None:
+async def send_answer(send: Send, request: Request, writer: Writer, answer: Answer) -> None:
     """Send an answer in the form that `request` asks for.
 
     Raises ApiError where the answer fails and nothing was sent yet; in a stream the error is an event.
     """
-    if request.stream:
-        await send_events(send, writer.chunks(answer, request.include_usage))
+    if request.streams:
+        await send_events(send, writer.events(answer))
     else:
-        await send_json(send, await writer.completion(answer))
+        await send_json(send, await writer.whole(answer))
 
 
 async def send_error(send: Send, error: ApiError) -> None:
@@ -73,7 +73,7 @@ async def send_json(send: Send, value: Any, status: int = 200, headers: dict[str
 
 
 async def send_events(send: Send, events: AsyncIterator[bytes]) -> None:
-    """Server-sent events, one for each of `events`."""
+    """Server-sent events, as `events` has them."""
     headers = [
         (b"content-type", b"text/event-stream; charset=utf-8"),
         (b"cache-control", b"no-cache"),
@@ -81,7 +81,7 @@ async def send_events(send: Send, events: AsyncIterator[bytes]) -> None:
     ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     async for event in events:
-        await send({"type": "http.response.body", "body": b"data: " + event + b"\n\n", "more_body": True})
+        await send({"type": "http.response.body", "body": event, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

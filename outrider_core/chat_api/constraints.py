@@ -13,12 +13,14 @@ from outrider_core.protocol.constraint import (
     GRAMMAR_JSON_OBJECT,
     GRAMMAR_JSON_SCHEMA,
     GRAMMAR_NONE,
+    GRAMMAR_TOOLS,
     MAX_BIAS,
     MAX_BIASES,
     MAX_SCHEMA,
     Constraint,
     pack_bias,
 )
+from outrider_core.tool_grammar import ToolRules
 
 #: kinds of `response_format` -> grammar
 FORMATS = {"text": GRAMMAR_NONE, "json_object": GRAMMAR_JSON_OBJECT, "json_schema": GRAMMAR_JSON_SCHEMA}
@@ -54,12 +56,16 @@ def constraint_of(
     logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
     frequency_penalty: float | None = None,
     presence_penalty: float | None = None,
+    tools: ToolRules | None = None,
 ) -> Constraint | None:
     """For an answer whose first token has index `begin`; None where nothing is asked that changes an answer.
 
-    logit_bias: by token id, an integer or its decimal text. Raises ConstraintFault.
+    logit_bias: by token id, an integer or its decimal text. tools: of `outrider_core.chat_api.tools.tool_use_of`.
+    Raises ConstraintFault.
     """
     grammar, schema = _grammar(response_format)
+    if tools is not None:
+        grammar, schema = GRAMMAR_TOOLS, _tools(tools, grammar, schema)
     bias = _bias(logit_bias, vocab_size)
     frequency = _penalty("frequency_penalty", frequency_penalty)
     presence = _penalty("presence_penalty", presence_penalty)
@@ -91,6 +97,20 @@ def _grammar(response_format: Mapping[str, Any] | None) -> tuple[int, str]:
         text = f"the schema has {len(schema)} characters; at most {MAX_SCHEMA} are taken"
         raise ConstraintFault("response_format.json_schema.schema", text)
     return grammar, schema
+
+
+def _tools(tools: ToolRules, grammar: int, schema: str) -> str:
+    """The tools as text, with the form of an answer that calls none."""
+    form = {"type": "object"} if grammar == GRAMMAR_JSON_OBJECT else msgspec.json.decode(schema or "null")
+    try:
+        text = msgspec.structs.replace(tools, text=form).as_text()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConstraintFault("tools", f"the tools are not JSON: {error}") from None
+    if len(text) > MAX_SCHEMA:
+        raise ConstraintFault(
+            "tools", f"the tools' schemas have {len(text)} characters; at most {MAX_SCHEMA} are taken"
+        )
+    return text
 
 
 def _bias(logit_bias: Mapping[int, float] | Mapping[str, float] | None, vocab_size: int) -> dict[int, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -149,19 +150,21 @@ class Bundle:
     def path(self, name: str) -> Path:
         return self.folder / name
 
-    def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    def render_chat(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Token ids of a conversation (`role`, `content`) up to where the assistant's next turn begins.
 
-        Content is text: what looks like a special token in it is none. Raises ValueError on a role that is no plain
+        tools, `tool_calls` of assistants and role `tool`: see `ChatTokenizer.encode_chat`. Content is text: what looks
+        like a special token in it is none. Raises ValueError on a role that is no plain
         name, BundleError where the template fails.
         """
         try:
-            return self._chat.encode_chat(messages)
+            return self.chat.encode_chat(messages, tools)
         except jinja2.TemplateError as error:
             raise BundleError(f"{self.folder}: chat template failed: {error}") from None
 
     @cached_property
-    def _chat(self) -> ChatTokenizer:
+    def chat(self) -> ChatTokenizer:
+        """The tokenizer with its chat template."""
         return ChatTokenizer(self.tokenizer, self.chat_template, self.special_tokens)
 
 

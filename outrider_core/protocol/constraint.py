@@ -25,10 +25,10 @@ MAX_BIASES = 1024
 MAX_BIAS = 100.0
 #: characters of a JSON schema
 MAX_SCHEMA = 1 << 15
-#: kinds of grammar: none, any JSON object, JSON that a schema describes
-GRAMMAR_NONE, GRAMMAR_JSON_OBJECT, GRAMMAR_JSON_SCHEMA = 0, 1, 2
+#: kinds of grammar: none, any JSON object, JSON that a schema describes, text or calls of functions
+GRAMMAR_NONE, GRAMMAR_JSON_OBJECT, GRAMMAR_JSON_SCHEMA, GRAMMAR_TOOLS = 0, 1, 2, 3
 #: what a verifier can obey, as bits of WELCOME's `constraints`
-OBEYS_BIAS, OBEYS_JSON = 1, 2
+OBEYS_BIAS, OBEYS_JSON, OBEYS_TOOLS = 1, 2, 4
 
 _Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 _Vector = Annotated[bytes, Meta(max_length=4 * MAX_BIASES)]
@@ -37,8 +37,9 @@ _Vector = Annotated[bytes, Meta(max_length=4 * MAX_BIASES)]
 class Constraint(msgspec.Struct, array_like=True, frozen=True):
     """begin: index of the answer's first token. bias_tokens, biases: uint32 ids and float32 amounts, little-endian.
 
-    grammar: GRAMMAR_*; schema: the JSON schema of GRAMMAR_JSON_SCHEMA as text. Raises ValueError on what contradicts
-    itself; a decoder turns that into its own error.
+    grammar: GRAMMAR_*; schema: the JSON schema of GRAMMAR_JSON_SCHEMA as text, or the `ToolRules` of GRAMMAR_TOOLS as
+    JSON (`outrider_core.tool_grammar`). Raises ValueError on what contradicts itself; a decoder turns that into its own
+    error.
     """
 
     begin: Annotated[int, Meta(ge=0, lt=2**31)]
@@ -59,10 +60,10 @@ class Constraint(msgspec.Struct, array_like=True, frozen=True):
             raise ValueError(f"a bias must be a number from {-MAX_BIAS:g} to {MAX_BIAS:g}")
         if len(np.unique(ids)) < len(ids):
             raise ValueError("a token has two biases")
-        if self.grammar > GRAMMAR_JSON_SCHEMA:
+        if self.grammar > GRAMMAR_TOOLS:
             raise ValueError(f"grammar {self.grammar} is not known here")
-        if bool(self.schema) != (self.grammar == GRAMMAR_JSON_SCHEMA):
-            raise ValueError("a schema belongs to the grammar of a JSON schema, and to no other")
+        if bool(self.schema) != (self.grammar in (GRAMMAR_JSON_SCHEMA, GRAMMAR_TOOLS)):
+            raise ValueError("a schema belongs to the grammars of a JSON schema and of tools, and to no other")
 
     @property
     def bias(self) -> dict[int, float]:
@@ -74,7 +75,8 @@ class Constraint(msgspec.Struct, array_like=True, frozen=True):
     def needs(self) -> int:
         """OBEYS_* that a verifier must have."""
         biased = bool(self.biases or self.frequency_penalty or self.presence_penalty)
-        return biased * OBEYS_BIAS | (self.grammar != GRAMMAR_NONE) * OBEYS_JSON
+        obeys = (0, OBEYS_JSON, OBEYS_JSON, OBEYS_TOOLS)[self.grammar]
+        return biased * OBEYS_BIAS | obeys
 
 
 def pack_bias(bias: Mapping[int, float]) -> tuple[bytes, bytes]:

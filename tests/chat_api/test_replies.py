@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from outrider_core.chat_api.errors import ApiError
-from outrider_core.chat_api.replies import CompletionWriter, Delta, Ending, FinishReason
+from outrider_core.chat_api.replies import ChatWriter, Delta, Ending, FinishReason
 
-ENDING = Ending(FinishReason.STOP, 5, {"outrider": {"unverified": False}})
+ENDING = Ending(FinishReason.STOP, 5, {"outrider": {"unverified": False}}, drafted=9, accepted=3)
 
 
 async def answer(*parts: Delta | Ending | ApiError) -> AsyncIterator[Delta | Ending]:
@@ -22,27 +22,35 @@ async def answer(*parts: Delta | Ending | ApiError) -> AsyncIterator[Delta | End
         yield part
 
 
-def writer() -> CompletionWriter:
-    return CompletionWriter("tiny", "target-hash", prompt_tokens=7)
+USAGE = {
+    "prompt_tokens": 7,
+    "completion_tokens": 5,
+    "total_tokens": 12,
+    "outrider": {"drafted_tokens": 9, "accepted_tokens": 3},
+}
+
+
+def writer(include_usage: bool = False) -> ChatWriter:
+    return ChatWriter("tiny", "target-hash", 7, include_usage)
 
 
 def streamed(*parts: Delta | Ending | ApiError, include_usage: bool = False) -> list[dict[str, Any]]:
     """The chunks as JSON, [DONE] checked and removed."""
 
     async def collect() -> list[bytes]:
-        return [event async for event in writer().chunks(answer(*parts), include_usage)]
+        return [event async for event in writer(include_usage).events(answer(*parts))]
 
     *chunks, last = asyncio.run(collect())
-    assert last == b"[DONE]"
-    return [json.loads(chunk) for chunk in chunks]
+    assert last == b"data: [DONE]\n\n"
+    return [json.loads(chunk.removeprefix(b"data: ")) for chunk in chunks]
 
 
 def test_whole_answer() -> None:
-    body = json.loads(json.dumps(asyncio.run(writer().completion(answer(Delta("ab"), Delta("c"), ENDING)))))
+    body = json.loads(json.dumps(asyncio.run(writer().whole(answer(Delta("ab"), Delta("c"), ENDING)))))
     assert body["object"] == "chat.completion" and body["model"] == "tiny"
     message = {"role": "assistant", "content": "abc"}
     assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
-    assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+    assert body["usage"] == USAGE
     assert body["outrider"] == {"unverified": False}
 
 
@@ -61,7 +69,7 @@ def test_stream(include_usage: bool) -> None:
     assert counted["choices"] == []
     assert [chunk.get("usage", "absent") for chunk in chunks] == [None if include_usage else "absent"] * 5
     if include_usage:
-        assert counted["usage"] == {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+        assert counted["usage"] == USAGE
 
 
 def test_error_in_mid_stream_is_an_event() -> None:
@@ -73,7 +81,7 @@ def test_error_in_mid_stream_is_an_event() -> None:
 
 def test_error_of_a_whole_answer_is_raised() -> None:
     with pytest.raises(ApiError, match="broken"):
-        asyncio.run(writer().completion(answer(Delta("ab"), ApiError(500, "broken"))))
+        asyncio.run(writer().whole(answer(Delta("ab"), ApiError(500, "broken"))))
 
 
 @pytest.mark.parametrize(

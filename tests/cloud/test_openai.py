@@ -44,6 +44,12 @@ QUESTION = "w10 w20 w30 w40 w50"
 MESSAGES = [{"role": "user", "content": QUESTION}]
 IDS = [1, 10, 20, 30, 40, 50, 3]
 GREEDY = {"temperature": 0}
+USAGE = {
+    "prompt_tokens": 7,
+    "completion_tokens": 24,
+    "total_tokens": 31,
+    "outrider": {"drafted_tokens": 0, "accepted_tokens": 0},
+}
 CONTEXT = 400
 
 
@@ -167,7 +173,7 @@ def test_fields_of_a_whole_answer(url: str) -> None:
                 "finish_reason": "length",
             }
         ],
-        "usage": {"prompt_tokens": 7, "completion_tokens": 24, "total_tokens": 31},
+        "usage": USAGE,
     }
 
 
@@ -181,7 +187,7 @@ def test_fields_of_the_chunks(url: str, options: dict[str, bool] | None) -> None
     if options == {"include_usage": True}:
         last = chunks.pop()
         assert last["choices"] == []
-        assert last["usage"] == {"prompt_tokens": 7, "completion_tokens": 24, "total_tokens": 31}
+        assert last["usage"] == USAGE
         assert all(chunk["usage"] is None for chunk in chunks)
     else:
         assert all("usage" not in chunk for chunk in chunks)
@@ -245,7 +251,7 @@ def test_the_context_ends_the_answer() -> None:
         for most in (None, 34, 10**9):
             whole = complete(url, **GREEDY, max_tokens=most)
             assert text_of(whole) == words(truth(Sampling(), 33))
-            assert whole["usage"] == {"prompt_tokens": 7, "completion_tokens": 33, "total_tokens": 40}
+            assert whole["usage"] == {**USAGE, "completion_tokens": 33, "total_tokens": 40}
             assert whole["choices"][0]["finish_reason"] == "length"
         longest = [{"role": "user", "content": " ".join(["w9"] * 37)}]
         assert complete(url, **GREEDY, messages=longest)["usage"]["completion_tokens"] == 1
@@ -322,9 +328,10 @@ def test_seed_minus_one_is_random(url: str) -> None:
     assert len({text_of(complete(url, temperature=2.0, seed=-2)) for _ in range(3)}) == 1
 
 
-def test_tool_messages_are_refused_by_name(url: str) -> None:
-    error = refused(post(url, messages=[*MESSAGES, {"role": "tool", "content": "x"}]), 400, "messages[1].role")
-    assert "tools are not supported" in error["message"]
+def test_what_no_call_asked_for_is_refused(url: str) -> None:
+    result = {"role": "tool", "content": "x", "tool_call_id": "call_1"}
+    error = refused(post(url, messages=[*MESSAGES, result]), 400, "messages[1].tool_call_id")
+    assert "tool_call_id must be" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -361,12 +368,6 @@ def refused(answer: httpx.Response, status: int, param: str | None) -> dict[str,
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
-        ("logprobs", True),
-        ("top_logprobs", 3),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
         ("repetition_penalty", 1.1),
@@ -384,6 +385,14 @@ def test_unsupported_fields_are_named(url: str, name: str, value: Any, streaming
     ("fields", "param"),
     [
         ({"temperature": -0.1}, "temperature"),
+        ({"n": 9}, "n"),
+        ({"n": 0}, "n"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [{"type": "function"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 1.1}, "top_p"),
@@ -423,9 +432,10 @@ def test_unsupported_fields_are_named(url: str, name: str, value: Any, streaming
         ({"messages": []}, "messages"),
         ({"messages": "hello"}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[...].content"),
-        ({"messages": [*MESSAGES, {"role": "tool", "content": "x"}]}, "messages[1].role"),
+        ({"messages": [*MESSAGES, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
+        ({"messages": [*MESSAGES, {"role": "function", "content": "x"}]}, "messages[1].role"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[...].content"),
-        ({"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [{}]}]}, "messages[1].tool_calls"),
+        ({"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [{}]}]}, "messages[1].tool_calls[0].id"),
         ({"messages": [*MESSAGES, {"role": "critic", "content": "x"}]}, "messages[1].role"),
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[...].content[...].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
@@ -589,7 +599,7 @@ def test_one_connection_serves_many_requests(url: str) -> None:
         for streaming in (False, True, False, True):
             answer = client.post(f"{url}/chat/completions", json=body(**GREEDY, stream=streaming))
             assert want.split()[-1] in answer.text
-            assert client.post(f"{url}/chat/completions", json=body(n=2)).status_code == 400
+            assert client.post(f"{url}/chat/completions", json=body(n=0)).status_code == 400
             [connection] = client._transport._pool.connections  # type: ignore[attr-defined]
         assert "Request Count: 8" in repr(connection)
 

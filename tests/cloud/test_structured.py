@@ -27,6 +27,7 @@ from outrider_core.protocol.constraint import (
     GRAMMAR_JSON_SCHEMA,
     OBEYS_BIAS,
     OBEYS_JSON,
+    OBEYS_TOOLS,
     Constraint,
     Rules,
     pack_bias,
@@ -157,7 +158,7 @@ def test_over_sockets_and_resumed_in_the_middle_on_another_replica() -> None:
     cut, session = len(truth) // 2, os.urandom(16)
     with serve(json_verifier()) as first, serve(json_verifier()) as second:
         with Client(first) as client:
-            assert client.welcome.constraints == OBEYS_BIAS | OBEYS_JSON
+            assert client.welcome.constraints == OBEYS_BIAS | OBEYS_JSON | OBEYS_TOOLS
             client.send(Open(0, session, 0, pack_ids(PROMPT), 0, sampling, constraint))
             client.send(Verify(0, 1, BEGIN, *pack_tree(TokenTree.chain(truth[: cut - 1]))))
             assert isinstance(client.any(), Opened)

@@ -12,6 +12,7 @@ import httpx
 import jsonschema
 import pytest
 import torch
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from benchmarks.links import EmulatedLink
 from cloud.service import Verifier
@@ -216,3 +217,40 @@ def test_the_devices_endpoint(folders: Folders, bundle: Bundle) -> None:
     assert refused.status_code == 502 and "cannot be obeyed" in refused.json()["error"]["message"]
     alone, _ = asyncio.run(run(None))
     assert alone.status_code == 400 and "need a verifier" in alone.json()["error"]["message"]
+
+
+def test_openais_client_at_the_devices_endpoint(folders: Folders, bundle: Bundle) -> None:
+    """Choices, text and responses, whole and streamed; what only the verifier can tell is refused."""
+    model, most = bundle.manifest.target, {"max_tokens": 40, "seed": 4}
+
+    async def run(address: str) -> None:
+        async with EdgeRuntime(bundle, address, patience=PATIENCE, threads=1) as runtime:
+            web = httpx.AsyncClient(transport=httpx.ASGITransport(Endpoint(runtime)))  # type: ignore[arg-type]
+            async with AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="x", http_client=web) as client:
+                await asked(client)
+
+    async def asked(client: AsyncOpenAI) -> None:
+        said: Any = {"model": model, "messages": [{"role": "user", "content": "a"}]}
+        whole = await client.chat.completions.create(**said, **most, n=2)
+        assert [choice.index for choice in whole.choices] == [0, 1] and whole.usage is not None
+        text = ["", ""]
+        async for chunk in await client.chat.completions.create(**said, **most, n=2, stream=True):
+            text[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+        assert text == [choice.message.content for choice in whole.choices]
+        plain = await client.completions.create(model=model, prompt=PROMPT, **most)
+        parts = [
+            part async for part in await client.completions.create(model=model, prompt=PROMPT, stream=True, **most)
+        ]
+        assert "".join(part.choices[0].text for part in parts) == plain.choices[0].text
+        answer = await client.responses.create(model=model, input="a", max_output_tokens=40, extra_body={"seed": 4})
+        assert answer.output_text == whole.choices[0].message.content
+        for refused in ({"logprobs": True}, {"n": 9}):
+            with pytest.raises(BadRequestError) as error:
+                await client.chat.completions.create(**said, **refused)  # type: ignore[call-overload]
+            assert error.value.param in refused
+        with pytest.raises(NotFoundError) as unknown:
+            await client.embeddings.create(model=model, input="a")
+        assert unknown.value.code == "unknown_url"
+
+    with serve(json_verifier(folders)) as address:
+        asyncio.run(run(address))

@@ -17,6 +17,7 @@ from outrider_core.protocol import wire
 from outrider_core.protocol.constraint import (
     GRAMMAR_JSON_OBJECT,
     GRAMMAR_JSON_SCHEMA,
+    GRAMMAR_TOOLS,
     OBEYS_BIAS,
     OBEYS_JSON,
     Constraint,
@@ -26,6 +27,7 @@ from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ClientMessage, ServerMessage, pack_ids, pack_tree
+from outrider_core.tool_grammar import ToolFunction, ToolRules
 
 FOLDER = Path(outrider_core.protocol.__file__).parent / "vectors"
 NOISE_FILE, FRAMES_FILE = FOLDER / "noise.json", FOLDER / "frames.json"
@@ -34,6 +36,7 @@ SEEDS = (0, 1, 7, 2**31, 2**32 - 1, 2**32, 0x0123456789ABCDEF, 2**63 - 1)
 POSITIONS = (0, 1, 17, 2047, 131071, 2**31 - 1)
 TOKENS = (0, 1, 2, 255, 49151, 151935)
 #: fields that were appended to messages, and that vectors leave out where they say nothing
+TOOLS = ToolRules((ToolFunction("add", {"type": "object", "properties": {}}),), required=True)
 LATER = {"constraint", "constraints"}
 STRUCTS: dict[str, type[Any]] = {"sampling": Sampling, "constraint": Constraint}
 
@@ -108,6 +111,9 @@ def golden_messages() -> dict[str, ClientMessage | ServerMessage]:
             0,
             Sampling(1.0, seed=2**40),
             Constraint(131_071, 1.0, grammar=GRAMMAR_JSON_SCHEMA, schema=json.dumps(schema, ensure_ascii=False)),
+        ),
+        "open_tools": wire.Open(
+            3, session, 0, pack_ids([1, 2]), 0, Sampling(), Constraint(2, grammar=GRAMMAR_TOOLS, schema=TOOLS.as_text())
         ),
         "opened": wire.Opened(3, 4, 0),
         "features": wire.Features(3, 2, bytes(range(40))),

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from outrider_core.protocol.constraint import (
     GRAMMAR_JSON_OBJECT,
     GRAMMAR_JSON_SCHEMA,
+    GRAMMAR_TOOLS,
     MAX_BIASES,
     OBEYS_BIAS,
     OBEYS_JSON,
+    OBEYS_TOOLS,
     Adjustment,
     Constraint,
     Rules,
@@ -126,6 +128,8 @@ def test_needs_and_bias(constraint: Constraint) -> None:
     assert constraint.needs == (OBEYS_BIAS if some else 0)
     schema = msgspec.structs.replace(constraint, grammar=GRAMMAR_JSON_SCHEMA, schema="{}")
     assert schema.needs == constraint.needs | OBEYS_JSON
+    tools = msgspec.structs.replace(constraint, grammar=GRAMMAR_TOOLS, schema="[]")
+    assert tools.needs == constraint.needs | OBEYS_TOOLS
 
 
 NAN = struct.pack("<f", float("nan"))

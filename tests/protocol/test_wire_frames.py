@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from outrider_core.protocol.constraint import (
     GRAMMAR_JSON_OBJECT,
     GRAMMAR_JSON_SCHEMA,
+    GRAMMAR_TOOLS,
     MAX_SCHEMA,
     Constraint,
     pack_bias,
@@ -66,7 +67,7 @@ sampling = st.builds(
 )
 bias = st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-100, 100, width=32), max_size=5).map(pack_bias)
 grammar = st.sampled_from([(0, ""), (GRAMMAR_JSON_OBJECT, "")]) | st.text(min_size=1, max_size=40).map(
-    lambda schema: (GRAMMAR_JSON_SCHEMA, schema)
+    lambda schema: (GRAMMAR_TOOLS if len(schema) % 2 else GRAMMAR_JSON_SCHEMA, schema)
 )
 constraint = st.builds(
     lambda begin, frequency, presence, biases, rest: Constraint(begin, frequency, presence, *biases, *rest),

@@ -4,17 +4,19 @@ const MAX_BIASES = 1024;
 const MAX_BIAS = 100;
 const MAX_PENALTY = 2;
 const MAX_SCHEMA = 1 << 15;
-/** What a verifier can obey, as bits of WELCOME's `constraints`: biases and penalties; JSON grammars. */
+/** What a verifier can obey, as bits of WELCOME's `constraints`: biases and penalties; JSON grammars; tools. */
 export const OBEYS_BIAS = 1;
 export const OBEYS_JSON = 2;
-/** Kinds of grammar: none, any JSON object, JSON that a schema describes. */
+export const OBEYS_TOOLS = 4;
+/** Kinds of grammar: none, any JSON object, JSON that a schema describes, text or calls of functions. */
 export const GRAMMAR_NONE = 0;
 export const GRAMMAR_JSON_OBJECT = 1;
 export const GRAMMAR_JSON_SCHEMA = 2;
+export const GRAMMAR_TOOLS = 3;
 
 /**
  * begin: index of the answer's first token; biases: amounts by token id, each -100..100; penalties: -2..2; schema: the
- * JSON schema of GRAMMAR_JSON_SCHEMA as text. Throws RangeError outside these bounds.
+ * JSON schema of GRAMMAR_JSON_SCHEMA or the tools of GRAMMAR_TOOLS, as text. Throws RangeError outside these bounds.
  */
 export class Constraint {
   readonly begin: number;
@@ -50,14 +52,15 @@ export class Constraint {
     for (const [token, bias] of this.biases) {
       if (!whole(token, 2 ** 32) || !within(bias, MAX_BIAS)) wrong(`bias ${bias} of token ${token}`);
     }
-    if (!whole(this.grammar, GRAMMAR_JSON_SCHEMA + 1)) wrong(`grammar ${this.grammar}`);
-    if ((this.grammar === GRAMMAR_JSON_SCHEMA) !== (this.schema !== "")) wrong("a schema belongs to its own grammar");
+    if (!whole(this.grammar, GRAMMAR_TOOLS + 1)) wrong(`grammar ${this.grammar}`);
+    if (this.grammar >= GRAMMAR_JSON_SCHEMA !== (this.schema !== "")) wrong("a schema belongs to its own grammar");
     if (this.schema.length > MAX_SCHEMA && [...this.schema].length > MAX_SCHEMA) wrong("the schema is too long");
   }
 
   /** OBEYS_* that a verifier must have. */
   get needs(): number {
     const biased = this.biases.size > 0 || this.frequencyPenalty !== 0 || this.presencePenalty !== 0;
-    return (biased ? OBEYS_BIAS : 0) | (this.grammar !== GRAMMAR_NONE ? OBEYS_JSON : 0);
+    const obeys = this.grammar === GRAMMAR_NONE ? 0 : this.grammar === GRAMMAR_TOOLS ? OBEYS_TOOLS : OBEYS_JSON;
+    return (biased ? OBEYS_BIAS : 0) | obeys;
   }
 }

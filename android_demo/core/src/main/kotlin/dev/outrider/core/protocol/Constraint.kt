@@ -6,20 +6,23 @@ private const val MAX_BIASES = 1024
 private const val MAX_BIAS = 100f
 private const val MAX_SCHEMA = 1 shl 15
 
-/** What a verifier can obey, as bits of [Welcome.constraints]: biases and penalties; JSON grammars. */
+/** What a verifier can obey, as bits of [Welcome.constraints]: biases and penalties; JSON grammars; tools. */
 const val OBEYS_BIAS = 1
 const val OBEYS_JSON = 2
+const val OBEYS_TOOLS = 4
 
-/** Kinds of grammar: none, any JSON object, JSON that a schema describes. */
+/** Kinds of grammar: none, any JSON object, JSON that a schema describes, text or calls of functions. */
 const val GRAMMAR_NONE = 0
 const val GRAMMAR_JSON_OBJECT = 1
 const val GRAMMAR_JSON_SCHEMA = 2
+const val GRAMMAR_TOOLS = 3
 
 /**
  * What an answer is held to beside its sampling parameters; the verifier's part of every draw (docs/protocol.md).
  *
  * begin: index of the answer's first token; biases: amounts by token id, each -100..100; penalties: -2..2; schema: the
- * JSON schema of [GRAMMAR_JSON_SCHEMA] as text. Raises [IllegalArgumentException] outside these bounds.
+ * JSON schema of [GRAMMAR_JSON_SCHEMA] or the tools of [GRAMMAR_TOOLS], as text. Raises [IllegalArgumentException] outside
+ * these bounds.
  */
 data class Constraint(
     val begin: Int,
@@ -35,8 +38,8 @@ data class Constraint(
         require(presencePenalty in -2.0..2.0) { "presencePenalty $presencePenalty is not in -2..2" }
         require(biases.size <= MAX_BIASES) { "${biases.size} biases are more than $MAX_BIASES" }
         require(biases.values.all { abs(it) <= MAX_BIAS }) { "a bias is not in -$MAX_BIAS..$MAX_BIAS" }
-        require(grammar in GRAMMAR_NONE..GRAMMAR_JSON_SCHEMA) { "grammar $grammar is not known" }
-        require((grammar == GRAMMAR_JSON_SCHEMA) == schema.isNotEmpty()) { "a schema belongs to its own grammar" }
+        require(grammar in GRAMMAR_NONE..GRAMMAR_TOOLS) { "grammar $grammar is not known" }
+        require((grammar >= GRAMMAR_JSON_SCHEMA) == schema.isNotEmpty()) { "a schema belongs to its own grammar" }
         require(schema.codePointCount(0, schema.length) <= MAX_SCHEMA) { "the schema is too long" }
     }
 
@@ -44,6 +47,11 @@ data class Constraint(
     val needs: Int
         get() {
             val biased = biases.isNotEmpty() || frequencyPenalty != 0.0 || presencePenalty != 0.0
-            return (if (biased) OBEYS_BIAS else 0) or (if (grammar != GRAMMAR_NONE) OBEYS_JSON else 0)
+            val obeys = when (grammar) {
+                GRAMMAR_NONE -> 0
+                GRAMMAR_TOOLS -> OBEYS_TOOLS
+                else -> OBEYS_JSON
+            }
+            return (if (biased) OBEYS_BIAS else 0) or obeys
         }
 }

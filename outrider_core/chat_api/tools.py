@@ -1,0 +1,193 @@
+"""OpenAI's fields `tools`, `tool_choice` and `parallel_tool_calls`, and the calls that an answer's text holds."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from outrider_core.chat_api.constraints import ConstraintFault
+from outrider_core.protocol.text import StopStrings
+from outrider_core.tool_grammar import END_TAG, MAX_TOOLS, NAME, TAG, ToolFunction, ToolRules
+
+CHOICES = ("none", "auto", "required")
+_HEAD = re.compile(rf'\s*\{{\s*"name":\s*"({NAME})",\s*"arguments":\s*')
+#: how a call ends, whatever its JSON holds: no raw newline stands in that
+_END = "}\n" + END_TAG
+
+
+class _Function(Struct):
+    """strict changes nothing: every schema is obeyed."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Tool(Struct):
+    type: str
+    function: _Function | None = None
+
+
+class _Named(Struct):
+    name: str
+
+
+class _Choice(Struct):
+    type: str
+    function: _Named
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """prompt: the functions as chat templates take them. rules: what the answer is held to."""
+
+    prompt: list[dict[str, Any]]
+    rules: ToolRules
+
+
+def tool_use_of(tools: Sequence[Any] | None, choice: Any = None, parallel: bool | None = None) -> ToolUse | None:
+    """None where no tool may be called. Raises ConstraintFault."""
+    if tools and len(tools) > MAX_TOOLS:
+        raise ConstraintFault("tools", f"{len(tools)} tools; at most {MAX_TOOLS} are taken")
+    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools or ())]
+    names = [each.name for each in functions]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise ConstraintFault(f"tools[{index}].function.name", f"two tools have the name {name}")
+    named = _chosen(choice)
+    if not functions:
+        if named or choice == "required":
+            raise ConstraintFault("tool_choice", "tool_choice asks for a call, and there are no tools")
+        return None
+    if choice == "none":
+        return None
+    if named and named not in names:
+        raise ConstraintFault("tool_choice", f"tool_choice names {named}, which is not among the tools")
+    rules = ToolRules(
+        tuple(ToolFunction(each.name, _closed(each.parameters)) for each in functions if named in ("", each.name)),
+        required=bool(named) or choice == "required",
+        parallel=parallel is not False and not named,
+    )
+    return ToolUse([{"type": "function", "function": _shown(each)} for each in functions], rules)
+
+
+def _function(tool: Any, where: str) -> _Function:
+    try:
+        read = msgspec.convert(tool, _Tool)
+    except msgspec.ValidationError as error:
+        raise ConstraintFault(where, f"{where}: {error}") from None
+    if read.type != "function" or read.function is None:
+        raise ConstraintFault(f"{where}.type", f"{where}: only tools of type function are called here")
+    if not re.fullmatch(NAME, read.function.name):
+        raise ConstraintFault(f"{where}.function.name", f"{where}: a function's name must match {NAME}")
+    if "x-guidance" in (read.function.parameters or {}):
+        raise ConstraintFault(f"{where}.function.parameters", f"{where}: x-guidance is not taken here")
+    return read.function
+
+
+def _chosen(choice: Any) -> str:
+    """The function that must be called; "" where none is named."""
+    if choice is None or choice in CHOICES:
+        return ""
+    try:
+        read = msgspec.convert(choice, _Choice)
+        if read.type == "function":
+            return read.function.name
+    except msgspec.ValidationError:
+        pass
+    text = f'tool_choice must be {", ".join(CHOICES)} or {{"type": "function", "function": {{"name": ...}}}}'
+    raise ConstraintFault("tool_choice", text)
+
+
+def _closed(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The schema of a call's arguments: an object, and without more properties than it names."""
+    schema = {"type": "object", **(parameters or {"properties": {}})}
+    if "properties" in schema:
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def _shown(function: _Function) -> dict[str, Any]:
+    shown: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        shown["description"] = function.description
+    return {**shown, "parameters": function.parameters or {"type": "object", "properties": {}}}
+
+
+@dataclass(frozen=True)
+class CallDelta:
+    """What is new of a call. index: in the answer; id and name: with the first piece. arguments: JSON text."""
+
+    index: int
+    arguments: str
+    id: str = ""
+    name: str = ""
+
+
+class CallReader:
+    """Cuts an answer's text into what is said and what is called, while it arrives.
+
+    White space before a call belongs to neither. calls: that have ended.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._index = -1
+        self._inside, self._named = False, False
+        self._held = self._space = ""
+
+    def push(self, piece: str) -> list[str | CallDelta]:
+        """Text and parts of calls that `piece` completes."""
+        out: list[str | CallDelta] = []
+        self._held += piece
+        while self._step(out):
+            pass
+        return out
+
+    def flush(self) -> list[str | CallDelta]:
+        """What is left where the answer ends, perhaps in the middle of a call."""
+        if not self._inside:
+            text, self._held = self._space + self._held, ""
+            return [text] if text and (self._index < 0 or text.strip()) else []
+        held, self._held = self._held, ""
+        return [CallDelta(self._index, held)] if self._named and held and "<" not in held else []
+
+    def _step(self, out: list[str | CallDelta]) -> bool:
+        """Take what is sure of the held text. Returns whether more may be."""
+        if not self._inside:
+            return self._say(out)
+        if not self._named:
+            found = _HEAD.match(self._held)
+            if not found:
+                return False
+            self._index, self._named = self._index + 1, True
+            self._held = self._held[found.end() :]
+            out.append(CallDelta(self._index, "", f"call_{secrets.token_hex(12)}", found.group(1)))
+            return True
+        cut = StopStrings([_END])
+        sure = cut.push(self._held)
+        self._held = self._held[len(sure) + len(_END) :] if cut.hit else cut.flush()
+        if sure:
+            out.append(CallDelta(self._index, sure))
+        if cut.hit:
+            self.calls, self._inside, self._named = self.calls + 1, False, False
+        return cut.hit
+
+    def _say(self, out: list[str | CallDelta]) -> bool:
+        cut = StopStrings([TAG])
+        text = self._space + cut.push(self._held)
+        said = text.rstrip()
+        self._space = text[len(said) :]
+        self._held = self._held.partition(TAG)[2] if cut.hit else cut.flush()
+        if said:
+            out.append(said)
+        if cut.hit:
+            self._inside, self._space = True, ""
+        return cut.hit
