@@ -37,6 +37,7 @@ export class UnderstudyStore {
 
   /** Whether all of it is here. Its files have been checked when they came; `read` checks them again. */
   async has(entry: UnderstudyEntry): Promise<boolean> {
+    if (!(await globalThis.caches?.has(this.name).catch(() => false))) return false; // opening it would make one
     const cache = await openCache(this.name);
     const manifest = cache && (await keptManifest(cache, entry));
     if (!manifest) return false;
