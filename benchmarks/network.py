@@ -43,12 +43,13 @@ from rich.progress import Progress
 from benchmarks.baseline import call_per_token
 from benchmarks.command import Figures, common_arguments, conclude
 from benchmarks.cores import Cores
+from benchmarks.link_faults import break_answers, harmed
 from benchmarks.links import PROFILES, EmulatedLink, Profile
 from benchmarks.network_report import plot, show
 from benchmarks.questions import as_question, read_questions
 from benchmarks.slow_device import SlowEngine
 from cloud.process import VerifierProcess
-from edge_runtime.events import AnswerStats, Finished, Provisional, RolledBack, Verified
+from edge_runtime.events import AnswerStats, Finished, Provisional, Verified
 from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.tuning import LARGEST
@@ -196,7 +197,7 @@ async def measure(options: argparse.Namespace, console: Console) -> Figures:
             raise ValueError(f"{options.prompts}: no question fits the bundle's context")
         await bench.learn_truth()
         if options.cuts:
-            return await break_answers(bench, stack)
+            return await break_answers(bench)
         profiles = {name: await measure_profile(bench, PROFILES[name]) for name in options.profiles}
     return {
         "machine": describe_machine(), "questions": len(bench.prompts),
@@ -265,75 +266,6 @@ async def per_token(bench: Bench, link: EmulatedLink, number: int, run: Run) -> 
     run.different += answer.tokens != bench.truth[number]
 
 
-async def break_answers(bench: Bench, stack: AsyncExitStack) -> Figures:
-    """Random faults in random answers over every profile, until --cuts of them have happened.
-
-    given_up: answers that ended unverified, because the link stayed away for too long; what was verified of them is
-    compared all the same.
-    """
-    options, rng = bench.options, random.Random(bench.options.seed)
-    verifier = await bench.verifier()
-    answers = wrong = lost = given_up = provisional = rolled_back = faults = 0
-    stalls: list[float] = []
-    with Progress(console=bench.console, transient=True) as progress:
-        bar = progress.add_task("faults", total=options.cuts)
-        while faults < options.cuts:
-            profile = PROFILES[options.profiles[answers % len(options.profiles)]]
-            async with (
-                EmulatedLink(verifier.port, profile, rng.randrange(2**32)) as link,
-                EdgeRuntime(bench.bundle, link.address, threads=bench.threads) as runtime,
-                link.weather(),
-            ):
-                breaker = asyncio.create_task(_break(link, rng, profile))
-                shown, verified, number = list[int](), 0, rng.randrange(len(bench.prompts))
-                async for event in runtime.generate(bench.prompts[number], max_new_tokens=options.max_new_tokens):
-                    match event:
-                        case Verified(tokens=tokens):
-                            shown[verified:] = tokens + shown[verified + len(tokens) :]
-                            verified += len(tokens)
-                        case Provisional(token=token):
-                            shown.append(token)
-                        case RolledBack(count=count):
-                            del shown[len(shown) - count :]
-                breaker.cancel()
-                assert isinstance(event, Finished)
-                answers += 1
-                faults += link.cuts
-                over = event.reason in ("stop", "length")
-                given_up += not over
-                truth = bench.truth[number]
-                wrong += (event.token_ids if over else shown[:verified]) != (truth if over else truth[:verified])
-                lost += shown != event.token_ids
-                stalls += event.stats.stall_seconds
-                provisional += event.stats.provisional
-                rolled_back += event.stats.rolled_back
-                progress.update(bar, completed=faults)
-    return {
-        "machine": describe_machine(), "cuts": faults, "answers": answers,
-        "answers_that_differ": wrong, "screens_that_differ": lost, "given_up": given_up, "provisional": provisional,
-        "rolled_back": rolled_back, "stalls": len(stalls),
-        "stall_ms_p95": round(1000 * float(np.percentile(stalls, 95))) if stalls else None,
-    }  # fmt: skip
-
-
-def harmed(figures: Figures) -> int:
-    """Answers and screens that --cuts left other than the target's; these make the command fail."""
-    return int(figures.get("answers_that_differ", 0) + figures.get("screens_that_differ", 0))
-
-
-async def _break(link: EmulatedLink, rng: random.Random, profile: Profile) -> None:
-    """One to five faults; between them some rounds get through."""
-    for _ in range(rng.randint(1, 5)):
-        await asyncio.sleep(rng.expovariate(1 / (0.8 + 4 * profile.rtt / 1000)))
-        if rng.random() < 0.6:
-            link.cut()
-        else:
-            link.silent = True
-            link.cuts += 1
-            await asyncio.sleep(rng.uniform(0.2, 2.0))
-            link.silent = False
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.network", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -375,6 +307,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         help=f"also trees of these fixed sizes, 1..{MAX_NODES}",
     )
     parser.add_argument("--cuts", type=int, default=0, metavar="N", help="break the link N times instead of measuring")
+    parser.add_argument(
+        "--understudy",
+        choices=("off", "cold", "warm"),
+        default="cold",
+        help="with --cuts: who else writes alone, where the bundle carries an understudy",
+    )
     parser.add_argument("--step-ms", type=float, default=0.0, help="let the target's steps take at least this long")
     parser.add_argument(
         "--device-step-ms", type=float, default=0.0, help="let the drafter's steps take at least this long"

@@ -11,7 +11,6 @@ from functools import partial
 from cloud import log
 from outrider_core.chat_tokenizer import ChatTokenizer
 from outrider_core.grammar import (
-    ANY_OBJECT,
     Grammar,
     GrammarError,
     Grammars,
@@ -21,7 +20,6 @@ from outrider_core.grammar import (
 )
 from outrider_core.protocol.constraint import (
     GRAMMAR_NONE,
-    GRAMMAR_TOOLS,
     OBEYS_BIAS,
     OBEYS_JSON,
     OBEYS_TOOLS,
@@ -140,9 +138,7 @@ class ConstraintDesk:
         self._compiled.move_to_end(account)
         grammar = mine.get(asked)
         if grammar is None:
-            tools = constraint.grammar == GRAMMAR_TOOLS
-            compiling = self._grammars.compile_tools if tools else self._grammars.compile
-            grammar = mine[asked] = compiling(constraint.schema or ANY_OBJECT)
+            grammar = mine[asked] = self._grammars.compile_for(constraint)
         mine.move_to_end(asked)
         while len(mine) > KEPT:
             mine.popitem(last=False)

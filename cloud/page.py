@@ -24,6 +24,8 @@ from cloud.settings import Settings, is_loopback
 BUILT = Path(__file__).parents[1] / "browser_runtime" / "dist" / "page"
 #: of a bundle, what a device does not read
 SERVER_HALF = "encoder.safetensors"
+#: of its understudy, what a browser reads
+UNDERSTUDY_FILES = ("manifest.json", "target.onnx", "target.onnx.data")
 #: of a bundle's files; anything else may mean something in a path or in a route
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 #: `wss:` and this machine: the page's settings may name another verifier
@@ -68,7 +70,7 @@ def page_routes(settings: Settings, refused: Callable[[HTTPConnection], bool]) -
     files = {f"/{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*") if path.is_file()}
     files = {name: path for name, path in files.items() if path.suffix != ".gz"}
     files["/"] = files.pop("/index.html")
-    files |= {f"/bundle/{path.name}": path for path in _bundle_files(settings)}
+    files |= {f"/bundle/{path.relative_to(settings.page_bundle)}": path for path in _bundle_files(settings)}
     log.info("web page served at /", folder=str(folder), bundle=str(settings.page_bundle))
     return [Route(name, _served(path, refused)) for name, path in files.items()]
 
@@ -83,6 +85,7 @@ def _bundle_files(settings: Settings) -> Iterator[Path]:
     try:
         raw: Any = json.loads(manifest.read_bytes())
         names = [name for name in raw["files"] if PLAIN_NAME.fullmatch(name) and name != SERVER_HALF]
+        understudy = raw.get("understudy") and folder / raw["understudy"]["folder"]
     except (ValueError, KeyError, TypeError):
         problem = f"--page-bundle: {manifest} is broken; export the bundle again"
         if settings.page is None:
@@ -91,6 +94,8 @@ def _bundle_files(settings: Settings) -> Iterator[Path]:
         raise PageError(problem) from None
     yield manifest
     yield from (folder / name for name in names)
+    if understudy and PLAIN_NAME.fullmatch(understudy.name) and understudy.parent == folder:
+        yield from (understudy / name for name in UNDERSTUDY_FILES)
 
 
 def _served(path: Path, refused: Callable[[HTTPConnection], bool]) -> Callable[[Request], Any]:

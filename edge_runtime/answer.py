@@ -24,13 +24,25 @@ from edge_runtime.display import Display
 from edge_runtime.events import Event, LinkStatus
 from edge_runtime.figures import Figures
 from edge_runtime.held_token import HeldToken
-from edge_runtime.inbox import Compared, Drafted, Failed, InboxEvent, TextRead, UnderstudyFailed, Written
+from edge_runtime.inbox import (
+    Compared,
+    Drafted,
+    Failed,
+    InboxEvent,
+    RulesReady,
+    TextRead,
+    UnderstudyFailed,
+    Unobeyed,
+    Written,
+)
 from edge_runtime.jobs import DrafterJobs, UnderstudyJobs
 from edge_runtime.link import Arrived, LinkDown, LinkRefused, LinkUp
+from edge_runtime.obedience import Obedience, Unobeyable
 from edge_runtime.session import Session
 from edge_runtime.states import Writer
 from edge_runtime.transport import VerifierLink
 from edge_runtime.worker import DrafterThread, UnderstudyThread
+from outrider_core.grammar import GrammarError
 
 
 class Answer:
@@ -46,8 +58,10 @@ class Answer:
         decode: Callable[[list[int]], str],
         stops: Sequence[str],
         why: str = "",
+        obedience: Obedience | None = None,
     ) -> None:
-        """why: why there is no connection; "" while there is one or none was tried yet."""
+        """why: why there is no connection; "" while there is one or none was tried yet. obedience: where the device's
+        writers can be held to the session's constraint."""
         self.session, self.stops = session, stops
         self._link, self._inbox, self._down = link, inbox, why
         self._figures = Figures(session, link)
@@ -55,6 +69,7 @@ class Answer:
         self._jobs = DrafterJobs(session, worker, inbox, self._figures)
         self._understudy = UnderstudyJobs(session, understudy, inbox)
         self._held = HeldToken(session)
+        self._obedience, self._compiling = obedience, None if obedience is None else asyncio.create_task(self._obey())
 
     async def run(self) -> AsyncIterator[Event]:
         """Events until the answer has ended. Raises DrafterFailed, and LinkRefused as `link` reports it."""
@@ -74,6 +89,8 @@ class Answer:
 
     async def close(self) -> None:
         """Cancel what is not finished."""
+        if self._compiling:
+            self._compiling.cancel()
         await self._do(self.session.cancel())
 
     async def pause(self) -> None:
@@ -82,6 +99,16 @@ class Answer:
     async def proceed(self) -> None:
         await self._do(self.session.proceed(time.monotonic()))
         self._display.proceeded()
+
+    async def _obey(self) -> None:
+        """Have the rules of the constraint made."""
+        session = self.session
+        assert self._obedience and session.constraint
+        try:
+            of_drafter, of_understudy = await self._obedience.rules(session.constraint, writers=2)
+            self._inbox.put_nowait(RulesReady(session, (of_drafter, of_understudy)))
+        except GrammarError as error:
+            self._inbox.put_nowait(Unobeyed(session, str(error)))
 
     async def _next_event(self) -> None:
         """Wait for the link, the drafter or the clock, whichever is first, and feed the session."""
@@ -104,6 +131,8 @@ class Answer:
                 | Compared(session=owner)
                 | TextRead(session=owner)
                 | UnderstudyFailed(session=owner)
+                | RulesReady(session=owner)
+                | Unobeyed(session=owner)
                 | Failed(session=owner)
             ) if owner is not session:
                 pass  # asked for by an answer that was cancelled
@@ -119,6 +148,13 @@ class Answer:
                 await self._do(session.text_read(event.agreed, now))
             case UnderstudyFailed():
                 await self._do(session.understudy_failed(event.why, now))
+            case RulesReady(rules=rules):
+                self._jobs.rules, self._understudy.rules = rules
+                await self._do(session.set_obeys(True, now))
+            case Unobeyed():
+                if session.policy.writer == "device-only":
+                    raise Unobeyable(f"the answer's constraint cannot be obeyed: {event.why}")
+                await self._do(session.set_obeys(False, now))
             case LinkUp():
                 self._down = ""
                 await self._explained(session.link_up(event.welcome, now, event.rtt))

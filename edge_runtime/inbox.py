@@ -8,6 +8,7 @@ from edge_runtime.link import LinkEvent
 from edge_runtime.session import Session
 from edge_runtime.worker import DrafterFailed
 from outrider_core.drafting.drafter import Draft
+from outrider_core.protocol.constraint import Rules
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,22 @@ class UnderstudyFailed:
 
 
 @dataclass(frozen=True)
+class RulesReady:
+    """What holds the writers to the answer's constraint is there: for the drafter, for the understudy."""
+
+    session: Session
+    rules: tuple[Rules, Rules]
+
+
+@dataclass(frozen=True)
+class Unobeyed:
+    """Nothing can be written under the answer's constraint: `why`, in words for people."""
+
+    session: Session
+    why: str
+
+
+@dataclass(frozen=True)
 class Failed:
     """The drafter's engine failed."""
 
@@ -67,4 +84,4 @@ class Failed:
 
 
 #: jobs carry the session that asked: it may have been cancelled since
-InboxEvent = LinkEvent | Drafted | Written | Compared | TextRead | UnderstudyFailed | Failed
+InboxEvent = LinkEvent | Drafted | Written | Compared | TextRead | UnderstudyFailed | RulesReady | Unobeyed | Failed

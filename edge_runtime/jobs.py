@@ -10,10 +10,11 @@ from functools import partial
 
 from edge_runtime.actions import AddRows, Compare, DraftTree, ReadText, WriteToken
 from edge_runtime.figures import Figures
-from edge_runtime.inbox import Compared, Drafted, Failed, InboxEvent, TextRead, UnderstudyFailed, Written
+from edge_runtime.inbox import Compared, Drafted, Failed, InboxEvent, TextRead, UnderstudyFailed, Unobeyed, Written
 from edge_runtime.session import Session
 from edge_runtime.worker import DrafterFailed, DrafterThread, UnderstudyThread
 from outrider_core.drafting.drafter import Draft, TreeShape
+from outrider_core.protocol.constraint import Disobeyed, Rules
 
 
 class DrafterJobs:
@@ -24,6 +25,7 @@ class DrafterJobs:
     ) -> None:
         self._session, self._worker, self._inbox, self._figures = session, worker, inbox, figures
         self._loop = asyncio.get_running_loop()
+        self.rules: Rules | None = None  # of the answer's constraint
         worker.failed = self._failed
 
     def draft(self, action: DraftTree) -> None:
@@ -40,9 +42,14 @@ class DrafterJobs:
 
     def write(self, action: WriteToken) -> None:
         session, drafter, asked = self._session, self._worker.drafter, time.monotonic()
+        rules = self.rules
 
         def work() -> None:
-            token, probability = drafter.next_token(action.prefix, session.sampling)
+            try:
+                token, probability = drafter.next_token(action.prefix, session.sampling, rules)
+            except Disobeyed as error:
+                self._report(Unobeyed(session, str(error)))
+                token, probability = 0, 0.0  # which the session does not take any more
             self._report(Written(session, token, probability, action.version, time.monotonic() - asked))
 
         self._worker.submit(work)
@@ -91,22 +98,24 @@ class UnderstudyJobs:
     def __init__(self, session: Session, worker: UnderstudyThread, inbox: asyncio.Queue[InboxEvent]) -> None:
         self._session, self._worker, self._inbox = session, worker, inbox
         self._loop = asyncio.get_running_loop()
+        self.rules: Rules | None = None  # of the answer's constraint
 
     def read(self, action: ReadText) -> None:
         session, worker, understudy = self._session, self._worker, self._worker.understudy
-        begin = len(session.prompt)
+        begin, rules = len(session.prompt), self.rules
 
         def wanted() -> bool:
             return session.reads(action) and not worker.closed
 
         def work() -> InboxEvent:
-            return TextRead(session, understudy.agreed(action.prefix, action.base, begin, session.sampling, wanted))
+            agreed = understudy.agreed(action.prefix, action.base, begin, session.sampling, wanted, rules)
+            return TextRead(session, agreed)
 
         self._submit(work)
 
     def write(self, action: WriteToken) -> None:
         session, worker, understudy = self._session, self._worker, self._worker.understudy
-        asked = time.monotonic()
+        asked, rules = time.monotonic(), self.rules
 
         def wanted() -> bool:
             return session.version == action.version and not session.finished and not worker.closed
@@ -114,7 +123,8 @@ class UnderstudyJobs:
         def work() -> InboxEvent:
             token, probability = 0, 0.0  # which the session does not take where it is not wanted
             if understudy.read(action.prefix, wanted):
-                token, probability = understudy.next_token(action.prefix, len(session.prompt), session.sampling)
+                begin = len(session.prompt)
+                token, probability = understudy.next_token(action.prefix, begin, session.sampling, rules)
             return Written(session, token, probability, action.version, time.monotonic() - asked)
 
         self._submit(work)

@@ -19,6 +19,7 @@ from edge_runtime.context import FittedMessages, fit_messages
 from edge_runtime.events import Event
 from edge_runtime.inbox import InboxEvent
 from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
+from edge_runtime.obedience import Obedience
 from edge_runtime.pace import Controller, Pace
 from edge_runtime.policy import Mode, Policy
 from edge_runtime.record import check_record, record_of, restore
@@ -119,6 +120,7 @@ class EdgeRuntime:
             self.link = server.link(hello, self._linked)
         self._link_task: asyncio.Task[None] | None = None
         self._worker = DrafterThread(self.drafter)
+        self._obedience = Obedience(bundle.tokenizer, manifest.vocab_size, manifest.eos_ids)
         entry = manifest.understudy
         folder = bundle.folder / (entry.folder if entry else UNDERSTUDY_FOLDER)
         expected = entry.manifest_sha256 if entry else ""
@@ -222,9 +224,10 @@ class EdgeRuntime:
 
         max_new_tokens counts verified tokens only. temperature 0 is greedy. seed: the same seed gives the same text;
         None picks one. stop: a string or strings that end the answer; they are not part of it. response_format,
-        logit_bias (by token id), the penalties and tools: as OpenAI has them; the target alone writes such an answer,
-        which waits where there is no link, and calls stand in its text as `<tool_call>`. A prompt of token ids has to
-        describe the tools itself. Closing the iterator cancels.
+        logit_bias (by token id), the penalties and tools: as OpenAI has them; whoever writes is held to them. Under a
+        response_format or tools the device writes alone only where llguidance is installed; elsewhere such an answer
+        waits where there is no link. Calls stand in the text as `<tool_call>`; a prompt of token ids has to describe
+        the tools itself. Closing the iterator cancels.
         Raises ValueError at once on an argument out of bounds and on a prompt that leaves no room. While events are
         read: RuntimeError where the runtime is not entered or an answer is already on its way, DrafterFailed where
         the device's engine fails, LinkRefused only of a verifier in this process (`outrider.local`): what one elsewhere
@@ -259,16 +262,21 @@ class EdgeRuntime:
             raise ValueError(f"the prompt has {len(ids)} tokens; 1 to {manifest.max_context - 1} fit this bundle")
         if not all(0 <= token < manifest.vocab_size for token in ids):
             raise ValueError(f"token ids of the prompt must be at least 0 and below {manifest.vocab_size}")
-        if constraint and self.policy.writer == "device-only":
-            raise ValueError(
-                "response_format, logit_bias, penalties and tools need a verifier; this device writes alone"
-            )
+        if why := self.disobeys(constraint):
+            raise ValueError(why)
 
         def begin() -> tuple[Session, list[str]]:
             self._stream = (self._stream + 1) % STREAMS
             return self._begin(ids, sampling, length, constraint), stops
 
         return self._run(begin)
+
+    def disobeys(self, constraint: Constraint | None) -> str:
+        """Why nobody here can hold an answer to `constraint`; "" where somebody can, or may be asked to."""
+        missing = self._obedience.missing(constraint) if constraint else ""
+        if not missing or self.policy.writer != "device-only":
+            return ""
+        return f"response_format and tools need a verifier, as this device writes alone and cannot obey them: {missing}"
 
     def resume(self, record: dict[str, Any]) -> AsyncGenerator[Event, None]:
         """Go on with an answer that `record` wrote down, perhaps in a process that has ended. Events as of `generate`.
@@ -318,8 +326,17 @@ class EdgeRuntime:
         async with self._alone():
             session, stop = begin()
             self._catch_up()
+            obedience = None if session.obeys else self._obedience
             answer = self._answer = Answer(
-                session, self.link, self._worker, self._understudy, self._inbox, self.decode, stop, self.link_error
+                session,
+                self.link,
+                self._worker,
+                self._understudy,
+                self._inbox,
+                self.decode,
+                stop,
+                self.link_error,
+                obedience,
             )
             try:
                 async for event in answer.run():
@@ -363,6 +380,7 @@ class EdgeRuntime:
         while same < min(len(ids), len(self._text)) and ids[same] == self._text[same]:
             same += 1
         self._worker.submit(partial(self.drafter.keep_rows, same))
+        deaf = constraint is not None and bool(self._obedience.missing(constraint))
         return Session(
             prompt=ids,
             sampling=sampling,
@@ -375,9 +393,10 @@ class EdgeRuntime:
             rows_seen=self._rows_seen.up_to(same),
             patience=self.patience,
             timer=self.timer,
-            policy=replace(self.policy, writer="cloud-only") if constraint else self.policy,
+            policy=replace(self.policy, writer="cloud-only") if deaf else self.policy,
             tuning=Tuning(self.controller, self.shape, self.shaping, self.ahead),
             understudy=self.bundle.has_understudy,
             sentence_ends=self.bundle.sentence_ends,
             constraint=constraint,
+            obeys=constraint is None or deaf,  # for the others rules are made first
         )

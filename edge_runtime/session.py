@@ -69,8 +69,8 @@ class Session:
 
     prompt: token ids of the conversation so far. max_new: committed tokens at most. stream, session_id: as
     on the wire. row_shape: the drafter's. rows_seen: the prompt's rows that the drafter holds. timer: of rounds.
-    understudy: there is one. sentence_ends: tokens that end a sentence or a line. constraint: what the target draws
-    under; the device's own writers know nothing of it, so `policy` must let neither write.
+    understudy: there is one. sentence_ends: tokens that end a sentence or a line. constraint: what tokens are drawn
+    under. obeys: the device's own writers can be held to it; where not, nothing is written alone.
     """
 
     prompt: list[int]
@@ -89,10 +89,9 @@ class Session:
     understudy: bool = False
     sentence_ends: Container[int] = frozenset()
     constraint: Constraint | None = None
+    obeys: bool = True
 
     def __post_init__(self) -> None:
-        if self.constraint and self.policy.writer != "cloud-only":
-            raise ValueError("under a constraint the target alone writes")
         self.stats = SessionStats()
         self.text = AnswerTokens(list(self.prompt), len(self.prompt), self._own_limit, self.eos_ids, self.stats)
         self.requests = Requests(
@@ -100,6 +99,7 @@ class Session:
         )
         self.deadlines = Deadlines(self.patience.silence)
         self.solo = Solo(self.policy, self.sentence_ends)
+        self.solo.obeys = self.obeys
         self.handover = Handover(self.understudy, self.policy)
         self.mode = Mode.TREE
         self.finished: FinishReason | None = None
@@ -244,6 +244,16 @@ class Session:
         told = [HandOver(Writer.DRAFTER, why)] if self.alone and not self.finished else []
         return [*told, *self.work(now)]
 
+    def set_obeys(self, obeys: bool, now: float) -> list[Action]:
+        """From now on the device's writers can be held to the answer's constraint, or cannot."""
+        if self.finished or self.solo.obeys == obeys:
+            return []
+        self.solo.obeys = obeys
+        self.version += 1  # a token under way is not wanted any more
+        if obeys and not self.solo.paused:
+            self.deadlines.give_up = None
+        return self.work(now)
+
     def reads(self, action: ReadText) -> bool:
         """Whether the understudy is still to read this: somebody waits for it, or it reads along."""
         return not self.finished and self.handover.reads(action, self.alone)
@@ -260,7 +270,7 @@ class Session:
                 self.deadlines.connect = None
                 return self.go_on_alone(due, now)
             case Deadline.GIVE_UP:
-                silent = self.policy.writer == "cloud-only"
+                silent = self.policy.writer == "cloud-only" or not self.solo.obeys
                 return self.finish(FinishReason.UNREACHABLE if silent else FinishReason.UNVERIFIED)
             case Deadline.RETRY:
                 return self.open(now)

@@ -17,13 +17,15 @@ SENTENCE_TOKENS = 24
 class Solo:
     """What the policy allows to be written without the target. alone: the target is silent.
 
-    sentence_ends: tokens that end a sentence or a line.
+    obeys: the device's writers can be held to the answer's constraint, if it has one. sentence_ends: tokens that end a
+    sentence or a line.
     """
 
     def __init__(self, policy: Policy, sentence_ends: Container[int] = frozenset()) -> None:
         self._policy, self._sentence_ends = policy, sentence_ends
         self._confidence: deque[float] = deque(maxlen=CONFIDENCE_WINDOW)
         self.alone = False
+        self.obeys = True
         self.paused: PauseReason | None = None
         self._drafted = 0  # tokens that the drafter wrote since the target fell silent
         self._ended_sentence = False  # by the last of them
@@ -32,12 +34,12 @@ class Solo:
     @property
     def writes_first(self) -> bool:
         """The device writes without waiting for the target."""
-        return self._policy.writer in ("prefer-device", "device-only") and not self.paused
+        return self._policy.writer in ("prefer-device", "device-only") and not self.mute
 
     @property
     def mute(self) -> bool:
         """Nothing is written alone, whatever happens to the link."""
-        return bool(self.paused) or self._policy.writer == "cloud-only"
+        return bool(self.paused) or not self.obeys or self._policy.writer == "cloud-only"
 
     @property
     def may_be_taken_back(self) -> bool:

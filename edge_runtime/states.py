@@ -58,6 +58,7 @@ class Event(StrEnum):
     TOKEN_WRITTEN = "token_written"
     TEXT_READ = "text_read"
     UNDERSTUDY_FAILED = "understudy_failed"
+    SET_OBEYS = "set_obeys"
     TICK = "tick"
     SET_MODE = "set_mode"
     PAUSE = "pause"
@@ -71,7 +72,7 @@ class Event(StrEnum):
 #: alone at once.
 TRANSITIONS: dict[State, dict[Event, tuple[State, ...]]] = {
     State.DRAFTING: {
-        Event.START: (State.ALONE, State.FINISHED),
+        Event.START: (State.ALONE, State.WAITING, State.FINISHED),
         Event.LINK_UP: (State.VERIFYING, State.STREAMING, State.FINISHED),
         Event.LINK_DOWN: (State.ALONE, State.WAITING),
         Event.MESSAGE: (State.ALONE, State.WAITING, State.FINISHED),
@@ -99,6 +100,7 @@ TRANSITIONS: dict[State, dict[Event, tuple[State, ...]]] = {
         Event.TICK: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
         Event.SET_MODE: (State.DRAFTING, State.FINISHED),
         Event.PAUSE: (State.WAITING,),
+        Event.SET_OBEYS: (State.WAITING,),
     },
     State.WAITING: {
         Event.LINK_UP: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
@@ -106,6 +108,7 @@ TRANSITIONS: dict[State, dict[Event, tuple[State, ...]]] = {
         Event.TICK: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
         Event.SET_MODE: (State.DRAFTING, State.FINISHED),
         Event.PROCEED: (State.ALONE,),
+        Event.SET_OBEYS: (State.ALONE,),
     },
     State.FINISHED: {},
 }

@@ -81,6 +81,6 @@ def _wait(session: Session, now: float) -> list[Action]:
     """Nothing more can be written alone: wait for the target, but not for ever."""
     wait = session.patience.offline if session.solo.paused else session.return_wait
     session.deadlines.give_up = session.deadlines.give_up or now + wait
-    if session.policy.writer == "device-only" and not session.solo.paused:
+    if session.policy.writer == "device-only" and session.solo.obeys and not session.solo.paused:
         return session.finish(FinishReason.UNVERIFIED)
     return []

@@ -1,19 +1,16 @@
 /** A real verifier process and a real browser, for the tests of the page. */
 
 import { type ChildProcess, execFileSync, spawn } from "node:child_process";
-import { existsSync, mkdtempSync, rmSync } from "node:fs";
+import { mkdtempSync, rmSync } from "node:fs";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
-import { fileURLToPath } from "node:url";
 import { type Browser, type BrowserContext, chromium, type Page } from "playwright-core";
+import { PYTHON, ROOT } from "../test/python.js";
 
-const ROOT = fileURLToPath(new URL("../../../../", import.meta.url));
 export const BUNDLE = process.env.OUTRIDER_BUNDLE ?? join(ROOT, "build/bundle");
 const PAGE = join(ROOT, "browser_runtime/dist/page");
-const IN_VENV = join(ROOT, ".venv/bin/python");
-const PYTHON = process.env.OUTRIDER_PYTHON ?? (existsSync(IN_VENV) ? IN_VENV : "python3");
 const FLAGS = [
   "--headless=new",
   "--no-sandbox",

@@ -137,6 +137,46 @@ test("without network and verifier the installed page starts, and the device wri
   });
 });
 
+test("an understudy that was asked for takes over where the link is cut, and can be deleted", {
+  skip,
+  timeout: 600_000,
+}, async () => {
+  const maxNewTokens = 64;
+  const wanted = await verifier.plain(QUESTION, { maxNewTokens });
+  await onPage({ maxNewTokens, understudy: "cold" }, async chat => {
+    await chat.ready();
+    const gone = () => (document.getElementById("understudy") as HTMLElement).hidden;
+    await chat.page.waitForFunction(gone, null, { timeout: 300_000 });
+    assert.ok(await chat.page.evaluate(() => caches.has("outrider-understudy")));
+    await chat.ask(QUESTION);
+    await chat.grown(40);
+    await chat.page.click("#cut");
+    const writes = () => document.getElementById("state")?.textContent === "The understudy writes alone";
+    await chat.page.waitForFunction(writes, null, { timeout: 120_000 });
+    await chat.alone(30);
+    await chat.page.click("#cut");
+    const { verified, note } = await chat.finished();
+    assert.equal(verified, wanted);
+    assert.match(note, /by the understudy/);
+    await chat.page.click("#open-settings");
+    await chat.page.waitForSelector("#delete-understudy:not([hidden])");
+    await chat.page.click("#delete-understudy");
+    await chat.page.waitForSelector("#delete-understudy", { state: "hidden" });
+    assert.match((await chat.page.textContent("#understudy-size"))!, /fetched once, \d+(\.\d)? MB/);
+    assert.equal(await chat.page.evaluate(() => caches.has("outrider-understudy")), false);
+  });
+});
+
+test("nobody gets an understudy who did not ask for one", { skip }, async () => {
+  await onPage({}, async chat => {
+    const asked: string[] = [];
+    chat.page.on("request", request => asked.push(request.url()));
+    await chat.reload();
+    await chat.ready();
+    assert.ok(asked.length > 0 && !asked.some(url => url.includes("/understudy/")), asked.join());
+  });
+});
+
 test("a broken file, a full storage and another target's bundle are said in words", { skip }, async () => {
   const broken = await browser.context({ serviceWorkers: "block" });
   await broken.route("**/bundle/draft_ids.u32", async route => {

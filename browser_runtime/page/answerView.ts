@@ -49,7 +49,10 @@ export class AnswerView {
     const parts = [`${stats.tokens} verified tokens`];
     if (stats.tokens) parts.push(`${stats.tokensPerSecond.toFixed(1)} a second`);
     if (stats.rounds) parts.push(`tau ${stats.tau.toFixed(2)}`);
-    if (stats.provisional) parts.push(`${stats.provisional} written alone, ${stats.kept} of them confirmed`);
+    if (stats.provisional) {
+      const by = stats.understudy ? `, ${stats.understudy} by the understudy` : "";
+      parts.push(`${stats.provisional} written alone${by}, ${stats.kept} of them confirmed`);
+    }
     if (reason === "unverified") parts.push("not all of it is verified");
     if (reason === "unreachable") parts.push("the verifier could not be reached");
     if (reason === "cancelled") parts.push("stopped");

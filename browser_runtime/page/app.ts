@@ -16,6 +16,7 @@ import { Conversations, titleOf } from "./conversations.js";
 import { announce, bytes, find, make } from "./dom.js";
 import { askSettings, loadSettings, optionsOf, requestOf, saveSettings, serverOf } from "./settings.js";
 import { TreeView } from "./treeView.js";
+import { UnderstudyView } from "./understudyView.js";
 
 const BUNDLE_URL = "bundle/";
 const EXAMPLES = ["Why is the sky blue?", "Tell me a story about a lighthouse.", "How do I bake bread?"];
@@ -26,9 +27,10 @@ const STATES: Record<LinkStatus | "idle", string> = {
   idle: "Ready",
   connecting: "Connecting",
   verified: "Verified by the cloud",
-  alone: "The device writes alone",
+  alone: "The device writes alone", // the drafter, where nobody else is named
   waiting: "Waiting for the cloud",
 };
+const UNDERSTUDY_WRITES = "The understudy writes alone";
 
 const store = new BundleStore();
 const weather = new Weather();
@@ -37,6 +39,7 @@ let settings = loadSettings();
 let bundle: Bundle | null = null;
 let drafter: WorkerDrafter | null = null;
 let runtime: EdgeRuntime | null = null;
+let understudy: UnderstudyView | null = null;
 let tree: TreeView | null = null;
 let stop: (() => void) | null = null;
 let journalled = 0;
@@ -59,6 +62,7 @@ async function open(): Promise<void> {
       progress.value = done;
       note.textContent = `${bytes(done)} of ${bytes(all)}`;
     });
+    understudy = new UnderstudyView(bundle, BUNDLE_URL);
     note.textContent = "Starting the drafter";
     progress.removeAttribute("value");
     await begin();
@@ -83,7 +87,8 @@ async function begin(): Promise<void> {
   runtime = null;
   drafter = await startDrafter(bundle, { wasmUrl: "ort/" });
   const watch = (sight: Sight) => tree?.see(sight);
-  const options = { ...optionsOf(settings), makeSocket: weather.makeSocket, watch };
+  const writer = (await understudy?.begin(settings.understudy !== "off")) ?? null;
+  const options = { ...optionsOf(settings), makeSocket: weather.makeSocket, watch, understudy: writer };
   try {
     runtime = new EdgeRuntime(bundle, drafter, serverOf(settings), options);
   } catch (error) {
@@ -134,6 +139,8 @@ async function follow(start: () => AsyncGenerator<Event>): Promise<void> {
     for await (const event of start()) {
       view.show(event);
       if (event.type === "link") tell(event.state, "", event.detail);
+      if (event.type === "handedOver")
+        tell("alone", event.writer === "understudy" ? UNDERSTUDY_WRITES : "", event.detail);
       journal(event.type === "finished");
       if (event.type !== "finished") continue;
       present.pending = null;
@@ -250,6 +257,7 @@ find<HTMLInputElement>("delay").addEventListener("input", ({ target }) => {
   find("delay-shown").textContent = `${value} ms`;
 });
 button("open-settings").addEventListener("click", async () => {
+  await understudy?.describe();
   const chosen = await askSettings(settings);
   if (!chosen) return;
   stop?.();
@@ -261,6 +269,10 @@ button("delete-bundle").addEventListener("click", async () => {
   await store.delete();
   find("settings-note").textContent =
     "The drafter is deleted from this browser; this page keeps it until it is closed.";
+});
+button("delete-understudy").addEventListener("click", async () => {
+  await understudy?.delete();
+  find("settings-note").textContent = "The understudy is deleted from this browser.";
 });
 button("open-conversations").addEventListener("click", () => {
   listConversations();

@@ -11,6 +11,7 @@ export interface Settings {
   writer: Policy["writer"];
   onReturn: Policy["onReturn"];
   offline: Policy["offline"];
+  understudy: Policy["understudy"];
   mode: Mode | "";
   temperature: number;
   /** "": drawn each time. */
@@ -26,6 +27,7 @@ const DEFAULTS: Settings = {
   writer: "prefer-cloud",
   onReturn: "repair",
   offline: "sentence",
+  understudy: "off", // a large download, which nobody gets who did not ask for it
   mode: "",
   temperature: 0,
   seed: "",
@@ -54,8 +56,8 @@ export function serverOf(settings: Settings): string | null {
   return settings.writer === "device-only" ? null : settings.server.trim() || location.origin;
 }
 
-export function optionsOf({ token, writer, onReturn, offline, mode }: Settings): Options {
-  return { token: token || null, mode: mode || null, policy: { writer, onReturn, offline } };
+export function optionsOf({ token, writer, onReturn, offline, understudy, mode }: Settings): Options {
+  return { token: token || null, mode: mode || null, policy: { writer, onReturn, offline, understudy } };
 }
 
 export function requestOf({ temperature, seed, maxNewTokens }: Settings): Request {
@@ -84,6 +86,7 @@ export async function askSettings(now: Settings): Promise<Settings | null> {
     writer: text("writer") as Settings["writer"],
     onReturn: text("onReturn") as Settings["onReturn"],
     offline: text("offline") as Settings["offline"],
+    understudy: text("understudy") as Settings["understudy"],
     mode: text("mode") as Settings["mode"],
     temperature: Number(text("temperature")),
     seed: text("seed"),

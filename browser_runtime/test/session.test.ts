@@ -29,7 +29,7 @@ test("every recorded session replays: the same actions and states", () => {
       steps++;
     }
   }
-  assert.equal(calls.size, 15);
+  assert.equal(calls.size, 16);
   counted("sessions", traces.length);
   counted("events of sessions", steps);
 });
@@ -55,6 +55,7 @@ function sessionOf(setup: Any): Session {
     timer: new RoundTimer(timer.floor, timer.ceiling, timer.first),
     policy: policy({ ...others, onReturn, minConfidence }),
     understudy: setup.understudy,
+    obeys: setup.obeys,
     sentenceEnds: new Set(setup.sentence_ends),
     tuning: tuningOf(setup),
   });
@@ -92,6 +93,8 @@ function callOf(session: Session, call: string, given: Any[]): Action[] {
       return session.textRead(given[0], given[1]);
     case "understudy_failed":
       return session.understudyFailed(given[0], given[1]);
+    case "set_obeys":
+      return session.setObeys(given[0], given[1]);
     case "tick":
       return session.tick(given[0]);
     case "set_mode":

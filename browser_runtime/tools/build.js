@@ -34,18 +34,19 @@ for (const folder of [page, library]) {
   for (const name of RUNTIME_FILES) cpSync(join(runtime, name), join(folder, "ort", name));
 }
 const worker = join(root, "src/engine/worker.ts");
+const understudyWorker = join(root, "src/engine/understudyWorker.ts");
 const splitting = { splitting: true, chunkNames: "chunk-[hash]" };
 await build({
   ...options,
   ...splitting,
-  entryPoints: [join(root, "page/app.ts"), worker],
+  entryPoints: [join(root, "page/app.ts"), worker, understudyWorker],
   outdir: page,
   entryNames: "[name]",
 });
 await build({
   ...options,
   ...splitting,
-  entryPoints: { outrider: join(root, "src/index.ts"), worker },
+  entryPoints: { outrider: join(root, "src/index.ts"), worker, understudyWorker },
   outdir: library,
 });
 for (const name of STATIC) cpSync(join(root, "page", name), join(page, name));

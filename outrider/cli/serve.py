@@ -21,6 +21,7 @@ import uvicorn
 from edge_runtime.context import ConversationTooLong, FittedMessages
 from edge_runtime.events import Event, Finished, LinkState, Provisional
 from edge_runtime.link import LinkRefused
+from edge_runtime.obedience import Unobeyable
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.states import FinishReason as EndReason
 from edge_runtime.states import Writer
@@ -168,10 +169,9 @@ class Endpoint:
     def _check_constraint(self, asked: Request, fitted: FittedMessages) -> None:
         """Raise ApiError where the answer is to be held to what cannot be."""
         constraint = asked.constraint(len(fitted.ids), self.runtime.bundle.manifest.vocab_size)
-        if constraint and self.runtime.policy.writer == "device-only":
-            text = "response_format, logit_bias, penalties and tools need a verifier; this device writes alone"
+        if constraint and (why := self.runtime.disobeys(constraint)):
             field = "tools" if constraint.grammar == GRAMMAR_TOOLS else "response_format"
-            raise ApiError(400, text, field, "unsupported_parameter")
+            raise ApiError(400, why, field, "unsupported_parameter")
 
     def _fit(self, asked: Request) -> FittedMessages:
         if asked.conversation is None:
@@ -231,6 +231,8 @@ class _Answer:
         try:
             async for event in events:
                 yield event
+        except Unobeyable as error:
+            raise ApiError(400, str(error), "response_format", "unsupported_parameter") from None
         except LinkRefused as error:
             raise ApiError(502, str(error), code="verifier_refused") from None
         except DrafterFailed as error:
@@ -259,7 +261,7 @@ class _Answer:
         yield self._ending(event, unverified=bool(text) or event.stats.adopted > 0)
 
     def _held_to(self) -> bool:
-        """Whether the target alone may write the answer, as it is held to a constraint."""
+        """Whether the answer is held to a constraint."""
         return self._asked.constraint(len(self._ids), self._manifest.vocab_size) is not None
 
     def _ending(self, last: Finished, unverified: bool) -> Ending:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from outrider_core.drafting.engines import Engine, Floats, Ints
 from outrider_core.drafting.growth import Growth
 from outrider_core.drafting.lookup import Lookup
+from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.noise import gumbel_noise_at
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
@@ -180,7 +181,7 @@ class Drafter:
         last: Floats = logits[0]
         return last
 
-    def _log_q(self, logits: Floats, sampling: Sampling) -> NDArray[np.float64]:
+    def _log_q(self, logits: NDArray[np.floating], sampling: Sampling) -> NDArray[np.float64]:
         x = logits.astype(np.float64)
         if not sampling.greedy:
             x /= sampling.temperature
@@ -188,9 +189,19 @@ class Drafter:
         x -= np.log(np.exp(x).sum(-1, keepdims=True))
         return x
 
-    def next_token(self, prefix: list[int], sampling: Sampling) -> tuple[int, float]:
-        """The drafter's own next token behind `prefix`, drawn with the noise the target would use; its probability."""
-        log_q = self._log_q(self._advance(prefix), sampling)
+    def next_token(self, prefix: list[int], sampling: Sampling, rules: Rules | None = None) -> tuple[int, float]:
+        """The drafter's own next token behind `prefix`, drawn with the noise the target would use; its probability.
+
+        rules: what it draws under. Where they allow none of the tokens that it knows, it is the first that they allow;
+        Disobeyed is raised where there is none.
+        """
+        logits: NDArray[np.floating] = self._advance(prefix)
+        if rules:
+            changes = rules.adjusted(np.zeros(rules.vocab(int(self.draft_ids.max()) + 1)), prefix)
+            logits = logits + changes[self.draft_ids]
+            if not np.isfinite(logits).any():
+                return int(np.argmax(changes)), 0.0
+        log_q = self._log_q(logits, sampling)
         noise = 0.0 if sampling.greedy else gumbel_noise_at(sampling.seed, len(prefix), self.draft_ids)
         best = int(np.argmax(log_q + noise))
         return int(self.draft_ids[best]), float(np.exp(log_q[best]))

@@ -128,6 +128,10 @@ class Matcher(Protocol):
         """Go back to where only `tokens` had come."""
 
 
+class Disobeyed(ValueError):
+    """No token goes on with a text under its constraint; the message says why."""
+
+
 class Rules:
     """A constraint at the end of one text, which it follows token by token.
 
@@ -165,6 +169,18 @@ class Rules:
         self._counts[token] += 1
         if self._matcher:
             self._matcher.advance(token)
+
+    def adjusted(self, logits: NDArray[np.floating], text: Sequence[int]) -> NDArray[np.float64]:
+        """What the token behind `text` is drawn from, of logits [vocab]. Raises Disobeyed where none may come."""
+        self.follow(text)
+        changed = adjusted(logits, self.adjustment())
+        if self.broken or not np.isfinite(changed).any():
+            raise Disobeyed(self.broken or "the constraint allows no token here")
+        return changed
+
+    def vocab(self, least: int) -> int:
+        """Tokens that the grammar knows of, or `least` where that is more, or there is none."""
+        return max(least, 32 * len(self._matcher.allowed()) if self._matcher else 0, 1 + max(self._bias, default=0))
 
     def adjustment(self) -> Adjustment:
         """What the next draw changes."""

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.sampling import Sampling, draw, log_probs
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundleError, open_target_bundle
@@ -121,11 +122,12 @@ class Understudy:
         begin: int,
         sampling: Sampling,
         wanted: Callable[[], bool] = lambda: True,
+        rules: Rules | None = None,
     ) -> int | None:
         """How many of the tokens from `base` on it would have written itself, up to the first that it would not.
 
-        begin: where the answer begins. It has read all of them then, or as far as it agrees. None: given up, as nobody
-        `wanted` to know any more.
+        begin: where the answer begins. rules: what it draws under. It has read all of them then, or as far as it
+        agrees. None: given up, as nobody `wanted` to know any more.
         """
         if not self.read(text[:base], wanted):
             return None
@@ -137,19 +139,25 @@ class Understudy:
             # the last token before is run again: its logits judge the first one
             logits = self._run(Part(0, agreed - 1, (text[agreed - 1],), TokenTree.chain(chunk)))
             for row, token in enumerate(chunk):
-                if self._choose(logits[row], text[:agreed], begin, sampling) != token:
+                if draw(self._judged(logits[row], text[:agreed], begin, rules), sampling, agreed) != token:
                     self._read, self._logits = list(text[:agreed]), logits[row]
                     return agreed - base
                 agreed += 1
             self._read, self._logits = list(text[:agreed]), logits[-1]
         return agreed - base
 
-    def next_token(self, text: Sequence[int], begin: int, sampling: Sampling) -> tuple[int, float]:
-        """Its own next token behind `text`, and the probability that it gives to it. begin: where the answer begins."""
+    def next_token(
+        self, text: Sequence[int], begin: int, sampling: Sampling, rules: Rules | None = None
+    ) -> tuple[int, float]:
+        """Its own next token behind `text`, and the probability that it gives to it.
+
+        begin: where the answer begins. rules: what it draws under; Disobeyed is raised where they allow nothing.
+        """
         self.read(text)
         assert self._logits is not None
-        token = self._choose(self._logits, text, begin, sampling)
-        return token, float(np.exp(log_probs(self._logits, Sampling())[token]))
+        judged = self._judged(self._logits, text, begin, rules)
+        token = draw(judged, sampling, len(text))
+        return token, float(np.exp(log_probs(judged if rules else self._logits, Sampling())[token]))
 
     def _run(self, part: Part) -> Floats:
         assert self._runner is not None
@@ -164,14 +172,17 @@ class Understudy:
             same = min(same, len(text) - 1)
             self._read, self._logits = list(text[:same]), None
 
-    def _choose(self, logits: Floats, text: Sequence[int], begin: int, sampling: Sampling) -> int:
+    def _judged(
+        self, logits: Floats, text: Sequence[int], begin: int, rules: Rules | None
+    ) -> NDArray[np.float32] | NDArray[np.float64]:
+        """What the token behind `text` is drawn from."""
         penalties = repetitions(text[begin:])
         if penalties and self._decode(list(text[begin:])).count(FENCE) % 2 == 0:
             logits = logits.copy()
             for token, length in penalties.items():
                 loss = DRY_MULTIPLIER * DRY_BASE ** min(length - DRY_ALLOWED, 20)
                 logits[token] -= min(DRY_MOST, loss)
-        return draw(logits, sampling, len(text))
+        return rules.adjusted(logits, text) if rules else logits
 
 
 def repetitions(answer: Sequence[int]) -> dict[int, int]:

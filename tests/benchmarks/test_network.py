@@ -15,8 +15,9 @@ import torch
 
 from benchmarks.baseline import PlainAnswer, call_per_token
 from benchmarks.cores import Cores
+from benchmarks.link_faults import harmed
 from benchmarks.links import EmulatedLink
-from benchmarks.network import MODES, harmed, main
+from benchmarks.network import MODES, main
 from benchmarks.network_report import CHOICES, as_markdown, ratios, uncertainty
 from cloud.process import VerifierProcess
 from export.bundle import write_bundle

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cloud.page import PageError
+from cloud.page import PageError, page_routes
 from cloud.settings import Settings
 from tests.cloud.drive import make_verifier, serve
 from tests.tiny import tiny_model
@@ -31,7 +31,11 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     (bundle / "tokenizer.json").write_text("{}")
     (bundle / "encoder.safetensors").write_bytes(b"rows")
     names = ("tokenizer.json", "encoder.safetensors", "../secret", "..", "{any:path}", "{any:kind}")
-    (bundle / "manifest.json").write_text(json.dumps({"files": {name: {} for name in names}}))
+    (bundle / "understudy").mkdir()
+    (bundle / "understudy" / "target.onnx").write_text("graph")
+    (bundle / "understudy" / "tokenizer.json").write_text("{}")
+    manifest = {"files": {name: {} for name in names}, "understudy": {"folder": "understudy"}}
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
     return page, bundle
 
 
@@ -46,6 +50,7 @@ def test_the_page_and_its_bundle_are_served(address: str) -> None:
     index = httpx.get(f"{address}/")
     assert index.text == "<title>page</title>" and index.headers["content-type"].startswith("text/html")
     assert httpx.get(f"{address}/bundle/tokenizer.json").text == "{}"
+    assert httpx.get(f"{address}/bundle/understudy/target.onnx").text == "graph"
     assert httpx.get(f"{address}/ort/engine.wasm").headers["content-type"] == "application/wasm"
     assert httpx.head(f"{address}/app.js").headers["content-type"].startswith("text/javascript")
 
@@ -60,6 +65,18 @@ def test_pages_are_isolated_and_run_only_their_own_scripts(address: str) -> None
     assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
 
 
+@pytest.mark.parametrize("folder", ["..", ".", "/etc", "a/b", 5, "{any:path}"])
+def test_an_understudy_is_a_folder_of_the_bundle(folders: tuple[Path, Path], folder: object) -> None:
+    page, bundle = folders
+    (bundle / "manifest.json").write_text(json.dumps({"files": {}, "understudy": {"folder": folder}}))
+    settings = Settings(page=page, page_bundle=bundle)
+    if folder == 5:
+        with pytest.raises(PageError, match="broken"):
+            page_routes(settings, lambda _: False)
+        return
+    assert not any("target" in route.path for route in page_routes(settings, lambda _: False))
+
+
 def test_nothing_else_is_served(address: str) -> None:
     for path in (
         "/secret",
@@ -68,6 +85,8 @@ def test_nothing_else_is_served(address: str) -> None:
         "/bundle/secret",
         "/bundle/../secret",
         "/bundle/x",
+        "/bundle/understudy/tokenizer.json",
+        "/bundle/understudy/target.onnx.data",  # which is not there yet
         "/app.js.gz",
     ):
         assert httpx.get(address + path).status_code == 404, path

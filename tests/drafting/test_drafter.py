@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from outrider_core.drafting.drafter import (
     CHILDREN,
@@ -20,6 +22,7 @@ from outrider_core.drafting.drafter import (
 )
 from outrider_core.drafting.engines import Floats, Ints
 from outrider_core.drafting.lookup import HIT_RATES, LONGEST, Lookup
+from outrider_core.protocol.constraint import GRAMMAR_JSON_OBJECT, Constraint, Disobeyed, Rules, pack_bias
 from outrider_core.protocol.noise import gumbel_noise
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling, draw
@@ -127,6 +130,44 @@ def test_cache_reuse_never_shows(prefix: list[int], edits: list[tuple[int, list[
         prefix = [*prefix[: max(1, len(prefix) - drop)], *extra]
         assert drafter.draft(prefix, GREEDY, shape).tree == make_drafter().draft(prefix, GREEDY, shape).tree
         assert drafter.next_token(prefix, GREEDY)[0] == make_drafter().next_token(prefix, GREEDY)[0]
+
+
+class Allow:
+    """A grammar that allows these tokens wherever it is."""
+
+    error = ""
+
+    def __init__(self, *tokens: int) -> None:
+        self._tokens = tokens
+
+    def allowed(self) -> NDArray[np.uint32]:
+        bits = np.zeros(-(-VOCAB // 32), np.uint32)
+        for token in self._tokens:
+            bits[token // 32] |= np.uint32(1 << token % 32)
+        return bits
+
+    def advance(self, token: int) -> None: ...
+
+    def rewind(self, tokens: Sequence[int]) -> None: ...
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8, seed=3)], ids=["greedy", "sampled"])
+def test_it_writes_what_a_constraint_allows(sampling: Sampling) -> None:
+    prefix, unknown = [1, 2, 3], sorted({*range(VOCAB)} - {*DRAFT_IDS.tolist()})
+    json_object = Constraint(begin=1, grammar=GRAMMAR_JSON_OBJECT)
+    known = DRAFT_IDS[[3, 8, 17]].tolist()
+    full = np.full(VOCAB, -np.inf)
+    full[known] = logits_of((1, 2, 3), 1)[[3, 8, 17]]
+    rules = Rules(json_object, Allow(*known, unknown[0]))
+    token, probability = make_drafter().next_token(prefix, sampling, rules)
+    assert token == draw(full, sampling, len(prefix)) and 0 < probability <= 1
+    beyond = Rules(json_object, Allow(unknown[3], unknown[5]))
+    assert make_drafter().next_token(prefix, sampling, beyond) == (unknown[3], 0.0)
+    with pytest.raises(Disobeyed):
+        make_drafter().next_token(prefix, sampling, Rules(json_object, Allow()))
+    ids, amounts = pack_bias({int(DRAFT_IDS[5]): 100.0, unknown[0]: 100.0})
+    biased = Rules(Constraint(begin=1, bias_tokens=ids, biases=amounts))
+    assert make_drafter().next_token(prefix, sampling, biased)[0] == DRAFT_IDS[5]
 
 
 def test_only_new_tokens_are_fed() -> None:

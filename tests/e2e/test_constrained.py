@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import jsonschema
@@ -25,6 +25,7 @@ from edge_runtime.timing import Patience
 from export.bundle import write_bundle
 from export.plan import Options
 from outrider.cli.serve import Endpoint
+from outrider_core import grammar
 from outrider_core.chat_api.constraints import constraint_of
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.grammar import open_grammars
@@ -33,6 +34,7 @@ from outrider_core.models.target import load_target
 from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
+from tests.targets.test_understudy import with_understudy
 from tests.tiny import EOS, json_tokenizer, plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 
 VOCAB = 320
@@ -64,6 +66,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     model = tiny_model(seed=5, vocab=VOCAB, dtype=torch.float32)
     save_tiny_drafter(drafter, model, save_tiny_target(target, model, TOKENIZER))
     write_bundle(Options(str(target), drafter, bundle, quant="fp32"))
+    with_understudy(target, bundle)
     return target, drafter, bundle
 
 
@@ -80,9 +83,9 @@ def json_verifier(folders: Folders) -> Verifier:
 def truth(folders: Folders, sampling: Sampling, prompt: list[int] = PROMPT) -> list[int]:
     constraint = constraint_of(len(prompt), VOCAB, **ASKED)
     assert constraint is not None
-    grammar = open_grammars(TOKENIZER.backend_tokenizer, VOCAB, [EOS]).compile(constraint.schema)
+    rules = open_grammars(TOKENIZER.backend_tokenizer, VOCAB, [EOS]).compile(constraint.schema)
     model = load_target(str(folders[0]), "float64").model
-    tokens = plain_decode(model, prompt, sampling, MOST, rules=Rules(constraint, grammar.matcher()))
+    tokens = plain_decode(model, prompt, sampling, MOST, rules=Rules(constraint, rules.matcher()))
     assert_valid(tokens)
     return tokens
 
@@ -103,7 +106,7 @@ def port_of(address: str) -> int:
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_cut_in_mid_json(folders: Folders, bundle: Bundle, temperature: float, policy: Policy) -> None:
-    """Cut after every few tokens, to the other of two replicas: nothing is written alone, and the JSON is whole."""
+    """Cut after every few tokens, to the other of two replicas: the device goes on, and the JSON is whole."""
     sampling, rng = Sampling(temperature, seed=9), random.Random(temperature)
 
     async def run(first: str, second: str) -> list[Event]:
@@ -126,8 +129,81 @@ def test_cut_in_mid_json(folders: Folders, bundle: Bundle, temperature: float, p
         events = asyncio.run(run(first, second))
     end = events[-1]
     assert isinstance(end, Finished) and end.reason == "stop" and end.stats.opens > 2
-    assert not any(isinstance(event, Provisional) for event in events)
-    assert end.token_ids == truth(folders, sampling)
+    assert_valid(end.token_ids)
+    if policy.on_return == "repair":
+        assert end.token_ids == truth(folders, sampling)
+
+
+def outage(address: str, bundle: Bundle, seed: int, policy: Policy, alone: int) -> Finished:
+    """An answer whose link is away from some token on until the device has written `alone` tokens."""
+    rng = random.Random(seed)
+
+    async def run() -> Finished:
+        verified, provisional, cut_at = 0, 0, rng.randrange(2, 12)
+        async with (
+            EmulatedLink(port_of(address)) as link,
+            EdgeRuntime(bundle, link.address, policy=policy, patience=PATIENCE, threads=1) as runtime,
+        ):
+            asked = runtime.generate(PROMPT, max_new_tokens=MOST, temperature=1.0, seed=seed, **ASKED)
+            async for event in asked:
+                match event:
+                    case Verified():
+                        verified += len(event.tokens)
+                    case Provisional():
+                        provisional += 1
+                if verified >= cut_at and not link.silent:
+                    link.silent, provisional = True, 0
+                    link.cut()
+                if link.silent and provisional >= alone:
+                    link.silent, cut_at = False, verified + 1000
+        assert isinstance(event, Finished)
+        return event
+
+    return asyncio.run(run())
+
+
+def alone_in_mid_json(folders: Folders, bundle: Bundle, seeds: range) -> None:
+    """Repaired or kept, by drafter or understudy, every answer is valid in the end; a repaired one the target's."""
+    written = 0
+    with serve(json_verifier(folders)) as address:
+        for seed in seeds:
+            understudy = ("off", "cold", "warm")[seed % 3]
+            on_return = ("repair", "keep")[seed // 3 % 2]
+            policy = Policy(on_return=on_return, understudy=understudy, offline="continue", offline_rate=1000.0)  # type: ignore[arg-type]
+            end = outage(address, bundle, seed, policy, 1 + seed % 9)
+            assert end.reason == "stop", (seed, end)
+            assert_valid(end.token_ids)
+            if on_return == "repair":
+                assert end.token_ids == truth(folders, Sampling(1.0, seed=seed)), seed
+            written += end.stats.provisional
+    assert written > 2 * len(seeds)
+
+
+def test_written_alone_in_mid_json(folders: Folders, bundle: Bundle) -> None:
+    alone_in_mid_json(folders, bundle, range(6))
+
+
+@pytest.mark.slow
+def test_written_alone_in_a_hundred_answers(folders: Folders, bundle: Bundle) -> None:
+    alone_in_mid_json(folders, bundle, range(100))
+
+
+@pytest.mark.parametrize("understudy", ["off", "cold"])
+def test_json_without_a_verifier(bundle: Bundle, understudy: Literal["off", "cold"]) -> None:
+    async def run() -> Finished:
+        policy = Policy(understudy=understudy)
+        async with EdgeRuntime(bundle, None, policy=policy, patience=PATIENCE, threads=1) as runtime:
+            *_, end = [e async for e in runtime.generate(PROMPT, max_new_tokens=MOST, temperature=1.0, seed=3, **ASKED)]
+            bad = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}}
+            with pytest.raises(ValueError, match="cannot be obeyed"):
+                async for _ in runtime.generate(PROMPT, **bad):
+                    pass
+        assert isinstance(end, Finished)
+        return end
+
+    end = asyncio.run(run())
+    assert_valid(end.token_ids)
+    assert {span.writer for span in end.spans} <= {"drafter", "understudy"}
 
 
 def test_recorded_in_mid_json_and_resumed_by_another_process(folders: Folders, bundle: Bundle) -> None:
@@ -169,12 +245,12 @@ def test_a_verifier_that_does_not_know_constraints_is_not_asked(folders: Folders
     with serve(verifier) as address:
         verifier.constraints.obeys = 0
         refused, plain = asyncio.run(run(address))
-    assert (refused.reason, refused.token_ids) == ("unreachable", [])
+    assert (refused.reason, refused.stats.tokens, refused.stats.provisional) == ("unverified", 0, 5)
     assert "cannot obey the answer's constraint" in refused.detail
     assert plain.reason == "length" and len(plain.token_ids) == 5
 
 
-def test_arguments(bundle: Bundle) -> None:
+def test_arguments(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(**asked: Any) -> None:
         async with EdgeRuntime(bundle, "127.0.0.1:9", threads=1) as runtime:
             runtime.generate(PROMPT, **asked)
@@ -191,7 +267,8 @@ def test_arguments(bundle: Bundle) -> None:
         async with EdgeRuntime(bundle, None, threads=1) as runtime:
             runtime.generate(PROMPT, **ASKED)
 
-    with pytest.raises(ValueError, match="need a verifier"):
+    monkeypatch.setattr(grammar.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs a verifier.*llguidance"):
         asyncio.run(alone())
 
 
@@ -215,8 +292,9 @@ def test_the_devices_endpoint(folders: Folders, bundle: Bundle) -> None:
     assert good.json()["choices"][0]["message"]["content"] == text
     assert good.json()["choices"][0]["finish_reason"] == "stop"
     assert refused.status_code == 502 and "cannot be obeyed" in refused.json()["error"]["message"]
-    alone, _ = asyncio.run(run(None))
-    assert alone.status_code == 400 and "need a verifier" in alone.json()["error"]["message"]
+    alone, unobeyed = asyncio.run(run(None))
+    assert unobeyed.status_code == 400 and "cannot be obeyed" in unobeyed.json()["error"]["message"]
+    assert_valid([*TOKENIZER.encode(alone.json()["choices"][0]["message"]["content"], add_special_tokens=False), EOS])
 
 
 def test_openais_client_at_the_devices_endpoint(folders: Folders, bundle: Bundle) -> None:

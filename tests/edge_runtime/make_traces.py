@@ -106,6 +106,8 @@ def setup_of(session: Session) -> dict[str, Any]:
         "understudy": session.understudy,
         "sentence_ends": sorted(sentence_ends),
     }
+    if not session.obeys:
+        setup["obeys"] = False
     return (
         setup if tuning.controller.pinned else setup | {"tuning": asdict(tuning.largest) | {"shaping": tuning.shaping}}
     )
@@ -126,6 +128,7 @@ def session_of(setup: dict[str, Any]) -> Session:
         session_id=bytes.fromhex(setup["session"]), stream=setup["stream"], patience=Patience(**setup["patience"]),
         policy=Policy(**setup["policy"]), timer=RoundTimer(**setup["timer"]), tuning=tuning_of(setup),
         understudy=setup["understudy"], sentence_ends=frozenset(setup["sentence_ends"]),
+        obeys=setup.get("obeys", True),
     )  # fmt: skip
     session.mode = Mode(setup["mode"])
     return session
@@ -516,6 +519,65 @@ def vain_open_traces() -> list[dict[str, Any]]:
     return traces
 
 
+def obedience_traces() -> list[dict[str, Any]]:
+    """Under a constraint that the device's writers can be held to later, not any more, or never."""
+    traces = []
+
+    def record(name: str, **given: Any) -> World:
+        world = World(random.Random(len(traces)), 8, obeys=False, **given)
+        recording = Recording(world)
+        traces.append({"name": f"rules {name}", "setup": recording.setup, "steps": recording.steps})
+        world.do(world.session.start(world.now))
+        return world
+
+    def set_obeys(world: World, obeys: bool) -> None:
+        world.do(world.session.set_obeys(obeys, world.now))
+
+    for writer in ("prefer-cloud", "prefer-device", "device-only"):
+        world = record(f"before the link, {writer}", policy=Policy(writer=writer))
+        set_obeys(world, True)
+        set_obeys(world, True)
+        while writer == "device-only" and not world.session.finished:
+            world.happen("job")
+        if writer != "device-only":
+            world.connect()
+            world.settle()
+    for present, on_return in ((False, "repair"), (True, "repair"), (True, "keep")):
+        policy = Policy(on_return=on_return)
+        world = record(f"while nothing is written alone, {on_return}", policy=policy, understudy=present)
+        world.connect()
+        world.deliver()
+        world.cut()
+        world.tick(0.5)
+        set_obeys(world, True)
+        for event in ("job", "job", "reading", "job", "job"):
+            world.happen(event)
+        world.connect()
+        world.settle()
+    world = record("that end while the device writes alone")
+    set_obeys(world, True)
+    world.cut()
+    world.tick(5.0)
+    for event in ("job", "job"):
+        world.happen(event)
+    set_obeys(world, False)
+    world.happen("job")
+    world.connect()
+    world.settle()
+    world = record("that never come", patience=Patience(open=0.5, connect=0.2, silence=1.0, offline=2.0))
+    world.tick(1.0)
+    world.tick(3.0)
+    assert world.session.finished == "unreachable"
+    world = record("that come during a pause")
+    world.tick(5.0)
+    world.do(world.session.pause(world.now))
+    set_obeys(world, True)
+    world.do(world.session.proceed(world.now))
+    world.connect()
+    world.settle()
+    return traces
+
+
 def traces() -> list[dict[str, Any]]:
     chosen = [choosing_trace(number) for number in range(CHOOSING)]
     return [
@@ -528,6 +590,7 @@ def traces() -> list[dict[str, Any]]:
         *vain_open_traces(),
         *(alone_trace(number) for number in range(ALONE)),
         *hand_over_traces(),
+        *obedience_traces(),
     ]
 
 

@@ -190,6 +190,7 @@ class World:
         link: SimulatedLink | None = None,
         understudy: bool = False,
         sentence_ends: frozenset[int] = frozenset(),
+        obeys: bool = True,
     ) -> None:
         self.rng, self.now, self.link = rng, 0.0, link
         self.welcome = WELCOME  # where there is no `link`
@@ -207,6 +208,7 @@ class World:
             tuning=tuning or pinned(),
             understudy=understudy,
             sentence_ends=sentence_ends,
+            obeys=obeys,
         )
         self.verifier: SimulatedVerifier | None = None
         self.deaf = False  # the link is half open: nothing gets through until it is cut

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -196,3 +197,17 @@ def test_who_waits_for_another_process_is_told_once(source: Path, tmp_path: Path
         )
         assert process.wait(30) == 0
     assert told == ["waits"] and made.folder == folder and hidden(folder) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "android_demo/core/src/main/kotlin/dev/outrider/core/runtime/TargetBundle.kt",
+        "browser_runtime/src/bundle/understudyStore.ts",
+    ],
+)
+def test_the_ports_read_this_format(path: str) -> None:
+    found = re.search(
+        r"const (?:val )?FORMAT_VERSION = (\d+)", (Path(__file__).parents[2] / path).read_text(encoding="utf-8")
+    )
+    assert found and int(found[1]) == FORMAT_VERSION

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from export.understudy import write_understudy
 from outrider_core.drafting.bundle import MANIFEST, UNDERSTUDY_FOLDER, Bundle, BundleError, open_bundle
 from outrider_core.models.identity import model_identity
+from outrider_core.protocol.constraint import Constraint, Rules, pack_bias
 from outrider_core.protocol.sampling import Sampling, draw
 from outrider_core.targets import understudy as module
 from outrider_core.targets.bundle import open_target_bundle
@@ -128,6 +129,24 @@ def test_it_judges_what_others_wrote(bundle: Bundle, sampling: Sampling) -> None
         assert understudy.agreed(text + wrong, base, len(PROMPT), sampling) == right
         assert understudy.next_token(text, len(PROMPT), sampling)[0] == expected[len(text)]
     assert understudy.agreed(expected, base, len(PROMPT), sampling) == len(expected) - base
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+def test_it_judges_and_writes_under_a_constraint(bundle: Bundle, sampling: Sampling) -> None:
+    """A bias and a penalty for what stands there already, wherever the text was before."""
+    ids, amounts = pack_bias({50: 6.0, 60: 6.0})
+    constraint = Constraint(len(PROMPT), 2.0, 0.5, ids, amounts)
+    model = open_target_bundle(bundle.folder / UNDERSTUDY_FOLDER)
+    runner, text = OnnxRunner.of(model, CONTEXT, threads=1), list(PROMPT)
+    logits = runner.forward([Part(0, 0, tuple(PROMPT))])[0]
+    for _ in range(12):
+        text.append(draw(Rules(constraint).adjusted(logits, text), sampling, len(text)))
+        logits = runner.forward([Part(0, len(text) - 1, (text[-1],))])[0]
+    assert text != plain(bundle, 12, sampling)
+    understudy, rules, begin = made(bundle), Rules(constraint), len(PROMPT)
+    assert understudy.agreed([*text[:-3], 7], begin + 2, begin, sampling, rules=rules) == len(text) - 3 - begin - 2
+    for end in (begin, len(text) - 3, begin + 4, len(text) - 1):
+        assert understudy.next_token(text[:end], begin, sampling, rules)[0] == text[end]
 
 
 def test_a_text_may_change_anywhere(bundle: Bundle) -> None:

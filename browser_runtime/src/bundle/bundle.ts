@@ -14,6 +14,8 @@ export class Bundle {
   private readonly template: ChatTemplate;
   /** Tokens that end a sentence or a line. */
   readonly sentenceEnds: ReadonlySet<number>;
+  /** Texts of the tokens that have a backtick, of which fences of code are made. */
+  readonly fenceMarks: ReadonlyMap<number, string>;
 
   private constructor(
     readonly manifest: Manifest,
@@ -32,7 +34,15 @@ export class Bundle {
       throw new BundleError(`chat_template.jinja does not load: ${error instanceof Error ? error.message : error}`);
     }
     this.boundary = new ChatBoundary(tokenizer, template);
-    this.sentenceEnds = sentenceEnds(tokenizer, manifest.vocabSize);
+    const ends = new Set<number>();
+    const marks = new Map<number, string>();
+    for (let id = 0; id < manifest.vocabSize; id++) {
+      const text = tokenizer.decode([id]);
+      if (text.includes("\n") || /[.!?。]$/.test(text.trimEnd())) ends.add(id);
+      if (text.includes("`")) marks.set(id, text);
+    }
+    this.sentenceEnds = ends;
+    this.fenceMarks = marks;
   }
 
   /** Reads all but the engine's files. Throws BundleError. */
@@ -74,15 +84,6 @@ export class Bundle {
       }
     });
   }
-}
-
-function sentenceEnds(tokenizer: Tokenizer, vocabSize: number): Set<number> {
-  const ends = new Set<number>();
-  for (let id = 0; id < vocabSize; id++) {
-    const text = tokenizer.decode([id]);
-    if (text.includes("\n") || /[.!?。]$/.test(text.trimEnd())) ends.add(id);
-  }
-  return ends;
 }
 
 /** A special token stands in tokenizer_config.json as a string or as {"content": ...}. */

@@ -11,6 +11,16 @@ export interface FileEntry {
   bytes: number;
 }
 
+/** A complete small model beside the bundle, in a folder of its own that is fetched where somebody asks for it. */
+export interface UnderstudyEntry {
+  folder: string;
+  name: string;
+  format: string;
+  /** Of all its files. */
+  bytes: number;
+  manifestSha256: string;
+}
+
 /** Widths in values; hashes as the handshake compares them. The file names are keys of `files`. */
 export interface Manifest {
   target: string;
@@ -28,6 +38,8 @@ export interface Manifest {
   engineFile: string;
   engineData: string | null;
   files: Record<string, FileEntry>;
+  /** null: the bundle carries none. */
+  understudy: UnderstudyEntry | null;
 }
 
 const TEXT_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
@@ -64,13 +76,13 @@ export function parseManifest(text: string): Manifest {
     engineFile: text_(engine, "file"),
     engineData: engine.data === null || engine.data === undefined ? null : text_(engine, "data"),
     files: raw.files as Record<string, FileEntry>,
+    understudy: understudyOf(raw.understudy),
   };
   if (!Array.isArray(manifest.eosIds) || !manifest.eosIds.length) throw broken("eos_ids");
   for (const name of neededFiles(manifest)) {
     const entry = manifest.files?.[name];
     if (!entry) throw new BundleError(`${MANIFEST} lists no ${name}; export the bundle again`);
-    const plain = /^[\w.-]+$/.test(name) && !name.startsWith(".");
-    if (!plain || !/^[0-9a-f]{64}$/.test(entry.sha256) || !Number.isSafeInteger(entry.bytes)) throw broken(name);
+    checkEntry(name, entry);
   }
   return manifest;
 }
@@ -80,6 +92,25 @@ export function neededFiles(manifest: Manifest): string[] {
   const { draftIdsFile, nullRowFile, engineFile, engineData } = manifest;
   const names = [...TEXT_FILES, draftIdsFile, nullRowFile, engineFile, engineData];
   return names.filter((name): name is string => name !== null);
+}
+
+/** Throws BundleError where `name` is no plain file name, or `entry` no hash and size. */
+export function checkEntry(name: string, entry: FileEntry): void {
+  const hash = typeof entry?.sha256 === "string" && /^[0-9a-f]{64}$/.test(entry.sha256);
+  if (!isPlain(name) || !hash || !Number.isSafeInteger(entry.bytes)) throw broken(name);
+}
+
+function isPlain(name: string): boolean {
+  return /^[\w.-]+$/.test(name) && !name.startsWith(".");
+}
+
+function understudyOf(raw: unknown): UnderstudyEntry | null {
+  if (raw === null || raw === undefined) return null;
+  const of = raw as Record<string, unknown>;
+  const folder = text_(of, "folder");
+  const manifestSha256 = text_(of, "manifest_sha256");
+  if (!isPlain(folder) || !/^[0-9a-f]{64}$/.test(manifestSha256)) throw broken("understudy");
+  return { folder, name: text_(of, "name"), format: text_(of, "format"), bytes: count(of, "bytes"), manifestSha256 };
 }
 
 function text_(of: Record<string, unknown>, name: string): string {

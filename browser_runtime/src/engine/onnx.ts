@@ -88,6 +88,6 @@ export class OnnxEngine implements Engine {
   }
 }
 
-function oneLine(error: unknown): string {
+export function oneLine(error: unknown): string {
   return (error instanceof Error ? error.message : String(error)).replace(/\s+/g, " ").slice(0, 300);
 }

@@ -7,6 +7,7 @@ import { Sampling } from "../protocol/sampling.js";
 import { LocalDrafter } from "../runtime/drafterThread.js";
 import type { Job, PlainDraft, Provider, Reply, Request, Setup, Started } from "./messages.js";
 import { EngineError, OnnxEngine, type OnnxRuntime } from "./onnx.js";
+import { threadsFor } from "./threads.js";
 
 /** Seconds for which an engine runs before it is measured: browsers compile what runs often anew, and better. */
 const WARM_UP = 0.4;
@@ -30,8 +31,7 @@ async function start(setup: Setup): Promise<Started> {
   const shape = { saKvHeads: setup.saKvHeads, caKvHeads: setup.caKvHeads, headDim: setup.headDim };
   const ort = await import("onnxruntime-web/wasm");
   ort.env.wasm.wasmPaths = setup.wasmUrl;
-  const isolated = globalThis.crossOriginIsolated === true;
-  const threads = isolated ? setup.threads || Math.min(4, Math.max(1, (navigator.hardwareConcurrency ?? 2) - 1)) : 1;
+  const threads = threadsFor(setup.threads);
   ort.env.wasm.numThreads = threads;
   let engine = await OnnxEngine.load(ort as unknown as OnnxRuntime, setup.files, shape);
   let [provider, stepSeconds]: [Provider, number] = ["wasm", await measure(engine, setup)];

@@ -4,7 +4,7 @@ import { type Draft, NO_DRAFT, type TreeShape } from "../drafting/drafter.js";
 import type { Decode } from "../protocol/text.js";
 import type { TokenTree } from "../protocol/tree.js";
 import { concerns } from "../protocol/wire.js";
-import type { Action, AddRows, Compare, DraftTree, WriteToken } from "./actions.js";
+import type { Action, AddRows, Compare, DraftTree, ReadText, WriteToken } from "./actions.js";
 import { Display } from "./display.js";
 import type { DrafterThread, Timed } from "./drafterThread.js";
 import type { AnswerStats, Event } from "./events.js";
@@ -13,6 +13,7 @@ import { HeldToken } from "./heldToken.js";
 import type { Inbox } from "./inbox.js";
 import type { Link, LinkEvent } from "./link.js";
 import type { Session } from "./session.js";
+import type { UnderstudyThread } from "./understudyThread.js";
 
 /** The drafter's engine failed; the message is one line. Events have shown what was verified so far. */
 export class DrafterFailed extends Error {}
@@ -23,6 +24,8 @@ export type InboxEvent =
   | { type: "drafted"; session: Session; draft: Draft; version: number; asked: number; working: number }
   | { type: "written"; session: Session; token: number; probability: number; version: number; asked: number }
   | { type: "compared"; session: Session; draft: Draft; base: number; working: number }
+  | { type: "read"; session: Session; agreed: number | null }
+  | { type: "unusable"; session: Session; why: string }
   | { type: "failed"; session: Session; error: unknown }
   | { type: "wish"; wish: "pause" | "proceed" | "cancel" };
 
@@ -45,6 +48,7 @@ export class Answer {
     readonly session: Session,
     private readonly link: Link | null,
     private readonly drafter: DrafterThread,
+    private readonly understudy: UnderstudyThread | null,
     private readonly inbox: Inbox<InboxEvent>,
     decode: Decode,
     readonly stops: readonly string[],
@@ -109,6 +113,10 @@ export class Answer {
         return session.tokenWritten(event.token, event.probability, event.version, now);
       case "compared":
         return session.treeCompared(event.draft, event.base, event.working);
+      case "read":
+        return session.textRead(event.agreed, now);
+      case "unusable":
+        return session.understudyFailed(event.why, now);
       case "up":
         this.down = "";
         return this.explained(session.linkUp(event.welcome, now, event.rtt));
@@ -142,6 +150,7 @@ export class Answer {
 
   private do(actions: readonly Action[]): void {
     this.drafter.want(this.key(this.session.version));
+    this.understudy?.review();
     for (const action of actions) {
       switch (action.type) {
         case "Send":
@@ -154,6 +163,9 @@ export class Answer {
         case "WriteToken":
           this.held.hold(action);
           this.release();
+          break;
+        case "ReadText":
+          this.read(action);
           break;
         case "Compare":
           this.compare(action);
@@ -193,7 +205,9 @@ export class Answer {
     const now = clock();
     const action = this.held.release(now);
     if (!action) return;
-    if (action.version === this.session.version) this.write(action);
+    const wanted = action.version === this.session.version;
+    if (wanted && action.writer === "understudy") this.perform(action);
+    else if (wanted) this.write(action);
     else this.do(this.session.tokenWritten(0, 0, action.version, now));
   }
 
@@ -242,6 +256,40 @@ export class Answer {
 
   private addRows({ positions, rows }: AddRows): void {
     this.drafter.addRows(positions, rows);
+  }
+
+  // --- the understudy's jobs ---
+
+  private read(action: ReadText): void {
+    const { session } = this;
+    const wanted = () => session.reads(action);
+    this.ofUnderstudy(this.understudy!.agreed(this.textOf(action.prefix), action.base, wanted), agreed => {
+      this.inbox.push({ type: "read", session, agreed });
+    });
+  }
+
+  /** Let the understudy write. */
+  private perform({ prefix, version }: WriteToken): void {
+    const { session } = this;
+    const asked = clock();
+    const wanted = () => session.version === version && !session.finished;
+    this.ofUnderstudy(this.understudy!.nextToken(this.textOf(prefix), wanted), written => {
+      if (!written && wanted()) throw new Error("the understudy is gone");
+      const { token, probability } = written ?? { token: 0, probability: 0 }; // which the session does not take
+      this.inbox.push({ type: "written", session, token, probability, version, asked: clock() - asked });
+    });
+  }
+
+  private textOf(text: readonly number[]) {
+    const { prompt, sampling } = this.session.setup;
+    return { text, begin: prompt.length, sampling };
+  }
+
+  private ofUnderstudy<T>(job: Promise<T>, done: (result: T) => void): void {
+    job.then(done).catch(error => {
+      const why = error instanceof Error ? error.message : String(error);
+      this.inbox.push({ type: "unusable", session: this.session, why });
+    });
   }
 
   private job<T>(job: Promise<T>, done: (result: T) => void): void {

@@ -2,6 +2,7 @@
 
 import type { Draft, Drafter, TreeShape } from "../drafting/drafter.js";
 import type { Sampling } from "../protocol/sampling.js";
+import { breathe } from "./breathe.js";
 
 /** A result and the seconds that the drafter worked for it. */
 export interface Timed<T> {
@@ -45,7 +46,10 @@ export class LocalDrafter implements DrafterThread {
   }
 
   draft(prefix: readonly number[], sampling: Sampling, shape: TreeShape, key: string | null) {
-    const stop = async () => (await breathe()) || this.closed || (key !== null && this.wanted !== key);
+    const stop = async () => {
+      await breathe();
+      return this.closed || (key !== null && this.wanted !== key);
+    };
     return this.submit(() => this.drafter.draft(prefix, sampling, shape, stop));
   }
 
@@ -55,7 +59,10 @@ export class LocalDrafter implements DrafterThread {
 
   draftAhead(shape: TreeShape, key: string) {
     const asked = ++this.asked;
-    const stop = async () => (await breathe()) || this.closed || this.asked !== asked || this.wanted !== key;
+    const stop = async () => {
+      await breathe();
+      return this.closed || this.asked !== asked || this.wanted !== key;
+    };
     return this.run(() => this.drafter.draftAhead(shape, stop));
   }
 
@@ -87,16 +94,4 @@ export class LocalDrafter implements DrafterThread {
     this.queue = done.catch(() => {});
     return done;
   }
-}
-
-/** Lets messages in that have arrived meanwhile: an engine step never does. Always false. */
-function breathe(): Promise<false> {
-  return new Promise(resolve => {
-    const { port1, port2 } = new MessageChannel();
-    port2.onmessage = () => {
-      port1.close();
-      resolve(false);
-    };
-    port1.postMessage(null);
-  });
 }

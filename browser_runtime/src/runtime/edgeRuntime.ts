@@ -19,6 +19,7 @@ import { RowsSeen } from "./rowsSeen.js";
 import { Session } from "./session.js";
 import { PATIENCE, type Patience, RoundTimer } from "./timing.js";
 import { LARGEST, Tuning } from "./tuning.js";
+import type { UnderstudyThread } from "./understudyThread.js";
 
 /** All may be left out. */
 export interface Options {
@@ -28,6 +29,8 @@ export interface Options {
   shape?: TreeShape;
   shaping?: boolean;
   patience?: Partial<Patience>;
+  /** Of `openUnderstudy`: who writes alone once it has read the text, as the policy says. It is closed with the runtime. */
+  understudy?: UnderstudyThread | null;
   /** Draft on while a verdict is awaited; null: where that hides a good part of a round. */
   ahead?: boolean | null;
   /** Pinned; null: whichever is faster. */
@@ -132,7 +135,7 @@ export class EdgeRuntime {
     this.closed = true;
     this.cancel();
     this.link?.close({ type: "Close", stream: this.stream });
-    await this.drafter.close();
+    await Promise.all([this.drafter.close(), this.options.understudy?.close()]);
   }
 
   /**
@@ -228,7 +231,8 @@ export class EdgeRuntime {
     this.catchUp();
     const decode = (ids: number[]) => this.bundle.tokenizer.decode(ids);
     const { link, drafter, inbox, linkError, options } = this;
-    const answer = new Answer(session, link, drafter, inbox, decode, stops, linkError, options.watch);
+    const { understudy = null, watch } = options;
+    const answer = new Answer(session, link, drafter, understudy, inbox, decode, stops, linkError, watch);
     this.answer = answer;
     try {
       yield* answer.run();
@@ -237,6 +241,7 @@ export class EdgeRuntime {
       this.text = session.committed;
       this.rowsSeen = session.rowsSeen;
       this.answer = null;
+      if (this.connected && this.policy.understudy !== "warm") understudy?.unload();
     }
   }
 
@@ -268,6 +273,7 @@ export class EdgeRuntime {
       patience: this.patience,
       timer: this.timer,
       policy: this.policy,
+      understudy: this.options.understudy?.present ?? false,
       tuning: new Tuning(this.controller, { largest: shape, shaping, ahead }),
     });
   }

@@ -56,6 +56,8 @@ export interface SessionSetup {
   policy?: Policy;
   tuning?: Tuning;
   understudy?: boolean;
+  /** The device's own writers can be held to the answer's constraint; where not, nothing is written alone. */
+  obeys?: boolean;
   sentenceEnds?: ReadonlySet<number>;
 }
 
@@ -102,6 +104,7 @@ export class Session {
     this.requests = new Requests(stream, session, sampling, this.patience, timer, this.stats);
     this.deadlines = new Deadlines(this.patience.silence);
     this.solo = new Solo(this.policy, setup.sentenceEnds ?? new Set());
+    this.solo.obeys = setup.obeys ?? true;
     this.handover = new Handover(setup.understudy ?? false, this.policy);
     this.returnWait = this.patience.offline;
     this.context = setup.maxContext;
@@ -233,6 +236,15 @@ export class Session {
     return [...told, ...this.work(now)];
   }
 
+  /** From now on the device's writers can be held to the answer's constraint, or cannot. */
+  setObeys(obeys: boolean, now: number): Action[] {
+    if (this.finished || this.solo.obeys === obeys) return [];
+    this.solo.obeys = obeys;
+    this.version++; // a token under way is not wanted any more
+    if (obeys && !this.solo.paused) this.deadlines.giveUp = null;
+    return this.work(now);
+  }
+
   /** Whether the understudy is still to read this: somebody waits for it, or it reads along. */
   reads(action: ReadText): boolean {
     return !this.finished && this.handover.reads(action, this.alone);
@@ -254,7 +266,7 @@ export class Session {
         this.deadlines.connect = null;
         return this.goOnAlone(due, now);
       case "giveUp":
-        return this.finish(this.policy.writer === "cloud-only" ? "unreachable" : "unverified");
+        return this.finish(this.policy.writer === "cloud-only" || !this.solo.obeys ? "unreachable" : "unverified");
       case "retry":
         return this.open(now);
       case "reply":

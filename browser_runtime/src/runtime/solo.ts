@@ -12,6 +12,8 @@ const SENTENCE_TOKENS = 24;
 export class Solo {
   /** The target is silent. */
   alone = false;
+  /** The device's writers can be held to the answer's constraint, if it has one. */
+  obeys = true;
   paused: PauseReason | null = null;
   private confidence: number[] = [];
   /** Tokens that the drafter wrote since the target fell silent; whether the last of them ended a sentence. */
@@ -28,12 +30,12 @@ export class Solo {
 
   /** The device writes without waiting for the target. */
   get writesFirst(): boolean {
-    return (this.policy.writer === "prefer-device" || this.policy.writer === "device-only") && !this.paused;
+    return (this.policy.writer === "prefer-device" || this.policy.writer === "device-only") && !this.mute;
   }
 
   /** Nothing is written alone, whatever happens to the link. */
   get mute(): boolean {
-    return this.paused !== null || this.policy.writer === "cloud-only";
+    return this.paused !== null || !this.obeys || this.policy.writer === "cloud-only";
   }
 
   /** What is written now may be taken back, as the target may return. */

@@ -74,5 +74,5 @@ export function pause(session: Session, reason: PauseReason): Action {
 function wait(session: Session, now: number): Action[] {
   const { solo, deadlines } = session;
   deadlines.giveUp = deadlines.giveUp || now + (solo.paused ? session.patience.offline : session.returnWait);
-  return session.policy.writer === "device-only" && !solo.paused ? session.finish("unverified") : [];
+  return session.policy.writer === "device-only" && solo.obeys && !solo.paused ? session.finish("unverified") : [];
 }

@@ -28,7 +28,9 @@ import dev.outrider.core.protocol.Welcome
  *
  * prompt: token ids of the conversation so far. maxNew: committed tokens at most. sessionId (16 bytes), stream: as on
  * the wire. rowShape: the drafter's. rowsSeen: of the prompt, as far as the drafter holds its rows. [Tuning]: what
- * measurements decide. understudy: there is one. sentenceEnds: tokens that end a sentence or a line.
+ * measurements decide. understudy: there is one. obeys: the device's own
+ * writers can be held to the answer's constraint; where not, nothing is written alone. sentenceEnds: tokens that end a
+ * sentence or a line.
  */
 class Session(
     val prompt: List<Int>,
@@ -46,13 +48,14 @@ class Session(
     internal val tuning: Tuning = Tuning(),
     understudy: Boolean = false,
     sentenceEnds: Set<Int> = emptySet(),
+    obeys: Boolean = true,
 ) {
     val stats = SessionStats()
     private val ownLimit = minOf(prompt.size + maxNew, maxContext) // whatever the verifier's context
     internal val text = AnswerTokens(prompt, ownLimit, eosIds, stats)
     internal val requests = Requests(stream, sessionId, sampling, patience, timer, stats)
     internal val deadlines = Deadlines(patience.silence)
-    internal val solo = Solo(policy, sentenceEnds)
+    internal val solo = Solo(policy, sentenceEnds).also { it.obeys = obeys }
     internal val handover = Handover(understudy, policy)
     val committed: List<Int> get() = text.committed
     val provisional: List<Int> get() = text.provisional
@@ -191,6 +194,15 @@ class Session(
         return told + work(now)
     }
 
+    /** From now on the device's writers can be held to the answer's constraint, or cannot. */
+    fun setObeys(obeys: Boolean, now: Double): List<Action> {
+        if (finished != null || solo.obeys == obeys) return emptyList()
+        solo.obeys = obeys
+        version++ // a token under way is not wanted any more
+        if (obeys && solo.paused == null) deadlines.giveUp = null
+        return work(now)
+    }
+
     /** Whether the understudy is still to read this: somebody waits for it, or it reads along. From any thread. */
     fun reads(action: ReadText): Boolean = finished == null && handover.reads(action, alone)
 
@@ -206,7 +218,10 @@ class Session(
                 goOnAlone(due, now)
             }
             Deadline.GIVE_UP ->
-                finish(if (policy.writer == WhoWrites.CLOUD_ONLY) FinishReason.UNREACHABLE else FinishReason.UNVERIFIED)
+                finish(
+                    if (policy.writer == WhoWrites.CLOUD_ONLY || !solo.obeys) FinishReason.UNREACHABLE
+                    else FinishReason.UNVERIFIED,
+                )
             Deadline.RETRY -> open(now)
             Deadline.REPLY -> goOnAlone(due, now)
             Deadline.RENEW -> {

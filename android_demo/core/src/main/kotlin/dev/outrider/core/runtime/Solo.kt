@@ -18,12 +18,15 @@ internal class Solo(private val policy: Policy, private val sentenceEnds: Set<In
     var alone = false
     var paused: PauseReason? = null
 
+    /** The device's writers can be held to the answer's constraint, if it has one. */
+    var obeys = true
+
     /** The device writes without waiting for the target. */
     val writesFirst: Boolean
-        get() = policy.writer.let { it == WhoWrites.PREFER_DEVICE || it == WhoWrites.DEVICE_ONLY } && paused == null
+        get() = policy.writer.let { it == WhoWrites.PREFER_DEVICE || it == WhoWrites.DEVICE_ONLY } && !mute
 
     /** Nothing is written alone, whatever happens to the link. */
-    val mute: Boolean get() = paused != null || policy.writer == WhoWrites.CLOUD_ONLY
+    val mute: Boolean get() = paused != null || !obeys || policy.writer == WhoWrites.CLOUD_ONLY
 
     /** What is written now may be taken back, as the target may return. */
     val mayBeTakenBack: Boolean get() = alone && policy.writer != WhoWrites.DEVICE_ONLY

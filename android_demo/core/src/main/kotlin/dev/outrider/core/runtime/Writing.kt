@@ -68,6 +68,6 @@ internal fun Session.pauseFor(reason: PauseReason): Pause {
 /** Nothing more can be written alone: wait for the target, but not for ever. */
 private fun Session.waitForTarget(now: Double): List<Action> {
     deadlines.giveUp = deadlines.giveUp ?: (now + if (solo.paused == null) returnWait else patience.offline)
-    val over = policy.writer == WhoWrites.DEVICE_ONLY && solo.paused == null
+    val over = policy.writer == WhoWrites.DEVICE_ONLY && solo.obeys && solo.paused == null
     return if (over) finish(FinishReason.UNVERIFIED) else emptyList()
 }

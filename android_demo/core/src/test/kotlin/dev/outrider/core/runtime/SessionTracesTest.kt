@@ -29,7 +29,7 @@ class SessionTracesTest {
                 assertEquals(state, stateOf(session), where)
             }
         }
-        assertEquals(15, calls.size)
+        assertEquals(16, calls.size)
     }
 
     @Test
@@ -58,6 +58,7 @@ class SessionTracesTest {
                 named(policy.field("understudy")),
             ),
             tuning = tuningOf(setup), understudy = setup.field("understudy"),
+            obeys = (setup as Map<*, *>)["obeys"] as Boolean? ?: true,
             sentenceEnds = setup.ints("sentence_ends").toSet(),
         )
         session.mode = named(setup.field("mode"))
@@ -89,6 +90,7 @@ class SessionTracesTest {
             "tree_compared" -> treeCompared(draftOf(arguments[0]), int(1), double(2))
             "token_written" -> tokenWritten(int(0), double(1), int(2), double(3))
             "text_read" -> textRead((arguments[0] as Long?)?.toInt(), double(1))
+            "set_obeys" -> setObeys(arguments[0] as Boolean, double(1))
             "understudy_failed" -> understudyFailed(arguments[0] as String, double(1))
             "tick" -> tick(double(0))
             "set_mode" -> {

@@ -1,0 +1,133 @@
+/** The understudy in the browser's own storage, beside the bundle: fetched when somebody asks for it, deletable. */
+
+import { fetchFile, fetchText, KEY, keep, kept, openCache, type Progress, sha256 } from "./files.js";
+import { BundleError, checkEntry, type FileEntry, MANIFEST, type UnderstudyEntry } from "./manifest.js";
+
+/** Version of the folder's layout and of the graph's arithmetic that is read here; of `outrider_core.targets.bundle`. */
+const FORMAT_VERSION = 6;
+/** What of the folder runs the model; tokenizer and template are the bundle's own. */
+const MODEL = "target.onnx";
+const DATA = "target.onnx.data";
+
+/** Counts and widths of a target's graph. */
+export interface TargetShape {
+  vocabSize: number;
+  layers: number;
+  heads: number;
+  kvHeads: number;
+  headDim: number;
+}
+
+/** A model that was checked: its ONNX file, the tables beside it under the name that it gives them, and its shape. */
+export interface TargetFiles {
+  model: Uint8Array<ArrayBuffer>;
+  data: Uint8Array<ArrayBuffer>;
+  dataName: string;
+  shape: TargetShape;
+}
+
+interface TargetManifest {
+  shape: TargetShape;
+  files: Record<string, FileEntry>;
+}
+
+export class UnderstudyStore {
+  /** name: of the Cache. */
+  constructor(readonly name = "outrider-understudy") {}
+
+  /** Whether all of it is here. Its files have been checked when they came; `read` checks them again. */
+  async has(entry: UnderstudyEntry): Promise<boolean> {
+    if (!(await globalThis.caches?.has(this.name).catch(() => false))) return false; // opening it would make one
+    const cache = await openCache(this.name);
+    const manifest = cache && (await keptManifest(cache, entry));
+    if (!manifest) return false;
+    for (const name of [MODEL, DATA]) if (!(await cache.match(KEY + manifest.files[name].sha256))) return false;
+    return true;
+  }
+
+  /**
+   * Fetch what is not here yet of the understudy that lies in the bundle at `url`, and forget any other one.
+   *
+   * Throws BundleError: it cannot be fetched, differs from the hashes that the bundle gives, or cannot be kept.
+   */
+  async fetch(url: string, entry: UnderstudyEntry, progress: Progress = () => {}, signal?: AbortSignal): Promise<void> {
+    const cache = await openCache(this.name);
+    if (!cache) throw new BundleError("this browser has no storage for pages like this one, where it could be kept");
+    const base = new URL(`${entry.folder}/`, new URL(url.endsWith("/") ? url : `${url}/`, globalThis.location?.href));
+    const text = await fetchText(new URL(MANIFEST, base), signal);
+    if (text === null) throw new BundleError(`nothing answers at ${base.href}; go on by trying again`);
+    const bytes = new TextEncoder().encode(text);
+    const manifest = parseTarget(text);
+    if ((await sha256(bytes)) !== entry.manifestSha256) {
+      throw new BundleError(`${base.href} holds another bundle's understudy; copy this bundle's own to the server`);
+    }
+    const all = manifest.files[MODEL].bytes + manifest.files[DATA].bytes;
+    let done = 0;
+    for (const name of [MODEL, DATA]) {
+      const file = manifest.files[name];
+      const before = done;
+      if (!(await kept(cache, file))) {
+        const data = await fetchFile(new URL(name, base), file, read => progress(before + read, all), signal);
+        await mustKeep(cache, file.sha256, data);
+      }
+      done += file.bytes;
+      progress(done, all);
+    }
+    await mustKeep(cache, entry.manifestSha256, bytes);
+    const wanted = new Set([entry.manifestSha256, manifest.files[MODEL].sha256, manifest.files[DATA].sha256]);
+    for (const { url: key } of await cache.keys()) if (!wanted.has(key.slice(KEY.length))) await cache.delete(key);
+  }
+
+  /** What is kept, checked again. Throws BundleError. */
+  async read(entry: UnderstudyEntry): Promise<TargetFiles> {
+    const cache = await openCache(this.name);
+    const manifest = cache && (await keptManifest(cache, entry));
+    if (!manifest) throw new BundleError("the understudy is not in this browser; fetch it first");
+    const [model, data] = [await kept(cache, manifest.files[MODEL]), await kept(cache, manifest.files[DATA])];
+    if (!model || !data) throw new BundleError("the understudy is damaged in this browser's storage; fetch it again");
+    return { model, data, dataName: DATA, shape: manifest.shape };
+  }
+
+  /** Delete all that is kept. */
+  async delete(): Promise<void> {
+    await globalThis.caches?.delete(this.name);
+  }
+}
+
+async function keptManifest(cache: Cache, entry: UnderstudyEntry): Promise<TargetManifest | null> {
+  const text = await (await cache.match(KEY + entry.manifestSha256))?.text();
+  return text === undefined ? null : parseTarget(text);
+}
+
+async function mustKeep(cache: Cache, key: string, data: Uint8Array<ArrayBuffer>): Promise<void> {
+  const why = await keep(cache, key, data);
+  if (why) throw new BundleError(`the understudy cannot be kept: ${why}`);
+}
+
+/** From the text of the understudy's own manifest.json. Throws BundleError. */
+export function parseTarget(text: string): TargetManifest {
+  let raw: { format_version?: unknown; config?: Record<string, number>; files?: Record<string, FileEntry> };
+  try {
+    raw = JSON.parse(text);
+  } catch {
+    throw new BundleError(`the understudy's ${MANIFEST} is no JSON; copy it to the server again`);
+  }
+  if (raw?.format_version !== FORMAT_VERSION) {
+    throw new BundleError(
+      `the understudy has format ${raw?.format_version}, this runtime reads ${FORMAT_VERSION}; export again or update`,
+    );
+  }
+  const { config = {}, files = {} } = raw;
+  const shape: TargetShape = {
+    vocabSize: config.vocab_size,
+    layers: config.num_hidden_layers,
+    heads: config.num_attention_heads,
+    kvHeads: config.num_key_value_heads,
+    headDim: config.head_dim,
+  };
+  for (const value of Object.values(shape)) {
+    if (!Number.isSafeInteger(value) || value < 1) throw new BundleError(`the understudy's ${MANIFEST} is broken`);
+  }
+  for (const name of [MODEL, DATA]) checkEntry(name, files[name]);
+  return { shape, files };
+}

@@ -1,0 +1,33 @@
+/** What a page and the understudy's worker say to each other. */
+
+import type { UnderstudyEntry } from "../bundle/manifest.js";
+import type { SamplingOptions } from "../protocol/sampling.js";
+
+export interface UnderstudySetup {
+  /** Name of the `UnderstudyStore`, and what of it is read. */
+  store: string;
+  entry: UnderstudyEntry;
+  maxContext: number;
+  /** Of the target. */
+  vocabSize: number;
+  /** Texts of the tokens in which a fence of code may stand. */
+  marks: readonly (readonly [number, string])[];
+  /** 0: chosen by the machine, where the page is cross-origin isolated; else one. */
+  threads: number;
+  /** Folder of ONNX Runtime's WebAssembly. */
+  wasmUrl: string;
+}
+
+interface Text {
+  text: readonly number[];
+  begin: number;
+  sampling: SamplingOptions;
+}
+
+export type UnderstudyJob =
+  | { type: "start"; setup: UnderstudySetup }
+  | (Text & { type: "agreed"; base: number })
+  | (Text & { type: "nextToken" });
+
+/** forget: nobody wants the job of this id any more; its result is null. */
+export type UnderstudyRequest = (UnderstudyJob & { id: number }) | { type: "forget"; of: number };

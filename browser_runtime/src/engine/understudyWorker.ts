@@ -1,0 +1,49 @@
+/** The understudy's worker: a model of its own beside the drafter's, whose memory goes with the worker. */
+
+import { UnderstudyStore } from "../bundle/understudyStore.js";
+import { Sampling } from "../protocol/sampling.js";
+import { LocalUnderstudy } from "../runtime/understudyThread.js";
+import { Understudy } from "../targets/understudy.js";
+import type { OnnxRuntime } from "./onnx.js";
+import { OnnxTarget } from "./target.js";
+import { threadsFor } from "./threads.js";
+import type { UnderstudyJob, UnderstudyRequest, UnderstudySetup } from "./understudyMessages.js";
+
+let thread: LocalUnderstudy | null = null;
+/** Jobs that nobody wants any more. */
+const forgotten = new Set<number>();
+
+async function open(setup: UnderstudySetup): Promise<Understudy> {
+  const ort = await import("onnxruntime-web/wasm");
+  ort.env.wasm.wasmPaths = setup.wasmUrl;
+  ort.env.wasm.numThreads = threadsFor(setup.threads);
+  const files = await new UnderstudyStore(setup.store).read(setup.entry);
+  const model = await OnnxTarget.load(ort as unknown as OnnxRuntime, files, setup.maxContext);
+  const marks = new Map(setup.marks);
+  return new Understudy(model, setup.vocabSize, ids => ids.map(id => marks.get(id) ?? " ").join(""));
+}
+
+async function answer(job: UnderstudyJob, id: number): Promise<unknown> {
+  if (job.type === "start") {
+    thread = new LocalUnderstudy(() => open(job.setup));
+    return null;
+  }
+  if (!thread) throw new Error("the understudy is not started");
+  const wanted = () => !forgotten.has(id);
+  const of = { text: job.text, begin: job.begin, sampling: new Sampling(job.sampling) };
+  return job.type === "agreed" ? thread.agreed(of, job.base, wanted) : thread.nextToken(of, wanted);
+}
+
+addEventListener("message", ({ data }: MessageEvent<UnderstudyRequest>) => {
+  if (data.type === "forget") {
+    forgotten.add(data.of);
+    return;
+  }
+  const { id } = data;
+  answer(data, id)
+    .then(
+      result => postMessage({ id, result }),
+      error => postMessage({ id, error: error instanceof Error ? error.message : String(error) }),
+    )
+    .finally(() => forgotten.delete(id));
+});

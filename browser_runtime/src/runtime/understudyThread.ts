@@ -1,0 +1,86 @@
+/** The understudy's jobs, in the order in which they were asked for. */
+
+import type { Sampling } from "../protocol/sampling.js";
+import type { Understudy, Written } from "../targets/understudy.js";
+import { breathe } from "./breathe.js";
+
+/** A text, where the answer in it begins, and how tokens are drawn. */
+export interface UnderstudyText {
+  text: readonly number[];
+  begin: number;
+  sampling: Sampling;
+}
+
+/**
+ * Owns the understudy; jobs never overlap. A job ends early, within one step of the model, once it is not wanted any more:
+ * with null. Promises reject where it cannot be used.
+ */
+export interface UnderstudyThread {
+  /** Whether it is here, so that an answer may count on it. */
+  readonly present: boolean;
+  /** Read the text; how many of its tokens from `base` on the understudy would have written itself. */
+  agreed(of: UnderstudyText, base: number, wanted: () => boolean): Promise<number | null>;
+  nextToken(of: UnderstudyText, wanted: () => boolean): Promise<Written | null>;
+  /** Something has happened: jobs may not be wanted any more. */
+  review(): void;
+  /** Give its memory back; what is asked of it next brings it in again. */
+  unload(): void;
+  close(): Promise<void>;
+}
+
+/** An UnderstudyThread where it is called, in a program that has no workers. */
+export class LocalUnderstudy implements UnderstudyThread {
+  readonly present = true;
+  private queue: Promise<unknown> = Promise.resolve();
+  private understudy: Promise<Understudy> | null = null;
+
+  /** open: brings it into memory. */
+  constructor(private readonly open: () => Promise<Understudy>) {}
+
+  agreed({ text, begin, sampling }: UnderstudyText, base: number, wanted: () => boolean): Promise<number | null> {
+    return this.run(wanted, it => it.agreed(text, base, begin, sampling, when(wanted)));
+  }
+
+  nextToken({ text, begin, sampling }: UnderstudyText, wanted: () => boolean): Promise<Written | null> {
+    return this.run(wanted, it => it.nextToken(text, begin, sampling, when(wanted)));
+  }
+
+  review(): void {}
+
+  unload(): void {
+    const unload = async () => {
+      const held = this.understudy;
+      this.understudy = null;
+      await (await held)?.close();
+    };
+    this.queue = this.queue.then(unload).catch(() => {});
+  }
+
+  async close(): Promise<void> {
+    this.unload();
+    await this.queue;
+  }
+
+  private run<T>(wanted: () => boolean, job: (understudy: Understudy) => Promise<T>): Promise<T | null> {
+    const done = this.queue.then(async () => {
+      if (!wanted()) return null;
+      this.understudy ??= this.open();
+      try {
+        return await job(await this.understudy);
+      } catch (error) {
+        this.understudy = null;
+        throw error;
+      }
+    });
+    this.queue = done.catch(() => {});
+    return done;
+  }
+}
+
+/** Asks again once messages have come in. */
+function when(wanted: () => boolean): () => Promise<boolean> {
+  return async () => {
+    await breathe();
+    return wanted();
+  };
+}

@@ -1,0 +1,62 @@
+/** The inputs of a target's graph for one text that begins at the pool's first row (`outrider_core/targets/batch.py`). */
+
+import type { TargetShape } from "../bundle/understudyStore.js";
+
+/** Rows of the pool that lie together, head by head. */
+export const POOL_BLOCK = 64;
+
+/** One input of a graph, row-major. */
+export type Input =
+  | { type: "int64"; data: BigInt64Array; dims: number[] }
+  | { type: "float32"; data: Float32Array; dims: number[] }
+  | { type: "float64"; data: Float64Array; dims: number[] };
+
+/** What a step is fed beside the pool, by name. blocks: how much of the pool it reads and writes. */
+export interface Feed {
+  blocks: number;
+  inputs: Record<string, Input>;
+}
+
+/** `tokens` behind `past` positions; logits of the last `wanted` of them. */
+export function feedOf(shape: TargetShape, past: number, tokens: readonly number[], wanted: number): Feed {
+  const { heads, kvHeads } = shape;
+  const group = heads / kvHeads;
+  const count = tokens.length;
+  const blocks = Math.ceil((past + count) / POOL_BLOCK);
+  const ints = (dims: number[], value: (index: number) => number): Input => {
+    const size = dims.reduce((product, each) => product * each);
+    return { type: "int64", data: BigInt64Array.from({ length: size }, (_, index) => BigInt(value(index))), dims };
+  };
+  const slot = (index: number) => {
+    const row = past + (Math.trunc(index / 3) % count);
+    if (index % 3 === 0) return Math.trunc(row / POOL_BLOCK);
+    return index % 3 === 1 ? Math.trunc(index / (3 * count)) : row % POOL_BLOCK;
+  };
+  const inputs: Record<string, Input> = {
+    ids: ints([count], index => tokens[index]),
+    positions: ints([1, count], index => past + index),
+    wanted: ints([wanted], index => count - wanted + index),
+    mask: { type: "float32", data: maskOf(past, count, blocks, group), dims: [blocks, 1, group * count, POOL_BLOCK] },
+    slots: ints([1, kvHeads, count, 3], slot),
+    // with one text alone, every block meets all queries, and all sums are its own
+    queries: ints([1, kvHeads, group * count], index => index),
+    part_of_block: ints([1], () => 0),
+    blocks_of_part: ints([1, blocks], index => index),
+    answers: ints([count, heads], index => (index % heads) * count + Math.trunc(index / heads)),
+    shares_of_blocks: { type: "float64", data: new Float64Array(blocks).fill(1), dims: [1, blocks] },
+  };
+  return { blocks, inputs };
+}
+
+/** 0 where a token attends, else -inf: [blocks, 1, group * count, POOL_BLOCK]. */
+function maskOf(past: number, count: number, blocks: number, group: number): Float32Array {
+  const mask = new Float32Array(blocks * group * count * POOL_BLOCK).fill(Number.NEGATIVE_INFINITY);
+  let at = 0;
+  for (let block = 0; block < blocks; block++) {
+    for (let query = 0; query < group * count; query++, at += POOL_BLOCK) {
+      const visible = past + (query % count) + 1 - block * POOL_BLOCK;
+      mask.fill(0, at, at + Math.max(0, Math.min(POOL_BLOCK, visible)));
+    }
+  }
+  return mask;
+}

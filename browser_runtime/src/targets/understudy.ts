@@ -1,0 +1,163 @@
+/**
+ * A complete small model with the target's tokenizer, which writes when the target is silent.
+ *
+ * It draws as the target does, with the same keyed noise, so that a good understudy writes much of what the target would
+ * have written. Small models that write alone come to repeat themselves. What would go on a repetition of the answer loses
+ * weight then, by DRY ("Don't Repeat Yourself", the sampler of that name), but never inside code.
+ */
+
+import { draw, logProbs, Sampling } from "../protocol/sampling.js";
+
+/** Tokens read in one step, so that a reading can be given up in between. */
+const READ_CHUNK = 64;
+/**
+ * DRY: a token that would be the next of a repetition of `n` tokens loses MULTIPLIER * BASE ** (n - ALLOWED) of its logit,
+ * from n = ALLOWED on, and at most MOST. Ordinary text repeats fewer tokens than that.
+ */
+const DRY_MULTIPLIER = 0.8;
+const DRY_BASE = 1.75;
+const DRY_ALLOWED = 10;
+const DRY_MOST = 100;
+/** Opens and closes code. */
+const FENCE = "```";
+
+/** A complete model in memory that keeps what it has read, position by position. */
+export interface TargetModel {
+  /**
+   * Reads `tokens`, at least one, behind the first `past` positions; what was held from there on is overwritten.
+   *
+   * Gives the logits [vocab] behind each of the last `wanted` of them, at least one.
+   */
+  step(past: number, tokens: readonly number[], wanted: number): Promise<Float32Array[]>;
+  /** Frees what it holds. */
+  close(): Promise<void>;
+}
+
+/** Whether what is done is still wanted. */
+export type Wanted = () => Promise<boolean>;
+
+export interface Written {
+  token: number;
+  probability: number;
+}
+
+const always: Wanted = async () => true;
+
+/** One call at a time. */
+export class Understudy {
+  private held: number[] = []; // what the model holds
+  private logits: Float32Array | null = null; // behind the last of these
+
+  /**
+   * decode: text of token ids. vocab: of the target; it may be less than the model's, whose logits of the ids beyond are
+   * left out.
+   */
+  constructor(
+    private readonly model: TargetModel,
+    private readonly vocab: number,
+    private readonly decode: (ids: readonly number[]) => string,
+  ) {}
+
+  /** Read `text`, as far as it is not what was read last. False: given up, as it is not `wanted` any more. */
+  async read(text: readonly number[], wanted: Wanted = always): Promise<boolean> {
+    if (!(await wanted())) return false;
+    this.keep(text);
+    while (!this.logits || this.held.length < text.length) {
+      if (!(await wanted())) return false;
+      const chunk = text.slice(this.held.length, this.held.length + READ_CHUNK);
+      [this.logits] = await this.step(this.held.length, chunk, 1);
+      this.held.push(...chunk);
+    }
+    return true;
+  }
+
+  /**
+   * How many of the tokens from `base` on it would have written itself, up to the first that it would not. begin: where the
+   * answer begins. It has read all of them then, or as far as it agrees. null: given up, as nobody `wanted` to know any more.
+   */
+  async agreed(
+    text: readonly number[],
+    base: number,
+    begin: number,
+    sampling: Sampling,
+    wanted: Wanted = always,
+  ): Promise<number | null> {
+    if (!(await this.read(text.slice(0, base), wanted))) return null;
+    let agreed = base;
+    while (agreed < text.length) {
+      if (!(await wanted())) return null;
+      const chunk = text.slice(agreed, agreed + READ_CHUNK);
+      // the last token before is read again: its logits judge the first one
+      const rows = await this.step(agreed - 1, [text[agreed - 1], ...chunk], 1 + chunk.length);
+      let same = 0;
+      while (same < chunk.length) {
+        if (this.choose(rows[same], text.slice(0, agreed + same), begin, sampling) !== chunk[same]) break;
+        same++;
+      }
+      agreed += same;
+      this.held = text.slice(0, agreed);
+      this.logits = rows[same];
+      if (same < chunk.length) break;
+    }
+    return agreed - base;
+  }
+
+  /** Its own next token behind `text`, and the probability that it gives to it; null: given up. begin: as of `agreed`. */
+  async nextToken(
+    text: readonly number[],
+    begin: number,
+    sampling: Sampling,
+    wanted: Wanted = always,
+  ): Promise<Written | null> {
+    if (!(await this.read(text, wanted))) return null;
+    const token = this.choose(this.logits!, text, begin, sampling);
+    return { token, probability: Math.exp(logProbs(this.logits!, new Sampling())[token]) };
+  }
+
+  close(): Promise<void> {
+    return this.model.close();
+  }
+
+  private async step(past: number, tokens: readonly number[], wanted: number): Promise<Float32Array[]> {
+    try {
+      return (await this.model.step(past, tokens, wanted)).map(row => row.subarray(0, this.vocab));
+    } catch (error) {
+      this.held = []; // nobody knows what it holds now
+      this.logits = null;
+      throw error;
+    }
+  }
+
+  /** Forget what was read beyond what it shares with `text`; the last token of that is read again, if need be. */
+  private keep(text: readonly number[]): void {
+    let same = 0;
+    while (same < Math.min(text.length, this.held.length) && text[same] === this.held[same]) same++;
+    if (same === this.held.length && this.logits) return;
+    this.held.length = Math.min(same, text.length - 1);
+    this.logits = null;
+  }
+
+  private choose(logits: Float32Array, text: readonly number[], begin: number, sampling: Sampling): number {
+    const answer = text.slice(begin);
+    const losses = repetitions(answer);
+    const inCode = losses.size > 0 && this.decode(answer).split(FENCE).length % 2 === 0;
+    if (!losses.size || inCode) return draw(logits, sampling, text.length);
+    const lowered = logits.slice();
+    for (const [token, length] of losses) {
+      const loss = DRY_MULTIPLIER * DRY_BASE ** Math.min(length - DRY_ALLOWED, 20);
+      lowered[token] -= Math.fround(Math.min(DRY_MOST, loss));
+    }
+    return draw(lowered, sampling, text.length);
+  }
+}
+
+/** Tokens that would go on a repetition of at least DRY_ALLOWED tokens, each with the longest one's length. */
+export function repetitions(answer: readonly number[]): Map<number, number> {
+  const found = new Map<number, number>();
+  for (let end = DRY_ALLOWED; end < answer.length; end++) {
+    let length = 0;
+    while (length < end && answer[end - length - 1] === answer[answer.length - length - 1]) length++;
+    if (length >= DRY_ALLOWED) found.set(answer[end], Math.max(length, found.get(answer[end]) ?? 0));
+  }
+  return found;
+}

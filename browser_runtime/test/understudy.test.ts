@@ -1,0 +1,120 @@
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+import * as ort from "onnxruntime-web/wasm";
+import { parseTarget, type TargetFiles } from "../src/bundle/understudyStore.js";
+import type { OnnxRuntime } from "../src/engine/onnx.js";
+import { OnnxTarget } from "../src/engine/target.js";
+import { repetitions, Understudy } from "../src/targets/understudy.js";
+import { PYTHON, ROOT } from "./python.js";
+import { type Any, sampling } from "./vectors.js";
+
+ort.env.wasm.numThreads = 1;
+const runtime = ort as unknown as OnnxRuntime;
+const folder = mkdtempSync(join(tmpdir(), "outrider-understudy-"));
+let expected: Any;
+let files: TargetFiles;
+
+before(() => {
+  execFileSync(PYTHON, ["-m", "tests.browser.make_understudy", folder], {
+    cwd: ROOT,
+    stdio: ["ignore", "ignore", "pipe"],
+  });
+  const text = readFileSync(join(folder, "expected.json"), "utf8");
+  expected = JSON.parse(text);
+  const file = (name: string) => Uint8Array.from(readFileSync(join(folder, "bundle/understudy", name)));
+  const { shape } = parseTarget(new TextDecoder().decode(file("manifest.json")));
+  files = { model: file("target.onnx"), data: file("target.onnx.data"), dataName: "target.onnx.data", shape };
+});
+after(() => rmSync(folder, { recursive: true, force: true }));
+
+async function understudy(decode: (ids: readonly number[]) => string = () => ""): Promise<Understudy> {
+  return new Understudy(await OnnxTarget.load(runtime, files, expected.context), expected.vocab, decode);
+}
+
+test("products of bytes are exact here, with signed tables as with unsigned ones", async () => {
+  const sums: Int32Array[] = [];
+  const activations = new ort.Tensor("uint8", new Uint8Array(9 * 256).fill(255), [9, 256]);
+  for (const name of ["products.onnx", "products.unsigned.onnx"]) {
+    const session = await ort.InferenceSession.create(readFileSync(join(folder, "bundle/understudy", name)));
+    sums.push((await session.run({ activations })).product.data as Int32Array);
+    await session.release();
+  }
+  assert.deepEqual(sums[0], sums[1]);
+  const largest =
+    255 *
+    Array.from({ length: 256 }, (_, row) => (row % 3 ? 127 : -128) as number).reduce<number>(
+      (sum, one) => sum + one,
+      0,
+    );
+  assert.equal(sums[0][0], largest);
+});
+
+test("logits are Python's: a prompt over two blocks, tokens, judged drafts, overwritten text, to the end", async () => {
+  const bytes = readFileSync(join(folder, "logits.f32"));
+  const wanted = new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength));
+  const model = await OnnxTarget.load(runtime, files, expected.context);
+  let at = 0;
+  let [apart, most, sum] = [0, 0, 0];
+  for (const { past, tokens, wanted: count } of expected.steps) {
+    for (const row of await model.step(past, tokens, count)) {
+      for (const value of row) {
+        most = Math.max(most, Math.abs(wanted[at]));
+        const difference = Math.abs(value - wanted[at++]);
+        apart = Math.max(apart, difference);
+        sum += difference;
+      }
+    }
+  }
+  assert.equal(at, wanted.length);
+  // kernels differ in the last bits, and now and then an activation is rounded to the next of its 8-bit steps
+  const mean = sum / at;
+  assert.ok(apart < 0.05 * most && mean < 0.002 * most, `${apart} at most, ${mean} on average, of ${most}`);
+  await assert.rejects(model.step(expected.context - 1, [1, 2], 1), RangeError);
+  await model.close();
+});
+
+test("it judges drafts, writes and leaves a loop as Python's does", async () => {
+  for (const [index, { text, begin, drafted, count, sampling: settings }] of expected.answers.entries()) {
+    const found = expected.found[index];
+    const one = await understudy();
+    const chosen = sampling(settings);
+    const whole = [...text, ...drafted];
+    const agreed = await one.agreed(whole, text.length, begin, chosen);
+    assert.equal(agreed, found.agreed);
+    const written = [...text, ...found.tokens.slice(0, agreed)];
+    const probabilities: number[] = [];
+    for (let token = 0; token < count; token++) {
+      const next = (await one.nextToken(written, begin, chosen))!;
+      written.push(next.token);
+      probabilities.push(next.probability);
+    }
+    assert.deepEqual(written.slice(text.length), found.tokens, `${index}`);
+    for (const [place, value] of (found.probabilities ?? []).entries()) {
+      assert.ok(Math.abs(probabilities[place] - value) < 0.05 * value, `${probabilities[place]} for ${value}`);
+    }
+    await one.close();
+  }
+});
+
+test("inside code a loop is let be, and what nobody wants is given up and goes on later", async () => {
+  const loop = expected.answers.length - 2;
+  const { text, begin, sampling: settings } = expected.answers[loop];
+  const [chosen, inCode] = [sampling(settings), await understudy(ids => "```".repeat(Math.min(1, ids.length)))];
+  const free = expected.found[loop + 1].tokens[0]; // where nothing is taken as repeated
+  assert.equal((await inCode.nextToken(text, begin, chosen))!.token, free);
+  assert.notEqual(expected.found[loop].tokens[0], free);
+  let asked = 0;
+  const wanted = async () => ++asked < 3;
+  const other = await understudy();
+  const long = Array.from({ length: 150 }, (_, index) => 4 + ((7 * index) % 190));
+  assert.equal(await other.nextToken(long, 100, chosen, wanted), null);
+  assert.equal(await other.agreed(long, 100, 100, chosen, async () => false), null);
+  const fresh = await understudy();
+  assert.deepEqual(await other.nextToken(long, 100, chosen), await fresh.nextToken(long, 100, chosen));
+  assert.equal(repetitions(long.slice(0, 40)).size, 0);
+  for (const one of [inCode, other, fresh]) await one.close();
+});

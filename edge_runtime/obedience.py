@@ -1,0 +1,79 @@
+"""What holds the device's own writers to an answer's constraint: the rules of biases, penalties and grammars.
+
+Grammars need llguidance, which the device may lack, and some time for a schema: they are compiled in a thread, and
+nothing is written alone under one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from outrider_core.grammar import (
+    Grammar,
+    GrammarError,
+    Grammars,
+    GrammarsUnavailable,
+    check_grammars,
+    open_grammars,
+)
+from outrider_core.protocol.constraint import GRAMMAR_NONE, Constraint, Rules
+
+#: compiled grammars kept
+KEPT = 8
+
+
+class Unobeyable(ValueError):
+    """Nobody can hold the answer to its constraint. The message is one line."""
+
+
+class Obedience:
+    """For writers with this tokenizer, so many tokens and these ids that end an answer."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self._tokenizer, self._vocab_size, self._eos_ids = tokenizer, vocab_size, eos_ids
+        self._grammars: Grammars | None = None  # takes 40 MB, so it is opened for the first answer that wants one
+        self._compiled: OrderedDict[tuple[int, str], Grammar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def missing(self, constraint: Constraint) -> str:
+        """Why the device cannot write under `constraint`; "" where it can, as far as is known without trying."""
+        try:
+            if constraint.grammar != GRAMMAR_NONE:
+                check_grammars(self._eos_ids)
+        except GrammarsUnavailable as error:
+            return str(error)
+        return ""
+
+    async def rules(self, constraint: Constraint, writers: int) -> list[Rules]:
+        """At the beginning of the answer, for so many writers, each with a thread of its own. Raises GrammarError."""
+        return await asyncio.to_thread(self._rules, constraint, writers)
+
+    def _rules(self, constraint: Constraint, writers: int) -> list[Rules]:
+        if constraint.grammar == GRAMMAR_NONE:
+            return [Rules(constraint) for _ in range(writers)]
+        try:
+            with self._lock:
+                grammar = self._grammar(constraint)
+            return [Rules(constraint, grammar.matcher()) for _ in range(writers)]
+        except GrammarsUnavailable as error:
+            raise GrammarError(str(error)) from None
+        except GrammarError:
+            raise
+        except BaseException as error:  # a panic in Rust is no Exception
+            raise GrammarError(f"compiling the schema failed: {type(error).__name__}") from None
+
+    def _grammar(self, constraint: Constraint) -> Grammar:
+        if self._grammars is None:
+            self._grammars = open_grammars(self._tokenizer, self._vocab_size, self._eos_ids)
+        asked = constraint.grammar, constraint.schema
+        grammar = self._compiled.get(asked) or self._grammars.compile_for(constraint)
+        self._compiled[asked] = grammar
+        self._compiled.move_to_end(asked)
+        while len(self._compiled) > KEPT:
+            self._compiled.popitem(last=False)
+        return grammar
