@@ -11,6 +11,7 @@ from functools import partial
 from cloud import log
 from outrider_core.chat_tokenizer import ChatTokenizer
 from outrider_core.grammar import (
+    ANY_OBJECT,
     Grammar,
     GrammarError,
     Grammars,
@@ -20,6 +21,7 @@ from outrider_core.grammar import (
 )
 from outrider_core.protocol.constraint import (
     GRAMMAR_NONE,
+    GRAMMAR_TOOLS,
     OBEYS_BIAS,
     OBEYS_JSON,
     OBEYS_TOOLS,
@@ -138,7 +140,9 @@ class ConstraintDesk:
         self._compiled.move_to_end(account)
         grammar = mine.get(asked)
         if grammar is None:
-            grammar = mine[asked] = self._grammars.compile_for(constraint)
+            tools = constraint.grammar == GRAMMAR_TOOLS
+            compiling = self._grammars.compile_tools if tools else self._grammars.compile
+            grammar = mine[asked] = compiling(constraint.schema or ANY_OBJECT)
         mine.move_to_end(asked)
         while len(mine) > KEPT:
             mine.popitem(last=False)

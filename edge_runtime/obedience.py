@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from outrider_core.grammar import (
+    ANY_OBJECT,
     Grammar,
     GrammarError,
     Grammars,
@@ -21,7 +22,7 @@ from outrider_core.grammar import (
     check_grammars,
     open_grammars,
 )
-from outrider_core.protocol.constraint import GRAMMAR_NONE, Constraint, Rules
+from outrider_core.protocol.constraint import GRAMMAR_NONE, GRAMMAR_TOOLS, Constraint, Rules
 
 #: compiled grammars kept
 KEPT = 8
@@ -71,8 +72,10 @@ class Obedience:
         if self._grammars is None:
             self._grammars = open_grammars(self._tokenizer, self._vocab_size, self._eos_ids)
         asked = constraint.grammar, constraint.schema
-        grammar = self._compiled.get(asked) or self._grammars.compile_for(constraint)
-        self._compiled[asked] = grammar
+        grammar = self._compiled.get(asked)
+        if grammar is None:
+            compiling = self._grammars.compile_tools if constraint.grammar == GRAMMAR_TOOLS else self._grammars.compile
+            grammar = self._compiled[asked] = compiling(constraint.schema or ANY_OBJECT)
         self._compiled.move_to_end(asked)
         while len(self._compiled) > KEPT:
             self._compiled.popitem(last=False)

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from outrider_core.protocol.constraint import GRAMMAR_TOOLS, Constraint
 from outrider_core.tool_grammar import lark_of, read_tools
 
 if TYPE_CHECKING:
@@ -50,12 +49,6 @@ class Grammars:
 
     def __init__(self, vocabulary: LLTokenizer, vocab_size: int) -> None:
         self._vocabulary, self._words = vocabulary, -(-vocab_size // 32)
-
-    def compile_for(self, constraint: Constraint) -> Grammar:
-        """The one that `constraint`, which has a grammar, asks for. Raises GrammarError."""
-        if constraint.grammar == GRAMMAR_TOOLS:
-            return self.compile_tools(constraint.schema)
-        return self.compile(constraint.schema or ANY_OBJECT)
 
     def compile(self, schema: str = ANY_OBJECT) -> Grammar:
         """For JSON of a JSON schema. Raises GrammarError where that means nothing, is unsupported or is too large."""

@@ -35,22 +35,15 @@ async function understudy(decode: (ids: readonly number[]) => string = () => "")
   return new Understudy(await OnnxTarget.load(runtime, files, expected.context), expected.vocab, decode);
 }
 
-test("products of bytes are exact here, with signed tables as with unsigned ones", async () => {
-  const sums: Int32Array[] = [];
-  const activations = new ort.Tensor("uint8", new Uint8Array(9 * 256).fill(255), [9, 256]);
-  for (const name of ["products.onnx", "products.unsigned.onnx"]) {
-    const session = await ort.InferenceSession.create(readFileSync(join(folder, "bundle/understudy", name)));
-    sums.push((await session.run({ activations })).product.data as Int32Array);
-    await session.release();
-  }
-  assert.deepEqual(sums[0], sums[1]);
-  const largest =
-    255 *
-    Array.from({ length: 256 }, (_, row) => (row % 3 ? 127 : -128) as number).reduce<number>(
-      (sum, one) => sum + one,
-      0,
-    );
-  assert.equal(sums[0][0], largest);
+test("products of unsigned and signed bytes are exact here", async () => {
+  const [rows, depth] = [9, 64];
+  const session = await ort.InferenceSession.create(readFileSync(join(folder, "bundle/understudy/products.onnx")));
+  const activations = new ort.Tensor("uint8", new Uint8Array(rows * depth).fill(255), [rows, depth]);
+  const sums = (await session.run({ activations })).product.data as Int32Array;
+  await session.release();
+  let largest = 0; // of the table that `outrider_core.targets.products` writes
+  for (let row = 0; row < depth; row++) largest += 255 * (row % 3 ? 127 : -128);
+  assert.ok(sums.every(sum => sum === largest));
 });
 
 test("logits are Python's: a prompt over two blocks, tokens, judged drafts, overwritten text, to the end", async () => {

@@ -90,5 +90,7 @@ def test_chat_completions_are_drafted_too() -> None:
         verifier.tokenizer, verifier.model_name = chat_tokenizer_of(tiny_tokenizer(VOCAB)), "tiny"
         with serve(verifier) as address:
             answer = httpx.post(f"http://{address}/v1/chat/completions", json=ask).json()
+            drafted = answer["usage"].pop("outrider")["drafted_tokens"]
+            assert (drafted > 0) == (not texts), "the first of them drafts"
             texts.append((answer["choices"][0]["message"]["content"], answer["usage"]))
     assert texts[0] == texts[1] and len(texts[0][0]) > 20

@@ -86,7 +86,7 @@ def test_replies_are_counted_and_timed(logged: tuple[str, list[Any]], verifier: 
     ask(address)
     ask(address, stream=True)
     ask(address, stop="w")
-    ask(address, n=2)
+    ask(address, n=9)
     httpx.get(f"http://{address}/made/up/1")
     with httpx.stream("POST", f"http://{address}/v1/chat/completions", json={**ASK, "max_tokens": 100, "stream": True}):
         pass  # hung up

@@ -184,7 +184,7 @@ def test_what_is_served_and_what_is_not(folders: Folders, bundle: Bundle) -> Non
         assert (await client.get("http://127.0.0.1:8766/healthz")).json()["status"] == "ok"
         for bad, status in (
             (request(bundle, model="gpt-9"), 404),
-            (request(bundle, n=2), 400),
+            (request(bundle, n=9), 400),
             (request(bundle, messages=[]), 400),
             (request(bundle, messages=[{"role": "user", "content": "w1 " * 5000}]), 400),
         ):
