@@ -86,6 +86,8 @@ def test_the_answer_is_the_targets_whole_and_streamed(folders: Folders, bundle: 
             streamed = request(bundle, stream=True, stream_options={"include_usage": True}, **more)
             parts = chunks(await client.post("/chat/completions", json=streamed))
             assert content(parts) == text
+            for usage in (parts[-1]["usage"], body["usage"]):
+                assert usage.pop("outrider").keys() == {"drafted_tokens", "accepted_tokens"}  # which time decides
             assert parts[-1]["usage"] == body["usage"] and parts[-1]["choices"] == []
             assert parts[-2]["choices"][0]["finish_reason"] == body["choices"][0]["finish_reason"]
 
