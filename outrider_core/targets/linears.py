@@ -81,7 +81,7 @@ class RowIntegers:
             step,
             graph.table(f"{name}.scales", lambda: quantised()[1]),
             zero,
-            graph.constant(f"{name}.zero", np.array(0, np.int8)),  # its own, for `runner.session_options`
+            graph.constant(f"{name}.zero", np.array(0, np.int8)),  # its own, for `products.open_session`
             domain=MICROSOFT,
         )
         return graph.op("Mul", product, largest, name=output)

@@ -27,7 +27,7 @@ from outrider_core.targets.bundle import FORMAT_VERSION, TargetBundle
 from outrider_core.targets.convert import make_target_bundle
 from tests.cloud.drive import random_tree, started
 from tests.models.odd_moa import ODD, random_moa, random_sequence
-from tests.targets.plain import lowered, plain_decode_8bit
+from tests.targets.plain import lowered, plain_decode_8bit, skip_unless_exact
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_drafter_config, tiny_model
 
 SAMPLINGS = [Sampling(), Sampling(temperature=0.8, seed=3), Sampling(temperature=1.0, top_p=0.9, seed=4)]
@@ -101,6 +101,7 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("bits", [4, 32])
 def test_a_prepared_bundle_is_served_from_its_folder(tmp_path: Path, bits: int) -> None:
     """Wherever it was made; the same drafter goes with it, and what torch alone does is refused."""
+    skip_unless_exact(bits)
     model = tiny_model(hidden=64, dtype=torch.float32)
     save_tiny_drafter(tmp_path / "drafter", model, save_tiny_target(tmp_path / "target", model))
     identity = model_identity(tmp_path / "target")

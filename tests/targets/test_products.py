@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from outrider_core.targets import products
 from outrider_core.targets.config import UnsupportedTarget
+from tests.targets.plain import skip_unless_exact
 
 
 def saturating(_graph: bytes, a: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -43,6 +44,7 @@ def test_the_kernel_is_asked() -> None:
 
 @pytest.mark.parametrize("bits", [4, 32])
 def test_rows_that_depend_on_others_are_refused(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    skip_unless_exact(bits)
     graph = products.rows_graph(bits)
     products.check_products(graph)  # on the machine that runs the tests they do not
     run = products._run

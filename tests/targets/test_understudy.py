@@ -25,6 +25,7 @@ from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
 from outrider_core.targets.understudy import DRY_ALLOWED, READ_CHUNK, Understudy, UnderstudyError, repetitions
 from tests.edge_runtime.test_probe import tiny_bundle
+from tests.targets.plain import skip_unless_exact
 from tests.tiny import tiny_model, tiny_tokenizer
 
 CONTEXT = 192
@@ -105,6 +106,7 @@ def test_it_writes_as_the_model_decodes(bundle: Bundle, sampling: Sampling) -> N
 
 def test_one_of_four_bits_writes_as_it_decodes(bundle: Bundle, tmp_path: Path) -> None:
     """Also where `export target` made it, whose report stays out of the bundle."""
+    skip_unless_exact(4)
     source = source_of(tmp_path / "source")
     small = open_bundle(with_understudy(source, tiny_bundle(tmp_path / "bundle", max_context=CONTEXT), bits=4))
     entry, eight = small.manifest.understudy, bundle.manifest.understudy
