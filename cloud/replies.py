@@ -75,7 +75,7 @@ class RoundReplies:
         """The rows up to position `stop` that the device lacks, and the `least` newest of them in any case."""
         start = min(session.rows_due, stop - least)
         session.rows_due = stop
-        return session.rows.block(start if stop - start <= MOST_LACKING else stop - least, stop)
+        return session.rows.block(start if stop - least - start <= MOST_LACKING else stop - least, stop)
 
     def _verdict(
         self,

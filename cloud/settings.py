@@ -88,7 +88,9 @@ class Settings(BaseSettings):
         Field(description="the target's number format in torch; auto: float32, where torch runs it"),
     ] = "auto"
     device: Annotated[str, Field(description="torch device; auto uses CUDA if available")] = "auto"
-    threads: Annotated[int, Field(ge=0, description="CPU threads of the target; 0: all cores but one, for sockets")] = 0
+    threads: Annotated[
+        int, Field(ge=0, description="CPU threads of the target; 0: all cores but one (8 bits: both of two)")
+    ] = 0
     tp: Annotated[
         int, Field(ge=1, description="tensor-parallel ranks; start with torchrun --nproc-per-node TP -m cloud.verifier")
     ] = 1

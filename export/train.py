@@ -149,11 +149,12 @@ def answer(target: Target, conversations: list[Conversation], options: TrainOpti
     path = options.work_dir / f"answers-{key_of(target.model_hash, conversations, limits)}.jsonl"
     with share.first_then_all():  # before any rank writes more
         done = {row["index"] for part in answer_files(path) for row in read_answers(part)}
-    left = [index for index in range(len(conversations)) if index not in done][share.rank :: share.size]
+    open_ones = [index for index in range(len(conversations)) if index not in done]
+    with share.first_then_all():  # by all ranks, also by those with nothing to write
+        bundle = writing_copy(options, len(open_ones)) if open_ones else None
+    left = open_ones[share.rank :: share.size]
     if not left:
         return path
-    with share.first_then_all():
-        bundle = writing_copy(options, len(left))
     if bundle is None:
         pack_linears(target.model.model)  # not the LM head, whose rows drafters adopt
     own = path if share.first else path.with_name(f"{path.stem}.rank{share.rank}.jsonl")

@@ -81,9 +81,9 @@ class LocalVerifier:
 
         target: alias, Hugging Face id or folder; None: the manifest's. drafter: folder with the server half; None: the
         one under drafters/ that has the bundle's hash. dtype: "auto" lets `cloud.engine_choice` choose the engine; a
-        number format such as "float32" takes torch. threads: CPU threads of the target; 0: all cores but one. making:
-        told while an 8-bit copy of the target is made, once; None: the log is. settings: further fields of
-        `cloud.settings.Settings`; its VERIFIER_* environment variables apply here too.
+        number format such as "float32" takes torch. threads: CPU threads of the target; 0: all cores but one, of two
+        both for the 8-bit copy. making: told while an 8-bit copy of the target is made, once; None: the log is.
+        settings: further fields of `cloud.settings.Settings`; its VERIFIER_* environment variables apply here too.
 
         Raises TargetError or DrafterError with a message of one line.
         """

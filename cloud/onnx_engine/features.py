@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +34,12 @@ class HostFeatures:
         self._tensors = {name: tensors[name] for name in wanted}
         # a matrix product's threads would take the cores from the engine's, which spin: on two cores that doubled
         # the time of a step, for products of a millisecond
-        self._products = ThreadpoolController().select(user_api="blas")
+        self._one_thread = _OneThread()
         self._layer_angles = _angles(range(len(self.layers)), config.kv_width // config.lsa_heads, config.rope_theta)
 
     def rows(self, kv: Floats, positions: Sequence[int]) -> Floats:
         """See FeatureProducer.rows: layer self-attention, mean over layers, Ekv2E (arXiv 2410.03804)."""
-        with self._products.limit(limits=1):
+        with self._one_thread:
             return self._rows(kv, positions)
 
     def _rows(self, kv: Floats, positions: Sequence[int]) -> Floats:
@@ -78,6 +80,29 @@ class HostFeatures:
         variance = np.square(x).mean(-1, keepdims=True) + np.float32(self._config.norm_eps)
         normed: Floats = x / np.sqrt(variance) * self._tensors[f"{name}.weight"]
         return normed
+
+
+class _OneThread:
+    """Inside, matrix products take one thread. The number is the whole process's, so the last one out restores it."""
+
+    _lock: ClassVar = threading.Lock()
+    _inside: ClassVar[int] = 0
+    _limit: ClassVar[Any] = None
+
+    def __init__(self) -> None:
+        self._products = ThreadpoolController().select(user_api="blas")
+
+    def __enter__(self) -> None:
+        with _OneThread._lock:
+            if not _OneThread._inside:
+                _OneThread._limit = self._products.limit(limits=1)
+            _OneThread._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with _OneThread._lock:
+            _OneThread._inside -= 1
+            if not _OneThread._inside:
+                _OneThread._limit.restore_original_limits()
 
 
 def _angles(positions: Sequence[int], head_dim: int, theta: float) -> tuple[Floats, Floats]:

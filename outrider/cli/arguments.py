@@ -56,7 +56,7 @@ TOKEN_HELP = "for a verifier that asks for one; default: $OUTRIDER_TOKEN, which 
 LOCAL_HELP = "run the full model in this process too: no network; needs outrider[local] and takes the model's memory"
 THREADS_HELP = (
     "threads of the drafter's engine, and with --local of the target as well: they take turns; "
-    "0 = all cores, for the target all but one"
+    "0 = all cores, for the target all but one (in 8 bits both of two)"
 )
 POLICIES = ["prefer-cloud", "prefer-device", "cloud-only", "device-only"]
 POLICY_HELP = (

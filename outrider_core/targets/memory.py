@@ -21,7 +21,8 @@ def untouched(shape: tuple[int, ...]) -> NDArray[np.float32]:
     if sys.platform == "win32":
         memory = mmap.mmap(-1, 4 * count)
     else:
-        memory = mmap.mmap(-1, 4 * count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        lazily = getattr(mmap, "MAP_NORESERVE", 0)  # pools may be larger than the memory, of which they take little
+        memory = mmap.mmap(-1, 4 * count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | lazily)
     if sys.platform == "linux":
         with suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_NOHUGEPAGE)

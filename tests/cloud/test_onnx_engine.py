@@ -136,3 +136,22 @@ def test_a_prepared_bundle_is_served_from_its_folder(tmp_path: Path, bits: int) 
     (folder / "manifest.json").unlink()
     with pytest.raises(TargetError, match=r"there is no manifest\.json, so this is not a target bundle"):
         load_model(settings)
+
+
+def test_matrix_products_get_their_threads_back(tmp_path: Path) -> None:
+    """Also where two engines of one process compute rows at a time."""
+    from threadpoolctl import threadpool_info
+
+    from cloud.onnx_engine.features import _OneThread
+
+    def threads() -> set[int]:
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    before, (one, other) = threads(), (_OneThread(), _OneThread())
+    one.__enter__()
+    assert threads() <= {1}
+    other.__enter__()
+    one.__exit__()
+    assert threads() <= {1}
+    other.__exit__()
+    assert threads() == before
