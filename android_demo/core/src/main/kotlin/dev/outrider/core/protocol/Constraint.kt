@@ -21,8 +21,8 @@ const val GRAMMAR_TOOLS = 3
  * What an answer is held to beside its sampling parameters; the verifier's part of every draw (docs/protocol.md).
  *
  * begin: index of the answer's first token; biases: amounts by token id, each -100..100; penalties: -2..2; schema: the
- * JSON schema of [GRAMMAR_JSON_SCHEMA] or the tools of [GRAMMAR_TOOLS], as text. Raises [IllegalArgumentException] outside
- * these bounds.
+ * JSON schema of [GRAMMAR_JSON_SCHEMA] or the tools of [GRAMMAR_TOOLS], as text. Raises [IllegalArgumentException]
+ * outside these bounds.
  */
 data class Constraint(
     val begin: Int,
