@@ -66,7 +66,9 @@ class HttpServer(uvicorn.Server):
         self._watching = asyncio.create_task(self._watch())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._ending is not None or self._loop is None:
+        if self._loop is None:  # uvicorn has yet to start: there is nobody to drain
+            raise SystemExit(0)
+        if self._ending is not None:
             os._exit(128 + sig)
         self._loop.call_soon_threadsafe(self._end)
 

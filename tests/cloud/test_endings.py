@@ -156,6 +156,22 @@ def test_sigterm_ends_every_state_in_bounded_time(folder: Path, tmp_path: Path, 
         assert ended(server, 1 + 8 + 3) in statuses
 
 
+def test_sigterm_between_the_ready_line_and_the_first_request(folder: Path) -> None:
+    """uvicorn has taken the signals and configures itself."""
+    code = (
+        "import os, signal, sys, uvicorn\n"
+        "from cloud import verifier\n"
+        "uvicorn.Config.load = lambda config: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.exit(verifier.main(sys.argv[1:]))\n"
+    )
+    models = ["--model", str(folder / "target"), "--drafter", str(folder / "drafter"), "--port", "0"]
+    environment = {**ENVIRONMENT, "OUTRIDER_CACHE": str(folder / "cache")}
+    process = subprocess.run(
+        [sys.executable, "-c", code, *models], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert process.returncode == 0 and "verifier ready" in process.stdout, process.stderr
+
+
 def fail_a_step(client: Client) -> None:
     """OPEN a session of its own, which fails."""
     client.send(Open(0, os.urandom(16), 0, pack_ids(PROMPT), 0, Sampling()))
