@@ -177,12 +177,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._fail(Refusal.SLOW_MESSAGE, "a message was not finished in time")
 
     def _fail(self, reason: Refusal, text: str) -> None:
-        """Close the socket and forget what it holds."""
-        self._gate.refused(reason)
+        """Close the socket and forget what it holds, so that the account's other sockets do not suffer for it."""
         self.frames, self._fragments = [], 0
         if not self.close_sent and not self.transport.is_closing():
-            self.conn.fail(CloseCode.POLICY, text)
+            self.conn.fail(CloseCode.POLICY, text)  # from here on what comes is thrown away
             self.handle_parser_exception()
+        self._waiting.hold(len(self.conn.reader.buffer))
+        self._gate.refused(reason)
         self.loop.call_later(LAST_READ, self.transport.abort)  # else the close would wait for a client to read
 
     def _flooded(self) -> bool:
