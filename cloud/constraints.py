@@ -11,7 +11,7 @@ from functools import partial
 from cloud import log
 from outrider_core.chat_tokenizer import ChatTokenizer
 from outrider_core.grammar import (
-    ANY_OBJECT,
+    CompiledGrammars,
     Grammar,
     GrammarError,
     Grammars,
@@ -29,8 +29,8 @@ from outrider_core.protocol.constraint import (
     Rules,
 )
 
-#: compiled grammars kept, of an account, and accounts that have some
-KEPT, ACCOUNTS = 8, 64
+#: accounts that have compiled grammars kept
+ACCOUNTS = 64
 
 
 class ConstraintDesk:
@@ -44,7 +44,7 @@ class ConstraintDesk:
         self.obeys = OBEYS_BIAS
         self._tokenizer: ChatTokenizer | None = None
         self._grammars: Grammars | None = None  # takes memory, so it is opened for the first answer that wants one
-        self._compiled: OrderedDict[str, OrderedDict[tuple[int, str], Grammar]] = OrderedDict()
+        self._compiled: OrderedDict[str, CompiledGrammars] = OrderedDict()
         self._executor = ThreadPoolExecutor(1, "constraints")
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
@@ -135,17 +135,9 @@ class ConstraintDesk:
                 self.obeys = OBEYS_BIAS
                 log.error("no structured output here", why=str(error))
                 raise GrammarError(f"this verifier offers no structured output: {error}") from None
-        asked = constraint.grammar, constraint.schema
-        mine = self._compiled.setdefault(account, OrderedDict())
+        mine = self._compiled.setdefault(account, CompiledGrammars())
         self._compiled.move_to_end(account)
-        grammar = mine.get(asked)
-        if grammar is None:
-            tools = constraint.grammar == GRAMMAR_TOOLS
-            compiling = self._grammars.compile_tools if tools else self._grammars.compile
-            grammar = mine[asked] = compiling(constraint.schema or ANY_OBJECT)
-        mine.move_to_end(asked)
-        while len(mine) > KEPT:
-            mine.popitem(last=False)
+        grammar = mine.get(self._grammars, constraint.schema, constraint.grammar == GRAMMAR_TOOLS)
         while len(self._compiled) > ACCOUNTS:
             self._compiled.popitem(last=False)
         return grammar

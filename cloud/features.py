@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider_core.protocol.rows import RowShape
 
-#: rows of a stream that are computed and sent together: one at a time costs a small target an eighth of its speed
+#: rows of a stream that are computed and sent together: one at a time they slow a small target down
 STREAMED_ROWS = 8
 #: a device that lacks more rows than these, having asked for none, is sent the newest alone
 MOST_LACKING = 64

@@ -37,7 +37,7 @@ from edge_runtime.inbox import (
 )
 from edge_runtime.jobs import DrafterJobs, UnderstudyJobs
 from edge_runtime.link import Arrived, LinkDown, LinkRefused, LinkUp
-from edge_runtime.obedience import Obedience, Unobeyable
+from edge_runtime.obedience import Obedience, unobeyed
 from edge_runtime.session import Session
 from edge_runtime.states import Writer
 from edge_runtime.transport import VerifierLink
@@ -108,7 +108,7 @@ class Answer:
             of_drafter, of_understudy = await self._obedience.rules(session.constraint, writers=2)
             self._inbox.put_nowait(RulesReady(session, (of_drafter, of_understudy)))
         except GrammarError as error:
-            self._inbox.put_nowait(Unobeyed(session, str(error)))
+            self._inbox.put_nowait(unobeyed(session, str(error)))
 
     async def _next_event(self) -> None:
         """Wait for the link, the drafter or the clock, whichever is first, and feed the session."""
@@ -152,8 +152,6 @@ class Answer:
                 self._jobs.rules, self._understudy.rules = rules
                 await self._do(session.set_obeys(True, now))
             case Unobeyed():
-                if session.policy.writer == "device-only":
-                    raise Unobeyable(f"the answer's constraint cannot be obeyed: {event.why}")
                 await self._do(session.set_obeys(False, now))
             case LinkUp():
                 self._down = ""

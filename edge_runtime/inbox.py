@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from edge_runtime.link import LinkEvent
 from edge_runtime.session import Session
-from edge_runtime.worker import DrafterFailed
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.constraint import Rules
 
@@ -77,10 +76,10 @@ class Unobeyed:
 
 @dataclass(frozen=True)
 class Failed:
-    """The drafter's engine failed."""
+    """The answer cannot go on: the drafter's engine failed, or nobody can hold the answer to its constraint."""
 
     session: Session
-    error: DrafterFailed
+    error: Exception
 
 
 #: jobs carry the session that asked: it may have been cancelled since

@@ -10,7 +10,8 @@ from functools import partial
 
 from edge_runtime.actions import AddRows, Compare, DraftTree, ReadText, WriteToken
 from edge_runtime.figures import Figures
-from edge_runtime.inbox import Compared, Drafted, Failed, InboxEvent, TextRead, UnderstudyFailed, Unobeyed, Written
+from edge_runtime.inbox import Compared, Drafted, Failed, InboxEvent, TextRead, UnderstudyFailed, Written
+from edge_runtime.obedience import unobeyed
 from edge_runtime.session import Session
 from edge_runtime.worker import DrafterFailed, DrafterThread, UnderstudyThread
 from outrider_core.drafting.drafter import Draft, TreeShape
@@ -48,7 +49,7 @@ class DrafterJobs:
             try:
                 token, probability = drafter.next_token(action.prefix, session.sampling, rules)
             except Disobeyed as error:
-                self._report(Unobeyed(session, str(error)))
+                self._report(unobeyed(session, str(error)))
                 token, probability = 0, 0.0  # which the session does not take any more
             self._report(Written(session, token, probability, action.version, time.monotonic() - asked))
 

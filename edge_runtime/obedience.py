@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
+from edge_runtime.inbox import Failed, Unobeyed
+from edge_runtime.session import Session
 from outrider_core.grammar import (
-    ANY_OBJECT,
+    CompiledGrammars,
     Grammar,
     GrammarError,
     Grammars,
@@ -24,12 +25,17 @@ from outrider_core.grammar import (
 )
 from outrider_core.protocol.constraint import GRAMMAR_NONE, GRAMMAR_TOOLS, Constraint, Rules
 
-#: compiled grammars kept
-KEPT = 8
-
 
 class Unobeyable(ValueError):
     """Nobody can hold the answer to its constraint. The message is one line."""
+
+
+def unobeyed(session: Session, why: str) -> Unobeyed | Failed:
+    """What is to be told of an answer whose constraint this device's writers cannot obey: it ends where nobody else may
+    write, and else waits for the target."""
+    if session.policy.writer == "device-only":
+        return Failed(session, Unobeyable(f"the answer's constraint cannot be obeyed: {why}"))
+    return Unobeyed(session, why)
 
 
 class Obedience:
@@ -38,7 +44,7 @@ class Obedience:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._tokenizer, self._vocab_size, self._eos_ids = tokenizer, vocab_size, eos_ids
         self._grammars: Grammars | None = None  # takes 40 MB, so it is opened for the first answer that wants one
-        self._compiled: OrderedDict[tuple[int, str], Grammar] = OrderedDict()
+        self._compiled = CompiledGrammars()
         self._lock = threading.Lock()
 
     def missing(self, constraint: Constraint) -> str:
@@ -71,12 +77,4 @@ class Obedience:
     def _grammar(self, constraint: Constraint) -> Grammar:
         if self._grammars is None:
             self._grammars = open_grammars(self._tokenizer, self._vocab_size, self._eos_ids)
-        asked = constraint.grammar, constraint.schema
-        grammar = self._compiled.get(asked)
-        if grammar is None:
-            compiling = self._grammars.compile_tools if constraint.grammar == GRAMMAR_TOOLS else self._grammars.compile
-            grammar = self._compiled[asked] = compiling(constraint.schema or ANY_OBJECT)
-        self._compiled.move_to_end(asked)
-        while len(self._compiled) > KEPT:
-            self._compiled.popitem(last=False)
-        return grammar
+        return self._compiled.get(self._grammars, constraint.schema, constraint.grammar == GRAMMAR_TOOLS)

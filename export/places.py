@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 from filelock import FileLock, Timeout
 
 from outrider_core.drafting.bundle import BundleError
@@ -38,7 +39,18 @@ def put_in_place(aside: Path, output: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def free_bytes(folder: Path) -> tuple[Path, int]:
-    """(the part of the path that is there, bytes free on its disk)."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    return there, shutil.disk_usage(there).free
+def lacking(output: Path, disk_bytes: int, memory_bytes: int, remedy: str) -> str:
+    """What of disk or memory will not do for an export to `output`, and what to do; "" where both will.
+
+    remedy: against too little memory.
+    """
+    there = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
+    free, memory = shutil.disk_usage(there).free, psutil.virtual_memory().available
+    if free < disk_bytes:
+        return (
+            f"{there} has {free / 1e9:.1f} GB free, {disk_bytes / 1e9:.1f} GB are needed; free some or choose another "
+            "--output-dir"
+        )
+    if memory < memory_bytes:
+        return f"about {memory_bytes / 1e9:.1f} GB of memory are needed, {memory / 1e9:.1f} GB are free; {remedy}"
+    return ""

@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from export.places import free_bytes
+from export.places import lacking
 from export.quant import BITS, Profile, packed_bytes, rare_bits
 from export.steps import RANDOM_ROWS, TARGET_ANSWERS
 from export.target_plan import bundle_bytes, shape_of
@@ -165,18 +165,9 @@ def _float32_bytes(target: TargetFiles) -> int:
 
 def check_resources(plan: Plan) -> None:
     """Raise BundleError if disk or memory will not do."""
-    folder, free = free_bytes(plan.options.output)
-    if free < plan.disk_bytes:
-        raise BundleError(
-            f"{folder} has {free / 1e9:.1f} GB free, {plan.disk_bytes / 1e9:.1f} GB are needed; free some or choose "
-            "another --output-dir"
-        )
-    memory = psutil.virtual_memory().available
-    if memory < plan.memory_bytes:
-        raise BundleError(
-            f"about {plan.memory_bytes / 1e9:.1f} GB of memory are needed, {memory / 1e9:.1f} GB are free; close other "
-            "programs, or export one --format at a time"
-        )
+    remedy = "close other programs, or export one --format at a time"
+    if why := lacking(plan.options.output, plan.disk_bytes, plan.memory_bytes, remedy):
+        raise BundleError(why)
 
 
 def show_plan(plan: Plan, console: Console) -> None:

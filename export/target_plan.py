@@ -6,11 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 
-from export.places import free_bytes
+from export.places import lacking
 from outrider_core.models.identity import model_identity
 from outrider_core.models.target import TargetError, find_source
 from outrider_core.protocol.wire import MAX_TOKENS
@@ -109,18 +108,9 @@ def bundle_bytes(config: TargetConfig, bits: int) -> int:
 
 def check_resources(plan: TargetPlan) -> None:
     """Raise TargetError if disk or memory will not do."""
-    folder, free = free_bytes(plan.options.output)
-    if free < plan.disk_bytes:
-        raise TargetError(
-            f"{folder} has {free / 1e9:.1f} GB free, {plan.disk_bytes / 1e9:.1f} GB are needed; free some or choose "
-            "another --output-dir"
-        )
-    memory = psutil.virtual_memory().available
-    if memory < plan.memory_bytes:
-        remedy = "close other programs" + (", or add --no-compare" if plan.with_reference else "")
-        raise TargetError(
-            f"about {plan.memory_bytes / 1e9:.1f} GB of memory are needed, {memory / 1e9:.1f} GB are free; {remedy}"
-        )
+    remedy = "close other programs" + (", or add --no-compare" if plan.with_reference else "")
+    if why := lacking(plan.options.output, plan.disk_bytes, plan.memory_bytes, remedy):
+        raise TargetError(why)
 
 
 def show_plan(plan: TargetPlan, console: Console) -> None:

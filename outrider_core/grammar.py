@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ LIMITS = {
     "max_grammar_size": 100_000,
 }
 JSON_OPTIONS = {"whitespace_pattern": WHITESPACE, "coerce_one_of": False, "lenient": False}
+#: compiled grammars kept, of a user
+KEPT = 8
 ANY_OBJECT = '{"type": "object"}'
 INSTALL = "this needs the package llguidance: pip install 'outrider[cloud]'"
 
@@ -85,6 +88,28 @@ class Grammars:
             probe.allowed()  # what no text satisfies shows here
         if probe.error:
             raise GrammarError(f"{fault}: {probe.error}")
+        return grammar
+
+
+class CompiledGrammars:
+    """The grammars that one user has asked for, at most KEPT of them, the least recently used one forgotten first."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, bool], Grammar] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, grammars: Grammars, text: str, tools: bool = False) -> Grammar:
+        """For the schema `text`, "" for any object, or with `tools` for those tools. Raises GrammarError."""
+        key = text, tools
+        grammar = self._kept.get(key)
+        if grammar is None:
+            grammar = grammars.compile_tools(text) if tools else grammars.compile(text or ANY_OBJECT)
+            self._kept[key] = grammar
+        self._kept.move_to_end(key)
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
         return grammar
 
 

@@ -32,8 +32,7 @@ class HostFeatures:
         if lacking := [name for name in wanted if name not in tensors]:
             raise DrafterError(f"drafter weights do not fit their config: {lacking[0]} is missing")
         self._tensors = {name: tensors[name] for name in wanted}
-        # a matrix product's threads would take the cores from the engine's, which spin: on two cores that doubled
-        # the time of a step, for products of a millisecond
+        # a matrix product's threads would take the cores from the engine's, which wait for each other within a step
         self._one_thread = _OneThread()
         self._layer_angles = _angles(range(len(self.layers)), config.kv_width // config.lsa_heads, config.rope_theta)
 

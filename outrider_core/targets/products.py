@@ -40,7 +40,7 @@ def check_products(graph: bytes) -> None:
         mixed = np.random.default_rng(1).integers(0, 256, (MANY_ROWS, len(table)), np.uint8)
         for tried in (np.full_like(mixed, 255), mixed):
             for count in (1, ROWS, MANY_ROWS):
-                if not (multiply(graph, tried[:count]) == tried[:count].astype(np.int64) @ table).all():
+                if not (_run(session, tried[:count]) == tried[:count].astype(np.int64) @ table).all():
                     raise UnsupportedTarget("products of bytes are not exact on this processor: logits would be wrong")
         return
     rows = np.random.default_rng(1).standard_normal((4 * ROWS, PROBE_SHAPE[1]), np.float32)
@@ -50,11 +50,6 @@ def check_products(graph: bytes) -> None:
             "this processor computes a row of a product otherwise beside other rows, so trees would not be exact; "
             "take a target bundle of 8 bits"
         )
-
-
-def multiply(graph: bytes, activations: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Activations [m, k] times the constant table of such a graph, as a target graph does it; [m, n]."""
-    return _run(open_session(graph), activations)
 
 
 def _run(session: onnxruntime.InferenceSession, activations: NDArray[np.generic]) -> NDArray[np.generic]:

@@ -75,7 +75,8 @@ def _chunks(answer: Answer) -> Iterator[Sequence[int]]:
 
 def _log_probs(runner: OnnxRunner, answer: Answer) -> Iterator[NDArray[np.float64]]:
     """Of each piece, the distributions that its tokens were drawn from: [tokens, vocab]."""
-    runner.forward([Part(0, 0, tuple(answer.ids[: answer.start - 1]), wanted=False)] if answer.start > 1 else [])
+    if answer.start > 1:
+        runner.forward([Part(0, 0, tuple(answer.ids[: answer.start - 1]), wanted=False)])
     past = answer.start - 1
     for written in _chunks(answer):
         tree = TokenTree.chain(list(written[:-1]))

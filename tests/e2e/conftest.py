@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from cloud.process import VerifierProcess
 from export.bundle import write_bundle
 from export.plan import Options
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
+
+ROOT = Path(__file__).parents[2]
+BUNDLE = ROOT / "build/bundle"
+DRAFTER = ROOT / "drafters/smollm2-135m-instruct-moa"
+#: what needs the default bundle, which `make test` makes
+needs_default_bundle = pytest.mark.skipif(
+    not (BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run the tests with: make test"
+)
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifierProcess]:
+    """A process that serves the default target."""
+    process = VerifierProcess(DRAFTER, tmp_path_factory.mktemp("log") / "verifier.log")
+    process.start()
+    process.wait_ready()
+    yield process
+    process.stop()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +21,8 @@ from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.timing import Patience
 from outrider_core.drafting.bundle import open_bundle
 from outrider_core.protocol.sampling import Sampling
+from tests.e2e.conftest import BUNDLE, ROOT, needs_default_bundle
 
-ROOT = Path(__file__).parents[2]
-BUNDLE = ROOT / "build/bundle"
-DRAFTER = ROOT / "drafters/smollm2-135m-instruct-moa"
 QUESTIONS = [
     "Name three uses of copper and explain one of them.",
     "Write two sentences about the sea in winter.",
@@ -35,18 +32,7 @@ FAULTS = ("kill", "reset", "silence")
 #: seconds by which the first provisional token may come after the verdict was due (95 % of cuts)
 STALL_BOUND = 0.5
 
-pytestmark = pytest.mark.skipif(
-    not (BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run the tests with: make test"
-)
-
-
-@pytest.fixture(scope="module")
-def verifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifierProcess]:
-    process = VerifierProcess(DRAFTER, tmp_path_factory.mktemp("log") / "verifier.log")
-    process.start()
-    process.wait_ready()
-    yield process
-    process.stop()
+pytestmark = needs_default_bundle
 
 
 async def follow(runtime: EdgeRuntime, question: str | list[int], max_new: int, **sampling: float | int) -> Finished:

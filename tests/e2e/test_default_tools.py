@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -16,7 +15,7 @@ from cloud.process import VerifierProcess
 from edge_runtime.runtime import EdgeRuntime
 from outrider.cli.serve import Endpoint
 from outrider_core.drafting.bundle import open_bundle
-from tests.e2e.test_default_model import BUNDLE, DRAFTER
+from tests.e2e.conftest import BUNDLE, needs_default_bundle
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "get_weather": {
@@ -37,18 +36,7 @@ TOOLS: Any = [
 QUESTIONS = ["What is the weather in Paris?", "What is 17 plus 25?", "Weather in Oslo and in Rome?", "Add 3 and 4."]
 CHOICES: list[Any] = ["required", {"type": "function", "function": {"name": "add"}}, "auto"]
 
-pytestmark = pytest.mark.skipif(
-    not (BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run the tests with: make test"
-)
-
-
-@pytest.fixture(scope="module")
-def verifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifierProcess]:
-    process = VerifierProcess(DRAFTER, tmp_path_factory.mktemp("log") / "verifier.log")
-    process.start()
-    process.wait_ready()
-    yield process
-    process.stop()
+pytestmark = needs_default_bundle
 
 
 async def ask(client: AsyncOpenAI, index: int, most: int = 120) -> int:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider_core.targets.blocks import BLOCK, ZERO, Bytes, Halves, quantise4_blocks, quantise8_blocks
-from outrider_core.targets.products import multiply, rows_graph
+from outrider_core.targets.products import open_session, rows_graph
 from outrider_core.targets.weights import Floats
 
 
@@ -74,5 +74,6 @@ def test_nothing_but_zeros() -> None:
 def test_the_graph_unpacks_what_was_packed() -> None:
     """Rows of the unit matrix give the weights back, up to the rounding of inputs, of which a one has none."""
     weight = np.random.default_rng(0).standard_normal((160, 288), np.float32)  # products.rows_graph's own
-    product = multiply(rows_graph(4), np.eye(288, dtype=np.float32))
+    session = open_session(rows_graph(4))
+    product = session.run(None, {"activations": np.eye(288, dtype=np.float32)})[0]
     np.testing.assert_allclose(product.T, read4(*quantise4_blocks(weight))[:, :288], rtol=1e-2, atol=1e-3)

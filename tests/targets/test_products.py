@@ -13,7 +13,7 @@ from outrider_core.targets.config import UnsupportedTarget
 from tests.targets.plain import skip_unless_exact
 
 
-def saturating(_graph: bytes, a: NDArray[np.uint8]) -> NDArray[np.int64]:
+def saturating(_session: Any, a: NDArray[np.uint8]) -> NDArray[np.int64]:
     """What AVX2's vpmaddubsw makes of it: neighbours' products added in 16 bits."""
     b = products._table()
     pairs = a[:, 0::2, None].astype(np.int64) * b[None, 0::2] + a[:, 1::2, None].astype(np.int64) * b[None, 1::2]
@@ -21,7 +21,7 @@ def saturating(_graph: bytes, a: NDArray[np.uint8]) -> NDArray[np.int64]:
     return summed
 
 
-def wrong_in_many_rows(_graph: bytes, a: NDArray[np.uint8]) -> NDArray[np.int64]:
+def wrong_in_many_rows(_session: Any, a: NDArray[np.uint8]) -> NDArray[np.int64]:
     product: NDArray[np.int64] = a.astype(np.int64) @ products._table().astype(np.int64) + (len(a) > 32)
     return product
 
@@ -30,7 +30,7 @@ def wrong_in_many_rows(_graph: bytes, a: NDArray[np.uint8]) -> NDArray[np.int64]
 def test_inexact_kernels_are_refused(monkeypatch: pytest.MonkeyPatch, inexact: Any) -> None:
     graph = products.products_graph()
     products.check_products(graph)  # the machine that runs the tests does it right
-    monkeypatch.setattr(products, "multiply", inexact)
+    monkeypatch.setattr(products, "_run", inexact)
     with pytest.raises(UnsupportedTarget, match="not exact on this processor"):
         products.check_products(graph)
 
@@ -38,7 +38,7 @@ def test_inexact_kernels_are_refused(monkeypatch: pytest.MonkeyPatch, inexact: A
 def test_the_kernel_is_asked() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 8, (5, 70), np.uint8), rng.integers(-8, 8, (70, 40), np.int8)
-    product = products.multiply(products.products_graph(b), a)
+    product = products._run(products.open_session(products.products_graph(b)), a)
     np.testing.assert_array_equal(product, a.astype(np.int64) @ b.astype(np.int64))
 
 
