@@ -60,7 +60,8 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
 
     with share.first_then_all():
         sequences = read_sequences(answers)
-    data = TrainingSet(target, sequences, options.layers, options.draft_vocab, options.max_context)
+    shapes = (options.layers, options.draft_vocab, options.max_context)
+    data = TrainingSet(target, sequences, *shapes, start_from=options.start_from)
     settings = options.settings()
     say(f"{len(data.sequences)} conversations, {data.answered:,} answer tokens, {data.tokens:,} in all")
     student = data.student(kind, options.seed)
@@ -84,6 +85,7 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
         "conversations": len(data.sequences),
         "answer_tokens": data.answered,
         "own_text": options.own_text,
+        **({"start_from": data.start_hash} if data.start_hash else {}),
         "settings": asdict(settings),
         "steps": trainer.steps,
         "held_out_agreement_by_lag": trainer.evaluate(),

@@ -103,6 +103,12 @@ class TrainOptions:
     max_new_tokens: int = _option(192, "text", "most tokens of an answer", "N", 1)
     max_tokens: int = _option(768, "text", "most tokens of a conversation", "N", 1)
 
+    start_from: Path | None = _option(  # noqa: RUF009 - a Path is immutable
+        None,
+        "training",
+        "go on from this drafter, with its shapes and draft vocabulary",
+        "DIR",
+    )
     epochs: int = _option(TrainSettings.epochs, "training", "passes over the text", "N", 1)
     batch_tokens: int = _option(TrainSettings.batch_tokens, "training", "tokens per step, padding included", "N", 1)
     learning_rate: float = _option(TrainSettings.learning_rate, "training", "at its highest", "RATE", 0)
@@ -145,6 +151,8 @@ class TrainOptions:
                 raise OptionsError(f"{flag(name)} {value!r} is unknown; give one of {', '.join(info.choices)}")
         if self.answers and not self.answers.is_file():
             raise OptionsError(f"--answers: {self.answers} is not a file")
+        if self.start_from and not (self.start_from / "config.json").is_file():
+            raise OptionsError(f"--start-from: {self.start_from} is not a drafter folder; it has no config.json")
         if not (self.prompts or self.self_prompts or self.answers):
             raise OptionsError("there is nothing to train on; give --prompts, --self-prompts or --answers")
 

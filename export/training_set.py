@@ -10,12 +10,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from export.answers import read_answers
 from export.batches import draft_vocabulary
 from export.features import FeatureCache, OnlineFeatures, Sequence
 from export.recipe import TrainSettings
 from export.trainer import Student
+from outrider_core.models.drafter_arrays import check_target
+from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
@@ -37,7 +40,8 @@ MOA = Kind("moa", MoA)
 class TrainingSet:
     """A target and its answers. layers, draft_vocab, max_context, final_norm: see MoAConfig.for_target.
 
-    Raises ValueError where there is no answer.
+    start_from: the folder of a MoA drafter that students go on from; its shapes replace those. Raises ValueError where
+    there is no answer, and DrafterError where that drafter cannot be read or is another target's.
     """
 
     target: Target
@@ -46,10 +50,17 @@ class TrainingSet:
     draft_vocab: int = 12288
     max_context: int = 2048
     final_norm: bool = True
+    start_from: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.sequences:
             raise ValueError("there is no answer to learn from; raise --max-prompt-tokens if prompts are too long")
+        self._start: dict[str, Tensor] = {}
+        self.start_hash = ""
+        if self.start_from is not None:
+            self.config, self._start, self.start_hash = load_drafter(self.start_from)
+            check_target(self.config.target_hash, self.target.name, self.target.model_hash, self.start_from)
+            return
         self.config = MoAConfig.for_target(
             self.target.config,
             self.target.model_hash,
@@ -70,13 +81,17 @@ class TrainingSet:
         return sum(sequence.answered for sequence in self.sequences)
 
     def student(self, kind: Kind = MOA, seed: int = 0) -> Student:
-        """A fresh drafter with the target's tables, on the target's device."""
+        """A drafter with the target's tables, on the target's device: fresh, or as `start_from` has it."""
         torch.manual_seed(seed)
         student = kind.make(self.config)
-        vocabulary = draft_vocabulary(
-            self.sequences, self.config.draft_vocab_size, self.config.vocab_size, self.target.eos_ids
-        )
-        student.adopt(self.target.model, vocabulary)
+        if self._start:
+            if not isinstance(student, MoA):
+                raise ValueError("only a MoA drafter can go on from an earlier one; leave out --start-from")
+            student.adopt(self.target.model, self._start["draft_ids"])
+            student.restore(self._start)
+        else:
+            size, vocab = self.config.draft_vocab_size, self.config.vocab_size
+            student.adopt(self.target.model, draft_vocabulary(self.sequences, size, vocab, self.target.eos_ids))
         student.to(self.target.model.device)
         return student
 
@@ -88,8 +103,9 @@ class TrainingSet:
 
     def checkpoint(self, student: Student, settings: TrainSettings, work: Path) -> Path:
         """The file of a training run with these settings."""
-        kind = type(student).__name__
-        return work / f"checkpoint-{key_of(self._key(), kind, asdict(student.config), asdict(settings))}.safetensors"
+        parts = [self._key(), type(student).__name__, asdict(student.config), asdict(settings)]
+        parts += [self.start_hash] if self.start_hash else []
+        return work / f"checkpoint-{key_of(*parts)}.safetensors"
 
     def _key(self) -> str:
         texts = hashlib.sha256(json.dumps([(s.ids, s.answers, s.alone) for s in self.sequences]).encode()).hexdigest()

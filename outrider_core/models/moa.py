@@ -19,6 +19,7 @@ target; theirs have none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -222,6 +223,14 @@ class MoA(nn.Module):
         """Trained tensors under the checkpoint's names, plus the draft vocabulary map."""
         tensors = {k: v for k, v in self.device_half.state_dict().items() if not k.startswith(("embedding.", "head."))}
         return {**self.server.state_dict(), **tensors}
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the weights of an earlier drafter of these shapes, as `trained` named them. Raises DrafterError."""
+        for name, own in self.trained().items():
+            if name not in tensors or tensors[name].shape != own.shape:
+                raise DrafterError(f"drafter weights do not fit their config: {name} is missing or has another shape")
+            own.copy_(tensors[name])
 
 
 def server_half(config: MoAConfig, tensors: dict[str, Tensor]) -> ServerHalf:

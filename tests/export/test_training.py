@@ -16,10 +16,12 @@ from export.batches import build_batch
 from export.features import FeatureCache, OnlineFeatures
 from export.own_text import write_alone
 from export.recipe import TrainSettings
+from export.train_options import OptionsError, TrainOptions
 from export.trainer import Trainer
 from export.training_set import TrainingSet
+from outrider_core.models.drafter_files import save_drafter
 from outrider_core.models.moa import MoA
-from outrider_core.models.moa_config import MoAConfig
+from outrider_core.models.moa_config import DrafterError, MoAConfig
 from outrider_core.models.target import Target
 from tests.export.tiny_training import fresh_moa, some_sequences
 
@@ -210,3 +212,29 @@ def test_text_written_alone_is_the_drafters(cache: FeatureCache, target: Target,
         assert (best - written < 0.1).all()
     again = write_alone(student, cache, [3, 9], 5, tmp_path / "own.jsonl", ended.append)
     assert again == own
+
+
+# going on from an earlier drafter
+
+
+def test_a_student_goes_on_from_an_earlier_drafter(target: Target, tmp_path: Path) -> None:
+    """With its weights, shapes and draft vocabulary, whatever the new texts would give."""
+    first = TrainingSet(target, some_sequences(5), layers=2, draft_vocab=64).student(seed=3)
+    save_drafter(tmp_path / "drafter", first.config, first.trained(), {}, as_given=True)
+    data = TrainingSet(target, some_sequences(23), start_from=tmp_path / "drafter")
+    student = data.student(seed=4)
+    assert student.config == first.config and set(student.trained()) == set(first.trained())
+    for name, tensor in first.trained().items():
+        assert torch.equal(student.trained()[name], tensor), name
+    fresh = TrainingSet(target, some_sequences(23), layers=2, draft_vocab=64)
+    assert data.checkpoint(student, SETTINGS, tmp_path) != fresh.checkpoint(student, SETTINGS, tmp_path)
+
+
+def test_another_targets_drafter_is_no_start(target: Target, tmp_path: Path) -> None:
+    first = TrainingSet(target, some_sequences(5), layers=2, draft_vocab=64).student()
+    config = replace(first.config, target_hash="0" * 16)
+    save_drafter(tmp_path / "drafter", config, first.trained(), {})
+    with pytest.raises(DrafterError, match="was trained on target 0000000000000000"):
+        TrainingSet(target, some_sequences(5), start_from=tmp_path / "drafter")
+    with pytest.raises(OptionsError, match=r"--start-from: .* is not a drafter folder"):
+        TrainOptions(tmp_path, self_prompts=1, start_from=tmp_path)
