@@ -7,10 +7,10 @@ answer's end.
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections import deque
 from collections.abc import Hashable
-from copy import deepcopy
 from dataclasses import dataclass
 
 import pytest
@@ -55,9 +55,9 @@ def successors(world: World, name: str) -> list[tuple[str, World]]:
         events.append("stream" if world.session.mode == "tree" else "draft")
     else:
         events.append("pause" if not world.session.solo.paused else "proceed")
-    after = []
+    after, packed = [], pickle.dumps(world, -1)  # several times as fast as copy.deepcopy
     for event in events:
-        copy = deepcopy(world)
+        copy = pickle.loads(packed)
         step(copy, event)
         after.append((event, copy))
     return after
@@ -161,6 +161,7 @@ def test_every_order_of_events(name: str) -> None:
     world = World(
         random.Random(0), tokens, policy, PATIENCE, FixedTimer(), understudy=understudy, sentence_ends=ends_sentence
     )
+    del world.rng  # nothing is drawn, and its state is most of what would be copied
     world.do(world.session.start(0.0))
     seen: dict[Hashable, World] = {key(world): world}
     before: dict[Hashable, set[Hashable]] = {}
