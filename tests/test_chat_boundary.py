@@ -188,20 +188,27 @@ def served() -> Any:
     return AutoTokenizer.from_pretrained(BUNDLE, local_files_only=True)
 
 
+@pytest.fixture(scope="module")
+def boundary(served: Any) -> ChatBoundary:
+    return boundary_of(served)
+
+
 @settings(max_examples=100, deadline=None)
 @given(contents=st.lists(st.one_of(hostile, ordinary), min_size=1, max_size=3), first=st.integers(0, 2))
-def test_the_cloud_has_the_same_ids_as_the_device(bundle: Bundle, served: Any, contents: list[str], first: int) -> None:
+def test_the_cloud_has_the_same_ids_as_the_device(
+    bundle: Bundle, served: Any, boundary: ChatBoundary, contents: list[str], first: int
+) -> None:
     roles = ["system", "user", "assistant", "user", "assistant"]
     messages = [{"role": role, "content": text} for role, text in zip(roles[first:], contents, strict=False)]
-    assert boundary_of(served).encode(messages, lambda said: render_chat(served, said)) == bundle.render_chat(messages)
+    assert boundary.encode(messages, lambda said: render_chat(served, said)) == bundle.render_chat(messages)
 
 
 @settings(max_examples=100, deadline=None)
 @given(ordinary)
-def test_the_cloud_has_the_ids_that_transformers_gives(served: Any, text: str) -> None:
+def test_the_cloud_has_the_ids_that_transformers_gives(served: Any, boundary: ChatBoundary, text: str) -> None:
     messages = [{"role": "user", "content": text}]
     ids = served.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert boundary_of(served).encode(messages, lambda said: render_chat(served, said)) == ids
+    assert boundary.encode(messages, lambda said: render_chat(served, said)) == ids
 
 
 def test_prompts_for_training_keep_the_boundary_too(served: Any, bundle: Bundle) -> None:

@@ -131,6 +131,7 @@ def test_device_and_verifier_run_on_cores_of_their_own() -> None:
     assert str(Cores()) == "shared"
 
 
+@pytest.mark.slow
 def test_answers_survive_cuts(folder: Path) -> None:
     status, figures = run(folder, "--profiles", "4g", "congested", "--cuts", "4", "--max-new-tokens", "60")
     assert status == 0 and figures["cuts"] >= 4 and figures["answers"] > 0

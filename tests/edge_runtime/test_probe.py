@@ -158,18 +158,6 @@ def test_process_holds_what_an_app_holds(bundle: Path) -> None:
     assert not {"torch", "transformers", "onnx", "rich", "executorch", "models", "export", "cloud"} & loaded
 
 
-def test_executorch_is_measured_the_same_way(tmp_path: Path) -> None:
-    pytest.importorskip("executorch")
-    from export.to_executorch import write_executorch
-
-    config, half = tiny_half()
-    write_executorch(half, Profile("fp32", 32), tmp_path / "x.pte", {"get_vocab_size": 199}, config.max_context)
-    folder = tiny_bundle(tmp_path / "bundle", (tmp_path / "x.pte").read_bytes())
-    figures = figures_of(folder, "--engine", "executorch", "--widths", "1,5", "--contexts", "1,50", "--repeats", 2)
-    check_memory_and_load(figures)
-    assert figures["engine"] == "executorch" and len(figures["steps"]) == 4
-
-
 # errors are one line that says what to do
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from filelock import FileLock
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
@@ -58,12 +59,23 @@ class Folders:
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    root = tmp_path_factory.mktemp("export")
-    model = tiny_model(dtype=torch.float32)
-    target_hash = save_tiny_target(root / "target", model)
-    save_tiny_drafter(root / "drafter", model, target_hash)
-    return Folders(root / "target", root / "drafter", target_hash)
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run have in common: what takes long to make is made once, under a lock."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "export"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def folders(shared: Path) -> Folders:
+    with FileLock(shared / "folders.lock"):
+        if not (shared / "hash").exists():
+            model = tiny_model(dtype=torch.float32)
+            target_hash = save_tiny_target(shared / "target", model)
+            save_tiny_drafter(shared / "drafter", model, target_hash)
+            (shared / "hash").write_text(target_hash)
+    return Folders(shared / "target", shared / "drafter", (shared / "hash").read_text())
 
 
 def eager_half(folders: Folders) -> DeviceHalf:
@@ -94,15 +106,17 @@ class Bundles:
 
     def __call__(self, quant: str = "fp32", engine: str = "onnx", embedding_bits: int | None = None) -> Path:
         """Its folder."""
-        output = self.root / f"{engine}-{quant}-{embedding_bits}" / "bundle"
-        if not output.exists():
-            write_loosely(self.folders.options(output, quant, engine, embedding_bits=embedding_bits))
+        name = f"{engine}-{quant}-{embedding_bits}"
+        output = self.root / name / "bundle"
+        with FileLock(self.root / f"{name}.lock"):
+            if not output.exists():
+                write_loosely(self.folders.options(output, quant, engine, embedding_bits=embedding_bits))
         return output
 
 
 @pytest.fixture(scope="session")
-def bundles(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Bundles:
-    return Bundles(folders, tmp_path_factory.mktemp("bundles"))
+def bundles(folders: Folders, shared: Path) -> Bundles:
+    return Bundles(folders, shared)
 
 
 class Reused:

@@ -19,6 +19,7 @@ from outrider_core.drafting.engines import Engine, open_engine
 from outrider_core.drafting.engines.executorch import ExecuTorchEngine
 from outrider_core.models.moa import DeviceHalf
 from outrider_core.protocol.sampling import Sampling
+from tests.edge_runtime.test_probe import check_memory_and_load, figures_of
 from tests.export.conftest import Bundles, correlation, difference, edit_manifest, only_drafted, tree_inputs
 from tests.tiny import EOS
 
@@ -27,7 +28,7 @@ SIZES = [(0, 1), (1, 2), (5, 64), (64, 1), (191, 257), (768, 3)]
 #: quant, embedding_bits (None: the default), least correlation of any output with the eager model's on tokens of the
 #: draft vocabulary and on all
 KINDS = [
-    pytest.param("int4", None, 0.93, 0.9),
+    pytest.param("int4", None, 0.93, 0.9, marks=pytest.mark.slow),
     pytest.param("int8", None, 0.999, 0.96, marks=pytest.mark.slow),
     pytest.param("int4", 4, 0.9, 0.9, marks=pytest.mark.slow),
     pytest.param("int8", 4, 0.95, 0.95, marks=pytest.mark.slow),
@@ -71,7 +72,7 @@ def test_inputs_are_left_as_they_are(bundles: Bundles, half: DeviceHalf) -> None
     assert all(np.array_equal(a, b) for a, b in zip(kept, first, strict=True)), "outputs are overwritten"
 
 
-@pytest.mark.parametrize("kind", ["fp32", "int4"])
+@pytest.mark.parametrize("kind", ["fp32", pytest.param("int4", marks=pytest.mark.slow)])
 def test_constant_methods_are_the_manifests(bundles: Bundles, kind: str) -> None:
     bundle = open_bundle(bundles(kind, "executorch"))
     metadata = open_pte(bundle.folder).metadata
@@ -92,7 +93,7 @@ def test_other_metadata_is_refused(bundles: Bundles, tmp_path: Path, field: str)
         check_metadata(open_bundle(folder), "executorch")
 
 
-@pytest.mark.parametrize("kind", ["fp32", "int4"])
+@pytest.mark.parametrize("kind", ["fp32", pytest.param("int4", marks=pytest.mark.slow)])
 def test_report_shows_what_is_delegated(bundles: Bundles, kind: str) -> None:
     folder = bundles(kind, "executorch")
     lowering = json.loads((folder / "report.json").read_text())["engines"]["executorch"]["lowering"]
@@ -119,7 +120,7 @@ def test_float32_weights_are_stored_as_they_are(bundles: Bundles, half: DeviceHa
 @pytest.mark.parametrize(
     ("quant", "embedding_bits"),
     [
-        ("int4", 8),
+        pytest.param("int4", 8, marks=pytest.mark.slow),
         pytest.param("int8", 8, marks=pytest.mark.slow),
         pytest.param("int4", 4, marks=pytest.mark.slow),
         pytest.param("int8", 4, marks=pytest.mark.slow),
@@ -159,3 +160,10 @@ def test_both_engines_draft_the_same_trees(bundles: Bundles, half: DeviceHalf, s
         trees = [one.draft(prefix[:length], sampling, shape).tree for one in drafters]
         assert trees[0] == trees[1] and len(trees[0].tokens) == 24
         assert len({one.next_token(prefix[: length + 1], sampling)[0] for one in drafters}) == 1
+
+
+def test_probe_measures_it_as_it_does_onnx(bundles: Bundles) -> None:
+    options = ("--engine", "executorch", "--widths", "1,5", "--contexts", "1,50", "--repeats", 2)
+    figures = figures_of(bundles("fp32", "executorch"), *options)
+    check_memory_and_load(figures)
+    assert figures["engine"] == "executorch" and len(figures["steps"]) == 4

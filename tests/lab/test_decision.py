@@ -113,6 +113,7 @@ def test_greedy_text_is_the_targets_own(lab: Lab, contenders: dict[str, Contende
     assert {1, 3} <= depths
 
 
+@pytest.mark.slow
 def test_sampled_text_keeps_the_distribution(lab: Lab, contenders: dict[str, Contender]) -> None:
     """-log p above the entropy: 0 in the mean for what is drawn from p."""
     contender = SampledContender(

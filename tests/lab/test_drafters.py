@@ -57,6 +57,7 @@ def test_drawn_candidates_decode_greedily(lab: Lab, contenders: dict[str, Conten
         assert lab.answer(prompt, contender, Sampling(), 24, SHAPE).tokens == truth
 
 
+@pytest.mark.slow
 def test_rejection_keeps_the_distribution_and_seeds_do_not(lab: Lab, contenders: dict[str, Contender]) -> None:
     """-log p above the entropy: 0 in the mean for what is drawn from p."""
     sampling = Sampling(temperature=1.0, seed=1)
