@@ -132,8 +132,13 @@ def main(argv: list[str] | None = None) -> int:
         "seed",
         count=60,
         max_new_tokens=128,
-        dtype="float32",
         json=Path("build/acceptance.json"),
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        default="float32",
+        help="the target's number format in torch; auto: as a verifier chooses, on a CPU the 8-bit engine",
     )
     parser.add_argument("--nodes", type=int, default=TreeShape.nodes)
     parser.add_argument("--depth", type=int, default=TreeShape.depth)

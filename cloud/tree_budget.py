@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf, log2
+from math import log2
 
 from cloud.kvpool import GRANULE
 from cloud.runner import ModelRunner
@@ -22,7 +22,8 @@ LEAST = 4
 LEAST_PREFILL = 16
 #: step sizes, in tokens, that are timed at start
 TIMED_TOKENS = (1, 4, 8, 16, 32, 64, 128)
-REPEATS = 4
+#: runs of each size at most; two that differ by less than this share were undisturbed, and are enough
+REPEATS, SAME = 4, 0.1
 #: weight of the newest observation
 SMOOTHING = 0.1
 #: longer pauses between a verdict and the next tree are the user's, not the network's
@@ -37,22 +38,25 @@ def measure_costs(
 ) -> CostCurve:
     """Time steps of a verifier that serves nobody yet. This overwrites the first pool rows.
 
-    Each size counts with its fastest run of several, taken in turns, and never with more than a larger step took: a
-    disturbance only ever adds time, and one that hit a single size would make trees or single tokens look expensive for
-    as long as the verifier runs.
+    Each size counts with its fastest run of several, taken in turns until two of them agree, and never with more than a
+    larger step took: a disturbance only ever adds time, and one that hit a single size would make trees or single
+    tokens look expensive for as long as the verifier runs.
     """
     timed = [tokens for tokens in timed if tokens <= rows] or [1]
     past = min(GRANULE, rows - max(timed))
     parts = [Part(0, past, (0,), TokenTree.chain([0] * (tokens - 1)), True) for tokens in timed]
-    fastest = [inf] * len(timed)
+    runs: list[list[float]] = [[] for _ in timed]  # seconds, the fastest first
     for turn in range(1 + REPEATS):
         for size, (tokens, part) in enumerate(zip(timed, parts, strict=True)):
+            if len(runs[size]) > 1 and runs[size][1] < (1 + SAME) * runs[size][0]:
+                continue
             begun = clock()
             logits = runner.forward([part])
             logits.draw([tokens - 1], [Sampling()], [past])  # waits for the device
             took = clock() - begun
             if turn:  # the first one warms up
-                fastest[size] = min(fastest[size], took)
+                runs[size] = sorted([*runs[size], took])
+    fastest = [seconds[0] for seconds in runs]
     return CostCurve(tuple(timed), tuple(min(fastest[size:]) for size in range(len(timed))))
 
 

@@ -110,24 +110,33 @@ def test_costs_are_measured_on_the_real_target() -> None:
 
 
 class Disturbed:
-    """Steps that take `seconds` and, one in four, five times as long; `now` is the clock."""
+    """Steps that take `seconds` and, one in four, up to five times as long; `now` is the clock."""
 
     def __init__(self, seconds: CostCurve, seed: int) -> None:
-        self.seconds, self.rng, self.now = seconds, random.Random(seed), 0.0
+        self.seconds, self.rng, self.now, self.steps = seconds, random.Random(seed), 0.0, 0
 
     def forward(self, parts: list[Part]) -> HostLogits:
-        self.now += self.seconds.at(sum(1 + len(part.tree) for part in parts)) * self.rng.choice([1, 1, 1, 5])
+        slower = self.rng.uniform(1, 5) if self.rng.random() < 0.25 else 1.0
+        self.now += self.seconds.at(sum(1 + len(part.tree) for part in parts)) * slower
+        self.steps += 1
         return HostLogits(np.zeros((1 + len(parts[0].tree), 1), np.float32))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_disturbance_makes_no_size_look_dear(seed: int) -> None:
-    """Of four runs each at least one is undisturbed nearly always; what is left may never fall with the size."""
+    """Of four runs one is undisturbed nearly always, and two that agree were; no size costs less than a smaller."""
     true = CostCurve((1, 16, 128), (0.075, 0.11, 0.4))
     disturbed = Disturbed(true, seed)
     found = measure_costs(disturbed, 512, clock=lambda: disturbed.now)  # type: ignore[arg-type]
     assert list(found.seconds) == sorted(found.seconds)
-    assert found.at(1) <= true.at(4) + 1e-9 and found.at(128) == pytest.approx(true.at(128))
+    assert found.at(1) <= 1.1 * true.at(4) and found.at(128) == pytest.approx(true.at(128), rel=0.1)
+
+
+def test_an_undisturbed_start_takes_two_runs_of_each_size() -> None:
+    calm = Disturbed(CostCurve((1, 128), (0.01, 0.1)), 0)
+    calm.rng.random = lambda: 1.0  # type: ignore[method-assign]
+    measure_costs(calm, 512, clock=lambda: calm.now)  # type: ignore[arg-type]
+    assert calm.steps == len(TIMED_TOKENS) * (1 + 2)  # and one to warm up
 
 
 VOCAB = 199
