@@ -27,8 +27,8 @@ class Batch:
     """B sequences padded to S tokens. Where `weight` is 0 nothing is learnt."""
 
     tokens: Tensor  # [B, S] int64
-    kv: Tensor  # [B, S, layers, kv_width]
-    hidden: Tensor  # [B, S, hidden_size], the target's
+    kv: Tensor  # [B, S, layers, kv_width], in the target's number format
+    hidden: Tensor  # [B, S, hidden_size], the target's, in the same
     sa_mask: Tensor  # [1, S, S] additive
     row_mask: Tensor  # [B, S, S + 1] additive; column 0 is the null row
     lag: Tensor  # [B, S] int64, distance to the youngest visible row
@@ -84,7 +84,8 @@ def build_batch(features: OnlineFeatures, indices: list[int], rng: random.Random
         elsewhere = 0.0 if sequence.alone else settings.prompt_weight
         weight[b, : n - 1] = decayed[:-1] * torch.where(answer[b, : n - 1], 1.0, elsewhere)
     causal = torch.full((size, size), MASKED).triu(1)[None]
-    return Batch(tokens, kv.bfloat16(), hidden.bfloat16(), causal, row_mask, lag, weight, answer)
+    dtype = features.target.model.dtype
+    return Batch(tokens, kv.to(dtype), hidden.to(dtype), causal, row_mask, lag, weight, answer)
 
 
 def epoch_order(sequences: Seq[Sequence], batch_tokens: int, seed: int) -> list[list[int]]:

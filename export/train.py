@@ -12,6 +12,7 @@ import torch
 
 from export.answers import Limits, generate_answers, read_answers
 from export.own_text import write_alone
+from export.precision import training_dtype
 from export.progress import Meter
 from export.prompts import OPENINGS, Conversation, plan, read_prompts
 from export.share import Share
@@ -48,7 +49,7 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
     share, device = Share.join(options.torch_device())
     say: Callable[[str], None] = print if share.first else lambda _: None
     conversations = [] if options.answers else plan_conversations(options)
-    target = load_target(options.target, dtype="bfloat16", device=device)
+    target = load_target(options.target, dtype=training_dtype(device), device=device)
     longest = target.config.max_position_embeddings
     if options.max_tokens > longest:
         raise ValueError(f"--max-tokens {options.max_tokens} is more than the target's context of {longest}")
@@ -92,6 +93,7 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
         "last_run": {
             "device": device,
             "machine": describe_machine(),
+            "dtype": str(target.model.dtype).removeprefix("torch."),
             "tokens": seen,
             "seconds": round(time.monotonic() - started),
         },

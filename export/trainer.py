@@ -139,7 +139,7 @@ class Trainer:
             for group in optimiser.param_groups:
                 group["lr"] = self._rate()
         self.student.train()
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with self._autocast():
             loss, agreement = losses(self.student, batch, self.settings)
         loss.backward()
         self.share.average(self.parameters.values())
@@ -150,6 +150,11 @@ class Trainer:
         self.step += 1
         tokens = sum(len(self.features.sequences[i].ids) for indices in batches for i in indices)
         return Progress(self.step, self.steps, tokens, loss.item(), agreement.item())
+
+    def _autocast(self) -> torch.autocast:
+        """Products in the target's number format; weights stay in float32."""
+        dtype = self.features.target.model.dtype
+        return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
 
     def _rate(self) -> float:
         settings, step = self.settings, self.step
@@ -174,7 +179,7 @@ class Trainer:
         seen = torch.zeros(7)
         for at in range(0, len(self.held_out), EVALUATED_AT_ONCE):
             batch = self._batch(self.held_out[at : at + EVALUATED_AT_ONCE], seed=at)
-            with torch.autocast(self.device.type, torch.bfloat16):
+            with self._autocast():
                 state = forward(self.student, batch)
                 for lag in range(1, 7):
                     chosen = batch.answer & (batch.lag == lag)

@@ -29,6 +29,7 @@ from cloud.loading import load_verifier
 from cloud.settings import Settings
 from export.__main__ import keep_freed_memory
 from export.features import Sequence
+from export.precision import training_dtype
 from export.progress import Meter
 from export.recipe import TrainSettings
 from export.train import own_text_trainer
@@ -80,7 +81,8 @@ def train(name: str, sequences: list[Sequence], options: argparse.Namespace) -> 
     folder = place / f"{slug}-{options.conversations}x{options.epochs}-{options.seed}"
     if (folder / "config.json").is_file():
         return folder
-    target = load_target(options.target, dtype="bfloat16", device="cpu" if options.device == "auto" else options.device)
+    device = "cpu" if options.device == "auto" else options.device
+    target = load_target(options.target, dtype=training_dtype(device), device=device)
     data = TrainingSet(target, sequences, **shapes)
     student = data.student(KINDS[kind], options.seed)
     settings = replace(TrainSettings(epochs=options.epochs, seed=options.seed), **changes)

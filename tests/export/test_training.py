@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from export import precision
 from export import trainer as module
 from export.batches import build_batch
 from export.features import FeatureCache, OnlineFeatures
 from export.own_text import write_alone
+from export.precision import training_dtype
 from export.recipe import TrainSettings
 from export.train_options import OptionsError, TrainOptions
 from export.trainer import Trainer
@@ -24,6 +26,7 @@ from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import DrafterError, MoAConfig
 from outrider_core.models.target import Target
 from tests.export.tiny_training import fresh_moa, some_sequences
+from tests.tiny import tiny_model, tiny_target
 
 #: torch says once that its fused norm is not used where activations are bfloat16 and weights float32
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype")
@@ -72,7 +75,11 @@ def assert_same_weights(one: Trainer, other: Trainer) -> None:
         assert torch.equal(a, b), name
 
 
-def test_loss_falls_and_agreement_rises(bench: Bench) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_loss_falls_and_agreement_rises(
+    dtype: torch.dtype, config: MoAConfig, tmp_path: Path, one_thread: None
+) -> None:
+    bench = Bench(tiny_target(tiny_model("llama", dtype=dtype)), config, tmp_path)
     progress = list(bench.trainer("run", replace(SETTINGS, epochs=14)).run())
     first, last = progress[:5], progress[-5:]
     # the floor is the entropy of the target's own distribution, so the fall counts, not the share
@@ -212,6 +219,16 @@ def test_text_written_alone_is_the_drafters(cache: FeatureCache, target: Target,
         assert (best - written < 0.1).all()
     again = write_alone(student, cache, [3, 9], 5, tmp_path / "own.jsonl", ended.append)
     assert again == own
+
+
+# the number format
+
+
+@pytest.mark.parametrize("slow", [torch.float32, torch.bfloat16])
+def test_training_takes_the_format_that_is_faster_here(monkeypatch: pytest.MonkeyPatch, slow: torch.dtype) -> None:
+    assert training_dtype("cpu") in ("float32", "bfloat16") and training_dtype("cuda:1") == "bfloat16"
+    monkeypatch.setattr(precision, "_seconds", lambda dtype: 2.0 if dtype == slow else 1.0)
+    assert getattr(torch, training_dtype("cpu")) != slow
 
 
 # going on from an earlier drafter

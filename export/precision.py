@@ -1,0 +1,31 @@
+"""In which number format a drafter is trained: the one that this machine multiplies faster in."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch.nn import functional
+
+#: the shape of a product that most of a training step resembles: tokens, inputs, outputs
+PRODUCT = (512, 576, 1536)
+REPEATS = 5
+
+
+def training_dtype(device: str) -> str:
+    """ "bfloat16", or "float32" on a CPU that takes longer for a product in bfloat16, as those without AVX-512 do."""
+    if device != "cpu":
+        return "bfloat16"
+    return min(("float32", "bfloat16"), key=lambda name: _seconds(getattr(torch, name)))
+
+
+def _seconds(dtype: torch.dtype) -> float:
+    """The fastest of several products; the first one also sets up."""
+    tokens, inputs, outputs = PRODUCT
+    x, weight = torch.ones(tokens, inputs, dtype=dtype), torch.ones(outputs, inputs, dtype=dtype)
+    took = []
+    for _ in range(1 + REPEATS):
+        begun = time.perf_counter()
+        functional.linear(x, weight)
+        took.append(time.perf_counter() - begun)
+    return min(took[1:])
