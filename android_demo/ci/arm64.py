@@ -16,7 +16,8 @@ from pathlib import Path
 
 from android_demo.ci import core
 from android_demo.ci.engines import Libraries
-from android_demo.ci.pins import REPOSITORY, cache_folder, needed_by, read_pins, unpacked
+from android_demo.ci.pins import REPOSITORY
+from android_demo.ci.store import provided
 
 PROGRAM = Path(__file__).with_name("arm64_steps.c")
 OUTPUT = REPOSITORY / "build" / "android" / "arm64"
@@ -43,7 +44,7 @@ class Arm64:
     @classmethod
     def built(cls, libraries: Libraries) -> Arm64:
         """From the cache, or fetched and compiled now. Raises FetchError or BuildError."""
-        folder = {pin.name: unpacked(pin, cache_folder()) for pin in needed_by("arm64", read_pins())}
+        folder = provided("arm64")
         root = OUTPUT / "root"
         shutil.rmtree(OUTPUT, ignore_errors=True)
         for name in ("libc6-arm64-cross", "libgcc-s1-arm64-cross", "libstdc++6-arm64-cross"):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from android_demo.ci.pins import REPOSITORY, cache_folder, needed_by, read_pins, unpacked
+from android_demo.ci.pins import REPOSITORY
+from android_demo.ci.store import provided
 
-SOURCES = REPOSITORY / "android_demo" / "core" / "src"
+PROJECT = REPOSITORY / "android_demo"
+SOURCES = PROJECT / "core" / "src"
 OUTPUT = REPOSITORY / "build" / "android" / "core"
 #: what the tests read: the vectors that all ports share
 VECTORS = REPOSITORY / "outrider_core" / "protocol" / "vectors"
@@ -38,8 +43,7 @@ class Toolchain:
     @classmethod
     def fetched(cls) -> Toolchain:
         """From the cache, or fetched now. Raises FetchError."""
-        cache = cache_folder()
-        folder = {pin.name: unpacked(pin, cache) for pin in needed_by("core", read_pins())}
+        folder = provided("core")
         compiler = folder["kotlin-compiler"] / "package"
         lib = compiler / "lib"
         return cls(
@@ -49,6 +53,13 @@ class Toolchain:
             junit=folder["junit5"] / "usr" / "share" / "java" / "junit-platform-console-standalone.jar",
             android=folder["libandroid-23-java"] / "usr" / "share" / "java" / "com.android.android-23.jar",
         )  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """The [versions] of Gradle's catalog."""
+    catalog = tomllib.loads((PROJECT / "gradle" / "libs.versions.toml").read_text(encoding="utf-8"))
+    found: dict[str, str] = catalog["versions"]
+    return found
 
 
 def compile_kotlin(tools: Toolchain, sources: Path, output: Path, classpath: list[Path], *flags: str) -> Path:
@@ -75,8 +86,9 @@ def compile_kotlin(tools: Toolchain, sources: Path, output: Path, classpath: lis
 def build(tools: Toolchain) -> Path:
     """The classes of `core`. No JDK on the classpath: what compiles uses nothing that Android lacks."""
     return compile_kotlin(
-        tools, SOURCES / "main" / "kotlin", OUTPUT / "main", [tools.android, tools.coroutines], "-no-jdk"
-    )
+        tools, SOURCES / "main" / "kotlin", OUTPUT / "main", [tools.android, tools.coroutines], "-no-jdk",
+        "-module-name", "outrider-core",
+    )  # fmt: skip
 
 
 def build_tests(tools: Toolchain) -> list[Path]:
@@ -105,3 +117,17 @@ def run_tests(classpath: list[Path], report: Path, *selection: str) -> None:
     )  # fmt: skip
     if subprocess.run(command).returncode:
         raise BuildError("tests failed")
+
+
+def run(command: Sequence[str | Path]) -> str:
+    """What the command prints. Raises BuildError with it where the command fails."""
+    try:
+        done = subprocess.run(
+            [os.fspath(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    except FileNotFoundError:
+        raise BuildError(f"{command[0]} is not installed; a JDK (17 or later) has it") from None
+    if done.returncode:
+        lines = [line for line in done.stdout.splitlines() if not re.match(r"(WARNING|Warning|Info)\b", line)]
+        raise BuildError("\n".join(lines[-40:]) or f"{command[0]} ended with {done.returncode}")
+    return done.stdout

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 from android_demo.ci.core import BuildError
-from android_demo.ci.pins import cache_folder, needed_by, read_pins, unpacked
+from android_demo.ci.store import provided
 
 #: Java 8, the first whose interfaces have bodies
 CLASS_VERSION = 52
@@ -53,8 +53,7 @@ main.main()
 
 def to_classes(dex: Path, jar: Path) -> Path:
     """The classes of a .dex or .apk file as `jar`. Raises FetchError or BuildError."""
-    (pin,) = needed_by("test-apk", read_pins())
-    packages = unpacked(pin, cache_folder()) / "usr" / "lib" / "python3" / "dist-packages"
+    packages = provided("test-apk")["enjarify"] / "usr" / "lib" / "python3" / "dist-packages"
     done = subprocess.run(
         [sys.executable, "-O", "-c", PROGRAM, "--force", "--output", str(jar.absolute()), str(dex.absolute())],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=packages,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from android_demo.ci import core
-from android_demo.ci.pins import REPOSITORY, Pin, cache_folder, needed_by, read_pins, unpacked
+from android_demo.ci.pins import REPOSITORY
+from android_demo.ci.store import provided
 
 SOURCES = REPOSITORY / "android_demo" / "engines" / "src"
 OUTPUT = REPOSITORY / "build" / "android" / "engines"
@@ -30,20 +29,13 @@ class Libraries:
     @classmethod
     def fetched(cls) -> Libraries:
         """From the cache, or fetched now. Raises FetchError."""
-        cache = cache_folder()
-        pins = {pin.name: pin for pin in needed_by("engines", read_pins())}
-        folder = {name: unpacked(pin, cache) / "package" for name, pin in pins.items()}
-        onnx, native = "com.github.asus4.onnxruntime", "react-native"
-        onnx_aar = _opened(pins[onnx], folder[onnx] / "Plugins" / "Android" / "onnxruntime.aar")
-        made = f"{native}-{pins[native].version}"
-        aars = folder[native] / "android" / "com" / "facebook" / "react" / native / pins[native].version
-        native_aar = _opened(pins[native], aars / f"{made}-release.aar")
-        executorch = folder["react-native-executorch"]
+        folder = provided("engines")
+        onnx, executorch = folder["com.github.asus4.onnxruntime"], folder["react-native-executorch"] / "package"
         return cls(
-            onnx_classes=onnx_aar / "classes.jar", onnx_natives=onnx_aar / "jni",
+            onnx_classes=onnx / "classes.jar", onnx_natives=onnx / "jni",
             executorch_classes=executorch / "android" / "libs" / "classes.jar",
             executorch_natives=executorch / "third-party" / "android" / "libs" / "executorch",
-            fbjni_natives=native_aar / "jni",
+            fbjni_natives=folder["react-native"] / "jni",
         )  # fmt: skip
 
     @property
@@ -55,7 +47,8 @@ class Libraries:
 def build(tools: core.Toolchain, libraries: Libraries) -> Path:
     """The classes of `engines`. No JDK on the classpath: what compiles uses nothing that Android lacks."""
     needed = [core.build(tools), tools.android, tools.coroutines, *libraries.classes]
-    return core.compile_kotlin(tools, SOURCES / "main" / "kotlin", OUTPUT / "main", needed, "-no-jdk")
+    flags = ("-no-jdk", "-module-name", "outrider-engines")
+    return core.compile_kotlin(tools, SOURCES / "main" / "kotlin", OUTPUT / "main", needed, *flags)
 
 
 def build_tests(tools: core.Toolchain, libraries: Libraries) -> list[Path]:
@@ -63,14 +56,3 @@ def build_tests(tools: core.Toolchain, libraries: Libraries) -> list[Path]:
     needed = [build(tools, libraries), *libraries.classes, *core.build_tests(tools)]
     flags = f"-Xfriend-paths={needed[0]},{core.build(tools)}"
     return [core.compile_kotlin(tools, SOURCES / "test" / "kotlin", OUTPUT / "test", needed, flags), *needed]
-
-
-def _opened(pin: Pin, aar: Path) -> Path:
-    """The content of an AAR of `pin`, unpacked once beside the pin's own."""
-    folder = cache_folder() / f"{pin.name}-{pin.version}-{pin.sha256[:8]}-{aar.stem}"
-    if not folder.is_dir():
-        with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".unpack-") as aside:
-            content = Path(aside) / "content"
-            shutil.unpack_archive(aar, content, "zip")
-            content.replace(folder)
-    return folder

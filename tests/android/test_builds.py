@@ -13,7 +13,7 @@ import zipfile
 import pytest
 
 import outrider
-from android_demo.ci import apk, apk_zip, app, core, engines
+from android_demo.ci import aar, apk, apk_zip, app, core, engines
 from android_demo.ci.pins import REPOSITORY as ROOT
 from android_demo.ci.pins import read_pins
 
@@ -92,8 +92,10 @@ def test_manifest_says_nothing_that_a_build_adds() -> None:
     assert f"{ANDROID}extractNativeLibs" not in application.attrib and f"{ANDROID}debuggable" not in application.attrib
     permissions = [row.attrib[f"{ANDROID}name"] for row in root.iter("uses-permission")]
     assert permissions == ["android.permission.INTERNET", "android.permission.ACCESS_NETWORK_STATE"]
-    for module in ("core", "engines"):
-        assert not list((PROJECT / module).rglob("AndroidManifest.xml")), "a library's manifest would be merged in"
+    assert list(PROJECT.glob("[ce]*/**/AndroidManifest.xml")) == [aar.MANIFEST]
+    library = ElementTree.parse(aar.MANIFEST).getroot()  # Gradle merges it into the app's, the script does not
+    assert library.attrib == {} and [row.tag for row in library] == ["uses-permission"]
+    assert {row.attrib[f"{ANDROID}name"] for row in library} <= set(permissions)
 
 
 def test_rules_and_packing_are_the_same() -> None:

@@ -1,0 +1,122 @@
+"""The library as one AAR that an app adds to its build, and the POM that names what it needs beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+
+from android_demo.ci import apk_zip, core, engines
+from android_demo.ci.core import PROJECT, versions
+from android_demo.ci.pins import REPOSITORY
+
+OUTPUT = REPOSITORY / "build" / "android"
+GROUP, NAME = "dev.outrider", "outrider"
+#: of the library's resources and manifest; an app may not have the same
+NAMESPACE = "dev.outrider"
+MANIFEST = PROJECT / "engines" / "src" / "main" / "AndroidManifest.xml"
+RULES = PROJECT / "engines" / "consumer-rules.pro"
+#: what Android's plugin writes into an AAR of its own: any plugin and any compileSdk may use it
+METADATA = """aarFormatVersion=1.0
+aarMetadataVersion=1.0
+minCompileSdk=1
+minCompileSdkExtension=0
+minAndroidGradlePluginVersion=1.0.0
+coreLibraryDesugaringEnabled=false
+"""
+#: group, name, version's key in Gradle's catalog, scope, type, optional
+DEPENDENCIES = (
+    ("org.jetbrains.kotlin", "kotlin-stdlib", "kotlin", "compile", "", False),
+    ("org.jetbrains.kotlinx", "kotlinx-coroutines-core", "coroutines", "compile", "", False),
+    ("com.microsoft.onnxruntime", "onnxruntime-android", "onnxruntime", "runtime", "aar", False),
+    ("org.pytorch", "executorch-android", "executorch", "runtime", "aar", True),
+)
+
+
+def build(folder: Path = OUTPUT) -> Path:
+    """`outrider-VERSION.aar` in `folder`, its POM beside it; the same bytes every time.
+
+    Raises FetchError or BuildError.
+    """
+    tools = core.Toolchain.fetched()
+    classes = [core.build(tools), engines.build(tools, engines.Libraries.fetched())]
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{NAME}-{versions()['appVersion']}.aar"
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".aar-") as aside:
+        made = Path(aside) / file.name
+        apk_zip.write(made, content(classes))
+        file.with_suffix(".pom").write_bytes(pom())
+        made.replace(file)
+    return file
+
+
+def install(file: Path, repository: Path) -> Path:
+    """Copy a built AAR and its POM to their place in a Maven repository that is a folder; returns that place."""
+    place = repository.joinpath(*GROUP.split("."), NAME, versions()["appVersion"])
+    place.mkdir(parents=True, exist_ok=True)
+    for source in (file, file.with_suffix(".pom")):
+        part = place / f"{source.name}.part"
+        shutil.copyfile(source, part)
+        for algorithm in ("sha1", "sha256"):
+            digest = hashlib.new(algorithm, source.read_bytes()).hexdigest()
+            (place / f"{source.name}.{algorithm}").write_text(digest, encoding="ascii")
+        part.replace(place / source.name)
+    return place
+
+
+def content(classes: list[Path]) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the AAR's files. classes: the folders that make up its classes.jar."""
+    yield "AndroidManifest.xml", manifest()
+    yield "R.txt", b""
+    yield "META-INF/com/android/build/gradle/aar-metadata.properties", METADATA.encode()
+    yield "META-INF/LICENSE", (REPOSITORY / "LICENSE").read_bytes()
+    yield "proguard.txt", RULES.read_bytes()
+    jar = io.BytesIO()
+    apk_zip.write(jar, _class_files(classes))
+    yield "classes.jar", jar.getvalue()
+
+
+def manifest() -> bytes:
+    """The library's manifest with what Gradle's plugin adds: its package and the oldest Android it runs on."""
+    source = MANIFEST.read_text(encoding="utf-8")
+    opened = source.replace("<manifest ", f'<manifest package="{NAMESPACE}" ', 1)
+    level = f'\n    <uses-sdk android:minSdkVersion="{versions()["minSdk"]}" />\n'
+    return opened.replace("</manifest>", f"{level}</manifest>").encode()
+
+
+def pom() -> bytes:
+    """The Maven description: what an app gets with the library, and ExecuTorch as the other engine it may choose."""
+    version = versions()
+    root = ElementTree.Element("project", {"xmlns": "http://maven.apache.org/POM/4.0.0"})
+    about = {
+        "modelVersion": "4.0.0", "groupId": GROUP, "artifactId": NAME, "version": version["appVersion"],
+        "packaging": "aar", "name": "Outrider",
+        "description": "An on-device LLM runtime that drafts on the device and is verified in the cloud",
+    }  # fmt: skip
+    for key, value in about.items():
+        ElementTree.SubElement(root, key).text = value
+    licence = ElementTree.SubElement(ElementTree.SubElement(root, "licenses"), "license")
+    ElementTree.SubElement(licence, "name").text = "Apache-2.0"
+    needed = ElementTree.SubElement(root, "dependencies")
+    for group, name, key, scope, kind, optional in DEPENDENCIES:
+        row = ElementTree.SubElement(needed, "dependency")
+        fields = {"groupId": group, "artifactId": name, "version": version[key], "type": kind, "scope": scope,
+                  "optional": "true" if optional else ""}  # fmt: skip
+        for field, value in fields.items():
+            if value:
+                ElementTree.SubElement(row, field).text = value
+    ElementTree.indent(root)
+    text: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return text + b"\n"
+
+
+def _class_files(classes: list[Path]) -> Iterator[tuple[str, bytes]]:
+    """Compiled classes and what the Kotlin compiler wants to know of them."""
+    for folder in classes:
+        for path in folder.rglob("*"):
+            if path.is_file() and path.suffix in (".class", ".kotlin_module"):
+                yield path.relative_to(folder).as_posix(), path.read_bytes()

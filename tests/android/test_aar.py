@@ -1,0 +1,181 @@
+"""The AAR: what an app's build reads of it, and an app that is compiled against it, and shrunk with it, and run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import xml.etree.ElementTree as ElementTree
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from android_demo.ci import aar, apk, core, dex, native
+from android_demo.ci.engines import Libraries
+from edge_runtime.events import Finished
+from edge_runtime.policy import Policy
+from edge_runtime.runtime import EdgeRuntime
+from outrider_core.drafting.bundle import open_bundle
+
+CONSUMER = Path(__file__).with_name("consumer")
+MAIN = "com.example.consumer.MainKt"
+QUESTION = "Why is the sky blue?"
+POM = {"m": "http://maven.apache.org/POM/4.0.0"}
+VERSION = core.versions()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return aar.build(tmp_path_factory.mktemp("aar"))
+
+
+@pytest.fixture(scope="module")
+def opened(file: Path) -> Path:
+    """What Android's plugin would see: the AAR's content as a folder."""
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(file.parent / "opened")
+    return file.parent / "opened"
+
+
+@pytest.fixture(scope="module")
+def consumer(tools: core.Toolchain, opened: Path) -> Path:
+    """The app's classes. It sees Android, the AAR and the POM's compile scope: no engine's library, no JDK."""
+    seen = [opened / "classes.jar", tools.coroutines, tools.android]
+    return core.compile_kotlin(tools, CONSUMER, opened.parent / "consumer", seen, "-no-jdk")
+
+
+@pytest.fixture(scope="module", params=["as it is", "through R8"])
+def program(
+    request: pytest.FixtureRequest, tools: core.Toolchain, opened: Path, consumer: Path
+) -> tuple[list[Path], tuple[str, ...]]:
+    """A classpath with the app and options of the JVM: its classes and jars, or R8's dex of them turned back.
+
+    R8 shrinks, optimises and renames with the AAR's own rules; of the app only `main` is kept.
+    """
+    jars = [opened / "classes.jar", *apk.jars_of(tools, Libraries.fetched(), apk.Kind())]
+    if request.param == "as it is":
+        return [consumer, *jars], ()
+    entry = opened.parent / "entry.pro"
+    entry.write_text(f"-keep class {MAIN} {{ public static void main(java.lang.String[]); }}\n")
+    rules = [opened / "proguard.txt", entry]
+    made = apk.shrink(apk.Tools.fetched(), tools, [consumer], jars, opened.parent / "dex", rules)
+    assert "dev.outrider.core.runtime.Session -> " in (made / "mapping.txt").read_text(), "R8 renamed nothing"
+    return [dex.to_classes(made / "classes.dex", opened.parent / "back.jar")], dex.JVM_OPTIONS
+
+
+def run(program: tuple[list[Path], tuple[str, ...]], options: list[str], *arguments: str) -> list[str]:
+    command = core.java(program[0], *program[1], *options, MAIN, *arguments)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+def a_frame() -> tuple[str, str]:
+    """A frame of the vectors, and what the app says of it."""
+    rows = json.loads((core.VECTORS / "frames.json").read_text(encoding="utf-8"))
+    row = next(row for row in rows if row["name"] == "opened")
+    return row["hex"], " ".join(str(row["fields"][name]) for name in ("stream", "committed", "cached"))
+
+
+def test_an_app_decodes_a_frame(program: tuple[list[Path], tuple[str, ...]]) -> None:
+    frame, wanted = a_frame()
+    assert run(program, [], frame) == [wanted]
+
+
+@pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
+@pytest.mark.skipif(not (core.BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run: make")
+def test_an_app_writes_alone_what_python_writes(program: tuple[list[Path], tuple[str, ...]]) -> None:
+    """The default bundle's drafter on ONNX Runtime's own Android natives."""
+
+    async def pythons() -> list[int]:
+        bundle = open_bundle(core.BUNDLE)
+        async with EdgeRuntime(bundle, None, policy=Policy(understudy="off"), engine="onnx", threads=1) as runtime:
+            prompt = bundle.render_chat([{"role": "user", "content": QUESTION}])
+            events = [event async for event in runtime.generate(prompt, max_new_tokens=40)]
+        assert isinstance(events[-1], Finished)
+        return events[-1].token_ids
+
+    options = native.options(native.build(Libraries.fetched()))
+    lines = run(program, options, a_frame()[0], str(core.BUNDLE), QUESTION)
+    wanted = asyncio.run(pythons())
+    assert len(wanted) > 10
+    assert lines[1:] == [" ".join(map(str, wanted))]
+
+
+def test_a_debug_build_takes_its_classes(tools: core.Toolchain, opened: Path, tmp_path: Path) -> None:
+    """D8, without any rule: all classes as they are."""
+    core.run(
+        ["java", "-Xmx1g", "-cp", apk.Tools.fetched().r8, "com.android.tools.r8.D8", "--min-api", VERSION["minSdk"],
+         "--lib", tools.android, "--classpath", tools.stdlib, "--classpath", tools.coroutines,
+         "--classpath", Libraries.fetched().onnx_classes, "--classpath", Libraries.fetched().executorch_classes,
+         "--output", tmp_path, opened / "classes.jar"]
+    )  # fmt: skip
+    code = (tmp_path / "classes.dex").read_bytes()
+    for name in ("dev/outrider/core/runtime/EdgeRuntime", "dev/outrider/engines/EnginesKt"):
+        assert f"L{name};".encode() in code
+
+
+def test_it_is_the_same_again(file: Path, tmp_path: Path) -> None:
+    again = aar.build(tmp_path)
+    assert again.read_bytes() == file.read_bytes()
+    assert again.with_suffix(".pom").read_bytes() == file.with_suffix(".pom").read_bytes()
+
+
+def test_it_has_the_library_and_nothing_of_others(file: Path, opened: Path) -> None:
+    with zipfile.ZipFile(file) as archive:
+        assert archive.testzip() is None
+        assert set(archive.namelist()) == {
+            "AndroidManifest.xml", "R.txt", "classes.jar", "proguard.txt", "META-INF/LICENSE",
+            "META-INF/com/android/build/gradle/aar-metadata.properties",
+        }  # fmt: skip
+    with zipfile.ZipFile(opened / "classes.jar") as archive:
+        names = archive.namelist()
+    assert {name for name in names if name.startswith("META-INF/")} == {
+        f"META-INF/outrider-{module}.kotlin_module" for module in ("core", "engines")
+    }
+    classes = [name for name in names if not name.startswith("META-INF/")]
+    assert all(name.startswith(("dev/outrider/core/", "dev/outrider/engines/")) for name in classes)
+    assert not [name for name in classes if name.endswith("Test.class")]
+    assert (opened / "proguard.txt").read_bytes() == apk.RULES[0].read_bytes()
+    assert (opened / "R.txt").read_bytes() == b""  # no resources
+
+
+def test_its_manifest_is_what_android_reads(opened: Path, tmp_path: Path) -> None:
+    tools = apk.Tools.fetched()
+    linked = tmp_path / "linked.apk"
+    core.run([tools.aapt2, "link", "-I", tools.framework, "--manifest", opened / "AndroidManifest.xml", "-o", linked])
+    said = core.run([tools.aapt2, "dump", "badging", linked])
+    assert f"package: name='{aar.NAMESPACE}'" in said and f"sdkVersion:'{VERSION['minSdk']}'" in said
+    assert "uses-permission: name='android.permission.INTERNET'" in said
+    root = ElementTree.parse(opened / "AndroidManifest.xml").getroot()
+    assert [child.tag for child in root] == ["uses-permission", "uses-sdk"]
+    assert root.attrib["package"] != apk.PACKAGE, "two of one namespace are refused"
+
+
+def test_a_maven_folder_resolves_it(file: Path, tmp_path: Path) -> None:
+    """Where a resolver looks, what it checks, and what the POM leads it to."""
+    place = aar.install(file, tmp_path)
+    assert place == tmp_path / "dev" / "outrider" / "outrider" / VERSION["appVersion"]
+    for suffix in ("aar", "pom"):
+        name = f"outrider-{VERSION['appVersion']}.{suffix}"
+        assert (place / name).read_bytes() == file.with_suffix(f".{suffix}").read_bytes()
+        for algorithm in ("sha1", "sha256"):
+            said = subprocess.run([f"{algorithm}sum", place / name], capture_output=True, text=True, check=True).stdout
+            assert (place / f"{name}.{algorithm}").read_text() == said.split()[0]
+    pom = ElementTree.parse(place / f"outrider-{VERSION['appVersion']}.pom").getroot()
+    assert pom.findtext("m:packaging", namespaces=POM) == "aar"
+    rows = {
+        ":".join(row.findtext(f"m:{key}", "", POM) for key in ("groupId", "artifactId", "version")): row
+        for row in pom.iterfind("m:dependencies/m:dependency", POM)
+    }
+    optional = [name for name, row in rows.items() if row.findtext("m:optional", "", POM) == "true"]
+    compiled = [name for name, row in rows.items() if row.findtext("m:scope", "", POM) == "compile"]
+    assert optional == [f"org.pytorch:executorch-android:{VERSION['executorch']}"]
+    assert compiled == [
+        f"org.jetbrains.kotlin:kotlin-stdlib:{VERSION['kotlin']}",
+        f"org.jetbrains.kotlinx:kotlinx-coroutines-core:{VERSION['coroutines']}",
+    ]
+    assert set(rows) - {*optional, *compiled} == {
+        f"com.microsoft.onnxruntime:onnxruntime-android:{VERSION['onnxruntime']}"
+    }
