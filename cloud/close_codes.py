@@ -12,5 +12,5 @@ class CloseCode(IntEnum):
     POLICY = 1008
     TOO_LARGE = 1009
     RESTART = 1012
-    MISMATCH = 4001  # protocol, target or drafter differ
+    MISMATCH = 4001  # protocol, target, drafter or arithmetic differ
     REVOKED = 4003  # the token was revoked

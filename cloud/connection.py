@@ -38,6 +38,7 @@ from outrider_core.protocol.wire import (
     Verify,
     WireError,
     decode_client,
+    other_arithmetic,
     unpack_ids,
     unpack_tree,
 )
@@ -152,6 +153,10 @@ class Connection:
                 ERR_MISMATCH, f"{'; '.join(differ)}; use a bundle made for this verifier, or export this one again"
             )
             self.close(CloseCode.MISMATCH, "protocol, target or drafter differ")
+            return
+        if hello.arithmetic not in ("", verifier.arithmetic):
+            self._error(ERR_MISMATCH, other_arithmetic(hello.arithmetic, verifier.arithmetic))
+            self.close(CloseCode.MISMATCH, "the arithmetic differs")
             return
         self.greeted = True
         self._send(verifier.welcome())

@@ -26,6 +26,7 @@ class Verifier:
 
     def __init__(self, model: ServedModel, settings: Settings, accounts: Accounts | None = None) -> None:
         self.target_hash, self.drafter_hash, self.tokenizer = model.target_hash, model.drafter_hash, model.tokenizer
+        self.arithmetic = model.arithmetic
         self.model_name = settings.served_model_name or model.name
         self.vocab_size = model.vocab_size
         self.max_context = min(settings.max_context, model.max_positions, MAX_TOKENS)
@@ -33,7 +34,7 @@ class Verifier:
         self.accounts = Accounts() if accounts is None else accounts
         self.metrics = Metrics()
         self.metrics.serving(
-            version=VERSION, target=self.target_hash, drafter=self.drafter_hash, arithmetic=model.arithmetic
+            version=VERSION, target=self.target_hash, drafter=self.drafter_hash, arithmetic=self.arithmetic
         )
         self.features = model.features
         self.constraints = ConstraintDesk(model.vocab_size, model.eos_ids)
@@ -117,4 +118,5 @@ class Verifier:
             f"outrider {VERSION}",
             curve.pack() if (curve := self._batcher.scheduler.budget.curve) else b"",
             self.constraints.obeys,
+            self.arithmetic,
         )

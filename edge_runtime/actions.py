@@ -19,6 +19,13 @@ class Send:
 
 
 @dataclass(frozen=True)
+class Pin:
+    """From now on let only verifiers that compute in `arithmetic` answer, or say nothing of how they compute."""
+
+    arithmetic: str
+
+
+@dataclass(frozen=True)
 class DraftTree:
     """Draft a tree of at most `nodes` nodes and `depth` levels below `prefix`; answer with `Session.tree_ready`.
 
@@ -150,6 +157,7 @@ class Done:
 
 Action = (
     Send
+    | Pin
     | DraftTree
     | Compare
     | DraftAhead

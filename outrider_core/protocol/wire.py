@@ -10,7 +10,7 @@ is prompt plus verified tokens; its last token, the *root*, has no key/value row
 
     device                                verifier
     HELLO  ------------------------------>
-           <------------------------------ WELCOME | ERROR (hashes differ)
+           <------------------------------ WELCOME | ERROR (hashes or arithmetic differ)
     OPEN (token ids, rows it has) -------->
            <------------------------------ OPENED, then FEATURES... (rows the device lacks)
     VERIFY seq (tree) -------------------->
@@ -49,6 +49,8 @@ Stream = Annotated[int, Meta(ge=0, lt=STREAMS)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Seq = Annotated[int, Meta(ge=0, lt=2**32)]
 Hash = Annotated[str, Meta(max_length=64)]
+#: how a verifier computes its target, such as "onnx-8-v6": printable ASCII, for people and logs too; "": it does not say
+Arithmetic = Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*\Z")]
 Ids = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS)]
 
 
@@ -65,6 +67,7 @@ class Hello(_Message, tag=1, frozen=True):
     target_hash: Hash  # outrider_core.models.target.Target.model_hash in the bundle
     drafter_hash: Hash
     client: Annotated[str, Meta(max_length=128)] = ""
+    arithmetic: Arithmetic = ""  # that an answer was begun in; only a verifier that computes so may go on with it
 
 
 class Welcome(_Message, tag=2, frozen=True):
@@ -80,6 +83,19 @@ class Welcome(_Message, tag=2, frozen=True):
         b""  # outrider_core.protocol.costs, where the server knows
     )
     constraints: Count = 0  # what it can obey: constraint.OBEYS_*; an older one ignores what an OPEN asks of this
+    arithmetic: Arithmetic = ""
+
+    def computes_in(self, arithmetic: str) -> bool:
+        """Whether it may go on with what was begun in `arithmetic`: yes where one of the two is unknown."""
+        return not arithmetic or self.arithmetic in ("", arithmetic)
+
+
+def other_arithmetic(begun: str, here: str) -> str:
+    """Why a verifier that computes in `here` may not go on with an answer begun in `begun`, for people."""
+    return (
+        f"the answer was begun in {begun} arithmetic, and this verifier computes in {here}; another one at this address "
+        "may go on with it"
+    )
 
 
 class Open(_Message, tag=3, frozen=True):
@@ -167,7 +183,7 @@ class Error(_Message, tag=12, frozen=True):
 
 
 ERR_MALFORMED = 1  # frame not understood; the connection goes on
-ERR_MISMATCH = 2  # protocol, target or drafter differ; the connection is closed
+ERR_MISMATCH = 2  # protocol, target, drafter, or the arithmetic that HELLO asks for differ; the connection is closed
 ERR_BOUNDS = 3  # a field is out of the model's range
 ERR_UNKNOWN = 4  # no such stream on this connection: OPEN first
 ERR_ORDER = 5  # message out of order (before HELLO, a seq that was skipped, a second VERIFY in flight)
@@ -192,7 +208,10 @@ def bucket(size: int) -> int:
 
 def encode(message: ClientMessage | ServerMessage) -> bytes:
     """A padded frame."""
-    data = _encoder.encode(message) + b"\x80"
+    fields: object = message
+    if isinstance(message, Hello | Welcome) and not message.arithmetic:  # then the frame is what it was without the field
+        fields = (message.__struct_config__.tag, *msgspec.structs.astuple(message)[:-1])
+    data = _encoder.encode(fields) + b"\x80"
     return data.ljust(bucket(len(data)), b"\0")
 
 
