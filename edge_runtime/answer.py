@@ -15,6 +15,7 @@ from edge_runtime.actions import (
     Compare,
     DraftAhead,
     DraftTree,
+    Pin,
     ReadText,
     Reconnect,
     Send,
@@ -88,10 +89,12 @@ class Answer:
             await self._next_event()
 
     async def close(self) -> None:
-        """Cancel what is not finished."""
+        """Cancel what is not finished; the next answer may be written by any verifier."""
         if self._compiling:
             self._compiling.cancel()
         await self._do(self.session.cancel())
+        if self._link:
+            self._link.pin("")
 
     async def pause(self) -> None:
         await self._do(self.session.pause(time.monotonic()))
@@ -178,6 +181,9 @@ class Answer:
                 case Send(message=message):
                     if self._link:
                         await self._link.send(message)
+                case Pin(arithmetic=arithmetic):
+                    if self._link:
+                        self._link.pin(arithmetic)
                 case DraftTree():
                     self._jobs.draft(action)
                 case WriteToken():

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
+from msgspec import structs
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.frames import CloseCode
@@ -37,6 +38,7 @@ from outrider_core.protocol.wire import (
     WireError,
     decode_server,
     encode,
+    other_arithmetic,
 )
 
 PATH = "/v1/verify"
@@ -217,6 +219,7 @@ class Link:
         self._connection: ClientConnection | None = None
         self._beside: asyncio.Task[None] | None = None  # dials another one
         self._renewals = 0  # since it last said something
+        self._wanted = asyncio.Event()  # other verifiers than when it was last dialled
         self._spoke = False  # whether it has said anything since WELCOME
 
     async def run(self) -> None:
@@ -231,6 +234,7 @@ class Link:
         delay = FIRST_RETRY
         while True:
             down = None
+            self._wanted.clear()
             try:
                 self._take(*await self._dial())
             except LinkRefused as error:
@@ -242,13 +246,17 @@ class Link:
                 down = LinkDown(reason_of(error))
             if down:
                 self.report(down)
+            else:
+                self._wanted.clear()
             begun = time.monotonic()
             while self._connection:
                 await self._receive(self._connection)
             if not down and (self._spoke or time.monotonic() > begun + LAST_RETRY):
                 delay = FIRST_RETRY  # else who greets and hangs up would be dialled ten times a second
-            await asyncio.sleep(delay * random.uniform(0.7, 1.3))
-            delay = min(REFUSED_RETRY if down and down.refused else LAST_RETRY, delay * 2)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), delay * random.uniform(0.7, 1.3))
+            longest = REFUSED_RETRY if down and down.refused else LAST_RETRY
+            delay = FIRST_RETRY if self._wanted.is_set() else min(longest, delay * 2)
 
     async def _dial(self) -> tuple[ClientConnection, Welcome, float]:
         """A new connection whose handshake is done, and the seconds between HELLO and WELCOME."""
@@ -289,13 +297,13 @@ class Link:
         self._connection, self.welcome, self._renewals, self._spoke = connection, welcome, 0, False
         self.report(LinkUp(welcome, rtt))
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, refused: bool = False) -> None:
         """End the connection, if there is one, without ceremony: half-open links do not answer a close."""
         if self._connection is None:
             return
         self._connection.transport.abort()
         self._connection = self.welcome = None
-        self.report(LinkDown(reason))
+        self.report(LinkDown(reason, refused))
 
     async def _receive(self, connection: ClientConnection) -> None:
         """Report what arrives, until `connection` ends or another has taken its place."""
@@ -320,6 +328,19 @@ class Link:
         if self._beside:
             self._beside.cancel()
             self._beside = None
+
+    def pin(self, arithmetic: str) -> None:
+        """From now on HELLO asks for verifiers that compute in `arithmetic`; "": for any. A connection to another ends.
+
+        Where there is none, it is dialled at once: who refused before may be who is wanted now.
+        """
+        changed, self.hello = arithmetic != self.hello.arithmetic, structs.replace(self.hello, arithmetic=arithmetic)
+        if self.welcome is None:
+            if changed:
+                self._wanted.set()
+        elif not self.welcome.computes_in(arithmetic):
+            self._dial_no_more()
+            self._lose(other_arithmetic(arithmetic, self.welcome.arithmetic), refused=True)
 
     def renew(self) -> None:
         """The connection is silent: dial another one beside it, and keep the one that speaks first.

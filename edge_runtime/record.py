@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from edge_runtime.arguments import checked_sampling
+from edge_runtime.arguments import checked_sampling, checked_stops
 from edge_runtime.session import Session
 from edge_runtime.states import Writer
 from outrider_core.protocol.constraint import Constraint
-from outrider_core.protocol.wire import Seq, Stream
+from outrider_core.protocol.wire import Arithmetic, Seq, Stream
 
 VERSION = 2
 #: of a record with a constraint, which a program of VERSION would pass over
@@ -21,7 +21,8 @@ Token = Annotated[int, Meta(ge=0)]
 
 
 class _Record(Struct, kw_only=True):
-    """What `record_of` writes. writers: begin, end and writer of runs of the answer's tokens."""
+    """What `record_of` writes. writers: begin, end and writer of runs of the answer's tokens. arithmetic: what the
+    verified ones were computed in; "" where that is unknown, and in records of earlier programs."""
 
     prompt: Annotated[list[Token], Meta(min_length=1)]
     committed: list[Token]
@@ -33,12 +34,14 @@ class _Record(Struct, kw_only=True):
     stream: Stream
     session: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
     constraint: Annotated[str, Meta(pattern="^[0-9a-f]+$")] = ""
+    arithmetic: Arithmetic = ""
 
 
 def record_of(session: Session) -> dict[str, Any]:
     """What `restore` needs to go on with the session's answer."""
     constraint = session.constraint
     held_to = {"constraint": msgspec.msgpack.encode(constraint).hex()} if constraint else {}
+    computed = {"arithmetic": session.arithmetic.pinned} if session.arithmetic.pinned else {}
     return {
         "version": CONSTRAINED if constraint else VERSION,
         "prompt": list(session.prompt),
@@ -51,7 +54,19 @@ def record_of(session: Session) -> dict[str, Any]:
         "stream": session.stream,
         "session": session.session_id.hex(),
         **held_to,
+        **computed,
     }
+
+
+def read_record(record: dict[str, Any], target: str, vocab_size: int) -> list[str]:
+    """The stop strings of a record of an answer by the target with that hash. Raises ValueError on anything else."""
+    try:
+        if record["target"] != target:
+            raise ValueError("it is of another target than this bundle's; ask the question again")
+        check_record(record, vocab_size)
+        return checked_stops(record["stop"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"this is not a record of an answer of this bundle: {error}") from None
 
 
 def check_record(record: dict[str, Any], vocab_size: int) -> None:
@@ -100,3 +115,4 @@ def restore(session: Session, record: dict[str, Any]) -> None:
     session.text.provisional = list(record["provisional"])
     session.text.writers = [Writer(writer) for begin, end, writer in record["writers"] for _ in range(begin, end)]
     session.requests.seq = record["seq"]
+    session.arithmetic.pinned = record.get("arithmetic", "")

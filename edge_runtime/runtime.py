@@ -22,8 +22,8 @@ from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from edge_runtime.obedience import Obedience
 from edge_runtime.pace import Controller, Pace
 from edge_runtime.policy import Mode, Policy
-from edge_runtime.record import check_record, record_of, restore
 from edge_runtime.record import constraint_of as recorded_constraint
+from edge_runtime.record import read_record, record_of, restore
 from edge_runtime.rows_seen import RowsSeen
 from edge_runtime.session import Session
 from edge_runtime.timing import Patience, RoundTimer
@@ -281,17 +281,13 @@ class EdgeRuntime:
     def resume(self, record: dict[str, Any]) -> AsyncGenerator[Event, None]:
         """Go on with an answer that `record` wrote down, perhaps in a process that has ended. Events as of `generate`.
 
-        Raises ValueError, when the first event is asked for, on anything but a record of this bundle.
+        It waits for a verifier that computes as the one did that began it, where that one said how. Raises ValueError,
+        when the first event is asked for, on anything but a record of this bundle; LinkRefused where the verifier in
+        this process computes otherwise.
         """
 
         def begin() -> tuple[Session, list[str]]:
-            try:
-                if record["target"] != self.bundle.manifest.target_hash:
-                    raise ValueError("it is of another target than this bundle's; ask the question again")
-                check_record(record, self.bundle.manifest.vocab_size)
-                stops = checked_stops(record["stop"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"this is not a record of an answer of this bundle: {error}") from None
+            stops = read_record(record, self.bundle.manifest.target_hash, self.bundle.manifest.vocab_size)
             self._session_id, self._stream = bytes.fromhex(record["session"]), record["stream"]
             session = self._begin(
                 list(record["prompt"]), Sampling(**record["sampling"]), record["max_new"], recorded_constraint(record)
@@ -344,6 +340,8 @@ class EdgeRuntime:
             finally:
                 await answer.close()
                 self._text, self._rows_seen, self._answer = session.committed, session.rows_seen, None
+                if session.arithmetic.pinned and self.link and not self.link.welcome:
+                    self.link_error, self.link_refused = "", False  # who refused that answer may take the next
                 if self.link and self.link.welcome and self.policy.understudy == "cold":
                     self._understudy.unload()
 

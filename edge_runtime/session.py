@@ -14,7 +14,7 @@ it writes on.
 
 Times are seconds on any monotonic clock, handed in with each event. `edge_runtime.states` lists which state may
 follow which; `edge_runtime.verdicts` and `edge_runtime.refusals` have what replies do, `edge_runtime.writing` what is
-written without them, `edge_runtime.tuning` what measurements decide.
+written without them, `edge_runtime.work` what comes next, `edge_runtime.tuning` what measurements decide.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from dataclasses import dataclass, field
 from edge_runtime.actions import (
     Action,
     Done,
-    DraftAhead,
-    DraftTree,
     HandOver,
     ReadText,
     Reconnect,
     Send,
     Stall,
 )
+from edge_runtime.arithmetic import AnswerArithmetic
 from edge_runtime.deadlines import Deadline, Deadlines
 from edge_runtime.handover import Handover
 from edge_runtime.policy import Mode, Policy
@@ -45,12 +44,13 @@ from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.tokens import AnswerTokens, SessionStats
 from edge_runtime.tuning import Tuning
 from edge_runtime.verdicts import adopt, take_verdict
-from edge_runtime.writing import pause, take_reading, take_token, write
+from edge_runtime.work import work
+from edge_runtime.writing import pause, take_reading, take_token
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
-from outrider_core.protocol.tree import MAX_NODES, TokenTree
+from outrider_core.protocol.tree import MAX_NODES
 from outrider_core.protocol.wire import (
     Cancel,
     Error,
@@ -101,6 +101,7 @@ class Session:
         self.solo = Solo(self.policy, self.sentence_ends)
         self.solo.obeys = self.obeys
         self.handover = Handover(self.understudy, self.policy)
+        self.arithmetic = AnswerArithmetic()
         self.mode = Mode.TREE
         self.finished: FinishReason | None = None
         self.linked = False
@@ -167,13 +168,17 @@ class Session:
             return self.go_on_alone(now, now)
         if not self.linked:
             self.deadlines.connect = now + self.patience.connect
-        return [*self.handover.read_along(self.committed), *self.work(now)]
+        return [*self.arithmetic.wanted, *self.handover.read_along(self.committed), *self.work(now)]
 
     def link_up(self, welcome: Welcome, now: float, rtt: float | None = None) -> list[Action]:
-        """The link is up and the hashes agree: OPEN with everything committed, and go on.
+        """The link is up and the hashes agree: OPEN with everything committed, and go on; with a verifier that computes
+        otherwise than the one before, wait as where there is none.
 
         rtt: seconds of the handshake, if it happened during this answer.
         """
+        if not welcome.computes_in(self.arithmetic.pinned):
+            return [*self.arithmetic.wanted, *self.link_down(now, True)]
+        self.arithmetic.offered = welcome.arithmetic
         actions: list[Action] = []
         if rtt is not None:
             self.tuning.linked(welcome, rtt)
@@ -325,29 +330,8 @@ class Session:
         return [] if self.finished else self.deadlines.pending(self.flight, self.alone)
 
     def work(self, now: float) -> list[Action]:
-        """Whatever can be done next: ask the target, ask for a tree, or write alone."""
-        if self.finished:
-            return []
-        can_ask = self.linked and not self.refused and self.flight is None and self.deadlines.retry is None
-        if can_ask and self.provisional:
-            return [self._verify_chain(now), *write(self, now)]
-        if self.solo.writes_first:
-            return write(self, now)
-        if can_ask and self.mode is Mode.STREAM:
-            return [self._generate(now)]
-        if can_ask and self.ready is not None:
-            return [self._verify_tree(self.ready, now), *([] if self.busy else [DraftAhead(self.version)])]
-        if can_ask and not self.requests.seq:
-            return [self._verify_tree(Draft(), now)]  # the first token waits for no tree: the prompt's step draws it
-        if self.alone:
-            written = write(self, now)
-            if written or not can_ask:
-                return written
-        if not self.busy and self.ready is None and self.flight is None and self.mode is Mode.TREE:
-            self.busy = Writer.DRAFTER
-            size = self.tuning.tree_size(min(self.max_nodes, self.tree_budget), self.text.room)
-            return [DraftTree(list(self.committed), self.version, *size)]
-        return []
+        """Whatever can be done next: see `edge_runtime.work`."""
+        return work(self, now)
 
     def open(self, now: float) -> list[Action]:
         """OPEN with everything committed; whatever was under way is forgotten."""
@@ -357,21 +341,6 @@ class Session:
             return actions + self.finish(FinishReason.STOP if self.text.ended else no_room(self))
         self.stats.opens += 1
         return [*actions, self.requests.open(self.committed, self.rows_seen.leading()), *self.work(now)]
-
-    def _verify_tree(self, draft: Draft, now: float) -> Send:
-        self.ready = None
-        self.tuning.asked(now)
-        tree = draft.tree.pruned(self.max_nodes, self.text.room)  # it may be older than the verifier's limits
-        return self.requests.verify(tree, len(self.committed), now, draft.scores)
-
-    def _verify_chain(self, now: float) -> Send:
-        """Catch up: have the provisional text verified."""
-        levels = min(self.max_nodes, self.context - len(self.committed))
-        chain = TokenTree.chain(self.provisional[: max(0, levels)])
-        return self.requests.verify(chain, len(self.committed), now, catching_up=True)
-
-    def _generate(self, now: float) -> Send:
-        return self.requests.generate(len(self.committed), self.text.limit - len(self.committed), now)
 
     def add_rows(self, start: int, data: bytes, most: int | None = None) -> list[Action]:
         """Take in rows of positions `start` and on; of a verdict's, `most` belong to our text."""

@@ -26,6 +26,12 @@ class VerifierLink(Protocol):
     async def send(self, message: ClientMessage) -> None:
         """Send, or drop `message` where there is no connection: the session repeats it after the next LinkUp."""
 
+    def pin(self, arithmetic: str) -> None:
+        """From now on only verifiers that compute in `arithmetic`, or do not say how, are wanted; "": any.
+
+        Raises LinkRefused where there is but one verifier, and it computes otherwise.
+        """
+
     def renew(self) -> None:
         """The connection is silent, perhaps dead: make a new one unless it speaks first."""
 

@@ -56,7 +56,7 @@ def adopt(session: Session) -> list[Action]:
 def _commit(session: Session, fresh: list[int]) -> list[Action]:
     session.version += 1
     session.ready = None
-    actions = session.text.commit(fresh)
+    actions = [*(session.arithmetic.pin() if fresh else []), *session.text.commit(fresh)]
     session.tuning.committed(session.committed)
     return [*actions, *session.handover.read_along(session.committed)]
 

@@ -159,6 +159,14 @@ class LocalLink:
             self.traffic.last[type(message).__name__] = frame_bytes(len(frame), masked=True)
             self._connection.receive(frame)
 
+    def pin(self, arithmetic: str) -> None:
+        """Raises LinkRefused where the verifier computes otherwise than in `arithmetic`: there is no other here."""
+        if arithmetic not in ("", self._verifier.arithmetic):
+            raise LinkRefused(
+                f"the answer was begun in {arithmetic} arithmetic, and the target in this process computes in "
+                f"{self._verifier.arithmetic}; go on with it where it was begun, or ask the question again"
+            )
+
     def renew(self) -> None:
         """Drop the connection with the replies it still holds, and shake hands again."""
         self._connection = None

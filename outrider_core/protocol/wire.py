@@ -49,7 +49,7 @@ Stream = Annotated[int, Meta(ge=0, lt=STREAMS)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Seq = Annotated[int, Meta(ge=0, lt=2**32)]
 Hash = Annotated[str, Meta(max_length=64)]
-#: how a verifier computes its target, such as "onnx-8-v6": printable ASCII, for people and logs too; "": it does not say
+#: how a verifier computes its target, such as "onnx-8-v6": printable ASCII, as people read it; "": it does not say
 Arithmetic = Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*\Z")]
 Ids = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS)]
 
@@ -93,8 +93,8 @@ class Welcome(_Message, tag=2, frozen=True):
 def other_arithmetic(begun: str, here: str) -> str:
     """Why a verifier that computes in `here` may not go on with an answer begun in `begun`, for people."""
     return (
-        f"the answer was begun in {begun} arithmetic, and this verifier computes in {here}; another one at this address "
-        "may go on with it"
+        f"the answer was begun in {begun} arithmetic, and this verifier computes in {here}; "
+        "another one at this address may go on with it"
     )
 
 
@@ -209,7 +209,7 @@ def bucket(size: int) -> int:
 def encode(message: ClientMessage | ServerMessage) -> bytes:
     """A padded frame."""
     fields: object = message
-    if isinstance(message, Hello | Welcome) and not message.arithmetic:  # then the frame is what it was without the field
+    if isinstance(message, Hello | Welcome) and not message.arithmetic:  # the bytes are those from before the field
         fields = (message.__struct_config__.tag, *msgspec.structs.astuple(message)[:-1])
     data = _encoder.encode(fields) + b"\x80"
     return data.ljust(bucket(len(data)), b"\0")

@@ -52,6 +52,8 @@ ALONE_POLICIES = (
 )  # fmt: skip
 #: of these, recorded sessions
 ALONE = 84
+#: what verifiers behind one address compute in
+FLEET = ("onnx-8-v6", "torch-float32")
 ALONE_EVENTS = (*EVENTS, *["job"] * 6, *["reading"] * 4, "failure")
 CURVES = (CostCurve((1, 8, 32), (0.012, 0.015, 0.03)), CostCurve((1, 64), (0.025, 0.026)))
 CHOOSING_EVENTS = (
@@ -108,6 +110,8 @@ def setup_of(session: Session) -> dict[str, Any]:
     }
     if not session.obeys:
         setup["obeys"] = False
+    if session.arithmetic.pinned:
+        setup["arithmetic"] = session.arithmetic.pinned
     return (
         setup if tuning.controller.pinned else setup | {"tuning": asdict(tuning.largest) | {"shaping": tuning.shaping}}
     )
@@ -131,6 +135,7 @@ def session_of(setup: dict[str, Any]) -> Session:
         obeys=setup.get("obeys", True),
     )  # fmt: skip
     session.mode = Mode(setup["mode"])
+    session.arithmetic.pinned = setup.get("arithmetic", "")
     return session
 
 
@@ -578,6 +583,70 @@ def obedience_traces() -> list[dict[str, Any]]:
     return traces
 
 
+def arithmetic_traces() -> list[dict[str, Any]]:
+    """Verifiers behind one address that compute differently; some do not say how, or do not look at what HELLO asks."""
+    traces = []
+
+    def record(name: str, seed: int = 0, **given: Any) -> World:
+        world = World(random.Random(seed), 12, **given)
+        recording = Recording(world)
+        traces.append({"name": f"arithmetic: {name}", "setup": recording.setup, "steps": recording.steps})
+        world.do(world.session.start(world.now))
+        return world
+
+    def verify(world: World) -> None:
+        """Until a verdict has brought some text."""
+        before = world.trace.count("Commit")
+        while world.trace.count("Commit") == before and not world.session.finished:
+            world.deliver()
+            world.run_job()
+
+    for on_return in ("repair", "keep"):
+        world = record(f"two, {on_return}", policy=Policy(on_return=on_return), fleet=FLEET)
+        world.connect("onnx-8-v6")
+        world.cut()  # before it has written anything
+        world.connect("torch-float32")
+        verify(world)
+        for _ in range(4):
+            world.cut()
+            world.tick(0.5)
+            world.connect("onnx-8-v6")
+            world.run_job()
+        world.settle()
+        assert world.wanted == "torch-float32"
+    world = record("unknown, then known, then unknown again", fleet=("", ""))
+    for arithmetic in ("", "onnx-8-v6", ""):
+        world.connect(arithmetic)
+        verify(world)
+        world.cut()
+    world.connect("torch-float32")
+    world.settle()
+    for seed in range(2):
+        world = record(f"a record, {seed}", seed, fleet=FLEET, begun="onnx-8-v6")
+        world.connect("torch-float32")
+        world.tick(0.5)
+        world.settle()
+    world = record("nobody with the first one comes back", fleet=FLEET)
+    world.connect("onnx-8-v6")
+    verify(world)
+    world.cut()
+    while not world.session.finished:
+        world.connect("torch-float32")
+        world.run_job()
+        world.tick(1.0)
+    assert world.session.finished == "unverified" and world.now < 60
+    for number in range(12):
+        policy = POLICIES[number % len(POLICIES)]
+        if policy.writer != "device-only":
+            world = record(f"{number}: {policy.writer}, {policy.on_return}", number, policy=policy, fleet=FLEET)
+            for event in world.rng.choices(EVENTS, k=40):
+                if not world.session.finished:
+                    world.happen(event)
+            if not world.session.finished:
+                world.settle()
+    return traces
+
+
 def traces() -> list[dict[str, Any]]:
     chosen = [choosing_trace(number) for number in range(CHOOSING)]
     return [
@@ -591,6 +660,7 @@ def traces() -> list[dict[str, Any]]:
         *(alone_trace(number) for number in range(ALONE)),
         *hand_over_traces(),
         *obedience_traces(),
+        *arithmetic_traces(),
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.actions import Done, DraftAhead, DraftTree, ReadText, Send, WriteToken
+from edge_runtime.actions import Done, DraftAhead, DraftTree, Pin, ReadText, Send, WriteToken
 from edge_runtime.policy import Mode, Policy
 from edge_runtime.record import check_record, record_of, restore
 from edge_runtime.session import Session
@@ -46,6 +46,30 @@ def test_any_interleaving_ends_in_the_targets_own_text(seed: int, policy: Policy
     assert world.verified == len(expected)
     if policy.writer == "cloud-only":
         assert world.session.stats.provisional == 0
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32), policies, st.lists(st.sampled_from(EVENTS), max_size=120))
+def test_no_answer_mixes_two_arithmetics(seed: int, policy: Policy, events: list[str]) -> None:
+    """Every connection may reach a verifier that computes otherwise; the text is that of the first that wrote."""
+    fleet = ("onnx-8-v6", "torch-float32")
+    texts = {arithmetic: plain(PROMPT, 20, arithmetic) for arithmetic in fleet}
+    assert texts[fleet[0]] != texts[fleet[1]]
+    world = World(random.Random(seed), policy=policy, fleet=fleet)
+    world.do(world.session.start(world.now))
+    for event in events:
+        if world.done:
+            break
+        world.happen(event)
+    if not world.done:
+        world.settle()
+    pinned = world.session.arithmetic.pinned
+    assert world.verified == 0 or pinned in fleet
+    if world.done in ("stop", "length"):
+        assert world.shown == texts[pinned] and world.verified == len(world.shown)
+    else:  # the one that began it did not come back for ten seconds, with nothing left to write
+        assert world.done in ("unverified", "unreachable")
+        assert world.shown[: world.verified] == texts.get(pinned, [])[: world.verified]
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -94,6 +118,26 @@ def test_an_answer_goes_on_from_its_record(seed: int, events: list[str], on_retu
         assert second.shown == plain(PROMPT, 20)
 
 
+def test_a_record_names_the_arithmetic_once_something_was_verified() -> None:
+    world = World(random.Random(0), fleet=("onnx-8-v6",))
+    world.do(world.session.start(0.0))
+    world.connect()
+    assert "arithmetic" not in record_of(world.session)  # as in records of earlier programs
+    while not world.verified:
+        world.deliver()
+    record = json.loads(json.dumps(record_of(world.session)))
+    check_record(record, VOCAB)
+    assert record["arithmetic"] == "onnx-8-v6"
+    second = World(random.Random(1)).session
+    restore(second, record)
+    assert Pin("onnx-8-v6") in second.start(0.0)
+    del record["arithmetic"]
+    check_record(record, VOCAB)
+    old = World(random.Random(1)).session
+    restore(old, record)
+    assert not [action for action in old.start(0.0) if isinstance(action, Pin)]
+
+
 def test_a_record_of_another_version_is_refused() -> None:
     session = World(random.Random(0)).session
     with pytest.raises(ValueError, match="version 1"):
@@ -106,7 +150,8 @@ def test_a_record_of_another_version_is_refused() -> None:
         {"prompt": []}, {"prompt": ["a"]}, {"committed": [VOCAB]}, {"committed": [-1]}, {"provisional": [1.5]},
         {"provisional": None}, {"writers": []}, {"writers": [[0, 10**12, "target"]]}, {"writers": [[0, 4, "nobody"]]},
         {"writers": [[0, 2, "target"], [0, 2, "drafter"]]}, {"sampling": {"temperature": -1.0}}, {"max_new": 0},
-        {"sampling": {"warmth": 1.0}}, {"seq": "1"}, {"stream": 1 << 16}, {"session": "ab"},
+        {"sampling": {"warmth": 1.0}}, {"seq": "1"}, {"stream": 1 << 16}, {"session": "ab"}, {"arithmetic": 8},
+        {"arithmetic": "x" * 65}, {"arithmetic": "onnx\n"}, {"arithmetic": "\x1b[2J"}, {"arithmetic": None},
     ],
     ids=str,
 )  # fmt: skip

@@ -22,6 +22,7 @@ from edge_runtime.actions import (
     DraftTree,
     HandOver,
     Pause,
+    Pin,
     Provide,
     ReadText,
     Reconnect,
@@ -71,9 +72,10 @@ WELCOME = Welcome(1, "t", "d", VOCAB, 64, 8, 8)
 PATIENCE = Patience(open=0.5, connect=0.2, silence=1.0, offline=1e9)
 
 
-def target(prefix: list[int]) -> int:
-    """The simulated target's next token: a fixed function of the whole prefix, rarely EOS."""
-    h = 0
+def target(prefix: list[int], arithmetic: str = "") -> int:
+    """The simulated target's next token: a fixed function of the whole prefix, rarely EOS; in another `arithmetic`
+    another one."""
+    h = sum(arithmetic.encode())
     for token in prefix:
         h = (h * 31 + token + 7) % 9973
     return EOS if h % 17 == 0 else 1 + h % (VOCAB - 1)
@@ -85,17 +87,18 @@ def understudy(prefix: list[int]) -> int:
     return (token + 1) % VOCAB if sum(prefix) % 7 == 0 else token
 
 
-def plain(prompt: list[int], limit: int) -> list[int]:
+def plain(prompt: list[int], limit: int, arithmetic: str = "") -> list[int]:
     out: list[int] = []
     while len(out) < limit and (not out or out[-1] != EOS):
-        out.append(target(prompt + out))
+        out.append(target(prompt + out, arithmetic))
     return out
 
 
 class SimulatedVerifier:
     """What one connection answers: the rules of outrider_core.protocol.wire without a model."""
 
-    def __init__(self) -> None:
+    def __init__(self, arithmetic: str = "") -> None:
+        self.arithmetic = arithmetic
         self.tokens: list[int] | None = None
         self.seq = 0
         self.rows_due = 0  # the first position whose row was not sent yet
@@ -121,7 +124,7 @@ class SimulatedVerifier:
         tree = unpack_tree(message.tokens, message.parents)
         node, path, base = ROOT, list[int](), len(self.tokens)
         while True:
-            token = target(self.tokens)
+            token = target(self.tokens, self.arithmetic)
             self.tokens.append(token)
             child = None if token == EOS else tree.child(node, token)
             if child is None:
@@ -134,7 +137,7 @@ class SimulatedVerifier:
         assert self.tokens is not None
         verdicts: list[ServerMessage] = []
         for count in range(1, message.max_new + 1):
-            base, token = len(self.tokens), target(self.tokens)
+            base, token = len(self.tokens), target(self.tokens, self.arithmetic)
             self.tokens.append(token)
             finish = FINISH_EOS if token == EOS else FINISH_NONE
             due = message.rows and (base - self.rows_due >= STREAMED_ROWS or count == message.max_new)
@@ -176,7 +179,8 @@ class World:
     """Runs a session against the simulated verifier; a random source picks what happens next.
 
     tuning: makes the session's choices; without it the mode is pinned (`pin`), and trees are sent as they are drafted.
-    link: what there is to measure; without it the session hears of no times. understudy: there is one.
+    link: what there is to measure; without it the session hears of no times. understudy: there is one. fleet: what the
+    verifiers behind the address compute in. begun: what a recorded answer was begun in.
     """
 
     def __init__(
@@ -191,7 +195,10 @@ class World:
         understudy: bool = False,
         sentence_ends: frozenset[int] = frozenset(),
         obeys: bool = True,
+        fleet: tuple[str, ...] = ("",),
+        begun: str = "",
     ) -> None:
+        self.fleet, self.wanted = fleet, ""
         self.rng, self.now, self.link = rng, 0.0, link
         self.welcome = WELCOME  # where there is no `link`
         self.session = Session(
@@ -210,6 +217,7 @@ class World:
             sentence_ends=sentence_ends,
             obeys=obeys,
         )
+        self.session.arithmetic.pinned = begun
         self.verifier: SimulatedVerifier | None = None
         self.deaf = False  # the link is half open: nothing gets through until it is cut
         self.to_device: list[ServerMessage] = []
@@ -230,6 +238,9 @@ class World:
             match action:
                 case Send(message=message):
                     self.send(message)
+                case Pin(arithmetic=arithmetic):
+                    assert arithmetic and self.wanted in ("", arithmetic)
+                    self.wanted = arithmetic
                 case DraftTree() | WriteToken():
                     assert not self.jobs, "one drafter job at a time"
                     self.jobs.append(action)
@@ -267,6 +278,8 @@ class World:
                     self.writer = Writer.DRAFTER
                 case Stall() | Pause() | DraftAhead():
                     pass
+        if self.verifier and self.wanted and self.verifier.arithmetic not in ("", self.wanted):
+            return self.cut(refused=True)
         self.expect_sound()
 
     def expect_sound(self) -> None:
@@ -281,7 +294,7 @@ class World:
         for index, writer in enumerate(writers):
             text = [*PROMPT, *self.shown[:index]]
             if index < len(answer) and writer is Writer.TARGET:
-                assert self.shown[index] == target(text)
+                assert "" in self.fleet[1:] or self.shown[index] == target(text, session.arithmetic.pinned)
             if writer is Writer.UNDERSTUDY:
                 assert self.shown[index] == understudy(text)
         stats = session.stats
@@ -297,18 +310,24 @@ class World:
                 return  # what was written already is on its way
             self.to_device += self.verifier.receive(message)
 
-    def cut(self) -> None:
+    def cut(self, refused: bool = False) -> None:
         if self.verifier:
             self.verifier, self.deaf, self.to_device = None, False, []
-            self.do(self.session.link_down(self.now))
+            self.do(self.session.link_down(self.now, refused) if refused else self.session.link_down(self.now))
 
-    def connect(self) -> None:
-        if not self.verifier:
-            self.verifier, self.to_device = SimulatedVerifier(), []
-            if self.link:
-                self.do(self.session.link_up(self.link.welcome, self.now, self.link.rtt))
-            else:
-                self.do(self.session.link_up(self.welcome, self.now))
+    def connect(self, arithmetic: str | None = None) -> None:
+        """To one of the fleet, or to one that computes in `arithmetic`; it may pass over what HELLO asks for."""
+        if self.verifier:
+            return
+        if arithmetic is None:
+            arithmetic = self.rng.choice(self.fleet) if len(self.fleet) > 1 else self.fleet[0]
+        welcome = self.link.welcome if self.link else self.welcome
+        if arithmetic:
+            welcome = structs.replace(welcome, arithmetic=arithmetic)
+        if not welcome.computes_in(self.wanted) and self.rng.random() < 0.5:
+            return self.do(self.session.link_down(self.now, True))
+        self.verifier, self.to_device = SimulatedVerifier(arithmetic), []
+        self.do(self.session.link_up(welcome, self.now, *([self.link.rtt] if self.link else [])))
 
     def run_job(self) -> None:
         if not self.jobs:
@@ -355,7 +374,7 @@ class World:
         self.do(self.session.understudy_failed("out of memory", self.now))
 
     def write(self, job: WriteToken, right: bool, confidence: float) -> None:
-        token = target(job.prefix)
+        token = target(job.prefix, self.wanted)
         token = token if right else (token + 1) % VOCAB
         token = understudy(job.prefix) if job.writer is Writer.UNDERSTUDY else token
         self.do(self.session.token_written(token, confidence, job.version, self.now))
@@ -365,7 +384,7 @@ class World:
         parents: list[int] = []
         prefix, parent = list(job.prefix), ROOT
         for _ in range(min(job.depth, self.rng.randrange(4))):
-            right = target(prefix)
+            right = target(prefix, self.wanted)
             chosen = {right, self.rng.randrange(VOCAB)} if self.rng.random() < 0.8 else {(right + 1) % VOCAB}
             first = len(tokens)
             tokens += chosen
@@ -462,7 +481,7 @@ class World:
         for _ in range(steps):
             if self.done:
                 return
-            self.connect()
+            self.connect(self.wanted or None)
             self.deliver()
             self.run_job()
             self.run_reading()

@@ -37,7 +37,7 @@ POSITIONS = (0, 1, 17, 2047, 131071, 2**31 - 1)
 TOKENS = (0, 1, 2, 255, 49151, 151935)
 #: fields that were appended to messages, and that vectors leave out where they say nothing
 TOOLS = ToolRules((ToolFunction("add", {"type": "object", "properties": {}}),), required=True)
-LATER = {"constraint", "constraints"}
+LATER = {"constraint", "constraints", "arithmetic"}
 STRUCTS: dict[str, type[Any]] = {"sampling": Sampling, "constraint": Constraint}
 
 
@@ -90,6 +90,10 @@ def golden_messages() -> dict[str, ClientMessage | ServerMessage]:
         ),
         "welcome_constraints": wire.Welcome(
             1, "a" * 16, "b" * 16, 49152, 2048, 64, 32, "verifier", b"", OBEYS_BIAS | OBEYS_JSON
+        ),
+        "hello_arithmetic": wire.Hello(1, "a" * 16, "b" * 16, "outrider", "onnx-8-v6"),
+        "welcome_arithmetic": wire.Welcome(
+            1, "a" * 16, "b" * 16, 49152, 2048, 64, 32, "verifier", b"", OBEYS_BIAS, "torch-bfloat16"
         ),
         "open_bias": wire.Open(
             3,

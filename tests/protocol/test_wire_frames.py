@@ -56,6 +56,7 @@ Message = ClientMessage | ServerMessage
 
 stream, count, seq = (st.integers(0, high - 1) for high in (2**16, 2**31, 2**32))
 text64, text128, text512 = (st.text(max_size=size) for size in (64, 128, 512))
+arithmetic = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=64)
 blob = st.binary(max_size=300)
 sampling = st.builds(
     Sampling,
@@ -75,7 +76,7 @@ constraint = st.builds(
 )  # fmt: skip
 session_id = st.binary(min_size=16, max_size=16)
 CLIENT = [
-    st.builds(Hello, st.integers(1, 2**16 - 1), text64, text64, text128),
+    st.builds(Hello, st.integers(1, 2**16 - 1), text64, text64, text128, arithmetic),
     st.builds(
         Open,
         stream,
@@ -92,7 +93,9 @@ CLIENT = [
     st.builds(Close, stream),
 ]
 SERVER = [
-    st.builds(Welcome, st.integers(0, 2**63), text64, text64, count, count, count, count, text128, blob, count),
+    st.builds(
+        Welcome, st.integers(0, 2**63), text64, text64, count, count, count, count, text128, blob, count, arithmetic
+    ),
     st.builds(Opened, stream, count, count),
     st.builds(Features, stream, count, blob),
     st.builds(
@@ -189,8 +192,8 @@ def test_prompts_of_similar_length_have_one_frame_size(first: int, second: int) 
 # other versions
 
 WITH_DEFAULTS = [
-    (Hello(1, "t", "d"), 1),
-    (Welcome(1, "t", "d", 5, 6, 7, 8), 3),
+    (Hello(1, "t", "d"), 2),
+    (Welcome(1, "t", "d", 5, 6, 7, 8), 4),
     (Open(1, bytes(16), 2, b"", 3, Sampling()), 1),
     (Verdict(1, 2, 3, b"", 4, 0, b"rows"), 3),
     (Generate(1, 2, 3, 4), 1),
@@ -224,14 +227,17 @@ def test_older_and_newer_sampling_inside_open() -> None:
 
 # bounds
 
-HELLO, WELCOME = [1, 1, "t", "d", "c"], [2, 1, "t", "d", 1, 1, 1, 1, "s"]
+HELLO, WELCOME = [1, 1, "t", "d", "c", "a"], [2, 1, "t", "d", 1, 1, 1, 1, "s", b"", 0, "a"]
 OPEN = [3, 1, bytes(16), 0, b"", 0, [0.5, 1, 0.9, 0.1, 3]]
 CONSTRAINED = [*OPEN, [0, 0.5, -0.5, bytes(4), bytes(4), 2, "{}"]]
 VERIFY, VERDICT = [6, 1, 2, 3, b"", b""], [7, 1, 2, 3, b"", 4, 0, b"", 1, 1, 1]
 NAN, INF = float("nan"), float("inf")
+#: what would break a line of a log, or say something to a terminal
+BAD_ARITHMETIC = ["x" * 65, "onnx\n", "\x1b[2J", "größer", "\0", "\x7f", b"onnx", 8, None]
 OUT_OF_BOUNDS = [
     (HELLO, {1: 0}), (HELLO, {1: 2**16}), (HELLO, {2: "x" * 65}), (HELLO, {3: "x" * 65}), (HELLO, {4: "x" * 129}),
     (WELCOME, {4: -1}), (WELCOME, {5: 2**31}), (WELCOME, {6: -1}), (WELCOME, {7: 2**31}), (WELCOME, {8: "x" * 129}),
+    *((HELLO, {5: text}) for text in BAD_ARITHMETIC), *((WELCOME, {11: text}) for text in BAD_ARITHMETIC),
     (OPEN, {1: -1}), (OPEN, {1: 2**16}), (OPEN, {2: bytes(15)}), (OPEN, {2: bytes(17)}), (OPEN, {2: b""}),
     (OPEN, {3: -1}), (OPEN, {3: 2**32}), (OPEN, {4: bytes(4 * MAX_TOKENS + 1)}), (OPEN, {5: -1}), (OPEN, {5: 2**31}),
     (OPEN, {6: [NAN]}), (OPEN, {6: [INF]}), (OPEN, {6: [-0.1]}), (OPEN, {6: [100.5]}), (OPEN, {6: ["1"]}),
