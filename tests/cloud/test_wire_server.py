@@ -149,6 +149,21 @@ def test_handshake_mismatch(address: str, hello: Hello, names: tuple[str, str]) 
     assert_served(address)
 
 
+def test_an_answer_begun_in_another_arithmetic_is_refused(address: str, verifier: Verifier) -> None:
+    assert verifier.arithmetic == "torch-float64"
+    hello = Hello(1, "tiny-target", DRAFTER_HASH, arithmetic="torch-float64")
+    for asked in (hello, msgspec.structs.replace(hello, arithmetic="")):
+        with Client(address, asked) as client:
+            assert client.welcome.arithmetic == "torch-float64"
+    other = Client(address, None)
+    other.send(msgspec.structs.replace(hello, arithmetic="onnx-8-v6"))
+    error = other.receive(Error)
+    assert error.code == ERR_MISMATCH and "bundle" not in error.text
+    assert error.text.startswith("the answer was begun in onnx-8-v6 arithmetic, and this verifier computes in torch-")
+    assert closed_with(other) == 4001
+    assert_served(address)
+
+
 def test_no_hello(address: str) -> None:
     silent = Client(address, None)
     rude = Client(address, None)

@@ -1,22 +1,36 @@
-"""Two versions of the model behind one address: no answer mixes them, and every answer ends."""
+"""Two versions of the model, or of its arithmetic, behind one address: no answer mixes them, and every answer ends."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from benchmarks.links import EmulatedLink
+from cloud.connection import Connection
+from cloud.onnx_engine.bundles import find_bundle
+from cloud.service import Verifier
 from edge_runtime.events import Event, Finished, LinkState, Verified
+from edge_runtime.link import LinkRefused
 from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.timing import Patience
+from outrider.local import LocalVerifier
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.wire import Hello, Welcome
+from outrider_core.targets.bundle import FORMAT_VERSION
 from tests.cloud.drive import serve
+from tests.cloud.running import Running, running
 from tests.e2e.stack import MAX_NEW, SAMPLINGS, make_verifier, oracle
+from tests.targets.plain import plain_decode_8bit
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 
 Folders = tuple[Path, Path, Path]
@@ -54,12 +68,12 @@ class BothVersions(EmulatedLink):
         await super()._accept(reader, writer)
 
 
-async def answers(bundle: Bundle, link: BothVersions) -> list[list[Event]]:
-    """Ten answers of one device; in each the connection is cut twice once it has verified some text."""
+async def answers(bundle: Bundle, link: BothVersions, count: int) -> list[list[Event]]:
+    """Answers of one device; in each the connection is cut twice once it has verified some text."""
     seen = []
     policy = Policy(offline_rate=200.0)
     async with EdgeRuntime(bundle, link.address, patience=PATIENCE, policy=policy, threads=1) as runtime:
-        for number in range(ANSWERS):
+        for number in range(count):
             events, cuts, sampling = list[Event](), 0, SAMPLINGS[number % len(SAMPLINGS)]
             async for event in runtime.generate(
                 prompt_of(number), max_new_tokens=MAX_NEW, temperature=sampling.temperature, top_k=sampling.top_k,
@@ -73,46 +87,205 @@ async def answers(bundle: Bundle, link: BothVersions) -> list[list[Event]]:
     return seen
 
 
-def test_no_answer_mixes_two_versions_and_all_end(folders: Folders, bundle: Bundle, upgraded: Folders) -> None:
-    async def run(old: int, new: int) -> list[list[Event]]:
-        async with BothVersions(new, old) as link:
-            seen = await answers(bundle, link)
-            assert link.dials > ANSWERS, "both versions were met"
-            return seen
+async def answers_of_both(bundle: Bundle, *addresses: str, count: int = ANSWERS) -> list[list[Event]]:
+    async with BothVersions(*map(port_of, addresses)) as link:
+        seen = await answers(bundle, link, count)
+        assert link.dials > count, "both versions were met"
+        return seen
 
+
+def told(events: list[Event]) -> str:
+    """What the badge said."""
+    return "\n".join(event.detail for event in events if isinstance(event, LinkState))
+
+
+def test_no_answer_mixes_two_versions_and_all_end(folders: Folders, bundle: Bundle, upgraded: Folders) -> None:
     with serve(make_verifier(folders)) as old, serve(make_verifier(upgraded)) as new:
-        seen = asyncio.run(run(port_of(old), port_of(new)))
+        seen = asyncio.run(answers_of_both(bundle, new, old))
     assert len(seen) == ANSWERS
-    told = [event.detail for events in seen for event in events if isinstance(event, LinkState)]
-    assert any("target is" in detail for detail in told), told
+    assert any("target is" in told(events) for events in seen), list(map(told, seen))
     for number, events in enumerate(seen):
         last = events[-1]
         assert isinstance(last, Finished) and last.reason in ("stop", "length"), last
         assert last.token_ids == oracle(folders, prompt_of(number), SAMPLINGS[number % len(SAMPLINGS)])
 
 
+async def replaced(bundle: Bundle, old: str, new: str) -> tuple[list[Event], list[Event]]:
+    """An answer in the middle of which `new` takes the place of `old`, and the next one."""
+    patience, policy = Patience(open=0.6, connect=0.3, silence=1.0, offline=1.0), Policy(offline_rate=200.0)
+    events, cut = list[Event](), False
+    async with (
+        EmulatedLink(port_of(old)) as link,
+        EdgeRuntime(bundle, link.address, patience=patience, policy=policy, threads=1) as runtime,
+    ):
+        async for event in runtime.generate(prompt_of(0), max_new_tokens=MAX_NEW):
+            events.append(event)
+            if isinstance(event, Verified) and not cut:
+                cut, link.upstream_port = True, port_of(new)
+                link.cut()
+        return events, [event async for event in runtime.generate(prompt_of(0), max_new_tokens=MAX_NEW)]
+
+
 def test_where_only_the_next_version_is_left_the_answer_is_finished_alone(
     folders: Folders, bundle: Bundle, upgraded: Folders
 ) -> None:
     """What the old one has verified stays; the rest is the device's own, and marked so."""
-
-    async def run(old: int, new: int) -> list[Event]:
-        patience, policy = Patience(open=0.6, connect=0.3, silence=1.0, offline=1.0), Policy(offline_rate=200.0)
-        events, cut = list[Event](), False
-        async with (
-            EmulatedLink(old) as link,
-            EdgeRuntime(bundle, link.address, patience=patience, policy=policy, threads=1) as runtime,
-        ):
-            async for event in runtime.generate(prompt_of(0), max_new_tokens=MAX_NEW):
-                events.append(event)
-                if isinstance(event, Verified) and not cut:
-                    cut, link.upstream_port = True, new
-                    link.cut()
-        return events
-
     with serve(make_verifier(folders)) as old, serve(make_verifier(upgraded)) as new:
-        *_, last = asyncio.run(run(port_of(old), port_of(new)))
+        (*_, last), _ = asyncio.run(replaced(bundle, old, new))
     wanted = oracle(folders, prompt_of(0), Sampling())
     assert isinstance(last, Finished) and last.reason == "unverified" and "target is" in last.detail
     assert last.provisional and 0 < last.stats.tokens < len(wanted)
     assert last.token_ids[: last.stats.tokens] == wanted[: last.stats.tokens]
+
+
+# one target, two arithmetics
+
+EIGHT_BITS = f"onnx-8-v{FORMAT_VERSION}"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Verifier processes of one target, and what each of them writes alone."""
+
+    whole: Running  # torch-float64
+    eight: Running  # EIGHT_BITS
+    folders: Folders
+    bundle: Bundle
+
+    @property
+    def addresses(self) -> tuple[str, str]:
+        return self.whole.address, self.eight.address
+
+    def texts(self, number: int, sampling: Sampling) -> dict[str, list[int]]:
+        """Of each arithmetic, plain decoding's answer."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OUTRIDER_CACHE", str(self.folders[0].parent / "cache"))
+            copy = find_bundle(str(self.folders[0]))
+        eos_ids = self.bundle.manifest.eos_ids
+        return {
+            "torch-float64": oracle(self.folders, prompt_of(number), sampling),
+            EIGHT_BITS: plain_decode_8bit(copy, prompt_of(number), sampling, MAX_NEW, eos_ids),
+        }
+
+
+@pytest.fixture(scope="module")
+def fleet(folders: Folders, bundle: Bundle) -> Iterator[Fleet]:
+    root = folders[0].parent
+    (root / "hash").write_text(bundle.manifest.target_hash)
+    whole = running(root, "--engine", "torch", "--dtype", "float64", "--threads", "1")
+    with whole as one, running(root, "--engine", "onnx", "--threads", "1") as other:
+        yield Fleet(one, other, folders, bundle)
+
+
+def test_no_answer_mixes_two_arithmetics_and_all_end(fleet: Fleet) -> None:
+    """A new answer takes what it finds; it is then finished by one that computes alike, or by nobody."""
+    texts = [fleet.texts(number, sampling) for number, sampling in enumerate(SAMPLINGS)]
+    assert sum(text["torch-float64"] != text[EIGHT_BITS] for text in texts) > len(texts) // 2
+    for first, second in (("torch-float64", EIGHT_BITS), (EIGHT_BITS, "torch-float64")):
+        addresses = fleet.addresses if second == EIGHT_BITS else reversed(fleet.addresses)
+        seen = asyncio.run(answers_of_both(fleet.bundle, *addresses, count=len(texts)))
+        for text, events in zip(texts, seen, strict=True):
+            last = events[-1]
+            assert isinstance(last, Finished) and last.reason in ("stop", "length"), last
+            assert last.token_ids == text[first]
+        why = f"begun in {first} arithmetic, and this verifier computes in {second}"
+        assert any(why in told(events) for events in seen), list(map(told, seen))
+
+
+def test_where_only_the_other_arithmetic_is_left_the_answer_is_finished_alone(fleet: Fleet) -> None:
+    """As where only another target is left; the next answer is that verifier's, at once."""
+    (*_, last), following = asyncio.run(replaced(fleet.bundle, *fleet.addresses))
+    texts = fleet.texts(0, Sampling())
+    assert isinstance(last, Finished) and last.reason == "unverified" and last.provisional
+    assert f"begun in torch-float64 arithmetic, and this verifier computes in {EIGHT_BITS}" in last.detail
+    assert 0 < last.stats.tokens < len(texts["torch-float64"])
+    assert last.token_ids[: last.stats.tokens] == texts["torch-float64"][: last.stats.tokens]
+    end = following[-1]
+    assert isinstance(end, Finished) and end.reason in ("stop", "length") and end.token_ids == texts[EIGHT_BITS]
+    assert "arithmetic" not in told(following)
+
+
+async def begun(bundle: Bundle, server: str) -> dict[str, Any]:
+    """The record of an answer whose first tokens the verifier at `server` wrote."""
+    async with EdgeRuntime(bundle, server, patience=PATIENCE, threads=1) as runtime:
+        async for event in runtime.generate(prompt_of(1), max_new_tokens=MAX_NEW):
+            record: dict[str, Any] = json.loads(json.dumps(runtime.record()))
+            if isinstance(event, Verified) and len(record["committed"]) > 3:
+                return record
+    raise AssertionError("it ended before it was looked at")
+
+
+def test_a_record_goes_on_where_it_was_begun(fleet: Fleet) -> None:
+    """Even where the link already leads to the other one; a record from before the field goes on anywhere."""
+
+    async def run() -> tuple[dict[str, Any], Finished, Finished]:
+        record = await begun(fleet.bundle, fleet.eight.address)
+        ends = []
+        for known in (True, False):
+            async with (
+                BothVersions(*map(port_of, fleet.addresses)) as link,
+                EdgeRuntime(fleet.bundle, link.address, patience=PATIENCE, threads=1) as runtime,
+            ):
+                while not (runtime.link and runtime.link.welcome):
+                    await asyncio.sleep(0.01)
+                assert runtime.link.welcome.arithmetic == "torch-float64"
+                given = record if known else {k: v for k, v in record.items() if k != "arithmetic"}
+                *_, end = [event async for event in runtime.resume(given)]
+                assert isinstance(end, Finished) and end.reason in ("stop", "length")
+                assert link.dials == (2 if known else 1)
+                ends.append(end)
+        return record, *ends
+
+    record, end, old = asyncio.run(run())
+    texts = fleet.texts(1, Sampling())
+    assert record["arithmetic"] == EIGHT_BITS and texts[EIGHT_BITS] != texts["torch-float64"]
+    assert end.token_ids == texts[EIGHT_BITS] and old.token_ids != texts[EIGHT_BITS]
+
+
+def test_a_record_does_not_go_on_in_a_process_that_computes_otherwise(fleet: Fleet) -> None:
+    """There is no other verifier there; what is asked next is answered."""
+    target, drafter, _ = fleet.folders
+    local = LocalVerifier.load(
+        fleet.bundle, str(target), drafter, dtype="float64", threads=1, max_context=120, kv_tokens=300
+    )
+
+    async def run() -> Finished:
+        record = await begun(fleet.bundle, fleet.eight.address)
+        async with EdgeRuntime(fleet.bundle, local, threads=1) as runtime:
+            for _ in range(2):
+                with pytest.raises(LinkRefused, match=f"begun in {EIGHT_BITS} arithmetic, and the target in this"):
+                    _ = [event async for event in runtime.resume(record)]
+            *_, end = [event async for event in runtime.generate(prompt_of(1), max_new_tokens=MAX_NEW)]
+        assert isinstance(end, Finished)
+        return end
+
+    with local:
+        assert asyncio.run(run()).token_ids == fleet.texts(1, Sampling())["torch-float64"]
+
+
+class Earlier(Verifier):
+    """A verifier from before the field: it does not say how it computes, and passes over what HELLO asks for."""
+
+    def welcome(self) -> Welcome:
+        return structs.replace(super().welcome(), arithmetic="")
+
+
+def test_old_and_new_verifiers_and_devices_go_on_together(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known of the old ones, so nothing is refused: all of them compute alike here."""
+    greet = Connection._hello
+
+    def hello(self: Connection, hello: Hello) -> None:
+        earlier = isinstance(self._verifier, Earlier)
+        greet(self, structs.replace(hello, arithmetic="") if earlier else hello)
+
+    monkeypatch.setattr(Connection, "_hello", hello)
+    made = make_verifier(fleet.folders)
+    earlier = make_verifier(fleet.folders)
+    earlier.__class__ = Earlier
+    with serve(earlier) as old, serve(made) as new:
+        for addresses in ((old, new), (old, old)):
+            seen = asyncio.run(answers_of_both(fleet.bundle, *addresses, count=3))
+            for number, events in enumerate(seen):
+                assert isinstance(events[-1], Finished)
+                assert events[-1].token_ids == oracle(fleet.folders, prompt_of(number), SAMPLINGS[number % 4])
+                assert "arithmetic" not in told(events)
