@@ -9,16 +9,16 @@ export const ROW_BYTES = 6; // heads 1, headDim 2
 export const ALPHABET = 40;
 
 /** The target's token behind `text`; it ends answers now and then. */
-export function target(text: readonly number[]): number {
-  const h = text.slice(-3).reduce((hash, token) => fmix32(hash ^ token), text.length);
+export function target(text: readonly number[], arithmetic = ""): number {
+  const h = text.slice(-3).reduce((hash, token) => fmix32(hash ^ token), text.length + 7 * arithmetic.length);
   return h % 61 === 0 ? EOS : 1 + (h % (ALPHABET - 1));
 }
 
 /** What plain decoding gives behind `prompt`. */
-export function plain(prompt: readonly number[], maxNew: number): number[] {
+export function plain(prompt: readonly number[], maxNew: number, arithmetic = ""): number[] {
   const text = [...prompt];
   while (text.length < prompt.length + maxNew) {
-    text.push(target(text));
+    text.push(target(text, arithmetic));
     if (text.at(-1) === EOS) break;
   }
   return text.slice(prompt.length);
@@ -28,13 +28,15 @@ export class FakeVerifier {
   readonly received: string[] = [];
   readonly subprotocols: string[][] = [];
   hash = "target";
+  /** What the verifiers compute in that answer here, one connection after another; "": an earlier one, which says nothing. */
+  fleet = [""];
   /** Seconds until a reply. */
   delay = 0.001;
   sockets: FakeSocket[] = [];
   /** Of a session, its tokens. */
   readonly makeSocket: MakeSocket = (_url, protocols) => {
     this.subprotocols.push(protocols);
-    const socket = new FakeSocket(this);
+    const socket = new FakeSocket(this, this.fleet[(this.subprotocols.length - 1) % this.fleet.length]);
     this.sockets.push(socket);
     return socket;
   };
@@ -54,7 +56,10 @@ class FakeSocket implements Socket {
   private text: number[] = [];
   private streaming = 0;
 
-  constructor(private readonly verifier: FakeVerifier) {
+  constructor(
+    private readonly verifier: FakeVerifier,
+    private readonly arithmetic: string,
+  ) {
     setTimeout(() => this.onopen?.(undefined as never));
   }
 
@@ -75,8 +80,12 @@ class FakeSocket implements Socket {
     this.verifier.received.push(names[type]);
     const [stream, seq, baseLen] = fields as unknown as number[];
     if (type === 1) {
-      const same = (fields as unknown[])[1] === this.verifier.hash;
-      this.reply(same ? [2, 1, "target", "drafter", 64, 512, 64, 32] : [12, 2, "target differs", -1, 0]);
+      const [, hash, , , begun = ""] = fields as unknown as string[];
+      const here = this.arithmetic;
+      const differ = hash !== this.verifier.hash ? "target differs" : here && begun && begun !== here ? "begun in" : "";
+      const welcome = [2, 1, "target", "drafter", 64, 512, 64, 32];
+      if (here) welcome.push(...(["", new Uint8Array(), 0, here] as never[]));
+      this.reply(differ ? [12, 2, differ, -1, 0] : welcome);
     } else if (type === 3) {
       this.text = ids(fields[3]);
       this.reply([4, stream, this.text.length, 0]);
@@ -96,7 +105,7 @@ class FakeSocket implements Socket {
     const accepted: number[] = [];
     let at = 255;
     for (;;) {
-      const token = target(this.text);
+      const token = target(this.text, this.arithmetic);
       this.text.push(token);
       const node = tokens.findIndex((one, index) => one === token && parents[index] === at);
       if (node < 0 || token === EOS) break;
@@ -108,7 +117,7 @@ class FakeSocket implements Socket {
   private generate(stream: number, seq: number, run: number): void {
     if (run !== this.streaming || !this.verifier.sockets.includes(this)) return;
     const base = this.text.length;
-    this.text.push(target(this.text));
+    this.text.push(target(this.text, this.arithmetic));
     this.verdict(stream, seq, base, []);
     if (this.text.at(-1) !== EOS) setTimeout(() => this.generate(stream, seq, run), 1000 * this.verifier.delay);
   }

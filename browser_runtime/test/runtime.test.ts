@@ -115,6 +115,48 @@ test("a page that is closed in mid-answer goes on from its record, in text and o
   await second.close();
 });
 
+test("no answer mixes two arithmetics, and the next one takes what there is", async () => {
+  const [whole, eight] = ["torch-float32", "onnx-8-v6"];
+  assert.notDeepEqual(plain(PROMPT, 60, whole), plain(PROMPT, 60, eight));
+  const verifier = new FakeVerifier();
+  verifier.fleet = [whole, eight, eight];
+  const patience = { open: 0.1, silence: 0.05, offline: 3 };
+  const first = runtimeOf(verifier, { mode: "tree", patience, policy: { offlineRate: 500 } });
+  let written = "";
+  let seen = 0;
+  const said: string[] = [];
+  const finished = await read(first.generate(PROMPT, { maxNewTokens: 60 }), event => {
+    if (event.type === "verified" && seen++ < 2) {
+      written = JSON.stringify(first.record);
+      verifier.kill();
+    }
+    if (event.type === "link") said.push(event.detail);
+  });
+  assert.deepEqual(finished.tokenIds, plain(PROMPT, 60, whole));
+  assert.ok(
+    said.some(detail => detail.includes("begun in")),
+    said.join("; "),
+  );
+  const record: AnswerRecord = JSON.parse(written);
+  assert.equal(record.arithmetic, whole);
+  assert.throws(() => first.resume({ ...record, arithmetic: "two\nlines" }), RangeError);
+  await first.close();
+
+  verifier.fleet = [eight];
+  const second = runtimeOf(verifier, { mode: "tree", patience: { ...patience, offline: 0.5 } });
+  while (!second.connected) await new Promise(resolve => setTimeout(resolve, 5));
+  const alone = await read(second.resume(record)); // nobody computes like that here: as for another target
+  assert.equal(alone.reason, "unverified");
+  assert.match(alone.detail, /begun in/);
+  const next = await read(second.generate(PROMPT, { maxNewTokens: 60 }));
+  assert.deepEqual(next.tokenIds, plain(PROMPT, 60, eight));
+  verifier.fleet = [eight, whole];
+  verifier.kill();
+  const resumed = await read(second.resume(record));
+  assert.deepEqual(resumed.tokenIds, plain(PROMPT, 60, whole));
+  await second.close();
+});
+
 test("alone, at its end, cancelled and twice at once", async () => {
   const runtime = runtimeOf(null);
   const finished = await read(runtime.generate(PROMPT, { maxNewTokens: 30 }));
@@ -246,7 +288,7 @@ test("addresses and tokens", () => {
   for (const wrong of ["", "ftp://x", "a b", "ws://:80", "x:0", "x:99999"]) {
     assert.throws(() => verifierUrl(wrong), LinkRefused, wrong);
   }
-  const hello = { type: "Hello" as const, protocol: 1, targetHash: "", drafterHash: "", client: "" };
+  const hello = { type: "Hello" as const, protocol: 1, targetHash: "", drafterHash: "", client: "", arithmetic: "" };
   const link = (server: string, token: string) =>
     new Link(
       server,

@@ -60,6 +60,7 @@ function sessionOf(setup: Any): Session {
     tuning: tuningOf(setup),
   });
   session.mode = setup.mode;
+  session.arithmetic.pinned = setup.arithmetic ?? "";
   return session;
 }
 

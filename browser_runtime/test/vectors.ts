@@ -51,13 +51,15 @@ export function message(fields: Any): Message {
     if (name === "constraint") return [name, constraint(value)];
     return [camel(name), value?.hex === undefined ? value : fromHex(value.hex)];
   });
-  const absent = fields.type === "Welcome" ? { constraints: 0 } : {};
-  return { ...absent, ...Object.fromEntries(entries) };
+  const said = { Hello: { arithmetic: "" }, Welcome: { constraints: 0, arithmetic: "" } };
+  return { ...said[fields.type as keyof typeof said], ...Object.fromEntries(entries) };
 }
 
-/** The inverse of `message`; vectors leave `constraints` out where it is 0. */
+/** The inverse of `message`; vectors leave `constraints` out where it is 0, and an `arithmetic` that says nothing. */
 export function fields(of: Message): Any {
-  const told = Object.entries(of).filter(([name, value]) => name !== "constraints" || value !== 0);
+  const told = Object.entries(of).filter(
+    ([name, value]) => !(name === "constraints" && value === 0) && !(name === "arithmetic" && value === ""),
+  );
   const entries = told.map(([name, value]) => {
     if (value instanceof Sampling) {
       const { temperature, topK: top_k, topP: top_p, minP: min_p } = value;

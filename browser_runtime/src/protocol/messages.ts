@@ -3,19 +3,23 @@
 import type { Constraint } from "./constraint.js";
 import type { Sampling } from "./sampling.js";
 
-/** Comes first. targetHash, drafterHash: the bundle's; client: who asks, for logs. */
+/**
+ * Comes first. targetHash, drafterHash: the bundle's; client: who asks, for logs; arithmetic: that an answer was begun in,
+ * "" for none: only a verifier that computes so may go on with it.
+ */
 export interface Hello {
   type: "Hello";
   protocol: number;
   targetHash: string;
   drafterHash: string;
   client: string;
+  arithmetic: string;
 }
 
 /**
  * The verifier's answer to Hello. maxContext: committed and drafted tokens; maxNodes: of one tree; treeBudget: nodes the
  * server would like at most, now; costs: of `CostCurve.unpack`, empty where the server does not know; constraints: what
- * it can obey, OBEYS_*.
+ * it can obey, OBEYS_*; arithmetic: how it computes the target, such as "onnx-8-v6", "" where it does not say.
  */
 export interface Welcome {
   type: "Welcome";
@@ -29,6 +33,25 @@ export interface Welcome {
   server: string;
   costs: Uint8Array;
   constraints: number;
+  arithmetic: string;
+}
+
+/** Whether a verifier may go on with what was begun in `arithmetic`: yes where one of the two is unknown. */
+export function computesIn(welcome: Welcome, arithmetic: string): boolean {
+  return arithmetic === "" || welcome.arithmetic === "" || welcome.arithmetic === arithmetic;
+}
+
+/** Why a verifier that computes in `here` may not go on with an answer begun in `begun`, for people. */
+export function otherArithmetic(begun: string, here: string): string {
+  return (
+    `the answer was begun in ${begun} arithmetic, and this verifier computes in ${here}; ` +
+    "another one at this address may go on with it"
+  );
+}
+
+/** Whether `text` may name an arithmetic: printable ASCII, as people read it. */
+export function isArithmetic(text: unknown): text is string {
+  return typeof text === "string" && /^[ -~]{0,64}$/.test(text);
 }
 
 /**

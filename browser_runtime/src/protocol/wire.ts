@@ -8,7 +8,7 @@
 import { Encoder, decode as unpack } from "@msgpack/msgpack";
 import { Constraint } from "./constraint.js";
 import { MAX_POINTS } from "./costs.js";
-import type { ClientMessage, Message, ServerMessage } from "./messages.js";
+import { type ClientMessage, isArithmetic, type Message, type ServerMessage } from "./messages.js";
 import { Sampling } from "./sampling.js";
 import { MAX_NODES, ROOT, type TokenTree } from "./tree.js";
 
@@ -28,6 +28,8 @@ interface Kind {
   pack(value: never): Uint8Array;
   /** What stands for a field that an earlier version did not send; undefined: it must be there. */
   fallback?: unknown;
+  /** A last field travels only where it says something: without it the bytes are those from before the field. */
+  last?: boolean;
 }
 
 const encoder = new Encoder({ useBigInt64: true });
@@ -63,6 +65,16 @@ function bytes(least: number, most: number, fallback?: Uint8Array): Kind {
   };
   return { check, pack: packed, fallback };
 }
+
+const arithmetic: Kind = {
+  check: value => {
+    if (isArithmetic(value)) return value;
+    throw wrong("at most 64 printable characters", value);
+  },
+  pack: packed,
+  fallback: "",
+  last: true,
+};
 
 const flag: Kind = {
   check: value => {
@@ -124,7 +136,7 @@ const anyBytes = bytes(0, MAX_SERVER_FRAME);
 
 /** Of each message its number and its fields, in the order in which they travel. */
 const SCHEMAS: Record<Message["type"], [number, Record<string, Kind>]> = {
-  Hello: [1, { protocol: int(1, 65535), targetHash: hash, drafterHash: hash, client: text(128, "") }],
+  Hello: [1, { protocol: int(1, 65535), targetHash: hash, drafterHash: hash, client: text(128, ""), arithmetic }],
   Welcome: [
     2,
     {
@@ -138,6 +150,7 @@ const SCHEMAS: Record<Message["type"], [number, Record<string, Kind>]> = {
       server: text(128, ""),
       costs: bytes(0, 8 * MAX_POINTS, new Uint8Array()),
       constraints: later,
+      arithmetic,
     },
   ],
   Open: [3, { stream, session: bytes(16, 16), seq, tokens: ids, featuresHave: count, sampling, constraint }],
@@ -193,7 +206,7 @@ export function bucket(size: number): number {
 export function encode(message: Message): Uint8Array<ArrayBuffer> {
   const [number, fields] = SCHEMAS[message.type];
   const values = message as unknown as Record<string, never>;
-  const kinds = Object.entries(fields);
+  const kinds = Object.entries(fields).filter(([name, { last, fallback }]) => !last || values[name] !== fallback);
   const parts = [array(1 + kinds.length), packed(number), ...kinds.map(([name, kind]) => kind.pack(values[name]))];
   const data = joined([...parts, Uint8Array.of(0x80)]);
   const frame = new Uint8Array(bucket(data.length));

@@ -70,6 +70,8 @@ export interface Adopt {
 
 export type Action =
   | Send
+  /** From now on let only verifiers that compute in `arithmetic` answer, or say nothing of how they compute. */
+  | { type: "Pin"; arithmetic: string }
   | DraftTree
   | Compare
   | WriteToken

@@ -79,9 +79,10 @@ export class Answer {
     }
   }
 
-  /** Cancel what is not finished. */
+  /** Cancel what is not finished; the next answer may be written by any verifier. */
   close(): void {
     this.do(this.session.cancel());
+    this.link?.pin("");
   }
 
   /** Wait for the link, the drafter or the clock, whichever is first, and feed the session. */
@@ -156,6 +157,9 @@ export class Answer {
         case "Send":
           this.link?.send(action.message);
           if (action.message.type === "Verify") this.showTree();
+          break;
+        case "Pin":
+          this.link?.pin(action.arithmetic);
           break;
         case "DraftTree":
           this.draft(action);

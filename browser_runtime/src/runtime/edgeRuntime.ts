@@ -89,7 +89,8 @@ export class EdgeRuntime {
     this.controller = new Controller(new Pace(), options.mode ?? null);
     const { targetHash, drafterHash } = bundle.manifest;
     const client = "outrider-web";
-    const hello = { type: "Hello" as const, protocol: PROTOCOL_VERSION, targetHash, drafterHash, client };
+    const protocol = PROTOCOL_VERSION;
+    const hello = { type: "Hello" as const, protocol, targetHash, drafterHash, client, arithmetic: "" };
     const { token, makeSocket } = options;
     this.link = alone ? null : new Link(server, hello, event => this.linked(event), token, makeSocket);
     void this.link?.run();
@@ -241,6 +242,7 @@ export class EdgeRuntime {
       this.text = session.committed;
       this.rowsSeen = session.rowsSeen;
       this.answer = null;
+      if (session.arithmetic.pinned && !this.connected) this.linkError = ""; // who refused that answer may take the next
       if (this.connected && this.policy.understudy !== "warm") understudy?.unload();
     }
   }

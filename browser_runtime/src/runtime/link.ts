@@ -7,9 +7,11 @@
 
 import {
   type ClientMessage,
+  computesIn,
   ERR_MISMATCH,
   ERR_UNKNOWN,
   type Hello,
+  otherArithmetic,
   type ServerMessage,
   type Welcome,
 } from "../protocol/messages.js";
@@ -123,11 +125,13 @@ export class Link {
   /** Since the connection last said something; whether it has since WELCOME. */
   private renewals = 0;
   private spoke = false;
+  /** Other verifiers are wanted than when it was last dialled. */
+  private changed = false;
 
   /** token: travels as a subprotocol, as browsers set no headers. Throws LinkRefused. */
   constructor(
     server: string,
-    private readonly hello: Hello,
+    private hello: Hello,
     private readonly report: (event: LinkEvent) => void,
     token: string | null = null,
     private readonly makeSocket: MakeSocket = (url, protocols) => new WebSocket(url, protocols) as unknown as Socket,
@@ -152,13 +156,15 @@ export class Link {
     try {
       let delay = FIRST_RETRY;
       while (!this.closed) {
+        this.changed = false;
         const refused = await this.attempt();
+        if (refused === null) this.changed = false;
         const begun = clock();
         while (this.socket) await new Promise<void>(resolve => (this.wake = resolve));
         // else who greets and hangs up would be dialled ten times a second
         if (refused === null && (this.spoke || clock() > begun + LAST_RETRY)) delay = FIRST_RETRY;
-        await this.sleep(delay * (0.7 + 0.6 * Math.random()));
-        delay = Math.min(refused ? REFUSED_RETRY : LAST_RETRY, delay * 2);
+        if (!this.changed) await this.sleep(delay * (0.7 + 0.6 * Math.random()));
+        delay = this.changed ? FIRST_RETRY : Math.min(refused ? REFUSED_RETRY : LAST_RETRY, delay * 2);
       }
     } finally {
       globalThis.removeEventListener?.("online", online);
@@ -180,6 +186,22 @@ export class Link {
     const frame = encode(message);
     this.socket.send(frame);
     this.traffic.up += frameBytes(frame.length, true);
+  }
+
+  /**
+   * From now on HELLO asks for verifiers that compute in `arithmetic`; "": for any. A connection to another ends.
+   *
+   * Where there is none, it is dialled at once: who refused before may be who is wanted now.
+   */
+  pin(arithmetic: string): void {
+    const changed = arithmetic !== this.hello.arithmetic;
+    this.hello = { ...this.hello, arithmetic };
+    if (!this.welcome && changed) {
+      this.changed = true;
+      this.wake();
+    } else if (this.welcome && !computesIn(this.welcome, arithmetic)) {
+      this.lose(otherArithmetic(arithmetic, this.welcome.arithmetic), true);
+    }
   }
 
   /**
@@ -265,13 +287,13 @@ export class Link {
   }
 
   /** End the connection, if there is one, without ceremony: half-open links do not answer a close. */
-  private lose(reason: string): void {
+  private lose(reason: string, refused = false): void {
     this.dialNoMore();
     if (!this.socket) return;
     abandon(this.socket);
     this.socket = null;
     this.welcome = null;
-    this.report({ type: "down", reason, refused: false });
+    this.report({ type: "down", reason, refused });
     this.wake();
   }
 

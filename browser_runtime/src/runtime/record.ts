@@ -1,5 +1,6 @@
 /** An answer on its way, as JSON that outlives the page. */
 
+import { isArithmetic } from "../protocol/messages.js";
 import { Sampling } from "../protocol/sampling.js";
 import type { Session } from "./session.js";
 import type { Writer } from "./states.js";
@@ -23,6 +24,8 @@ export interface AnswerRecord {
   /** 32 hex digits. */
   session: string;
   stop: string[];
+  /** What the verified tokens were computed in; absent where that is unknown, and in records of earlier programs. */
+  arithmetic?: string;
 }
 
 export function recordOf(session: Session, target: string, stop: readonly string[]): AnswerRecord {
@@ -41,6 +44,7 @@ export function recordOf(session: Session, target: string, stop: readonly string
     stream: setup.stream,
     session: Array.from(setup.session, byte => byte.toString(16).padStart(2, "0")).join(""),
     stop: [...stop],
+    ...(session.arithmetic.pinned ? { arithmetic: session.arithmetic.pinned } : {}),
   };
 }
 
@@ -50,6 +54,7 @@ export function checkRecord(record: AnswerRecord, target: string): AnswerRecord 
   const ids = (values: unknown) => Array.isArray(values) && values.every(id => Number.isSafeInteger(id) && id >= 0);
   if (record?.version !== VERSION) throw wrong(`version ${record?.version}, this runtime reads ${VERSION}`);
   if (record.target !== target) throw wrong("it is of another target; ask the question again");
+  if (!isArithmetic(record.arithmetic ?? "")) throw wrong("its arithmetic is not at most 64 printable characters");
   if (![record.prompt, record.committed, record.provisional].every(ids) || !record.prompt.length) throw wrong("tokens");
   if (!/^[0-9a-f]{32}$/.test(record.session) || !ids([record.seq, record.stream, record.maxNew]))
     throw wrong("numbers");
@@ -72,4 +77,5 @@ export function restore(session: Session, record: AnswerRecord): void {
   session.text.provisional = [...record.provisional];
   session.text.writers = record.writers.flatMap(([begin, end, writer]) => Array<Writer>(end - begin).fill(writer));
   session.requests.seq = record.seq;
+  session.arithmetic.pinned = record.arithmetic ?? "";
 }

@@ -16,11 +16,12 @@
  */
 
 import type { Draft } from "../drafting/drafter.js";
-import type { ServerMessage, Welcome } from "../protocol/messages.js";
+import { computesIn, type ServerMessage, type Welcome } from "../protocol/messages.js";
 import type { RowShape } from "../protocol/rows.js";
 import type { Sampling } from "../protocol/sampling.js";
 import { MAX_NODES } from "../protocol/tree.js";
 import type { Action, ReadText, Send } from "./actions.js";
+import { AnswerArithmetic } from "./answerArithmetic.js";
 import { type Deadline, Deadlines } from "./deadlines.js";
 import { Handover } from "./handover.js";
 import { type Mode, type Policy, policy, targetFirst } from "./policy.js";
@@ -72,6 +73,7 @@ export class Session {
   readonly deadlines: Deadlines;
   readonly solo: Solo;
   readonly handover: Handover;
+  readonly arithmetic = new AnswerArithmetic();
   mode: Mode = "tree";
   finished: FinishReason | null = null;
   linked = false;
@@ -150,15 +152,18 @@ export class Session {
     if (this.text.over) return this.finish(this.text.ended ? "stop" : "length");
     if (this.policy.writer === "device-only") return this.goOnAlone(now, now);
     if (!this.linked) this.deadlines.connect = now + this.patience.connect;
-    return [...this.handover.readAlong(this.committed), ...this.work(now)];
+    return [...this.arithmetic.wanted, ...this.handover.readAlong(this.committed), ...this.work(now)];
   }
 
   /**
-   * The link is up and the hashes agree: OPEN with everything committed, and go on.
+   * The link is up and the hashes agree: OPEN with everything committed, and go on; with a verifier that computes
+   * otherwise than the one before, wait as where there is none.
    *
    * rtt: seconds of the handshake, if it happened during this answer.
    */
   linkUp(welcome: Welcome, now: number, rtt: number | null = null): Action[] {
+    if (!computesIn(welcome, this.arithmetic.pinned)) return [...this.arithmetic.wanted, ...this.linkDown(now, true)];
+    this.arithmetic.offered = welcome.arithmetic;
     const actions: Action[] = [];
     if (rtt !== null) {
       this.tuning.linked(welcome, rtt);

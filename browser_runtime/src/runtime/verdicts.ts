@@ -54,7 +54,7 @@ export function adopt(session: Session): Action[] {
 function commit(session: Session, fresh: number[]): Action[] {
   session.version++;
   session.ready = null;
-  const actions = session.text.commit(fresh);
+  const actions = [...(fresh.length ? session.arithmetic.pin() : []), ...session.text.commit(fresh)];
   session.tuning.committed(session.committed);
   return [...actions, ...session.handover.readAlong(session.committed)];
 }
