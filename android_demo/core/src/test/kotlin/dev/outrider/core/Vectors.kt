@@ -56,11 +56,13 @@ object Vectors {
         fun seq() = f.field<Long>("seq")
         fun baseLen() = f.int("base_len")
         return when (val type = f.field<String>("type")) {
-            "Hello" -> Hello(f.int("protocol"), f.field("target_hash"), f.field("drafter_hash"), f.field("client"))
+            "Hello" -> Hello(
+                f.int("protocol"), f.field("target_hash"), f.field("drafter_hash"), f.field("client"), arithmetic(f),
+            )
             "Welcome" -> Welcome(
                 f.field("protocol"), f.field("target_hash"), f.field("drafter_hash"), f.int("vocab_size"),
                 f.int("max_context"), f.int("max_nodes"), f.int("tree_budget"), f.field("server"), bytes(f, "costs"),
-                (f as Map<*, *>)["constraints"]?.let { (it as Long).toInt() } ?: 0,
+                (f as Map<*, *>)["constraints"]?.let { (it as Long).toInt() } ?: 0, arithmetic(f),
             )
             "Open" -> Open(
                 stream(), bytes(f, "session"), seq(), bytes(f, "tokens"), f.int("features_have"),
@@ -87,12 +89,13 @@ object Vectors {
         is Hello -> mapOf(
             "protocol" to m.protocol, "target_hash" to m.targetHash, "drafter_hash" to m.drafterHash,
             "client" to m.client,
-        )
+        ) + told(m.arithmetic)
         is Welcome -> mapOf(
             "protocol" to m.protocol, "target_hash" to m.targetHash, "drafter_hash" to m.drafterHash,
             "vocab_size" to m.vocabSize, "max_context" to m.maxContext, "max_nodes" to m.maxNodes,
             "tree_budget" to m.treeBudget, "server" to m.server, "costs" to hex(m.costs),
-        ) + (if (m.constraints != 0) mapOf("constraints" to m.constraints) else emptyMap())
+        ) + (if (m.constraints != 0) mapOf("constraints" to m.constraints) else emptyMap()) +
+            told(m.arithmetic)
         is Open -> mapOf(
             "stream" to m.stream, "session" to hex(m.session), "seq" to m.seq, "tokens" to hex(m.tokens),
             "features_have" to m.featuresHave,
@@ -121,6 +124,11 @@ object Vectors {
             "code" to m.code, "text" to m.text, "stream" to m.stream, "retry_after_ms" to m.retryAfterMs,
         )
     }
+
+    private fun arithmetic(fields: Any?): String = (fields as Map<*, *>)["arithmetic"] as String? ?: ""
+
+    private fun told(arithmetic: String) =
+        if (arithmetic.isEmpty()) emptyMap() else mapOf("arithmetic" to arithmetic)
 
     /** Equal as JSON values are: numbers by value, fractions to a millionth. */
     fun same(one: Any?, other: Any?): Boolean = when {

@@ -16,12 +16,16 @@ sealed interface ClientMessage : Message
 /** What a verifier sends. */
 sealed interface ServerMessage : Message
 
-/** Comes first. targetHash, drafterHash: the bundle's; client: who asks, for logs. */
+/**
+ * Comes first. targetHash, drafterHash: the bundle's; client: who asks, for logs; arithmetic: that an answer was begun
+ * in, "" for none: only a verifier that computes so may go on with it.
+ */
 data class Hello(
     val protocol: Int,
     val targetHash: String,
     val drafterHash: String,
     val client: String = "",
+    val arithmetic: String = "",
 ) : ClientMessage {
     override val type get() = 1
 }
@@ -30,7 +34,8 @@ data class Hello(
  * The verifier's answer to [Hello].
  *
  * maxContext: committed and drafted tokens; maxNodes: of one tree; treeBudget: nodes the server would like at most,
- * now; costs: of [CostCurve.unpack], empty where the server does not know; constraints: what it can obey, OBEYS_*.
+ * now; costs: of [CostCurve.unpack], empty where the server does not know; constraints: what it can obey, OBEYS_*;
+ * arithmetic: how it computes the target, such as "onnx-8-v6", "" where it does not say.
  */
 class Welcome(
     val protocol: Long,
@@ -43,9 +48,22 @@ class Welcome(
     val server: String = "",
     val costs: ByteArray = EMPTY,
     val constraints: Int = 0,
+    val arithmetic: String = "",
 ) : ServerMessage {
     override val type get() = 2
+
+    /** Whether it may go on with what was begun in [arithmetic]: yes where one of the two is unknown. */
+    fun computesIn(arithmetic: String): Boolean =
+        arithmetic.isEmpty() || this.arithmetic.isEmpty() || this.arithmetic == arithmetic
 }
+
+/** Why a verifier that computes in [here] may not go on with an answer begun in [begun], for people. */
+fun otherArithmetic(begun: String, here: String): String =
+    "the answer was begun in $begun arithmetic, and this verifier computes in $here; " +
+        "another one at this address may go on with it"
+
+/** Whether [text] may name an arithmetic: printable ASCII, as people read it. */
+fun isArithmetic(text: String): Boolean = text.length <= 64 && text.all { it in ' '..'~' }
 
 /**
  * Begin or resume: the verifier needs nothing else to take a session over from another replica.
@@ -165,7 +183,7 @@ internal fun ServerMessage.concerns(stream: Int): Boolean = when (this) {
 /** A message that is not understood. */
 const val ERR_MALFORMED = 1
 
-/** Protocol, target or drafter differ; the connection is closed. */
+/** Protocol, target, drafter, or the arithmetic that HELLO asks for differ; the connection is closed. */
 const val ERR_MISMATCH = 2
 
 /** A field is out of the model's range. */

@@ -7,7 +7,7 @@
  *
  *     device                                verifier
  *     HELLO  ------------------------------>
- *            <------------------------------ WELCOME | ERROR (hashes differ)
+ *            <------------------------------ WELCOME | ERROR (hashes or arithmetic differ)
  *     OPEN (token ids, rows it has) -------->
  *            <------------------------------ OPENED, then FEATURES... (rows the device lacks)
  *     VERIFY seq (tree) -------------------->
@@ -54,11 +54,11 @@ fun encode(message: Message): ByteArray {
 }
 
 private fun fieldsOf(message: Message): List<Any?> = when (message) {
-    is Hello -> listOf(message.protocol, message.targetHash, message.drafterHash, message.client)
+    is Hello -> with(message) { listOf(protocol, targetHash, drafterHash, client) + told(arithmetic) }
     is Welcome -> with(message) {
         listOf(
             protocol, targetHash, drafterHash, vocabSize, maxContext, maxNodes, treeBudget, server, costs, constraints,
-        )
+        ) + told(arithmetic)
     }
     is Open -> with(message) {
         listOf(stream, session, seq, tokens, featuresHave, fieldsOf(sampling), constraint?.let(::fieldsOf))
@@ -75,6 +75,9 @@ private fun fieldsOf(message: Message): List<Any?> = when (message) {
     is Close -> listOf(message.stream)
     is Error -> with(message) { listOf(code, text, stream, retryAfterMs) }
 }
+
+/** The last field, where it says something: without it the bytes are those from before the field. */
+private fun told(arithmetic: String): List<String> = listOf(arithmetic).filter(String::isNotEmpty)
 
 private fun fieldsOf(sampling: Sampling): List<Any> =
     with(sampling) { listOf(temperature, topK, topP, minP, seed) }
@@ -94,7 +97,7 @@ fun decodeServer(frame: ByteArray): ServerMessage {
         val message = when (val type = reader.integer()) {
             2L -> Welcome(
                 integer(), text(64), text(64), count(), count(), count(), count(), optional("") { text(128) },
-                optional(EMPTY) { binary(8 * MAX_POINTS) }, optional(0) { count() },
+                optional(EMPTY) { binary(8 * MAX_POINTS) }, optional(0) { count() }, optional("") { arithmetic() },
             )
             4L -> Opened(stream(), count(), count())
             5L -> Features(stream(), count(), binary())
@@ -130,6 +133,10 @@ private class Fields(val reader: PackReader) {
 
     fun text(longest: Int): String = next { text() }.also {
         if (it.codePointCount(0, it.length) > longest) throw WireError("text of more than $longest characters")
+    }
+
+    fun arithmetic(): String = next { text() }.also {
+        if (!isArithmetic(it)) throw WireError("the arithmetic is not at most 64 printable characters")
     }
 
     fun binary(longest: Int = MAX_SERVER_FRAME): ByteArray = next { binary() }.also {

@@ -8,6 +8,9 @@ sealed interface Action
 /** Give [message] to the link. */
 class Send(val message: ClientMessage) : Action
 
+/** From now on let only verifiers that compute in [arithmetic] answer, or say nothing of how they compute. */
+data class Pin(val arithmetic: String) : Action
+
 /**
  * Bounds of a tree: its nodes, its levels, and what another drafting step must promise; null: the runtime's own.
  *

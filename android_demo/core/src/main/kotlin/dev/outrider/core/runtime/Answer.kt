@@ -54,8 +54,11 @@ internal class Answer(
         }
     }
 
-    /** Cancel what is not finished. */
-    fun close() = act(session.cancel())
+    /** Cancel what is not finished; the next answer may be written by any verifier. */
+    fun close() {
+        act(session.cancel())
+        link?.pin("")
+    }
 
     /** Wait for the link, the drafter or the clock, whichever is first; null: the clock. */
     @OptIn(ExperimentalCoroutinesApi::class)
@@ -126,6 +129,7 @@ internal class Answer(
         for (action in actions) {
             when (action) {
                 is Send -> link?.send(action.message)
+                is Pin -> link?.pin(action.arithmetic)
                 is DraftTree -> jobs.draft(action)
                 is WriteToken -> {
                     held.hold(action)

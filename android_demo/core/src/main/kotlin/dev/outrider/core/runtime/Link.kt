@@ -12,9 +12,11 @@ import dev.outrider.core.protocol.ServerMessage
 import dev.outrider.core.protocol.Welcome
 import dev.outrider.core.protocol.WireError
 import dev.outrider.core.protocol.decodeServer
+import dev.outrider.core.protocol.otherArithmetic
 import java.io.IOException
 import java.util.concurrent.Executors
 import java.util.concurrent.RejectedExecutionException
+import java.util.concurrent.Semaphore
 import java.util.concurrent.TimeUnit
 import javax.net.ssl.SSLSocketFactory
 import kotlin.concurrent.thread
@@ -79,7 +81,7 @@ fun verifierUrl(server: String): String {
  */
 class Link(
     server: String,
-    private val hello: Hello,
+    hello: Hello,
     private val report: (LinkEvent) -> Unit,
     token: String? = null,
     tls: SSLSocketFactory? = null,
@@ -109,7 +111,11 @@ class Link(
     )
     private val timer = Executors.newSingleThreadScheduledExecutor { daemon(it, "outrider-link-timer") }
     private val runner = thread(start = false, isDaemon = true, name = "outrider-link") { run() }
+    private val wanted = Semaphore(0) // released where other verifiers are wanted than when it was last dialled
     private val lock = Any() // of what is below, and of the order of reports
+
+    @Volatile
+    private var hello = hello
 
     @Volatile
     private var connection: Connection? = null
@@ -136,6 +142,24 @@ class Link(
     /** Send, or drop [message] where there is no connection; a failure shows as [LinkDown]. Never waits. */
     fun send(message: ClientMessage) {
         connection?.send(message)
+    }
+
+    /**
+     * From now on HELLO asks for verifiers that compute in [arithmetic]; "": for any. A connection to another ends.
+     *
+     * Where there is none, it is dialled at once: who refused before may be who is wanted now.
+     */
+    fun pin(arithmetic: String): Unit = synchronized(lock) {
+        val changed = arithmetic != hello.arithmetic
+        hello = hello.copy(arithmetic = arithmetic)
+        val welcome = welcome
+        if (welcome == null && changed) {
+            error = ""
+            wanted.release()
+        } else if (welcome != null && !welcome.computesIn(arithmetic)) {
+            dialNoMore()
+            lose(otherArithmetic(arithmetic, welcome.arithmetic), refused = true)
+        }
     }
 
     /**
@@ -176,11 +200,15 @@ class Link(
         var delay = FIRST_RETRY
         while (!closed) {
             var refused = false
+            wanted.drainPermits()
             try {
                 val dialled = newConnection()
                 synchronized(lock) { dialling = dialled }
                 val up = dialled.open(hello)
-                synchronized(lock) { take(dialled, up) }
+                synchronized(lock) {
+                    take(dialled, up)
+                    wanted.drainPermits()
+                }
             } catch (error: LinkRefused) {
                 refused = true
                 down(LinkDown(error.message.orEmpty(), refused = true))
@@ -199,12 +227,12 @@ class Link(
             }
             // else who greets and hangs up would be dialled ten times a second
             if (greeted && (spoken || System.nanoTime() - begun > LAST_RETRY * 1e9)) delay = FIRST_RETRY
-            try {
-                Thread.sleep((1000 * delay * Random.nextDouble(0.7, 1.3)).toLong())
+            val changed = try {
+                wanted.tryAcquire((1000 * delay * Random.nextDouble(0.7, 1.3)).toLong(), TimeUnit.MILLISECONDS)
             } catch (_: InterruptedException) {
                 return
             }
-            delay = minOf(if (refused) REFUSED_RETRY else LAST_RETRY, 2 * delay)
+            delay = if (changed) FIRST_RETRY else minOf(if (refused) REFUSED_RETRY else LAST_RETRY, 2 * delay)
         }
     }
 
@@ -227,12 +255,12 @@ class Link(
     }
 
     /** End the connection without ceremony: half-open links do not answer a close. */
-    private fun lose(reason: String) {
+    private fun lose(reason: String, refused: Boolean = false) {
         val lost = connection ?: return
         connection = null
         welcome = null
         lost.abort()
-        down(LinkDown(reason))
+        down(LinkDown(reason, refused))
     }
 
     /** Report what arrives, until the connection ends or another has taken its place. */

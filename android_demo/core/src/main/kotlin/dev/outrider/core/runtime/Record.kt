@@ -2,6 +2,7 @@ package dev.outrider.core.runtime
 
 import dev.outrider.core.protocol.STREAMS
 import dev.outrider.core.protocol.Sampling
+import dev.outrider.core.protocol.isArithmetic
 
 private const val VERSION = 2
 
@@ -10,7 +11,8 @@ private const val VERSION = 2
  *
  * prompt, committed, provisional: token ids; writers: who wrote which of the answer's tokens, provisional ones
  * included; seq, stream, session (16 bytes): as on the wire; target: the hash of the target that answers; stop: strings
- * that end the answer. The JSON is the same as that of the Python runtime.
+ * that end the answer; arithmetic: what the verified tokens were computed in, "" where that is unknown, and in records
+ * of earlier programs. The JSON is the same as that of the Python runtime.
  *
  * Raises [IllegalArgumentException] where [writers] are not the answer's.
  */
@@ -26,12 +28,14 @@ class AnswerRecord(
     val session: ByteArray,
     val target: String,
     val stop: List<String>,
+    val arithmetic: String = "",
 ) {
     init {
         val ends = listOf(0) + writers.map { it.end }
         require(ends.last() == committed.size + provisional.size && writers.map { it.begin } == ends.dropLast(1)) {
             "it does not say of every token who wrote it"
         }
+        require(isArithmetic(arithmetic)) { "its arithmetic is not at most 64 printable characters" }
     }
 
     fun toJson(): String = Json.write(
@@ -43,7 +47,7 @@ class AnswerRecord(
             },
             "max_new" to maxNew, "seq" to seq, "stream" to stream, "session" to session.toHex(), "target" to target,
             "stop" to stop,
-        ),
+        ) + (if (arithmetic.isEmpty()) emptyMap() else mapOf("arithmetic" to arithmetic)),
     )
 
     companion object {
@@ -62,6 +66,7 @@ class AnswerRecord(
                 ),
                 fields.int("max_new"), fields.field("seq"), fields.int("stream"),
                 fields.field<String>("session").hexToBytes(), fields.field("target"), fields.strings("stop"),
+                if ("arithmetic" in fields as Map<*, *>) fields.field("arithmetic") else "",
             )
             require(record.prompt.isNotEmpty() && record.session.size == 16 && record.stream in 0 until STREAMS) {
                 "not a record of an answer"

@@ -57,6 +57,7 @@ class Session(
     internal val deadlines = Deadlines(patience.silence)
     internal val solo = Solo(policy, sentenceEnds).also { it.obeys = obeys }
     internal val handover = Handover(understudy, policy)
+    internal val arithmetic = AnswerArithmetic()
     val committed: List<Int> get() = text.committed
     val provisional: List<Int> get() = text.provisional
 
@@ -116,15 +117,18 @@ class Session(
         if (text.over) return finish(if (text.ended) FinishReason.STOP else FinishReason.LENGTH)
         if (policy.writer == WhoWrites.DEVICE_ONLY) return goOnAlone(now, now)
         if (!linked) deadlines.connect = now + patience.connect
-        return handover.readAlong(committed) + work(now)
+        return arithmetic.wanted + handover.readAlong(committed) + work(now)
     }
 
     /**
-     * The link is up and the hashes agree: OPEN with everything committed, and go on.
+     * The link is up and the hashes agree: OPEN with everything committed, and go on; with a verifier that computes
+     * otherwise than the one before, wait as where there is none.
      *
      * rtt: seconds of the handshake, if it happened during this answer.
      */
     fun linkUp(welcome: Welcome, now: Double, rtt: Double? = null): List<Action> {
+        if (!welcome.computesIn(arithmetic.pinned)) return arithmetic.wanted + linkDown(now, refused = true)
+        arithmetic.offered = welcome.arithmetic
         val actions = if (rtt == null) emptyList() else {
             tuning.linked(welcome, rtt)
             if (targetFirst) changeMode(tuning.begin(), now) else emptyList()
@@ -274,13 +278,14 @@ class Session(
     /** What [restore] needs. target: the bundle's hash; stop: the strings that end the answer. */
     fun record(target: String, stop: List<String>) = AnswerRecord(
         prompt, committed.drop(prompt.size), provisional, text.spans, sampling, maxNew, requests.seq, stream,
-        sessionId, target, stop,
+        sessionId, target, stop, arithmetic.pinned,
     )
 
     /** Take up a recorded answer, before [start]. The session was made with the record's prompt and settings. */
     fun restore(record: AnswerRecord) {
         text.restore(record)
         requests.seq = record.seq
+        arithmetic.pinned = record.arithmetic
     }
 
     // --- inside ---

@@ -46,7 +46,7 @@ private fun Session.choose(now: Double): List<Action> =
 private fun Session.commit(fresh: List<Int>): List<Action> {
     version++
     ready = null
-    val actions = text.commit(fresh)
+    val actions = (if (fresh.isEmpty()) emptyList() else arithmetic.pin()) + text.commit(fresh)
     tuning.committed(committed)
     return actions + handover.readAlong(committed)
 }

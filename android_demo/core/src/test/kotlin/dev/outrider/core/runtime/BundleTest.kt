@@ -83,11 +83,15 @@ class BundleTest {
             listOf(Span(0, 1, Writer.TARGET), Span(1, 3, Writer.UNDERSTUDY), Span(3, 4, Writer.DRAFTER)),
             Sampling(0.7, 40, 0.9, 0.1, Long.MAX_VALUE), 99,
             (1L shl 32) - 1, 7, ByteArray(16) { it.toByte() }, "target", listOf("\n\n", "end"),
+            "onnx-8-v6",
         )
         val json = record.toJson()
         assertEquals(json, AnswerRecord.parse(json).toJson())
+        assertEquals("onnx-8-v6", AnswerRecord.parse(json).arithmetic)
+        val old = json.replace(",\"arithmetic\":\"onnx-8-v6\"", "") // of a program from before the field
+        assertEquals("" to old, AnswerRecord.parse(old).let { it.arithmetic to it.toJson() })
         for (wrong in listOf(
-            "{}", json.replace("\"version\":2", "\"version\":1"), json.replace("\"prompt\":[1,2]", "\"prompt\":[]"),
+            json.replace("onnx-8-v6", "x".repeat(65)), json.replace("onnx-8-v6", "two\\nlines"), "{}", json.replace("\"version\":2", "\"version\":1"), json.replace("\"prompt\":[1,2]", "\"prompt\":[]"),
             json.replace("[0,1,", "[0,"), json.replace("[1,3,", "[1,2,"),
             json.replace("drafter", "nobody"), json.replace("0001", "01"),
         )) assertFailsWith<IllegalArgumentException>(wrong) { AnswerRecord.parse(wrong) }

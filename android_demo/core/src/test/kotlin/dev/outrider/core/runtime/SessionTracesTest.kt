@@ -62,6 +62,7 @@ class SessionTracesTest {
             sentenceEnds = setup.ints("sentence_ends").toSet(),
         )
         session.mode = named(setup.field("mode"))
+        session.arithmetic.pinned = setup["arithmetic"] as String? ?: ""
         return session
     }
 
@@ -127,6 +128,7 @@ class SessionTracesTest {
         action::class.simpleName,
         when (action) {
             is Send -> Vectors.fields(action.message)
+            is Pin -> mapOf("arithmetic" to action.arithmetic)
             is DraftTree -> mapOf("prefix" to action.prefix, "version" to action.version) + sizeOf(action.size)
             is Compare -> mapOf("prefix" to action.prefix) + sizeOf(action.size)
             is DraftAhead -> mapOf("version" to action.version)
