@@ -12,7 +12,7 @@ import time
 from types import FrameType
 from typing import NoReturn
 
-from cloud.scaling.fleet_metrics import end_hub
+from cloud.scaling.fleet_metrics import DIFFER, disagreement, end_hub, reports_now
 from cloud.scaling.options import DEPLOYMENT, Proxy, Scale, ScaleError
 from cloud.scaling.replica import application
 from cloud.settings import Settings
@@ -49,6 +49,8 @@ def run(scale: Scale, settings: Settings, host: str, proxy: Proxy, ray_address: 
             wait_for_applications_running=False,
         )
         _wait(scale, began)
+        if differ := disagreement(reports_now()):
+            say(f"error: {DIFFER}: {differ}")
         if settings.tls_cert is not None:
             _check_tls(settings)
         shown = f"[{host}]" if ":" in host else host

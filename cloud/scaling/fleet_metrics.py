@@ -8,9 +8,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from cloud import log
+
 HUB = "outrider-metrics"
 #: what a replica reported longer ago than this is left out: it is gone
 FRESH_SECONDS = 30.0
+#: seconds that a replica's start waits for the hub at most
+HUB_SECONDS = 5.0
+DIFFER = "replicas behind this address compute differently: an answer cannot go on on another one"
+_SERVED = re.compile(rb"^outrider:build_info\{(.*)\} ", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 _SAMPLE = re.compile(rb"([^\s{]+)(?:\{(.*)\})? (\S+)")
 
 
@@ -50,15 +57,33 @@ def merge(reports: Mapping[str, bytes]) -> bytes:
     return b"".join(line + b"\n" for comments, samples in families.values() for line in (*comments, *samples))
 
 
+def disagreement(reports: Mapping[str, bytes]) -> str:
+    """What keeps answers from moving between these replicas: other targets, drafters, arithmetics; "" where nothing."""
+    served: dict[str, list[str]] = {}
+    for replica, text in sorted(reports.items()):
+        if found := _SERVED.search(text):
+            labels = dict(_LABEL.findall(found[1].decode()))
+            what = ", ".join(f"{name} {labels.get(name, 'unknown')}" for name in ("target", "drafter", "arithmetic"))
+            served.setdefault(what, []).append(replica)
+    if len(served) < 2:
+        return ""
+    return "; ".join(f"{what} on {' and '.join(replicas)}" for what, replicas in served.items())
+
+
 class FleetMetrics:
     """One replica's side. own: its own report."""
 
     def __init__(self, replica: str, own: Callable[[], bytes]) -> None:
         self._replica, self._own = replica, own
+        self._compared = False
 
     def report(self) -> None:
-        """Tell the hub, without waiting."""
+        """Tell the hub, without waiting; the first time compare with what the others serve."""
         _hub().put.remote(self._replica, self._own())
+        if not self._compared:
+            self._compared = True
+            if differ := disagreement(reports_now()):
+                log.error(DIFFER, served=differ)
 
     async def text(self) -> bytes:
         """The whole fleet's report; this replica's alone where the hub does not answer."""
@@ -68,6 +93,17 @@ class FleetMetrics:
         except Exception:  # Ray raises many; whoever scrapes wants what there is
             reports = {}
         return merge({**reports, self._replica: own})
+
+
+def reports_now() -> dict[str, bytes]:
+    """The fleet's fresh reports; none where the hub does not answer."""
+    import ray
+
+    try:
+        reports: dict[str, bytes] = ray.get(_hub().all.remote(), timeout=HUB_SECONDS)
+    except Exception:  # Ray raises many, and a replica is healthy without a hub
+        return {}
+    return reports
 
 
 def _hub() -> Any:

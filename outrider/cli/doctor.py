@@ -16,6 +16,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
@@ -45,6 +46,8 @@ LOOK_SECONDS = 8.0
 CLOCK_SECONDS = 60.0
 #: trees drafted and pings sent, of which the median counts
 TRIES = 5
+#: connections that show whether replicas behind one address compute alike
+DIALS = 4
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,7 @@ async def look_at_verifier(
         if not isinstance(event, LinkUp):
             return [await _plain_text_to_tls(server) or _refusal(event)]
         rtts = [await link.ping() for _ in range(TRIES)]
+        others = await _others(server, structs.replace(hello, arithmetic=event.welcome.arithmetic), token, ca_file)
     except (TimeoutError, OSError):
         silent = Finding(
             "verifier",
@@ -190,15 +194,33 @@ async def look_at_verifier(
     welcome, rtt = event.welcome, statistics.median(rtts)
     pace = Pace(drafter_step=step)
     pace.linked(welcome, rtt)
-    text = f"{welcome.server or 'a verifier'}: same target and drafter, context {welcome.max_context}"
-    found = [
-        good("verifier", text, server=welcome.server, max_context=welcome.max_context, budget=welcome.tree_budget),
-        _round_trips(rtts, pace),
-    ]
+    computes = f", {welcome.arithmetic} arithmetic" if welcome.arithmetic else ""
+    text = f"{welcome.server or 'a verifier'}: same target and drafter, context {welcome.max_context}{computes}"
+    figures = {"server": welcome.server, "max_context": welcome.max_context, "budget": welcome.tree_budget}
+    found = [good("verifier", text, **figures, arithmetic=welcome.arithmetic), _round_trips(rtts, pace)]
+    if others:
+        advice = "the operator should serve one target in one arithmetic there; an answer that moves waits for its own"
+        found.append(Finding("replicas", "warning", f"verifiers that differ answer at this address: {others}", advice))
     if welcome.max_context < manifest.max_context:
         text = f"the verifier holds {welcome.max_context} tokens, the bundle {manifest.max_context}"
         found.append(Finding("context", "warning", text, "longer conversations end at the smaller one"))
     return found
+
+
+async def _others(server: str, hello: Hello, token: str | None, ca_file: Path | None) -> str:
+    """Dial a few times more, as an answer begun there would: why somebody at this address refused it; ""."""
+    for _ in range(DIALS):
+        events: asyncio.Queue[LinkEvent] = asyncio.Queue()
+        task = asyncio.create_task(Link(server, hello, events.put_nowait, token, ca_file).run())
+        try:
+            event = await asyncio.wait_for(events.get(), LOOK_SECONDS)
+        except TimeoutError:
+            return ""  # what is slow is told elsewhere
+        finally:
+            task.cancel()
+        if isinstance(event, LinkDown) and event.refused:
+            return event.reason
+    return ""
 
 
 async def _plain_text_to_tls(server: str) -> Finding | None:

@@ -15,7 +15,7 @@ from cloud.auth import main as make_token
 from cloud.metrics import Metrics
 from cloud.scale import _settings, main
 from cloud.scaling.driver import _certificate, _check_tls
-from cloud.scaling.fleet_metrics import FRESH_SECONDS, Hub, merge
+from cloud.scaling.fleet_metrics import FRESH_SECONDS, Hub, disagreement, merge
 from cloud.scaling.options import ScaleError
 from cloud.scaling.replica import build
 from cloud.settings import Settings
@@ -126,6 +126,19 @@ def test_reports_of_replicas_are_one() -> None:
     assert counted == {(("code", "5"), ("replica", "a")): 1.0, (("code", "6"), ("replica", "b")): 2.0}
     steps = families["outrider:step_seconds"].samples
     assert {s.labels["replica"]: s.value for s in steps if s.name.endswith("_count")} == {"a": 0.0, "b": 1.0}
+
+
+def test_replicas_that_compute_differently_are_told_apart() -> None:
+    alike, other, bare = Metrics(), Metrics(), Metrics()
+    alike.serving(version="1", target="t", drafter="d", arithmetic="onnx-8-v6")
+    other.serving(version="2", target="t", drafter="d", arithmetic="torch-float32")
+    reports = {"a": alike.text(), "b": alike.text(), "c": bare.text()}
+    assert disagreement(reports) == disagreement({}) == ""
+    assert disagreement({**reports, "d": other.text()}) == (
+        "target t, drafter d, arithmetic onnx-8-v6 on a and b; target t, drafter d, arithmetic torch-float32 on d"
+    )
+    other.serving(version="2", target="u", drafter="d", arithmetic="onnx-8-v6")
+    assert "target u" in disagreement({**reports, "d": other.text()})
 
 
 def test_a_replica_that_is_gone_is_left_out() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from edge_runtime.link import LinkRefused
 from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.timing import Patience
+from outrider.cli.doctor import Finding, examine
 from outrider.local import LocalVerifier
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
@@ -172,9 +175,10 @@ class Fleet:
 def fleet(folders: Folders, bundle: Bundle) -> Iterator[Fleet]:
     root = folders[0].parent
     (root / "hash").write_text(bundle.manifest.target_hash)
-    whole = running(root, "--engine", "torch", "--dtype", "float64", "--threads", "1")
-    with whole as one, running(root, "--engine", "onnx", "--threads", "1") as other:
-        yield Fleet(one, other, folders, bundle)
+    flags = (["--engine", "torch", "--dtype", "float64"], ["--engine", "onnx"])
+    with ThreadPoolExecutor() as pool, ExitStack() as stack:  # both start at once
+        made = pool.map(lambda engine: stack.enter_context(running(root, *engine, "--threads", "1")), flags)
+        yield Fleet(*made, folders, bundle)
 
 
 def test_no_answer_mixes_two_arithmetics_and_all_end(fleet: Fleet) -> None:
@@ -261,6 +265,18 @@ def test_a_record_does_not_go_on_in_a_process_that_computes_otherwise(fleet: Fle
 
     with local:
         assert asyncio.run(run()).token_ids == fleet.texts(1, Sampling())["torch-float64"]
+
+
+def test_the_doctor_sees_that_replicas_compute_differently(fleet: Fleet) -> None:
+    async def look(*addresses: str) -> dict[str, Finding]:
+        async with BothVersions(*map(port_of, addresses)) as link:
+            found = await examine(fleet.folders[2], link.address, threads=1, tell=lambda finding: None)
+            return {finding.name: finding for finding in found}
+
+    found = asyncio.run(look(*fleet.addresses))
+    assert found["verifier"].level == "good" and found["verifier"].figures["arithmetic"] == "torch-float64"
+    assert found["replicas"].level == "warning" and EIGHT_BITS in found["replicas"].text
+    assert "replicas" not in asyncio.run(look(fleet.eight.address))
 
 
 class Earlier(Verifier):
