@@ -282,8 +282,8 @@ class EdgeRuntime:
         """Go on with an answer that `record` wrote down, perhaps in a process that has ended. Events as of `generate`.
 
         It waits for a verifier that computes as the one did that began it, where that one said how. Raises ValueError,
-        when the first event is asked for, on anything but a record of this bundle; LinkRefused where the verifier in
-        this process computes otherwise.
+        when the first event is asked for, on anything but a record of this bundle, and where the verifier in this
+        process computes otherwise.
         """
 
         def begin() -> tuple[Session, list[str]]:

@@ -29,7 +29,7 @@ class VerifierLink(Protocol):
     def pin(self, arithmetic: str) -> None:
         """From now on only verifiers that compute in `arithmetic`, or do not say how, are wanted; "": any.
 
-        Raises LinkRefused where there is but one verifier, and it computes otherwise.
+        Raises ValueError where there is but one verifier, and it computes otherwise.
         """
 
     def renew(self) -> None:

@@ -160,9 +160,9 @@ class LocalLink:
             self._connection.receive(frame)
 
     def pin(self, arithmetic: str) -> None:
-        """Raises LinkRefused where the verifier computes otherwise than in `arithmetic`: there is no other here."""
+        """Raises ValueError where the verifier computes otherwise than in `arithmetic`: there is no other here."""
         if arithmetic not in ("", self._verifier.arithmetic):
-            raise LinkRefused(
+            raise ValueError(
                 f"the answer was begun in {arithmetic} arithmetic, and the target in this process computes in "
                 f"{self._verifier.arithmetic}; go on with it where it was begun, or ask the question again"
             )
