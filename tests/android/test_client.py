@@ -19,6 +19,8 @@ from cloud.process import VerifierProcess
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from tests.android.device import MAX_CONTEXT, Device, Screen, verifier_of, words
+from tests.cloud.drive import serve
+from tests.e2e.stack import BothVersions, make_verifier
 from tests.tiny import plain_decode
 
 MAX_NEW = 40
@@ -208,6 +210,46 @@ def test_an_app_that_is_killed_goes_on(
                 assert screen.tokens == screen.end["token_ids"] == wanted and screen.verified == len(wanted)
 
     asyncio.run(run())
+
+
+def test_an_answer_keeps_to_one_arithmetic(classpath: list[Path], folders: dict[str, Path], truth: Any) -> None:
+    """Replicas that name different ones behind one address; where only the other is left, the device finishes alone."""
+
+    async def run(*ports: int) -> None:
+        async with BothVersions(*ports) as link:
+            cuts = list[str]()
+
+            async def each(screen: Screen) -> None:
+                if screen.events[-1]["event"] == "verified" and len(cuts) < 2:
+                    device.say("record")
+                    while (event := await device.hear())["event"] != "record":
+                        screen.show(event)
+                    cuts.append(event["record"])
+                    link.cut()
+
+            async with Device(classpath, folders["bundle"], link.address, offline_rate=200.0) as device:
+                device.ask(PROMPTS[1], SAMPLINGS[1], MAX_NEW)
+                screen = await device.watch(each)
+                check(screen, truth(1, 1))
+                assert any("begun in one arithmetic" in event.get("detail", "") for event in screen.events)
+            assert json.loads(cuts[0])["arithmetic"] == "one" and link.dials >= 4
+            link.ports = ports[1:]
+            patience = {"open": 0.6, "connect": 0.3, "silence": 1.0, "offline": 1.0}
+            address, settings = link.address, {"patience": patience, "offline_rate": 200.0}
+            async with Device(classpath, folders["bundle"], address, **settings) as device:
+                device.ask(PROMPTS[2], max_new=MAX_NEW)
+                check(await device.watch(), truth(2, 0))
+                device.ask([], record=cuts[1])
+                end = (await device.watch(screen=Screen(texts=False))).end
+                assert end["reason"] == "unverified" and "begun in one arithmetic" in end["detail"]
+                device.ask(PROMPTS[2], max_new=MAX_NEW)
+                check(await device.watch(), truth(2, 0))
+
+    models = (folders["target"], folders["drafter"], folders["bundle"])
+    one, other = make_verifier(models), make_verifier(models)
+    one.arithmetic, other.arithmetic = "one", "other"
+    with serve(one) as first, serve(other) as second:
+        asyncio.run(run(*(int(address.rsplit(":", 1)[1]) for address in (first, second))))
 
 
 def test_an_understudy_takes_over(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+from benchmarks.links import EmulatedLink
 from cloud.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
@@ -64,3 +66,16 @@ async def answer(runtime: EdgeRuntime, prompt: list[int], sampling: Sampling) ->
         screen.show(event)
     assert isinstance(event, Finished)
     return event, screen.tokens
+
+
+class BothVersions(EmulatedLink):
+    """One address; every connection goes to the other version than the one before."""
+
+    def __init__(self, *ports: int) -> None:
+        super().__init__(ports[0])
+        self.ports, self.dials = ports, 0
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.upstream_port = self.ports[self.dials % len(self.ports)]
+        self.dials += 1
+        await super()._accept(reader, writer)

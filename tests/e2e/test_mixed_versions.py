@@ -31,7 +31,7 @@ from outrider_core.protocol.wire import Hello, Welcome
 from outrider_core.targets.bundle import FORMAT_VERSION
 from tests.cloud.drive import serve
 from tests.cloud.running import Running, running
-from tests.e2e.stack import MAX_NEW, SAMPLINGS, make_verifier, oracle
+from tests.e2e.stack import MAX_NEW, SAMPLINGS, BothVersions, make_verifier, oracle
 from tests.targets.plain import plain_decode_8bit
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 
@@ -55,19 +55,6 @@ def port_of(address: str) -> int:
 
 def prompt_of(number: int) -> list[int]:
     return [20 + number, 21, 22]
-
-
-class BothVersions(EmulatedLink):
-    """One address; every connection goes to the other version than the one before."""
-
-    def __init__(self, *ports: int) -> None:
-        super().__init__(ports[0])
-        self.ports, self.dials = ports, 0
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.upstream_port = self.ports[self.dials % len(self.ports)]
-        self.dials += 1
-        await super()._accept(reader, writer)
 
 
 async def answers(bundle: Bundle, link: BothVersions, count: int) -> list[list[Event]]:
