@@ -124,7 +124,7 @@ def measure_floors(bench: Bench) -> Floors:
     """Bandwidth of reading a buffer larger than any cache, and the rate of the target's widest layer on 512 tokens."""
     runner, model = bench.runner, bench.runner.model
     shape = model.config
-    dtype, device = runner.store.keys.dtype, runner.device
+    dtype, device = runner.store.dtype, runner.device
     buffer = torch.ones(256 << 20, dtype=torch.uint8, device=device).view(torch.int64)
     [read] = bench.median(lambda: buffer.sum())
     wide = model.model.layers[0].mlp.up_proj

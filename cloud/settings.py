@@ -95,6 +95,14 @@ class Settings(BaseSettings):
         int, Field(ge=1, description="tensor-parallel ranks; start with torchrun --nproc-per-node TP -m cloud.verifier")
     ] = 1
 
+    cuda_graphs: Annotated[
+        Literal["auto", "off"],
+        Field(
+            description="how torch runs steps on one GPU; auto: compiled and recorded as CUDA graphs at start, "
+            "which takes minutes; off: operation by operation, attention session by session, as on a CPU"
+        ),
+    ] = "auto"
+
     max_context: Annotated[
         int, Field(ge=2, le=1 << 17, description="longest sequence in tokens, as far as the target supports it")
     ] = 2048

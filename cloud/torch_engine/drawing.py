@@ -1,12 +1,13 @@
 """Draw the target's tokens from rows of logits, on the device that holds them.
 
-On the CPU `cloud.drawing` is used, row by row: in a trial numpy was several times as fast as torch. On a GPU the same
-rule runs there for all rows together, so that only token ids travel. Both give the same tokens; tests compare them.
+On the CPU `cloud.drawing` is used, row by row as the walk down a tree asks: in a trial numpy was several times as fast
+as torch. On a GPU the same rule runs there for all rows of a step in one pass, so that only token ids travel, once.
+Both give the same tokens; tests compare them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,17 +15,27 @@ from torch import Tensor
 from cloud.acceptance import NO_TOKEN, Chances
 from cloud.drawing import HostLogits
 from outrider_core.protocol.constraint import Adjustment
-from outrider_core.protocol.noise import noise_key
 from outrider_core.protocol.sampling import Sampling
 
 _MASK = 0xFFFFFFFF
+#: numbers of one float64 array while tokens are drawn, at most: 256 MiB
+_MOST_NUMBERS = 1 << 25
+#: a row of the logits, how to draw from it, and the absolute position that is drawn for
+Place = tuple[int, Sampling, int]
 
 
 class TorchLogits:
-    """`cloud.runner.Logits` on a device: values [n, vocab] in any float format."""
+    """`cloud.runner.Logits` on a device: values [n, vocab] in any float format.
 
-    def __init__(self, values: Tensor) -> None:
+    depths: of each row, how far below its tree's root it lies; 0 begins another tree. On a GPU the first draw from a
+    root draws for its whole tree, with the root's sampling and the positions that follow, so that one pass and one
+    copy to the host serve the walk down; what has been adjusted is drawn when it is asked for.
+    """
+
+    def __init__(self, values: Tensor, depths: Sequence[int] = ()) -> None:
         self.values = values
+        self._depths = list(depths)
+        self._ahead: dict[Place, int] = {}
 
     @torch.inference_mode()
     def draw(
@@ -35,7 +46,40 @@ class TorchLogits:
         adjustments: Sequence[Adjustment | None] = (),
     ) -> list[int]:
         """See Logits.draw."""
-        return draw_tokens(self.values[list(rows)], samplings, positions, adjustments)
+        if self.values.device.type == "cpu":
+            return draw_tokens(self.values[list(rows)], samplings, positions, adjustments)
+        return self.draw_trees(rows, samplings, positions, adjustments)
+
+    def draw_trees(
+        self,
+        rows: Sequence[int],
+        samplings: Sequence[Sampling],
+        positions: Sequence[int],
+        adjustments: Sequence[Adjustment | None] = (),
+    ) -> list[int]:
+        """The same, whole trees at a time."""
+        wanted: list[Place] = list(zip(rows, samplings, positions, strict=True))
+        changes = adjustments or [None] * len(wanted)
+        plain = [place for place, change in zip(wanted, changes, strict=True) if change is None]
+        fresh = [below for place in plain if place not in self._ahead for below in self._tree(*place)]
+        if fresh:
+            at, how, where = zip(*fresh, strict=True)
+            self._ahead.update(zip(fresh, draw_tokens(self.values[list(at)], how, where), strict=True))
+        held = [index for index, change in enumerate(changes) if change is not None]
+        adjusted = dict[int, int]()
+        if held:
+            at, how, where = zip(*(wanted[index] for index in held), strict=True)
+            tokens = draw_tokens(self.values[list(at)], how, where, [changes[index] for index in held])
+            adjusted = dict(zip(held, tokens, strict=True))
+        return [adjusted[index] if index in adjusted else self._ahead[place] for index, place in enumerate(wanted)]
+
+    def _tree(self, row: int, sampling: Sampling, position: int) -> Iterator[Place]:
+        """The row itself, and where it is a tree's root, all that is below."""
+        yield row, sampling, position
+        for below, depth in enumerate(self._depths[row + 1 :] if self._depths[row : row + 1] == [0] else (), row + 1):
+            if depth == 0:
+                return
+            yield below, sampling, position + depth
 
     @torch.inference_mode()
     def chances(self, rows: Sequence[int], tokens: Sequence[int], top: int) -> list[Chances]:
@@ -72,10 +116,12 @@ def draw_on_device(
         logits = _adjusted(logits, adjustments)
     tokens = _first_argmax(logits)
     sampled = [row for row, sampling in enumerate(samplings) if not sampling.greedy]
-    if sampled:
-        scores = torch.stack([_log_probs(logits[row], samplings[row]) for row in sampled])
-        keys = torch.tensor([noise_key(samplings[row].seed, positions[row]) for row in sampled], device=logits.device)
-        tokens[sampled] = _first_argmax(scores + _gumbel(keys, logits.shape[1]))
+    most = max(1, _MOST_NUMBERS // logits.shape[1])
+    for begin in range(0, len(sampled), most):
+        rows = sampled[begin : begin + most]
+        rules = [samplings[row] for row in rows]
+        noise = _gumbel(_noise_keys(rules, [positions[row] for row in rows], logits.device), logits.shape[1])
+        tokens[rows] = _first_argmax(_log_probs(logits[rows], rules) + noise)
     drawn: list[int] = torch.where(logits.amax(-1).isfinite(), tokens, NO_TOKEN).tolist()
     return drawn
 
@@ -99,23 +145,32 @@ def _first_argmax(x: Tensor) -> Tensor:
     return torch.where(x == x.amax(-1, keepdim=True), ids, x.shape[-1]).amin(-1)
 
 
-def _log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """outrider_core.protocol.sampling.log_probs for one row [vocab], not greedy, in torch."""
+def _log_probs(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """outrider_core.protocol.sampling.log_probs for rows [n, vocab], none of them greedy, in torch: float64."""
+    vocab = logits.shape[1]
+    numbers = torch.tensor([[s.temperature, s.top_p, s.min_p] for s in samplings], dtype=torch.float64)
+    temperature, top_p, min_p = numbers.to(logits.device).T[:, :, None]
     x = logits.double()
-    x = (x - x.max()) / sampling.temperature
-    x = x - torch.logsumexp(x, -1)
-    cut = x.new_tensor(float("-inf"))
-    if 0 < sampling.top_k < len(x):
-        cut = torch.maximum(cut, x.topk(sampling.top_k).values[-1])
-    if sampling.top_p < 1.0:
+    x = (x - x.amax(-1, keepdim=True)) / temperature
+    x = x - x.logsumexp(-1, keepdim=True)
+    cut = x.amax(-1, keepdim=True) + min_p.log()  # -inf where min_p is 0
+    if any(0 < s.top_k < vocab or s.top_p < 1.0 for s in samplings):
         ordered = x.sort(descending=True, stable=True).values
-        kept = torch.where(ordered >= cut, ordered.exp(), 0.0)
-        mass = kept.cumsum(0)
-        reached = mass >= sampling.top_p * mass[-1]  # its own last sum, as in protocol.sampling
-        cut = torch.maximum(cut, ordered[reached.int().argmax()])
-    if sampling.min_p > 0.0:
-        cut = torch.maximum(cut, x.max() + x.new_tensor(sampling.min_p).log())
+        last = torch.tensor([[(s.top_k if 0 < s.top_k < vocab else vocab) - 1] for s in samplings], device=x.device)
+        least = ordered.gather(1, last)
+        mass = torch.where(ordered >= least, ordered.exp(), 0.0).cumsum(-1)
+        reached = mass >= top_p * mass[:, -1:]  # its own last sum, as in protocol.sampling
+        nucleus = ordered.gather(1, reached.int().argmax(-1, keepdim=True))
+        cut = cut.maximum(torch.where(top_p < 1.0, nucleus.maximum(least), least))
     return torch.where(x >= cut, x, float("-inf"))  # not normalised again: that moves no argmax
+
+
+def _noise_keys(samplings: Sequence[Sampling], positions: Sequence[int], device: torch.device) -> Tensor:
+    """outrider_core.protocol.noise.noise_key of several draws: int64 [n] that hold 32 bits."""
+    pairs = zip(samplings, positions, strict=True)
+    low, high, position = torch.tensor([[s.seed & _MASK, s.seed >> 32, at & _MASK] for s, at in pairs], device=device).T
+    key = _fmix32(_fmix32(low + 0x9E3779B9 & _MASK) ^ high)
+    return _fmix32(key ^ _fmix32(position + 0x7F4A7C15 & _MASK))
 
 
 def _fmix32(h: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from cloud.served_model import ServedModel
 from cloud.settings import Settings
 from cloud.torch_engine.features import TorchFeatures
 from cloud.torch_engine.parallel import Leader, Ranks, follow
-from cloud.torch_engine.runner import TorchRunner
+from cloud.torch_engine.runner import Steps, TorchRunner
 from outrider_core.chat_tokenizer import chat_tokenizer_of
 from outrider_core.drafting.drafter import Drafter
 from outrider_core.models.drafter_arrays import check_target
@@ -48,6 +48,7 @@ def load_model(settings: Settings) -> ServedModel:
     runner = make_runner(target, settings)
     if ranks is None:
         pack_linears(target.model)
+        runner.warm_up()
         return torch_model(target, drafter, settings, runner, device)
     if ranks.rank > 0:
         follow(runner, ranks)
@@ -99,7 +100,14 @@ def make_runner(target: Target, settings: Settings) -> TorchRunner:
     """This rank's runner, with its share of the KV heads."""
     shape = target.config
     heads = shape.num_key_value_heads // settings.tp
-    return TorchRunner(target.model, settings.kv_tokens, heads, head_dim_of(shape))
+    return TorchRunner(target.model, settings.kv_tokens, heads, head_dim_of(shape), _steps(target, settings))
+
+
+def _steps(target: Target, settings: Settings) -> Steps:
+    """How steps run: compiled on a single GPU, in the formats that flex_attention has kernels for there."""
+    model = target.model
+    fitting = model.device.type == "cuda" and model.dtype != torch.float64 and settings.tp == 1
+    return "compiled" if fitting and settings.cuda_graphs == "auto" else "loop"
 
 
 def _ranks(settings: Settings) -> Ranks | None:

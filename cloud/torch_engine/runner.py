@@ -6,16 +6,24 @@ Each rank of a tensor-parallel verifier has a TorchRunner; a verifier on one dev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from cloud.torch_engine.attention import ATTENTION, Plan, Span, span_mask
+from cloud import log
+from cloud.torch_engine.attention import ATTENTION
+from cloud.torch_engine.compiled import COMPILED_ROWS, CompiledSteps
 from cloud.torch_engine.drawing import TorchLogits
 from cloud.torch_engine.kvstore import KVStore
+from cloud.torch_engine.loop import span_plan
+from cloud.torch_engine.plan import IDS, POSITIONS, ROWS, pool_plan, step_table
 from outrider_core.targets.part import Part
 
+#: how steps run: `loop`, attention session by session; `compiled`, by a plan of fixed shape, with one attention call
+#: over the blocks of the pool that are needed, compiled, and on a GPU a CUDA graph; `pool`, by that plan operation by
+#: operation, over the whole pool: what tests compare, in any number format
+Steps = Literal["loop", "pool", "compiled"]
 #: (up to, multiple of): steps are padded to a row count of this scale
 _ROW_SCALE = ((2, 1), (48, 4), (128, 8), (256, 16), (512, 32))
 
@@ -30,47 +38,75 @@ def padded_rows(tokens: int) -> int:
     return -(-tokens // multiple) * multiple
 
 
+def compiled_rows(tokens: int) -> int:
+    """The same for compiled steps: a few sizes, as each of them takes a compilation of its own."""
+    return next((rows for rows in COMPILED_ROWS if tokens <= rows), -(-tokens // COMPILED_ROWS[-1]) * COMPILED_ROWS[-1])
+
+
 class TorchRunner:
     """The target on this rank's device with this rank's share of the KV heads.
 
     All tokens of a step travel in one row [1, T] through the unmodified `transformers` model, none padded to another's
-    length; a few meaningless rows pad the total to `padded_rows`.
+    length; a few meaningless rows pad the total to `padded_rows` or `compiled_rows`.
     """
 
-    def __init__(self, model: Any, rows: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(self, model: Any, rows: int, kv_heads: int, head_dim: int, steps: Steps = "loop") -> None:
         self.store = KVStore(model.config.num_hidden_layers, rows, kv_heads, head_dim, model.dtype, model.device)
-        self.model, self.device = model, model.device
+        self.model, self.device, self.steps = model, model.device, steps
         self._group = model.config.num_attention_heads // model.config.num_key_value_heads
         model.set_attn_implementation(ATTENTION)
+        self._compiled = CompiledSteps(self._pool_step, self.device) if steps == "compiled" else None
+
+    @torch.inference_mode()
+    def warm_up(self, sizes: Sequence[int] = COMPILED_ROWS) -> None:
+        """Compile steps of so many rows, so that none is compiled while somebody waits.
+
+        Where the model cannot be compiled, or the memory does not suffice, steps run as a loop from now on.
+        """
+        if self._compiled is None:
+            return
+        try:
+            for rows in sizes:
+                self._compiled(step_table((), rows, self.store.spare))
+        except RuntimeError as error:  # torch's own errors of compiling are all of this kind
+            log.warning("steps are not compiled", why=str(error).strip().partition("\n")[0])
+            self.steps, self._compiled = "loop", None
 
     @torch.inference_mode()
     def forward(self, parts: Sequence[Part]) -> TorchLogits:
         """See ModelRunner.forward."""
-        ids, positions, rows, kept = list[int](), list[int](), list[int](), list[int]()
-        spans: list[Span] = []
+        kept, depths, begin = list[int](), list[int](), 0
         for part in parts:
-            chain, tree, past, begin = len(part.chain), part.tree, part.past, len(ids)
-            ids += part.chain
-            ids += tree.tokens
-            positions += range(past, past + chain)
-            positions += [past + chain - 1 + depth for depth in tree.depths]
-            rows += range(part.base + past, part.base + past + len(part))
-            mask = span_mask(past, chain, tree, self.store.keys.dtype)
-            device_mask = None if mask is None else mask.to(self.device, non_blocking=True).repeat(self._group, 1)
-            causal = mask is None and len(part) > 1
-            spans.append(Span(begin, begin + len(part), part.base, past + len(part), device_mask, causal))
             if part.wanted:
-                kept += range(begin + chain - 1, begin + len(part))
-        count = len(ids)
-        filling = [0] * (padded_rows(count) - count)
-        packed = torch.tensor([ids + filling, positions + filling, rows + filling], device=self.device)
-        plan = Plan(self.store.keys, self.store.values, packed[2, :count], tuple(spans))
+                kept += range(begin + len(part.chain) - 1, begin + len(part))
+                depths += (0, *part.tree.depths)
+            begin += len(part)
+        if self.steps == "loop":
+            return TorchLogits(self._loop_step(parts, begin, kept), depths)
+        rows = padded_rows(begin) if self._compiled is None else compiled_rows(begin)
+        table = step_table(parts, rows, self.store.spare)
+        if self._compiled is None:
+            logits = self._pool_step(torch.from_numpy(table).to(self.device))
+        else:
+            logits = self._compiled(table)
+        return TorchLogits(logits[torch.tensor(kept, dtype=torch.int64, device=self.device)], depths)
+
+    def _loop_step(self, parts: Sequence[Part], tokens: int, kept: Sequence[int]) -> Tensor:
+        """Logits [len(kept), vocab] of these rows."""
+        table = torch.from_numpy(step_table(parts, padded_rows(tokens), self.store.spare)).to(self.device)
         # prefill alone needs no logits, but the model must be given some row
-        keep = torch.tensor(kept + [0] * (padded_rows(max(1, len(kept))) - len(kept)), device=self.device)
-        output = self.model(
-            input_ids=packed[:1], position_ids=packed[1:2], use_cache=False, logits_to_keep=keep, plan=plan
-        )
-        return TorchLogits(output.logits[0, : len(kept)])
+        keep = torch.tensor([*kept, *[0] * (padded_rows(max(1, len(kept))) - len(kept))], device=self.device)
+        plan = span_plan(self.store, parts, table[ROWS], self._group)
+        return self._model(table, plan=plan, logits_to_keep=keep)[: len(kept)]
+
+    def _pool_step(self, table: Tensor) -> Tensor:
+        """Logits [rows, vocab] of all rows of a step's table: the same operations for every table of its size."""
+        return self._model(table, plan=pool_plan(self.store, table, flex=self._compiled is not None))
+
+    def _model(self, table: Tensor, **options: Any) -> Tensor:
+        output = self.model(input_ids=table[IDS][None], position_ids=table[POSITIONS][None], use_cache=False, **options)
+        logits: Tensor = output.logits[0]
+        return logits
 
     @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -80,10 +116,7 @@ class TorchRunner:
     @torch.inference_mode()
     def gather(self, layers: Sequence[int], rows: Sequence[int]) -> Tensor:
         """See ModelRunner.gather; only this rank's heads."""
-        index = torch.tensor(rows, device=self.device)
-        taken = (torch.tensor(layers, device=self.device)[:, None], index[None])
-        both = torch.stack([self.store.keys[taken], self.store.values[taken]], 3)  # [layers, rows, heads, 2, head_dim]
-        return both.transpose(0, 1).flatten(2)
+        return self.store.gather(layers, rows)
 
     def stop(self) -> None:
         """See ModelRunner.stop; there is nothing to end."""

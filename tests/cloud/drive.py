@@ -23,7 +23,9 @@ from cloud.jobs import Job, Reply
 from cloud.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
+from cloud.torch_engine.runner import Steps, TorchRunner
 from outrider_core.models.moa import server_half
+from outrider_core.models.target import head_dim_of
 from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.rows import pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling
@@ -52,12 +54,19 @@ HELLO = Hello(1, "tiny-target", DRAFTER_HASH)
 GREEDY = Sampling()
 
 
-def make_verifier(model: Any, eos_ids: tuple[int, ...] = (3,), **settings: Any) -> Verifier:
-    """A verifier of the tiny model, not started."""
+def make_verifier(
+    model: Any, eos_ids: tuple[int, ...] = (3,), *, steps: Steps | None = None, **settings: Any
+) -> Verifier:
+    """A verifier of the tiny model, not started. steps: how its runner runs them; None: as is fit for the device."""
     values = {"max_context": 128, "max_nodes": 24, "kv_tokens": 512, "max_sessions": 32, "prefill_chunk": 16}
     drafter = (*tiny_drafter_config(model), DRAFTER_HASH)
     chosen = Settings(**{**values, **settings})
-    return Verifier(torch_model(tiny_target(model, eos_ids), drafter, chosen), chosen)
+    target = tiny_target(model, eos_ids)
+    runner = None
+    if steps is not None:
+        shape = target.config
+        runner = TorchRunner(target.model, chosen.kv_tokens, shape.num_key_value_heads, head_dim_of(shape), steps)
+    return Verifier(torch_model(target, drafter, chosen, runner), chosen)
 
 
 @contextmanager

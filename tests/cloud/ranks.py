@@ -42,7 +42,9 @@ def main() -> None:
         config, tensors = tiny_drafter_config(plain, target.model_hash)
         verifier = Verifier(torch_model(target, (config, tensors, "tiny"), settings, Leader(runner, ranks)), settings)
         truths = json.loads((folder / f"{family}.json").read_text())
-        print(json.dumps({"family": family, "rows": runner.store.keys.shape[2], **drive(verifier, truths)}), flush=True)
+        print(
+            json.dumps({"family": family, "rows": runner.store.keys[0].shape[1], **drive(verifier, truths)}), flush=True
+        )
 
 
 def drive(verifier: Verifier, truths: list[dict[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud.acceptance import NO_TOKEN
-from cloud.torch_engine.drawing import _gumbel, draw_on_device, draw_tokens
+from cloud.torch_engine.drawing import TorchLogits, _gumbel, _noise_keys, draw_on_device, draw_tokens
 from outrider_core.protocol.constraint import Adjustment, adjusted
 from outrider_core.protocol.noise import gumbel_noise, noise_key
 from outrider_core.protocol.sampling import Sampling, draw
@@ -83,9 +83,27 @@ def test_same_tokens_of_adjusted_logits(rules: list[Sampling], seed: int, single
     assert (logits == before).all()
 
 
+@given(st.data())
+def test_a_tree_is_drawn_at_once(data: st.DataObject) -> None:
+    """Whatever the walk asks for, adjusted or not, it is what a draw of that row alone gives."""
+    rules = data.draw(st.lists(samplings, min_size=1, max_size=3))
+    trees = [[0, *sorted(data.draw(st.lists(st.integers(1, 3), max_size=4)))] for _ in rules]
+    logits = torch.randn(sum(map(len, trees)), 61, dtype=torch.float64, device=DEVICE)
+    drawn = TorchLogits(logits, [depth for tree in trees for depth in tree])
+    roots = [sum(map(len, trees[:index])) for index in range(len(trees))]
+    change = Adjustment(np.array([7]), np.array([9.0]), None)
+    for step in range(3):
+        rows = [root + min(step, len(tree) - 1) for root, tree in zip(roots, trees, strict=True)]
+        at = [100 + tree[min(step, len(tree) - 1)] for tree in trees]
+        changes = [change if data.draw(st.booleans()) else None for _ in rows]
+        want = draw_tokens(logits[rows], rules, at, changes)
+        assert drawn.draw_trees(rows, rules, at, changes) == want
+
+
 def test_same_noise() -> None:
     seeds = [0, 1, 2**40 + 3, 2**63 - 1]
-    keys = torch.tensor([noise_key(seed, 17) for seed in seeds], device=DEVICE)
+    keys = _noise_keys([Sampling(1.0, seed=seed) for seed in seeds], [17] * len(seeds), DEVICE)
+    assert keys.tolist() == [noise_key(seed, 17) for seed in seeds]
     want = np.stack([gumbel_noise(seed, 17, 1000) for seed in seeds])
     torch.testing.assert_close(_gumbel(keys, 1000).cpu(), torch.from_numpy(want), rtol=1e-14, atol=1e-14)
 

@@ -10,6 +10,7 @@ import torch
 from websockets.exceptions import InvalidStatus
 
 from cloud.jobs import Reply
+from cloud.torch_engine.runner import Steps
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_INTERNAL, Error, Open, Opened, Verdict, pack_ids
@@ -20,13 +21,14 @@ POISON = 77
 PROMPT = [5, 6, 7]
 
 
+@pytest.mark.parametrize("steps", ["loop", "pool"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_p=0.9, seed=7)])
-def test_a_session_whose_logits_are_not_numbers_fails_alone(sampling: Sampling) -> None:
+def test_a_session_whose_logits_are_not_numbers_fails_alone(sampling: Sampling, steps: Steps) -> None:
     model = tiny_model()
     truth = plain_decode(model, PROMPT, sampling, 12, eos_ids=())
     assert POISON not in truth
     model.model.embed_tokens.weight[POISON] = float("nan")
-    verifier = make_verifier(model, ())
+    verifier = make_verifier(model, (), steps=steps)
     with started(verifier) as direct:
         good, bad = os.urandom(16), os.urandom(16)
         direct.open(good, PROMPT, 0, sampling)

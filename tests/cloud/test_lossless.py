@@ -13,7 +13,8 @@ import torch
 
 from cloud.engine import Segment
 from cloud.sessions import Session
-from cloud.torch_engine.attention import span_mask
+from cloud.torch_engine.loop import span_mask
+from cloud.torch_engine.runner import Steps
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, Generate, Open, Verdict, pack_ids
@@ -21,6 +22,8 @@ from tests.cloud.drive import Direct, assert_rows, expected_path, make_verifier,
 from tests.tiny import plain_decode, tiny_model
 
 pytestmark = pytest.mark.gpu
+#: attention session by session, and in one call over the whole pool
+each_way = pytest.mark.parametrize("steps", ["loop", "pool"])
 
 VOCAB = 199
 #: the oracle runs this far ahead: more than a tree is deep
@@ -68,13 +71,14 @@ def conversations(model: Any, rng: random.Random, count: int, new: int) -> list[
     return made
 
 
+@each_way
 @pytest.mark.parametrize("family", MODELS)
-def test_many_sessions_with_evictions_and_replicas(family: str) -> None:
+def test_many_sessions_with_evictions_and_replicas(family: str, steps: Steps) -> None:
     model = tiny_model(family, seed=7, vocab=VOCAB, **MODELS[family])
     rng = random.Random(family)
     talks = conversations(model, rng, 6, 26 + SPARE)
     # two extents for six sessions, so every round evicts
-    replicas = [make_verifier(model, (), kv_tokens=256) for _ in range(2)]
+    replicas = [make_verifier(model, (), steps=steps, kv_tokens=256) for _ in range(2)]
     resumed = evicted = 0
     with started(replicas[0]) as one, started(replicas[1]) as two:
         home: dict[bytes, Direct] = {}
@@ -122,9 +126,12 @@ ROPES: list[dict[str, Any] | None] = [
 ]
 
 
+@each_way
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: (rope or {}).get("rope_type", "default"))
-def test_a_session_does_not_depend_on_its_neighbours(dtype: torch.dtype, rope: dict[str, Any] | None) -> None:
+def test_a_session_does_not_depend_on_its_neighbours(
+    dtype: torch.dtype, rope: dict[str, Any] | None, steps: Steps
+) -> None:
     """Logits, keys and values of one tree, alone and among others with chains and trees of their own."""
     model = tiny_model("llama", seed=3, vocab=VOCAB, dtype=dtype, rope=rope)
     rng = random.Random(1)
@@ -133,7 +140,7 @@ def test_a_session_does_not_depend_on_its_neighbours(dtype: torch.dtype, rope: d
     assert len(tree) > 3 and max(tree.depths) > 1
 
     def run(others: int) -> torch.Tensor:
-        verifier = make_verifier(model, (), kv_tokens=4096)
+        verifier = make_verifier(model, (), steps=steps, kv_tokens=4096)
         engine, store = verifier.engine, verifier.sessions
         keep: set[bytes] = set()
         segments = []
@@ -182,12 +189,13 @@ def test_mask_shows_past_chain_and_ancestors() -> None:
     assert (torch.isfinite(span_mask(0, 1, wide, torch.float64)).numpy() == np.tri(256)).all()  # type: ignore[arg-type]
 
 
+@each_way
 @pytest.mark.parametrize("sampling", SAMPLINGS[:3])
-def test_generate_equals_plain_decoding(sampling: Sampling) -> None:
+def test_generate_equals_plain_decoding(sampling: Sampling, steps: Steps) -> None:
     model = tiny_model("qwen2", seed=11, vocab=VOCAB)
     prompt = [20, 21, 22]
     truth = plain_decode(model, prompt, sampling, 15, eos_ids=())
-    with started(make_verifier(model, ())) as direct:
+    with started(make_verifier(model, (), steps=steps)) as direct:
         session = os.urandom(16)
         direct.open(session, prompt, 0, sampling)
         _, replies = direct.submit(session, Generate(0, 1, 3, 10))
@@ -275,13 +283,14 @@ def test_full_context_ends_the_walk() -> None:
         assert (list(verdict.accepted), verdict.bonus, verdict.finish) == ([*range(6)], truth[6], FINISH_LENGTH)
 
 
-def test_compaction_leaves_what_a_plain_prefill_would_have_written() -> None:
+@each_way
+def test_compaction_leaves_what_a_plain_prefill_would_have_written(steps: Steps) -> None:
     model = tiny_model("mistral", seed=5, vocab=VOCAB)
     prompt = [4, 5, 6, 7, 8]
     truth = plain_decode(model, prompt, Sampling(), 6, eos_ids=())
     # the accepted path is nodes 1, 3, 6: none where a plain prefill would have put it
     tree = TokenTree((9, truth[0], 10, truth[1], 11, 12, truth[2]), (-1, -1, 0, 1, 1, 3, 3))
-    with started(make_verifier(model, (), kv_tokens=1024)) as direct:
+    with started(make_verifier(model, (), steps=steps, kv_tokens=1024)) as direct:
         drafted, plain = os.urandom(16), os.urandom(16)
         direct.open(drafted, prompt)
         verdict = direct.verify(drafted, 1, 5, tree).get(timeout=20)
@@ -290,18 +299,17 @@ def test_compaction_leaves_what_a_plain_prefill_would_have_written() -> None:
         pool, store = direct.verifier.engine.pool, direct.verifier.engine.runner.store
         a, b = pool.extent(drafted), pool.extent(plain)
         assert a.used == b.used == 8
-        for tensor in (store.keys, store.values):
-            torch.testing.assert_close(
-                tensor[:, a.base : a.base + 8], tensor[:, b.base : b.base + 8], rtol=0, atol=1e-10
-            )
+        for tensor in (*store.keys, *store.values):
+            torch.testing.assert_close(tensor[a.base : a.base + 8], tensor[b.base : b.base + 8], rtol=0, atol=1e-10)
 
 
-def test_rows_across_prefill_chunks() -> None:
+@each_way
+def test_rows_across_prefill_chunks(steps: Steps) -> None:
     """70 tokens in chunks of 16; other sessions share the steps."""
     model = tiny_model("qwen3", seed=6, vocab=VOCAB)
     rng = random.Random(0)
     texts = [[rng.randrange(4, VOCAB) for _ in range(n)] for n in (70, 33, 17, 16, 2)]
-    with started(make_verifier(model, (), kv_tokens=2048)) as direct:
+    with started(make_verifier(model, (), steps=steps, kv_tokens=2048)) as direct:
         waiting = []
         for text in texts:
             session = os.urandom(16)

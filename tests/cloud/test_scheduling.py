@@ -240,8 +240,9 @@ def test_free_rows_are_never_read() -> None:
     truth = plain_decode(model, prompt, Sampling(), 30, eos_ids=())
     rng = random.Random(0)
     verifier = make_verifier(model, (), kv_tokens=512)
-    verifier.engine.runner.store.keys.fill_(float("nan"))  # type: ignore[attr-defined]
-    verifier.engine.runner.store.values.fill_(float("nan"))  # type: ignore[attr-defined]
+    store = verifier.engine.runner.store  # type: ignore[attr-defined]
+    for tensor in (*store.keys, *store.values):
+        tensor.fill_(float("nan"))
     with started(verifier) as direct:
         session, length, seq = os.urandom(16), 3, 0
         direct.open(session, prompt)

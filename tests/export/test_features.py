@@ -60,8 +60,9 @@ def test_training_and_serving_read_one_layout(cache: FeatureCache, target: Targe
     shape = target.config
     head_dim = shape.hidden_size // shape.num_attention_heads
     runner = TorchRunner(copy.deepcopy(target.model), len(positions), shape.num_key_value_heads, head_dim)
-    runner.store.keys.copy_(torch.stack([layer.keys[0].transpose(0, 1) for layer in layers.layers]))
-    runner.store.values.copy_(torch.stack([layer.values[0].transpose(0, 1) for layer in layers.layers]))
+    for layer, cached in enumerate(layers.layers):
+        runner.store.keys[layer][: len(positions)] = cached.keys[0].transpose(0, 1)
+        runner.store.values[layer][: len(positions)] = cached.values[0].transpose(0, 1)
     kv = runner.gather(config.target_layers, positions)
     served = TorchFeatures(config, half, torch.device("cpu")).rows(kv, positions)
     trained = half(one(cache, 0)[0].float(), torch.tensor(positions))
