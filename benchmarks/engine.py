@@ -238,7 +238,7 @@ def measure_throughput(bench: Bench, plain: Any, counts: Sequence[int], console:
     Trees hold the target's own continuation down to a random depth (mean 1.9 nodes) among wrong tokens; once with
     TREE nodes and once with what the verifier's tree budget allows at that number of sessions.
     """
-    curve = measure_costs(bench.runner, bench.verifier.engine.pool.rows)
+    costs = measure_costs(bench.runner, bench.verifier.engine.pool.rows)
     rows = []
     for count in counts:
         console.print(f"throughput: {count} sessions ...", style="dim")
@@ -258,7 +258,7 @@ def measure_throughput(bench: Bench, plain: Any, counts: Sequence[int], console:
         generate(ANSWER)
         baseline = count * (ANSWER - 1) / (time.perf_counter() - begun - first)
         stream, truths = _decode(bench, prompts, None)
-        budget = TreeBudget(bench.verifier.max_nodes, curve, sessions=count, pause=0.0)
+        budget = TreeBudget(bench.verifier.max_nodes, costs, sessions=count, pause=0.0)
         trees, _ = _decode(bench, prompts, truths, TREE)
         fitted, _ = _decode(bench, prompts, truths, budget.nodes)
         rows.append(

@@ -59,10 +59,15 @@ class Verifier:
     def calibrate(self) -> None:
         """Time steps of several sizes, so that `tree_budget` follows what trees cost here. Call it before `start`."""
         budget = self._batcher.scheduler.budget
-        budget.curve = curve = measure_costs(self._runner, self._kv_tokens)
+        budget.costs = costs = measure_costs(self._runner, self._kv_tokens)
         budget.choose()
-        times = {str(tokens): round(1000 * took, 2) for tokens, took in zip(curve.tokens, curve.seconds, strict=True)}
-        log.info("steps timed", milliseconds=times, tree_budget=self._batcher.scheduler.tree_budget)
+        times = zip(costs.curve.tokens, costs.curve.seconds, strict=True)
+        log.info(
+            "steps timed",
+            milliseconds={str(tokens): round(1000 * took, 2) for tokens, took in times},
+            each_session=round(1000 * costs.session, 3),
+            tree_budget=self._batcher.scheduler.tree_budget,
+        )
 
     def start(self) -> None:
         """Start the engine thread."""
@@ -116,7 +121,7 @@ class Verifier:
             self.max_nodes,
             self._batcher.scheduler.tree_budget,
             f"outrider {VERSION}",
-            curve.pack() if (curve := self._batcher.scheduler.budget.curve) else b"",
+            curve.pack() if (curve := self._batcher.scheduler.budget.advertised()) else b"",
             self.constraints.obeys,
             self.arithmetic,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import log2
 
 from cloud.kvpool import GRANULE
@@ -24,6 +25,8 @@ LEAST_PREFILL = 16
 TIMED_TOKENS = (1, 4, 8, 16, 32, 64, 128)
 #: runs of each size at most; two that differ by less than this share were undisturbed, and are enough
 REPEATS, SAME = 4, 0.1
+#: as many tokens by several sessions as by one: what that adds is what a session costs beside its tokens
+SHARING, SHARED_TOKENS = 8, 32
 #: weight of the newest observation
 SMOOTHING = 0.1
 #: longer pauses between a verdict and the next tree are the user's, not the network's
@@ -35,7 +38,7 @@ def measure_costs(
     rows: int,
     timed: Sequence[int] = TIMED_TOKENS,
     clock: Callable[[], float] = time.perf_counter,
-) -> CostCurve:
+) -> StepCosts:
     """Time steps of a verifier that serves nobody yet. This overwrites the first pool rows.
 
     Each size counts with its fastest run of several, taken in turns until two of them agree, and never with more than a
@@ -44,20 +47,45 @@ def measure_costs(
     """
     timed = [tokens for tokens in timed if tokens <= rows] or [1]
     past = min(GRANULE, rows - max(timed))
-    parts = [Part(0, past, (0,), TokenTree.chain([0] * (tokens - 1)), True) for tokens in timed]
-    runs: list[list[float]] = [[] for _ in timed]  # seconds, the fastest first
+    steps = [[_part(0, past, tokens)] for tokens in timed]
+    if shared := rows >= SHARING * 2 * GRANULE:
+        steps.append([_part(2 * GRANULE * i, past, SHARED_TOKENS // SHARING) for i in range(SHARING)])
+    runs: list[list[float]] = [[] for _ in steps]  # seconds, the fastest first
     for turn in range(1 + REPEATS):
-        for size, (tokens, part) in enumerate(zip(timed, parts, strict=True)):
-            if len(runs[size]) > 1 and runs[size][1] < (1 + SAME) * runs[size][0]:
+        for seconds, parts in zip(runs, steps, strict=True):
+            if len(seconds) > 1 and seconds[1] < (1 + SAME) * seconds[0]:
                 continue
             begun = clock()
-            logits = runner.forward([part])
-            logits.draw([tokens - 1], [Sampling()], [past])  # waits for the device
+            logits = runner.forward(parts)
+            logits.draw([sum(map(len, parts)) - 1], [Sampling()], [past])  # waits for the device
             took = clock() - begun
             if turn:  # the first one warms up
-                runs[size] = sorted([*runs[size], took])
+                seconds.append(took)
+                seconds.sort()
     fastest = [seconds[0] for seconds in runs]
-    return CostCurve(tuple(timed), tuple(min(fastest[size:]) for size in range(len(timed))))
+    curve = CostCurve(tuple(timed), tuple(min(fastest[size : len(timed)]) for size in range(len(timed))))
+    more = fastest[-1] - curve.at(SHARED_TOKENS) if shared else 0.0
+    return StepCosts(curve, max(0.0, more) / (SHARING - 1))
+
+
+def _part(base: int, past: int, tokens: int) -> Part:
+    return Part(base, past, (0,), TokenTree.chain([0] * (tokens - 1)), True)
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Seconds of a step against its tokens and its sessions. curve: of steps of one session."""
+
+    curve: CostCurve
+    session: float = 0.0  # what each further one adds to a step of as many tokens
+
+    def at(self, tokens: float, sessions: float = 1.0) -> float:
+        """Seconds of a step of so many tokens, which so many sessions share."""
+        return self.curve.at(tokens) + self.session * max(0.0, sessions - 1.0)
+
+    def shared(self, sessions: float) -> CostCurve:
+        """The curve of steps that so many sessions share."""
+        return CostCurve(self.curve.tokens, tuple(self.at(tokens, sessions) for tokens in self.curve.tokens))
 
 
 @dataclass
@@ -66,11 +94,11 @@ class TreeBudget:
 
     A session's cycle is its pause (round-trip time, drafting, queue) and a step that `sessions` trees share. It commits
     tau(n) = 1 + gain * log2(1 + n) tokens with n nodes: the shape that drafters show (tau 2.7, 3.1, 3.5, 3.9 at 8, 16,
-    32, 64 nodes), with the gain measured on verdicts. Without a cost curve the budget is always `most`.
+    32, 64 nodes), with the gain measured on verdicts. Without costs the budget is always `most`.
     """
 
     most: int
-    curve: CostCurve | None = None
+    costs: StepCosts | None = None
     sessions: float = 1.0  # trees per step, smoothed
     pause: float = 0.05  # seconds between a verdict and the session's next tree, smoothed
     gain: float = 0.5
@@ -93,17 +121,22 @@ class TreeBudget:
         if seconds < LONGEST_PAUSE:
             self.pause += SMOOTHING * (seconds - self.pause)
 
+    def advertised(self) -> CostCurve | None:
+        """The cost curve that devices are told: of steps that as many sessions share as do at present."""
+        return self.costs and self.costs.shared(self.sessions)
+
     def prefill_room(self, tokens: int, most: int) -> int:
         """Prefill tokens that may join a step of `tokens` verified ones: as many as at most double its time.
 
         So a long prompt delays other sessions' verdicts by no more than that, however slow the target is here.
         """
-        if self.curve is None or not tokens:
+        if self.costs is None or not tokens:
             return most
-        limit, low, high = 2 * self.curve.at(tokens), min(LEAST_PREFILL, most), most
+        alone = partial(self.costs.at, sessions=self.sessions)
+        limit, low, high = 2 * alone(tokens), min(LEAST_PREFILL, most), most
         while low < high:  # the largest that fits
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.curve.at(tokens + middle) <= limit else (low, middle - 1)
+            low, high = (middle, high) if alone(tokens + middle) <= limit else (low, middle - 1)
         return low
 
     def tau(self, nodes: int) -> float:
@@ -112,12 +145,12 @@ class TreeBudget:
 
     def choose(self) -> None:
         """Set `nodes` from what was measured."""
-        if self.curve is None:
+        if self.costs is None:
             self.nodes = self.most
             return
-        curve, sizes = self.curve, [size for size in SIZES if LEAST <= size < self.most] + [self.most]
+        costs, sizes = self.costs, [size for size in SIZES if LEAST <= size < self.most] + [self.most]
 
         def rate(size: int) -> float:
-            return self.tau(size) / (self.pause + curve.at(self.sessions * (1 + size)))
+            return self.tau(size) / (self.pause + costs.at(self.sessions * (1 + size), self.sessions))
 
         self.nodes = max(sizes, key=rate)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cloud.drawing import HostLogits
 from cloud.fair_shares import fair_shares
 from cloud.torch_engine.runner import padded_rows
-from cloud.tree_budget import LEAST, SIZES, TIMED_TOKENS, TreeBudget, measure_costs
+from cloud.tree_budget import LEAST, SIZES, TIMED_TOKENS, StepCosts, TreeBudget, measure_costs
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
@@ -61,7 +61,7 @@ def test_cost_curve_is_piecewise_linear() -> None:
 
 def test_budget_follows_load() -> None:
     """Cheap steps and long pauses: large trees. Many sessions on a compute-bound device: small ones."""
-    budget = TreeBudget(128, CostCurve((1, 64, 128, 256), (0.004, 0.0042, 0.005, 0.009)))
+    budget = TreeBudget(128, StepCosts(CostCurve((1, 64, 128, 256), (0.004, 0.0042, 0.005, 0.009))))
     alone = budget.nodes
     for _ in range(200):
         budget.observe_step([32] * 40, 40 * 2)
@@ -72,7 +72,7 @@ def test_budget_follows_load() -> None:
         budget.observe_step([32], 2)
     assert budget.nodes >= alone
     assert TreeBudget(24).nodes == 24
-    steep = TreeBudget(128, CostCurve((1, 128), (0.01, 1.28)), pause=0.0)
+    steep = TreeBudget(128, StepCosts(CostCurve((1, 128), (0.01, 1.28))), pause=0.0)
     assert steep.nodes == LEAST
     for _ in range(50):
         steep.observe_pause(100.0)  # a user's pause teaches nothing
@@ -81,7 +81,7 @@ def test_budget_follows_load() -> None:
 
 @given(st.integers(0, 400), st.integers(1, 600))
 def test_prefill_at_most_doubles_a_step(tokens: int, most: int) -> None:
-    budget = TreeBudget(100, CURVE)
+    budget = TreeBudget(100, StepCosts(CURVE))
     room = budget.prefill_room(tokens, most)
     assert min(16, most) <= room <= most
     assert not tokens or room <= 16 or CURVE.at(tokens + room) <= 2 * CURVE.at(tokens)
@@ -91,7 +91,7 @@ def test_prefill_at_most_doubles_a_step(tokens: int, most: int) -> None:
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 128), max_size=20), st.floats(0, 1)), max_size=30))
 def test_budget_is_always_a_size(steps: list[tuple[list[int], float]]) -> None:
-    budget = TreeBudget(100, CURVE)
+    budget = TreeBudget(100, StepCosts(CURVE))
     for sizes, share in steps:
         budget.observe_step(sizes, int(sum(sizes) * share))
         assert budget.nodes in (*SIZES, 100) and LEAST <= budget.nodes <= 100
@@ -100,43 +100,63 @@ def test_budget_is_always_a_size(steps: list[tuple[list[int], float]]) -> None:
 
 def test_costs_are_measured_on_the_real_target() -> None:
     verifier = make_verifier(tiny_model(), ())
-    curve = measure_costs(verifier.engine.runner, 512)
-    assert curve.tokens == TIMED_TOKENS
-    assert all(0 < a <= b for a, b in zip(curve.seconds, curve.seconds[1:], strict=False))
-    small = measure_costs(verifier.engine.runner, 20)
+    costs = measure_costs(verifier.engine.runner, 512)
+    assert costs.curve.tokens == TIMED_TOKENS and costs.session == 0.0  # no room for several sessions
+    assert all(0 < a <= b for a, b in zip(costs.curve.seconds, costs.curve.seconds[1:], strict=False))
+    small = measure_costs(verifier.engine.runner, 20).curve
     assert small.tokens == (1, 4, 8, 16) and measure_costs(verifier.engine.runner, 3).at(5) > 0
     verifier.calibrate()
     assert LEAST <= verifier.welcome().tree_budget <= 24
 
 
 class Disturbed:
-    """Steps that take `seconds` and, one in four, up to five times as long; `now` is the clock."""
+    """Steps that take what `costs` say and, one in four, up to five times as long; `now` is the clock."""
 
-    def __init__(self, seconds: CostCurve, seed: int) -> None:
-        self.seconds, self.rng, self.now, self.steps = seconds, random.Random(seed), 0.0, 0
+    def __init__(self, costs: StepCosts, seed: int, disturbed: float = 0.25) -> None:
+        self.costs, self.rng, self.share, self.now, self.steps = costs, random.Random(seed), disturbed, 0.0, 0
 
     def forward(self, parts: list[Part]) -> HostLogits:
-        slower = self.rng.uniform(1, 5) if self.rng.random() < 0.25 else 1.0
-        self.now += self.seconds.at(sum(1 + len(part.tree) for part in parts)) * slower
+        tokens = sum(map(len, parts))
+        slower = self.rng.uniform(1, 5) if self.rng.random() < self.share else 1.0
+        self.now += self.costs.at(tokens, len(parts)) * slower
         self.steps += 1
-        return HostLogits(np.zeros((1 + len(parts[0].tree), 1), np.float32))
+        return HostLogits(np.zeros((tokens, 1), np.float32))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_disturbance_makes_no_size_look_dear(seed: int) -> None:
     """Of four runs one is undisturbed nearly always, and two that agree were; no size costs less than a smaller."""
     true = CostCurve((1, 16, 128), (0.075, 0.11, 0.4))
-    disturbed = Disturbed(true, seed)
-    found = measure_costs(disturbed, 512, clock=lambda: disturbed.now)  # type: ignore[arg-type]
+    disturbed = Disturbed(StepCosts(true), seed)
+    found = measure_costs(disturbed, 512, clock=lambda: disturbed.now).curve  # type: ignore[arg-type]
     assert list(found.seconds) == sorted(found.seconds)
     assert found.at(1) <= 1.1 * true.at(4) and found.at(128) == pytest.approx(true.at(128), rel=0.1)
 
 
 def test_an_undisturbed_start_takes_two_runs_of_each_size() -> None:
-    calm = Disturbed(CostCurve((1, 128), (0.01, 0.1)), 0)
-    calm.rng.random = lambda: 1.0  # type: ignore[method-assign]
+    calm = Disturbed(StepCosts(CostCurve((1, 128), (0.01, 0.1))), 0, disturbed=0.0)
     measure_costs(calm, 512, clock=lambda: calm.now)  # type: ignore[arg-type]
     assert calm.steps == len(TIMED_TOKENS) * (1 + 2)  # and one to warm up
+
+
+def test_what_a_session_costs_beside_its_tokens_is_measured() -> None:
+    true = StepCosts(CostCurve((1, 16, 128), (0.075, 0.11, 0.4)), 0.003)
+    steady = Disturbed(true, 0, disturbed=0.0)
+    found = measure_costs(steady, 4096, clock=lambda: steady.now)  # type: ignore[arg-type]
+    assert found.session == pytest.approx(0.003) and found.at(64, 9) == pytest.approx(true.at(64, 9))
+    assert found.at(64, 0.5) == found.at(64)
+
+
+def test_budget_and_welcome_know_what_sessions_cost() -> None:
+    """What sessions cost beside their tokens makes trees larger, and is part of what devices are told."""
+    curve = CostCurve((1, 128), (0.004, 0.03))
+    budgets = [TreeBudget(128, StepCosts(curve, each), sessions=16.0) for each in (0.0, 0.01)]
+    assert budgets[0].nodes < budgets[1].nodes
+    told = [budget.advertised() for budget in budgets]
+    assert told[0] == curve and told[1] is not None
+    assert told[1].seconds == pytest.approx((0.004 + 0.15, 0.03 + 0.15))
+    assert budgets[0].prefill_room(64, 512) < budgets[1].prefill_room(64, 512)
+    assert TreeBudget(24).advertised() is None
 
 
 VOCAB = 199
