@@ -22,6 +22,7 @@ test-slow: $(BUNDLE)/manifest.json $(VENV)/scale
 test-gpu: $(VENV)/ready
 	OUTRIDER_TEST_DEVICE=cuda $(BIN)/python -m pytest -m gpu
 	$(BIN)/python -m benchmarks.engine --device cuda
+	$(BIN)/python -m benchmarks.host_time --device cuda --dtype bfloat16
 
 # Java 17 is needed too; compiler and libraries are fetched as android_demo/ci/pins.toml says.
 test-android: $(BUNDLE)/manifest.json

@@ -1,14 +1,17 @@
 """What a step costs the host beside the device's work: attention session by session against the plan of fixed shape.
 
-    python -m benchmarks.host_time                      loop and plan, 1, 8 and 64 sessions, in turns
+    python -m benchmarks.host_time                      1, 8 and 64 sessions, loop and plan in turns
     python -m benchmarks.host_time --device cuda --dtype bfloat16 --json host.json
 
 The target is random: the layers and heads of a model of 8 billion parameters, and widths so small that arithmetic is
 next to nothing. Each session has a prefix of some tokens and verifies a tree. Columns:
 
-    operations   that torch is asked for in a forward; the plan's are counted uncompiled, as a compiled step is one call
-    host ms      until `forward` returns. On CUDA nothing is waited for. On a CPU that includes all arithmetic
-    table ms     of these, the making of the plan's table: all that depends on the number of sessions
+    loop operations, plan operations   that torch is asked for in a forward; the plan's are counted uncompiled
+    loop ms       a forward, attention session by session, until it returns. On CUDA nothing is waited for; on a CPU
+                  that includes the arithmetic, such as it is
+    table ms      the making of the plan's table: of the host's work with the plan, all that depends on the sessions
+    compiled ms   a forward by the plan, compiled, on CUDA as a graph, table included. On a CPU only with --compile: it
+                  takes many minutes to compile and is nearly all arithmetic, as the kernels for CPUs are slow
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +39,7 @@ from outrider_core.machine import describe_machine
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.part import Part
 
-SHAPE = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 8}
+SHAPE = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 16}
 SESSIONS = (1, 8, 64)
 PAST = 64  # rows of every session's prefix
 
@@ -72,52 +76,53 @@ def count(runner: TorchRunner, parts: Sequence[Part]) -> int:
     return seen.count
 
 
-def medians(repeats: int, *runs: Callable[[], object]) -> list[float]:
+def medians(repeats: int, runs: dict[str, Callable[[], object]]) -> dict[str, float]:
     """Median milliseconds of each until it returns, taken in turns; what a device still does then is waited for."""
-    times: list[list[float]] = [[] for _ in runs]
+    times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(repeats + 2):
-        for index, run in enumerate(runs):
+        for name, run in runs.items():
             begun = time.perf_counter()
             run()
             took = 1000 * (time.perf_counter() - begun)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             if turn >= 2:
-                times[index].append(took)
-    return [statistics.median(each) for each in times]
+                times[name].append(took)
+    return {name: statistics.median(each) for name, each in times.items()}
 
 
 def measure(options: argparse.Namespace, console: Console) -> Figures:
     """All rows of the table."""
     torch.set_num_threads(options.threads or torch.get_num_threads())
     loop, plan, compiled = (make_runner(steps, options) for steps in ("loop", "pool", "compiled"))
-    sizes = sorted({compiled_rows(sessions * (1 + options.nodes)) for sessions in SESSIONS})
-    console.print(f"compiling steps of {', '.join(map(str, sizes))} rows ...", style="dim")
-    compiled.warm_up(sizes)
+    if compiling := options.compile or loop.device.type == "cuda":
+        sizes = sorted({compiled_rows(sessions * (1 + options.nodes)) for sessions in SESSIONS})
+        console.print(f"compiling steps of {', '.join(map(str, sizes))} rows ...", style="dim")
+        compiled.warm_up(sizes)
+        if compiled.steps != "compiled":
+            raise RuntimeError("the step cannot be compiled here; the log above says why")
     rows = []
     for sessions in SESSIONS:
         parts = make_parts(sessions, options.nodes)
-        size = compiled_rows(sum(map(len, parts)))
-        in_loop, in_plan, of_table = medians(
-            options.repeats,
-            lambda parts=parts: loop.forward(parts),
-            lambda parts=parts: compiled.forward(parts),
-            lambda parts=parts, size=size: step_table(parts, size, loop.store.spare),
-        )
-        rows.append({"sessions": sessions, "steps": "loop", "operations": count(loop, parts), "host_ms": in_loop})
-        fixed = {"sessions": sessions, "steps": compiled.steps, "operations": count(plan, parts), "host_ms": in_plan}
-        rows.append({**fixed, "table_ms": of_table})
+        runs: dict[str, Callable[[], object]] = {
+            "loop_ms": partial(loop.forward, parts),
+            "table_ms": partial(step_table, parts, compiled_rows(sum(map(len, parts))), loop.store.spare),
+        }
+        if compiling:
+            runs["compiled_ms"] = partial(compiled.forward, parts)
+        counts = {"loop_operations": count(loop, parts), "plan_operations": count(plan, parts)}
+        rows.append({"sessions": sessions, **counts, **medians(options.repeats, runs)})
     machine = torch.cuda.get_device_name() if loop.device.type == "cuda" else describe_machine()
     return {"machine": machine, "dtype": options.dtype, "nodes": options.nodes, "host_time": rows}
 
 
 def show(figures: Figures, console: Console) -> None:
     table = Table(title=f"host time of a step: 8B layers and heads, {figures['dtype']}, {figures['machine']}")
-    for name in ("sessions", "steps", "operations", "host ms", "table ms"):
-        table.add_column(name, justify="right")
-    for row in figures["host_time"]:
-        ends = [f"{row[name]:.2f}" if name in row else "" for name in ("host_ms", "table_ms")]
-        table.add_row(str(row["sessions"]), row["steps"], f"{row['operations']:,}", *ends)
+    rows = figures["host_time"]
+    for name in rows[0]:
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else f"{value:,}" for value in row.values()))
     console.print(table)
 
 
@@ -128,6 +133,7 @@ def make_parser() -> argparse.ArgumentParser:
     common_arguments(parser, "device", "threads", "seed", dtype="float32", json=Path("build/host_time.json"))
     parser.add_argument("--nodes", type=int, default=0, help="nodes of each session's tree; 0: single tokens")
     parser.add_argument("--repeats", type=int, default=9, help="runs of which the median is taken")
+    parser.add_argument("--compile", action="store_true", help="compile on a CPU too, which takes many minutes")
     return parser
 
 

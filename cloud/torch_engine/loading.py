@@ -104,9 +104,10 @@ def make_runner(target: Target, settings: Settings) -> TorchRunner:
 
 
 def _steps(target: Target, settings: Settings) -> Steps:
-    """How steps run: compiled on a single GPU, in the formats that flex_attention has kernels for there."""
+    """How steps run: compiled on a single GPU, for the formats and heads that flex_attention has kernels for there."""
     model = target.model
-    fitting = model.device.type == "cuda" and model.dtype != torch.float64 and settings.tp == 1
+    kernels = model.dtype != torch.float64 and head_dim_of(target.config) >= 16
+    fitting = model.device.type == "cuda" and settings.tp == 1 and kernels
     return "compiled" if fitting and settings.cuda_graphs == "auto" else "loop"
 
 

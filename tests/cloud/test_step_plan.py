@@ -53,7 +53,7 @@ def some_parts(seed: int) -> list[Part]:
 
 
 def make_runner(steps: Steps, **shape: Any) -> TorchRunner:
-    target = tiny_target(tiny_model(dtype=torch.float32, **shape))
+    target = tiny_target(tiny_model(dtype=torch.float32, head_dim=16, **shape))  # on a GPU 16 is the least
     config = target.config
     return TorchRunner(target.model, POOL, config.num_key_value_heads, head_dim_of(config), steps)
 
@@ -83,6 +83,7 @@ def test_one_call_attends_as_session_by_session(dtype: torch.dtype, tolerance: f
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_the_compiled_call_attends_as_session_by_session() -> None:
     @torch.compile(fullgraph=True, dynamic=False)
     def attend(store: KVStore, table: Tensor, *rest: Any) -> Tensor:
@@ -98,7 +99,7 @@ def compare(
     """`attend` gives what attention session by session gives, and writes the same rows of the pool."""
     tokens = sum(map(len, parts))
     torch.manual_seed(seed)
-    heads, kv_heads, size = 4, 2, 8
+    heads, kv_heads, size = 4, 2, 16
     stores = [KVStore(1, POOL, kv_heads, size, dtype, DEVICE) for _ in range(2)]
     for pair in zip(*((*store.keys, *store.values) for store in stores), strict=True):
         pair[0].normal_()
@@ -107,8 +108,8 @@ def compare(
     new = torch.randn(2, rows, kv_heads, size, dtype=dtype, device=DEVICE)
     table = torch.from_numpy(step_table(parts, rows, stores[0].spare)).to(DEVICE)
     spans = span_plan(stores[0], parts, table[ROWS], heads // kv_heads)
-    want = attend_spans(spans, 0, query, *new, 0.3)[0, :tokens]
-    got = attend(stores[1], table, query, *new, 0.3)[0, :tokens]
+    want = attend_spans(spans, 0, query, *new, 0.25)[0, :tokens]
+    got = attend(stores[1], table, query, *new, 0.25)[0, :tokens]
     torch.testing.assert_close(got, want, rtol=0, atol=tolerance)
     for part in parts:
         extent = slice(part.base, part.base + part.past + len(part))
@@ -183,7 +184,14 @@ def test_a_compiled_step_is_one_graph_and_one_for_all_steps_of_its_size() -> Non
             for part in parts:
                 extent = slice(part.base + part.past, part.base + part.past + len(part))
                 for one, other in zip(runners[0].store.keys, runners[1].store.keys, strict=True):
-                    torch.testing.assert_close(one[extent], other[extent], rtol=0, atol=1e-5)
+                    torch.testing.assert_close(one[extent], other[extent], rtol=0, atol=5e-6 * float(other.abs().max()))
+        # and in steps of one size a session's logits are the same bits whoever shares them
+        company = [Part(128 * index, 9, (index,), TokenTree()) for index in range(1, 7)]
+        session = Part(0, 20, tuple(range(30)), TokenTree((7, 8, 9), (-1, 0, 0)))
+        alone, first, last = (
+            runners[0].forward(parts).values for parts in ([session], [session, *company], [*company, session])
+        )
+        assert torch.equal(first[:4], alone) and torch.equal(last[-4:], alone)
     assert runners[0].steps == "compiled"
 
 
@@ -205,7 +213,7 @@ def test_a_model_that_cannot_be_compiled_is_served_all_the_same(monkeypatch: pyt
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_compiled_steps_decode_as_plain_decoding_does(family: str) -> None:
-    model = tiny_model(family, seed=7, dtype=torch.float32)
+    model = tiny_model(family, seed=7, dtype=torch.float32, head_dim=16)
     rng = random.Random(4)
     with started(make_verifier(model, (), steps="compiled")) as direct:
         talks = []
