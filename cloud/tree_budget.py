@@ -123,7 +123,7 @@ class TreeBudget:
 
     def advertised(self) -> CostCurve | None:
         """The cost curve that devices are told: of steps that as many sessions share as do at present."""
-        return self.costs and self.costs.shared(self.sessions)
+        return None if self.costs is None else self.costs.shared(self.sessions)
 
     def prefill_room(self, tokens: int, most: int) -> int:
         """Prefill tokens that may join a step of `tokens` verified ones: as many as at most double its time.

@@ -215,7 +215,10 @@ def test_a_model_that_cannot_be_compiled_is_served_all_the_same(monkeypatch: pyt
 def test_compiled_steps_decode_as_plain_decoding_does(family: str) -> None:
     model = tiny_model(family, seed=7, dtype=torch.float32, head_dim=16)
     rng = random.Random(4)
-    with started(make_verifier(model, (), steps="compiled")) as direct:
+    verifier = make_verifier(model, (), steps="compiled")
+    runner: Any = verifier.engine.runner
+    runner.warm_up([8, 16, 32, 64])
+    with started(verifier) as direct, torch.compiler.set_stance("fail_on_recompile"):
         talks = []
         for sampling in (Sampling(), Sampling(0.7, seed=1), Sampling(1.0, top_p=0.9, seed=3)):
             prompt = [rng.randrange(4, 199) for _ in range(rng.choice([2, 20, 40]))]
@@ -234,3 +237,4 @@ def test_compiled_steps_decode_as_plain_decoding_does(family: str) -> None:
                 assert list(verdict.accepted) == expected_path(tree, truth[done[0] :])
                 done[0] += len(verdict.accepted) + 1
                 assert verdict.bonus == truth[done[0] - 1]
+    assert runner.steps == "compiled"
