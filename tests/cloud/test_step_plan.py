@@ -211,9 +211,8 @@ def test_a_model_that_cannot_be_compiled_is_served_all_the_same(monkeypatch: pyt
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_compiled_steps_decode_as_plain_decoding_does(family: str) -> None:
-    model = tiny_model(family, seed=7, dtype=torch.float32, head_dim=16)
+def test_compiled_steps_decode_as_plain_decoding_does() -> None:
+    model = tiny_model("qwen3", seed=7, dtype=torch.float32, head_dim=16)
     rng = random.Random(4)
     verifier = make_verifier(model, (), steps="compiled")
     runner: Any = verifier.engine.runner
