@@ -174,6 +174,7 @@ def test_operations_of_a_step_do_not_depend_on_the_number_of_sessions() -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_compiled_step_is_one_graph_and_one_for_all_steps_of_its_size() -> None:
     runners: Sequence[TorchRunner] = [make_runner("compiled"), make_runner("loop")]
     runners[0].warm_up([64])
