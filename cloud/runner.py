@@ -53,6 +53,9 @@ class ModelRunner(Protocol):
         Per head the key, then the value.
         """
 
+    def rest(self) -> None:
+        """Large steps are over for now: the next small one may give back what memory they alone took."""
+
     def stop(self) -> None:
         """End what it started: other processes. Nothing is run after it."""
 

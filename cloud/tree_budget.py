@@ -62,6 +62,8 @@ def measure_costs(
             if turn:  # the first one warms up
                 seconds.append(took)
                 seconds.sort()
+    runner.rest()
+    runner.forward(steps[0])
     fastest = [seconds[0] for seconds in runs]
     curve = CostCurve(tuple(timed), tuple(min(fastest[size : len(timed)]) for size in range(len(timed))))
     more = fastest[-1] - curve.at(SHARED_TOKENS) if shared else 0.0

@@ -28,5 +28,9 @@ class OnnxModelRunner:
         """See ModelRunner.gather."""
         return self._runner.gather(layers, rows)
 
+    def rest(self) -> None:
+        """See ModelRunner.rest."""
+        self._runner.rest()
+
     def stop(self) -> None:
         """See ModelRunner.stop; there is nothing to end."""

@@ -117,6 +117,9 @@ class Leader:
         self._ranks.send(Gather(list(layers), list(rows)))
         return self._ranks.all_heads(self._runner.gather(layers, rows))
 
+    def rest(self) -> None:
+        """See ModelRunner.rest; torch keeps its memory."""
+
     def stop(self) -> None:
         """End the others' loops."""
         self._ranks.send(Stop())

@@ -118,5 +118,8 @@ class TorchRunner:
         """See ModelRunner.gather; only this rank's heads."""
         return self.store.gather(layers, rows)
 
+    def rest(self) -> None:
+        """See ModelRunner.rest; torch keeps its memory."""
+
     def stop(self) -> None:
         """See ModelRunner.stop; there is nothing to end."""

@@ -78,6 +78,11 @@ class OnnxRunner:
             part = replace(part, past=part.past + PIECE_TOKENS, chain=part.chain[PIECE_TOKENS:])
         return part
 
+    def rest(self) -> None:
+        """Large runs are over for now: the next small one gives back the memory that they took."""
+        if self._small_runs is not None:
+            self._small_runs = SMALL_RUNS - 1
+
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy pool rows over pool rows, in all layers. Sources and targets may overlap: sources are read first."""
         (from_block, from_row), (to_block, to_row) = _places(sources), _places(targets)
@@ -101,8 +106,11 @@ class OnnxRunner:
         for name, value in batch.feeds.items():
             self._binding.bind_cpu_input(name, value)
         self._binding.bind_output("logits", "cpu")
-        self._session.run_with_iobinding(self._binding, self._run_options(sum(map(len, parts))))
+        options = self._run_options(sum(map(len, parts)))
+        self._session.run_with_iobinding(self._binding, options)
         logits: Floats = self._binding.get_outputs()[-1].numpy()
+        if options is not None:
+            give_back()
         return logits
 
     def _run_options(self, tokens: int) -> onnxruntime.RunOptions | None:
@@ -113,7 +121,6 @@ class OnnxRunner:
             self._small_runs += 1
             if self._small_runs >= SMALL_RUNS:
                 self._small_runs = None
-                give_back()
                 return self._shrinking
         return None
 
