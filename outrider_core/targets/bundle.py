@@ -8,6 +8,7 @@ manifest.json                   what it was made from, its shapes, and the size 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ class TargetBundle:
     """A bundle on disk whose files are whole.
 
     name: what the target was called when the bundle was made. source_hash: identity of the model it was made from.
-    bits: of its linear layers' weights, one of BITS.
+    bits: of its linear layers' weights, one of BITS. digest: 8 hex digits of what was made of the model: the graph, the
+    rounded weights and value_scales.
     value_scales: see `TargetGraph.value_scale`, one for each layer. max_positions: longest sequence.
     eos_ids: token ids that end an answer.
     """
@@ -49,11 +51,15 @@ class TargetBundle:
     max_positions: int
     eos_ids: tuple[int, ...]
     bits: int
+    digest: str
 
     @property
     def arithmetic(self) -> str:
-        """What decides its text beside the model: replicas that are to write the same one have the same."""
-        return f"onnx-{self.bits}-v{FORMAT_VERSION}"
+        """What decides its text beside the model: replicas that are to write the same one have the same.
+
+        The digest is part of it, as weights that were calibrated on another kind of machine may be rounded otherwise.
+        """
+        return f"onnx-{self.bits}-v{FORMAT_VERSION}-{self.digest}"
 
     @property
     def graph(self) -> Path:
@@ -104,9 +110,15 @@ def open_target_bundle(folder: Path, remedy: str = MADE_AGAIN) -> TargetBundle:
             max_positions=values["max_positions"],
             eos_ids=tuple(values["eos_ids"]),
             bits=values["bits"],
+            digest=_digest(values),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TargetBundleError(f"{path} is damaged ({type(error).__name__}: {error}); {remedy}") from None
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    made = [values["files"][name]["sha256"] for name in (GRAPH_FILE, DATA_FILE)], values["value_scales"]
+    return hashlib.sha256(json.dumps(made).encode()).hexdigest()[:8]
 
 
 def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]], remedy: str) -> None:

@@ -99,6 +99,7 @@ def environment() -> Iterator[dict[str, str]]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "OUTRIDER_CACHE": f"{folder}/cache",  # no 8-bit copy of another day
     }
     yield {**os.environ, **values}
     shutil.rmtree(folder, ignore_errors=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from outrider.local import LocalVerifier
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Hello, Welcome
-from outrider_core.targets.bundle import FORMAT_VERSION
+from outrider_core.targets.bundle import TargetBundle
 from tests.cloud.drive import serve
 from tests.cloud.running import Running, running
 from tests.e2e.stack import MAX_NEW, SAMPLINGS, BothVersions, make_verifier, oracle
@@ -129,15 +130,13 @@ def test_where_only_the_next_version_is_left_the_answer_is_finished_alone(
 
 # one target, two arithmetics
 
-EIGHT_BITS = f"onnx-8-v{FORMAT_VERSION}"
-
 
 @dataclass(frozen=True)
 class Fleet:
     """Verifier processes of one target, and what each of them writes alone."""
 
     whole: Running  # torch-float64
-    eight: Running  # EIGHT_BITS
+    eight: Running  # its 8-bit copy
     folders: Folders
     bundle: Bundle
 
@@ -145,15 +144,24 @@ class Fleet:
     def addresses(self) -> tuple[str, str]:
         return self.whole.address, self.eight.address
 
-    def texts(self, number: int, sampling: Sampling) -> dict[str, list[int]]:
-        """Of each arithmetic, plain decoding's answer."""
+    @cached_property
+    def copy(self) -> TargetBundle:
+        """What `eight` runs."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OUTRIDER_CACHE", str(self.folders[0].parent / "cache"))
-            copy = find_bundle(str(self.folders[0]))
+            return find_bundle(str(self.folders[0]))
+
+    @property
+    def eight_bits(self) -> str:
+        """The arithmetic of `eight`."""
+        return self.copy.arithmetic
+
+    def texts(self, number: int, sampling: Sampling) -> dict[str, list[int]]:
+        """Of each arithmetic, plain decoding's answer."""
         eos_ids = self.bundle.manifest.eos_ids
         return {
             "torch-float64": oracle(self.folders, prompt_of(number), sampling),
-            EIGHT_BITS: plain_decode_8bit(copy, prompt_of(number), sampling, MAX_NEW, eos_ids),
+            self.eight_bits: plain_decode_8bit(self.copy, prompt_of(number), sampling, MAX_NEW, eos_ids),
         }
 
 
@@ -170,9 +178,9 @@ def fleet(folders: Folders, bundle: Bundle) -> Iterator[Fleet]:
 def test_no_answer_mixes_two_arithmetics_and_all_end(fleet: Fleet) -> None:
     """A new answer takes what it finds; it is then finished by one that computes alike, or by nobody."""
     texts = [fleet.texts(number, sampling) for number, sampling in enumerate(SAMPLINGS)]
-    assert sum(text["torch-float64"] != text[EIGHT_BITS] for text in texts) > len(texts) // 2
-    for first, second in (("torch-float64", EIGHT_BITS), (EIGHT_BITS, "torch-float64")):
-        addresses = fleet.addresses if second == EIGHT_BITS else reversed(fleet.addresses)
+    assert sum(text["torch-float64"] != text[fleet.eight_bits] for text in texts) > len(texts) // 2
+    for first, second in (("torch-float64", fleet.eight_bits), (fleet.eight_bits, "torch-float64")):
+        addresses = fleet.addresses if second == fleet.eight_bits else reversed(fleet.addresses)
         seen = asyncio.run(answers_of_both(fleet.bundle, *addresses, count=len(texts)))
         for text, events in zip(texts, seen, strict=True):
             last = events[-1]
@@ -187,11 +195,11 @@ def test_where_only_the_other_arithmetic_is_left_the_answer_is_finished_alone(fl
     (*_, last), following = asyncio.run(replaced(fleet.bundle, *fleet.addresses))
     texts = fleet.texts(0, Sampling())
     assert isinstance(last, Finished) and last.reason == "unverified" and last.provisional
-    assert f"begun in torch-float64 arithmetic, and this verifier computes in {EIGHT_BITS}" in last.detail
+    assert f"begun in torch-float64 arithmetic, and this verifier computes in {fleet.eight_bits}" in last.detail
     assert 0 < last.stats.tokens < len(texts["torch-float64"])
     assert last.token_ids[: last.stats.tokens] == texts["torch-float64"][: last.stats.tokens]
     end = following[-1]
-    assert isinstance(end, Finished) and end.reason in ("stop", "length") and end.token_ids == texts[EIGHT_BITS]
+    assert isinstance(end, Finished) and end.reason in ("stop", "length") and end.token_ids == texts[fleet.eight_bits]
     assert "arithmetic" not in told(following)
 
 
@@ -228,8 +236,8 @@ def test_a_record_goes_on_where_it_was_begun(fleet: Fleet) -> None:
 
     record, end, old = asyncio.run(run())
     texts = fleet.texts(1, Sampling())
-    assert record["arithmetic"] == EIGHT_BITS and texts[EIGHT_BITS] != texts["torch-float64"]
-    assert end.token_ids == texts[EIGHT_BITS] and old.token_ids != texts[EIGHT_BITS]
+    assert record["arithmetic"] == fleet.eight_bits and texts[fleet.eight_bits] != texts["torch-float64"]
+    assert end.token_ids == texts[fleet.eight_bits] and old.token_ids != texts[fleet.eight_bits]
 
 
 def test_a_record_does_not_go_on_in_a_process_that_computes_otherwise(fleet: Fleet) -> None:
@@ -243,7 +251,7 @@ def test_a_record_does_not_go_on_in_a_process_that_computes_otherwise(fleet: Fle
         record = await begun(fleet.bundle, fleet.eight.address)
         async with EdgeRuntime(fleet.bundle, local, threads=1) as runtime:
             for _ in range(2):
-                with pytest.raises(ValueError, match=f"begun in {EIGHT_BITS} arithmetic, and the target in this"):
+                with pytest.raises(ValueError, match=f"begun in {fleet.eight_bits} arithmetic, and the target in this"):
                     _ = [event async for event in runtime.resume(record)]
             *_, end = [event async for event in runtime.generate(prompt_of(1), max_new_tokens=MAX_NEW)]
         assert isinstance(end, Finished)
@@ -261,7 +269,7 @@ def test_the_doctor_sees_that_replicas_compute_differently(fleet: Fleet) -> None
 
     found = asyncio.run(look(*fleet.addresses))
     assert found["verifier"].level == "good" and found["verifier"].figures["arithmetic"] == "torch-float64"
-    assert found["replicas"].level == "warning" and EIGHT_BITS in found["replicas"].text
+    assert found["replicas"].level == "warning" and fleet.eight_bits in found["replicas"].text
     assert "replicas" not in asyncio.run(look(fleet.eight.address))
 
 
