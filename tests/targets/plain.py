@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from outrider_core.models.target import eos_ids_of
 from outrider_core.protocol.sampling import Sampling, draw
 from outrider_core.targets.bundle import TargetBundle
 from outrider_core.targets.config import UnsupportedTarget
@@ -53,10 +54,12 @@ def _inexact(bits: int) -> str:
 
 
 def lowered(model: Any, folder: Path, calibrate: bool = False) -> TargetBundle:
-    """A tiny model and its tokenizer as a bundle in `folder`. calibrate: as a verifier does."""
-    model.save_pretrained(folder / "source")
-    tiny_tokenizer(model.config.vocab_size).save_pretrained(folder / "source")
-    return make_target_bundle("tiny", folder / "source", "tiny-target", folder / "bundle", 256, calibrate=calibrate)
+    """A tiny model and its tokenizer as a bundle in `folder`. calibrate: as a verifier does, to whom answers end."""
+    source = folder / "source"
+    model.save_pretrained(source)
+    tiny_tokenizer(model.config.vocab_size).save_pretrained(source)
+    ends = eos_ids_of(source) if calibrate else ()
+    return make_target_bundle("tiny", source, "tiny-target", folder / "bundle", 256, ends, calibrate=calibrate)
 
 
 def tiny_truth(
