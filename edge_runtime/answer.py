@@ -92,9 +92,9 @@ class Answer:
         """Cancel what is not finished; the next answer may be written by any verifier."""
         if self._compiling:
             self._compiling.cancel()
-        await self._do(self.session.cancel())
         if self._link:
-            self._link.pin("")
+            self._link.pin("")  # first: what is sent below may wait for the network, and be cancelled
+        await self._do(self.session.cancel())
 
     async def pause(self) -> None:
         await self._do(self.session.pause(time.monotonic()))

@@ -338,8 +338,8 @@ class EdgeRuntime:
                 async for event in answer.run():
                     yield event
             finally:
-                await answer.close()
                 self._text, self._rows_seen, self._answer = session.committed, session.rows_seen, None
+                await answer.close()
                 if session.arithmetic.pinned and self.link and not self.link.welcome:
                     self.link_error, self.link_refused = "", False  # who refused that answer may take the next
                 if self.link and self.link.welcome and self.policy.understudy == "cold":

@@ -21,6 +21,7 @@ from cloud.connection import Connection
 from cloud.onnx_engine.bundles import find_bundle
 from cloud.service import Verifier
 from edge_runtime.events import Event, Finished, LinkState, Verified
+from edge_runtime.link import Link
 from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.timing import Patience
@@ -28,7 +29,7 @@ from outrider.cli.doctor import Finding, examine
 from outrider.local import LocalVerifier
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
-from outrider_core.protocol.wire import Hello, Welcome
+from outrider_core.protocol.wire import Cancel, ClientMessage, Hello, Welcome
 from outrider_core.targets.bundle import TargetBundle
 from tests.cloud.drive import serve
 from tests.cloud.running import Running, running
@@ -201,6 +202,43 @@ def test_where_only_the_other_arithmetic_is_left_the_answer_is_finished_alone(fl
     end = following[-1]
     assert isinstance(end, Finished) and end.reason in ("stop", "length") and end.token_ids == texts[fleet.eight_bits]
     assert "arithmetic" not in told(following)
+
+
+def test_an_answer_that_is_torn_off_leaves_the_next_one_free(folders: Folders, bundle: Bundle) -> None:
+    """Its task is cancelled once more while the last message waits for a network that takes nothing."""
+
+    async def run(server: str) -> None:
+        async with EdgeRuntime(bundle, server, patience=PATIENCE, threads=1, mode="stream") as runtime:
+            link, written = runtime.link, asyncio.Event()
+            assert isinstance(link, Link)
+            send, stuck = link.send, asyncio.Event()
+
+            async def stall(message: ClientMessage) -> None:
+                if isinstance(message, Cancel):
+                    stuck.set()
+                    await asyncio.Event().wait()
+                await send(message)
+
+            async def read() -> None:
+                async for event in runtime.generate(prompt_of(1), max_new_tokens=100):
+                    if isinstance(event, Verified):
+                        written.set()
+
+            link.send = stall  # type: ignore[method-assign]
+            task = asyncio.create_task(read())
+            await asyncio.wait_for(written.wait(), 20)
+            assert link.hello.arithmetic == "torch-float64"
+            for moment in (None, stuck):
+                if moment:
+                    await asyncio.wait_for(moment.wait(), 20)
+                task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert link.hello.arithmetic == "" and runtime.record() is None
+
+    verifier = make_verifier(folders)
+    with serve(verifier) as address:
+        asyncio.run(run(address))
 
 
 async def begun(bundle: Bundle, server: str) -> dict[str, Any]:
