@@ -19,6 +19,7 @@ from urllib.request import Request, urlopen
 from msgspec import structs
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from edge_runtime.link import (
     Link,
@@ -34,6 +35,7 @@ from edge_runtime.link import (
 )
 from edge_runtime.pace import Pace
 from edge_runtime.runtime import EdgeRuntime
+from outrider.cli.terminal import printable
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.protocol.sampling import Sampling
@@ -351,7 +353,8 @@ def show(findings: list[Finding], console: Console) -> None:
     marks = {"good": "[green]ok[/]", "warning": "[yellow]look[/]", "bad": "[red]fails[/]"}
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for finding in findings:
-        table.add_row(marks[finding.level], finding.name, finding.text)
+        table.add_row(marks[finding.level], finding.name, Text(printable(finding.text)))  # it may be a verifier's own
         if finding.advice:
-            table.add_row("", "", f"-> {finding.advice}", style="bold" if finding.level == "bad" else "dim")
+            style = "bold" if finding.level == "bad" else "dim"
+            table.add_row("", "", Text(f"-> {printable(finding.advice)}"), style=style)
     console.print(table, highlight=False)

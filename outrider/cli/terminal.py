@@ -56,7 +56,7 @@ class Output:
 
     def tell(self, text: str) -> None:
         """A notice. Not through `notices`: while an answer is drawn, rich puts what is printed above it."""
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 class Screen:

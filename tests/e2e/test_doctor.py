@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 import trustme
+from rich.console import Console
 
 from outrider.cli import device as command
-from outrider.cli.doctor import Finding, examine
+from outrider.cli.doctor import Finding, examine, show
 from tests.cloud.drive import serve
 from tests.e2e.stack import make_verifier
 
@@ -150,3 +151,10 @@ def test_the_command_prints_findings_and_says_by_its_status_whether_all_is_well(
     assert {finding["name"] for finding in found} >= {"bundle", "verifier", "round trip"}
     assert command.main([*arguments, "--server", "127.0.0.1:1"]) == 1
     assert "fails" in capsys.readouterr().out
+
+
+def test_what_a_verifier_says_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "onnx[/] [red]8[/red] \x1b[2J, begun\nelsewhere"
+    show([Finding("replicas", "warning", said, said)], Console())
+    printed = capsys.readouterr().out
+    assert printed.count("onnx[/] [red]8[/red]") == 2 and "\x1b" not in printed
