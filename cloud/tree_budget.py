@@ -23,7 +23,7 @@ LEAST = 4
 LEAST_PREFILL = 16
 #: step sizes, in tokens, that are timed at start
 TIMED_TOKENS = (1, 4, 8, 16, 32, 64, 128)
-#: runs of each size at most; two that differ by less than this share were undisturbed, and are enough
+#: runs of each size at most; two that differ by less than this share were undisturbed, or alike, and are enough
 REPEATS, SAME = 4, 0.1
 #: as many tokens by several sessions as by one: what that adds is what a session costs beside its tokens
 SHARING, SHARED_TOKENS = 8, 32
