@@ -81,8 +81,8 @@ export class Answer {
 
   /** Cancel what is not finished; the next answer may be written by any verifier. */
   close(): void {
+    this.link?.pin(""); // first: what is sent below may fail
     this.do(this.session.cancel());
-    this.link?.pin("");
   }
 
   /** Wait for the link, the drafter or the clock, whichever is first, and feed the session. */

@@ -56,8 +56,8 @@ internal class Answer(
 
     /** Cancel what is not finished; the next answer may be written by any verifier. */
     fun close() {
+        link?.pin("") // first: what is sent below may fail
         act(session.cancel())
-        link?.pin("")
     }
 
     /** Wait for the link, the drafter or the clock, whichever is first; null: the clock. */
@@ -112,6 +112,7 @@ internal class Answer(
                 explained(session.linkUp(event.welcome, now(), event.rtt))
             }
             is LinkDown -> {
+                welcome = null // the one that is there already may be told of behind this
                 down = event.reason
                 explained(session.linkDown(now(), event.refused))
             }
