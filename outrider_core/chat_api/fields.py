@@ -147,6 +147,11 @@ class Fields(Struct, dict=True):
         return [stop for stop in stops if stop]
 
     @property
+    def formed(self) -> bool:
+        """Whether an answer that calls nothing is JSON."""
+        return (self.response_format or {}).get("type", "text") != "text"
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk of token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)

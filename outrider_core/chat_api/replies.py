@@ -83,9 +83,12 @@ class Writer(Protocol):
         """All server-sent events as they travel. An error that comes now can only be an event itself."""
 
 
-async def with_calls(answer: Answer) -> Answer:
-    """The answer with the calls in its text taken apart."""
-    reader, carried = CallReader(), Delta("")
+async def with_calls(answer: Answer, formed: bool = False) -> Answer:
+    """The answer with the calls in its text taken apart. formed: see CallReader.
+
+    It ends with TOOL_CALLS where it calls, and all of its calls are whole.
+    """
+    reader, carried = CallReader(formed), Delta("")
     async for part in answer:
         if isinstance(part, Delta):
             found = reader.push(part.text)
@@ -99,9 +102,9 @@ async def with_calls(answer: Answer) -> Answer:
         if isinstance(part, Ending):
             if carried.chances:
                 yield carried
-            called = reader.calls and part.finish_reason == FinishReason.STOP
+            called = reader.calls and not reader.inside and part.finish_reason == FinishReason.STOP
             yield replace(part, finish_reason=FinishReason.TOOL_CALLS) if called else part
-            reader, carried = CallReader(), Delta("")
+            reader, carried = CallReader(formed), Delta("")
         elif carried.extension:
             yield carried
             carried = Delta("")
@@ -133,7 +136,7 @@ class Usage:
 class ChatWriter:
     """Chat completions. fingerprint: names what draws the text. usage: a stream ends with token counts.
 
-    calls: the answer may call functions. chances: log probabilities were asked for.
+    calls: the answer may call functions. chances: log probabilities were asked for. formed: see CallReader.
     """
 
     def __init__(
@@ -144,6 +147,7 @@ class ChatWriter:
         usage: bool = False,
         calls: bool = False,
         chances: bool = False,
+        formed: bool = False,
     ) -> None:
         self.id = f"chatcmpl-{secrets.token_hex(12)}"
         self._head = {
@@ -153,13 +157,13 @@ class ChatWriter:
             "system_fingerprint": fingerprint,
         }
         self._usage, self._shows_usage = Usage(prompt_tokens), usage
-        self._calls, self._chances = calls, chances
+        self._calls, self._chances, self._formed = calls, chances, formed
 
     async def whole(self, answer: Answer) -> dict[str, Any]:
         """See Writer."""
         choices, choice = list[dict[str, Any]](), _Choice()
         extensions = list[Mapping[str, Any]]()
-        async for part in with_calls(answer) if self._calls else answer:
+        async for part in with_calls(answer, self._formed) if self._calls else answer:
             if isinstance(part, Delta):
                 choice.add(part)
                 continue
@@ -188,7 +192,7 @@ class ChatWriter:
         unknown: dict[str, Any] = {"usage": None} if self._shows_usage else {}
         index, begun = 0, False
         try:
-            async for part in _from_the_start(with_calls(answer) if self._calls else answer):
+            async for part in _from_the_start(with_calls(answer, self._formed) if self._calls else answer):
                 if part is None or not begun:
                     yield self._chunk(index, {"role": "assistant", "content": ""}, unknown)
                     begun = True

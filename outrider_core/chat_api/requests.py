@@ -92,7 +92,7 @@ class ChatRequest(Fields, kw_only=True):
     def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> Writer:
         """See Request."""
         calls, chances = self.tool_use is not None, self.top is not None
-        return ChatWriter(model, fingerprint, prompt_tokens, self.include_usage, calls, chances)
+        return ChatWriter(model, fingerprint, prompt_tokens, self.include_usage, calls, chances, self.formed)
 
     def check(self) -> None:
         """See Fields."""
@@ -148,9 +148,13 @@ def _check_message(message: Message, where: str) -> None:
 
 
 def _arguments(call: ToolCall, where: str) -> dict[str, Any]:
-    """The arguments of a call. Raises ApiError on what is no JSON object."""
+    """The arguments of a call, without halves of characters. Raises ApiError on what is no JSON object."""
+    text = call.function.arguments or "{}"
     try:
-        value = json.loads(call.function.arguments or "{}")
+        value = json.loads(text)
+        if "\\u" in text:  # half a character, as JSON can spell it, is nothing that a tokenizer takes
+            pairs = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+            value = json.loads(pairs.decode("utf-16", "replace"))
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

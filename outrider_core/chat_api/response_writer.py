@@ -17,12 +17,14 @@ Event = dict[str, Any]
 class ResponseWriter:
     """See `outrider_core.chat_api.replies.Writer`. echoed: what a reply repeats of its request.
 
-    calls: the answer may call functions.
+    calls: the answer may call functions. formed: see `outrider_core.chat_api.tools.CallReader`.
     """
 
-    def __init__(self, model: str, echoed: Mapping[str, Any], prompt_tokens: int, calls: bool = False) -> None:
+    def __init__(
+        self, model: str, echoed: Mapping[str, Any], prompt_tokens: int, calls: bool = False, formed: bool = False
+    ) -> None:
         self.id = f"resp_{secrets.token_hex(16)}"
-        self._calls, self._usage = calls, Usage(prompt_tokens)
+        self._calls, self._formed, self._usage = calls, formed, Usage(prompt_tokens)
         self._head = {
             "id": self.id,
             "object": "response",
@@ -40,7 +42,7 @@ class ResponseWriter:
 
     async def whole(self, answer: Answer) -> dict[str, Any]:
         """See Writer."""
-        async for part in with_calls(answer) if self._calls else answer:
+        async for part in with_calls(answer, self._formed) if self._calls else answer:
             for _ in self._grown(part):
                 pass
         assert isinstance(part, Ending)
@@ -59,7 +61,7 @@ class ResponseWriter:
         yield numbered("response.created", {"response": begun})
         yield numbered("response.in_progress", {"response": begun})
         try:
-            async for part in with_calls(answer) if self._calls else answer:
+            async for part in with_calls(answer, self._formed) if self._calls else answer:
                 for each in self._grown(part):
                     yield numbered(each.pop("type"), each)
             assert isinstance(part, Ending)
@@ -94,7 +96,8 @@ class ResponseWriter:
             self._usage.add(part)
             if not self._output:
                 yield from self._message()
-            cut = part.finish_reason == FinishReason.LENGTH
+            calling = self._output[-1]["type"] == "function_call"  # ended by a stop string where it is not TOOL_CALLS
+            cut = part.finish_reason == FinishReason.LENGTH or (calling and part.finish_reason == FinishReason.STOP)
             yield from self._closed("incomplete" if cut else "completed")
         elif part.call is not None:
             yield from self._called(part.call)

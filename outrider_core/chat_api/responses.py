@@ -112,7 +112,7 @@ class ResponseRequest(Fields, kw_only=True):
 
     def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> Writer:
         """See Request."""
-        return ResponseWriter(model, self._echoed(), prompt_tokens, self.tool_use is not None)
+        return ResponseWriter(model, self._echoed(), prompt_tokens, self.tool_use is not None, self.formed)
 
     def check(self) -> None:
         """See Fields."""

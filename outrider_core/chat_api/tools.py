@@ -87,6 +87,9 @@ def _function(tool: Any, where: str) -> _Function:
         raise ConstraintFault(f"{where}.type", f"{where}: only tools of type function are called here")
     if not re.fullmatch(NAME, read.function.name):
         raise ConstraintFault(f"{where}.function.name", f"{where}: a function's name must match {NAME}")
+    if (read.function.parameters or {}).get("type", "object") != "object":
+        text = f"{where}: arguments are objects, so the type of parameters must be object"
+        raise ConstraintFault(f"{where}.function.parameters", text)
     if "x-guidance" in (read.function.parameters or {}):
         raise ConstraintFault(f"{where}.function.parameters", f"{where}: x-guidance is not taken here")
     return read.function
@@ -134,19 +137,31 @@ class CallDelta:
 class CallReader:
     """Cuts an answer's text into what is said and what is called, while it arrives.
 
-    White space before a call belongs to neither. calls: that have ended.
+    formed: an answer that calls nothing is JSON, which may hold the tag in its strings: only one that begins with the
+    tag calls. White space before a call belongs to neither. calls: that have ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, formed: bool = False) -> None:
         self.calls = 0
         self._index = -1
         self._inside, self._named = False, False
+        self._formed, self._says = formed, False
         self._held = self._space = ""
+
+    @property
+    def inside(self) -> bool:
+        """Whether a call has begun and not ended."""
+        return self._inside
 
     def push(self, piece: str) -> list[str | CallDelta]:
         """Text and parts of calls that `piece` completes."""
         out: list[str | CallDelta] = []
         self._held += piece
+        begun = self._inside or self._index >= 0
+        if self._formed and not begun and (self._says or not TAG.startswith(self._held[: len(TAG)])):
+            self._says = True
+            said, self._held = self._held, ""
+            return [said] if said else []
         while self._step(out):
             pass
         return out

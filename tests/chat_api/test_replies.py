@@ -11,6 +11,9 @@ import pytest
 
 from outrider_core.chat_api.errors import ApiError
 from outrider_core.chat_api.replies import ChatWriter, Delta, Ending, FinishReason
+from outrider_core.chat_api.response_writer import ResponseWriter
+from outrider_core.chat_api.routes import PARSERS
+from outrider_core.tool_grammar import call_text
 
 ENDING = Ending(FinishReason.STOP, 5, {"outrider": {"unverified": False}}, drafted=9, accepted=3)
 
@@ -96,3 +99,35 @@ def test_error_shape(status: int, kind: str) -> None:
 
 def test_a_missing_token_names_the_scheme() -> None:
     assert ApiError(401, "a token is needed").headers == {"www-authenticate": "Bearer"}
+
+
+@pytest.mark.parametrize("cut", [0, 20, 60])
+def test_a_call_that_a_stop_string_cuts_off_is_not_told_as_whole(cut: int) -> None:
+    """Programs take `tool_calls` for calls whose arguments they can read."""
+    text = call_text("f", {"a": 1}) + "\n" + call_text("g", {"b": "x" * 40})
+    said = text[: len(text) - cut]
+    chat = ChatWriter("tiny", "target-hash", 7, calls=True)
+    [choice] = asyncio.run(chat.whole(answer(Delta(said), Ending(FinishReason.STOP, 5))))["choices"]
+    assert choice["finish_reason"] == ("stop" if cut else "tool_calls")
+    reply = asyncio.run(ResponseWriter("tiny", {}, 7, True).whole(answer(Delta(said), Ending(FinishReason.STOP, 5))))
+    assert [each["status"] for each in reply["output"]] == ["completed", "incomplete" if cut else "completed"]
+
+
+def test_an_answer_of_json_beside_tools_is_no_call() -> None:
+    """As the requests themselves make their writers."""
+    function = {"name": "f", "parameters": {"type": "object"}}
+    chat = {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": function}]}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {**chat, "response_format": {"type": "json_object"}},
+        "/v1/responses": {
+            "input": "x",
+            "tools": [{"type": "function", **function}],
+            "text": {"format": {"type": "json_object"}},
+        },
+    }
+    for path, body in bodies.items():
+        asked = PARSERS[path](json.dumps({"model": "m", **body}).encode())
+        said = answer(Delta('{"a": "<tool_call>"}'), Ending(FinishReason.STOP, 5))
+        whole = asyncio.run(asked.writer("m", "f", 1, str).whole(said))
+        told = whole["choices"][0]["message"] if "choices" in whole else whole["output"][0]["content"][0]
+        assert told.get("content", told.get("text")) == '{"a": "<tool_call>"}'

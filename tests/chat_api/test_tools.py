@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider_core.chat_api.tools import CallDelta, CallReader
+from outrider_core.chat_api.constraints import ConstraintFault
+from outrider_core.chat_api.requests import parse
+from outrider_core.chat_api.tools import CallDelta, CallReader, tool_use_of
 from outrider_core.chat_tokenizer import ChatTokenizer, chat_tokenizer_of
 from outrider_core.tool_grammar import TAG, call_text
 from tests.tiny import json_tokenizer
@@ -101,3 +103,36 @@ def test_without_tools_nothing_changes() -> None:
         written = chat(template)
         assert written.encode_chat(HISTORY[:1]) == written.encode_chat(HISTORY[:1], [])
         assert "call functions" not in written.decode(written.encode_chat(HISTORY[:1]))
+
+
+@pytest.mark.parametrize("step", [1, 3, 100])
+@pytest.mark.parametrize("text", ['{"a": "<tool_call>"}', '["x", "\\n<tool_call>\\n"]', '"<tool_call>"', " {}\n"])
+def test_json_may_hold_the_tag(text: str, step: int) -> None:
+    """Where an answer that calls nothing is JSON, only one that begins with the tag calls."""
+    reader = CallReader(formed=True)
+    parts = [part for at in range(0, len(text), step) for part in reader.push(text[at : at + step])]
+    assert "".join(map(str, [*parts, *reader.flush()])) == text and not reader.calls and not reader.inside
+    calls = "\n".join([call_text("f", {"a": TAG}), call_text("g", {})])
+    reader = CallReader(formed=True)
+    parts = [part for at in range(0, len(calls), step) for part in reader.push(calls[at : at + step])]
+    assert [part.name for part in parts if isinstance(part, CallDelta) and part.id] == ["f", "g"] and reader.calls == 2
+    assert not any(isinstance(part, str) for part in parts)
+
+
+@pytest.mark.parametrize("kind", ["string", "array", ["object", "null"], None])
+def test_arguments_are_objects(kind: Any) -> None:
+    """Those of any other kind would be calls that no request may bring back."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}
+    with pytest.raises(ConstraintFault, match="must be object") as fault:
+        tool_use_of([tool])
+    assert fault.value.param == "tools[0].function.parameters"
+
+
+@pytest.mark.parametrize("template", [PLAIN, NATIVE])
+@pytest.mark.parametrize("half", ['{"a": "\\ud800"}', '{"\\udc00": 1}', '{"a": ["\\ud83d", "\\ud83d\\ude00"]}'])
+def test_halves_of_characters_in_arguments(template: str, half: str) -> None:
+    call = {"id": "c", "function": {"name": "f", "arguments": half}}
+    body = {"model": "m", "messages": [HISTORY[0], {"role": "assistant", "tool_calls": [call]}]}
+    written = chat(template)
+    text = written.decode(written.encode_chat(parse(json.dumps(body).encode()).conversation))
+    assert "\ufffd" in text and ("\U0001f600" in text) == ("ude00" in half)
