@@ -138,13 +138,14 @@ class CallReader:
     """Cuts an answer's text into what is said and what is called, while it arrives.
 
     formed: an answer that calls nothing is JSON, which may hold the tag in its strings: only one that begins with the
-    tag calls. White space before a call belongs to neither. calls: that have ended.
+    tag calls. White space before a call and before its arguments belongs to neither: OpenAI's client fails on arguments of
+    nothing else. calls: that have ended.
     """
 
     def __init__(self, formed: bool = False) -> None:
         self.calls = 0
         self._index = -1
-        self._inside, self._named = False, False
+        self._inside, self._named, self._argues = False, False, False
         self._formed, self._says = formed, False
         self._held = self._space = ""
 
@@ -182,10 +183,12 @@ class CallReader:
             found = _HEAD.match(self._held)
             if not found:
                 return False
-            self._index, self._named = self._index + 1, True
+            self._index, self._named, self._argues = self._index + 1, True, False
             self._held = self._held[found.end() :]
             out.append(CallDelta(self._index, "", f"call_{secrets.token_hex(12)}", found.group(1)))
             return True
+        self._held = self._held if self._argues else self._held.lstrip()
+        self._argues = bool(self._held)
         cut = StopStrings([_END])
         sure = cut.push(self._held)
         self._held = self._held[len(sure) + len(_END) :] if cut.hit else cut.flush()

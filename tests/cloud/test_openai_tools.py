@@ -166,3 +166,15 @@ def test_responses_call(client: OpenAI, choice: Any) -> None:
         model=NAME, input=result, instructions="Be brief.", max_output_tokens=4, tool_choice="none", tools=FLAT
     )
     assert again.status == "incomplete" and again.output[0].type == "message"
+
+
+def test_the_clients_own_stream_reads_strict_calls(client: OpenAI) -> None:
+    """It parses the arguments of a strict function after every chunk."""
+    strict: Any = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    asked: Any = {"tools": strict, "tool_choice": "required", "max_tokens": MOST, "logit_bias": {str(EOS): 8}}
+    for seed in range(3):
+        with client.chat.completions.stream(model=NAME, messages=MESSAGES, seed=seed, **asked) as stream:
+            kinds = {event.type for event in stream}
+            [choice] = stream.get_final_completion().choices
+        assert choice.finish_reason == "tool_calls" and "tool_calls.function.arguments.done" in kinds
+        assert_calls(choice.message.tool_calls)
