@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
@@ -58,7 +57,7 @@ def openai_routes(
             raise ApiError(400, f"{model_name} has no chat template; serve an instruct model", "model")
         try:
             return tokenizer.encode_chat(asked.conversation, asked.tool_use.prompt if asked.tool_use else ())
-        except (TemplateError, ValueError) as error:
+        except Exception as error:  # a template may raise anything
             raise ApiError(400, f"the chat template of {model_name} refuses this: {error}", "messages") from None
 
     async def answer(parsed: Callable[[bytes], Request], request: HttpRequest) -> Response | Completion:
@@ -90,14 +89,15 @@ def openai_routes(
         check_model(asked.model, model_name)
         paid = len(body) // BYTES_PER_TOKEN
         charge(account, paid)
-        ids = await worker.run(account.name, partial(encode, asked))
-        try:
-            _check_prompt(ids, verifier)
-        except ApiError:
-            gate.refused(Refusal.TOO_LONG)
-            raise
-        account.spend(prefill=len(ids) * asked.choices - paid)
-        return asked, ids, [await _rules(verifier, account, asked, ids) for _ in range(asked.choices)]
+        with asked.named():
+            ids = await worker.run(account.name, partial(encode, asked))
+            try:
+                _check_prompt(ids, verifier)
+            except ApiError:
+                gate.refused(Refusal.TOO_LONG)
+                raise
+            account.spend(prefill=len(ids) * asked.choices - paid)
+            return asked, ids, [await _rules(verifier, account, asked, ids) for _ in range(asked.choices)]
 
     def charge(account: Account, prompt: int) -> None:
         """Charge a prompt's tokens. Each token written counts as a verify, charged when it comes."""

@@ -136,11 +136,12 @@ class Endpoint:
     async def _complete(self, parsed: Callable[[bytes], Request], receive: Receive, send: Send) -> None:
         asked = parsed(await read_body(receive))
         check_model(asked.model, self.model)
-        if asked.top is not None:
-            text = "log probabilities are told by the verifier's own endpoint: its verdicts carry tokens alone"
-            raise ApiError(400, text, "logprobs", "unsupported_parameter")
-        fitted = self._fit(asked)
-        self._check_constraint(asked, fitted)
+        with asked.named():
+            if asked.top is not None:
+                text = "log probabilities are told by the verifier's own endpoint: its verdicts carry tokens alone"
+                raise ApiError(400, text, "logprobs", "unsupported_parameter")
+            fitted = self._fit(asked)
+            self._check_constraint(asked, fitted)
         if self._waiting >= MOST_WAITING:
             raise ApiError(429, "too many requests are waiting already", None, "server_busy", RETRY_SECONDS)
         answer, parts = _Answer(self, asked, fitted), _Parts()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
@@ -27,6 +27,8 @@ USUAL_TOKENS = 16
 
 class CompletionRequest(Fields, kw_only=True):
     """The supported fields. prompt: one text, or the token ids of one."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {r"^messages\b": "prompt"}
 
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None

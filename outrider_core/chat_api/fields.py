@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -63,6 +64,9 @@ class Request(Protocol):
     def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> Writer:
         """Of the reply. prompt_text(): the prompt as text."""
 
+    def named(self) -> AbstractContextManager[None]:
+        """Within it an ApiError gets the name that its field has in this request: outside, all are chat completions."""
+
 
 def token_limit(request: Request, available: int) -> int:
     """The most tokens to write where the context has space for `available`."""
@@ -80,7 +84,12 @@ class StreamOptions(Struct):
 
 
 class Fields(Struct, dict=True):
-    """The supported fields that chat and text completions share, within OpenAI's bounds. null is the same as absent."""
+    """The supported fields that chat and text completions share, within OpenAI's bounds. null is the same as absent.
+
+    NAMES: regular expressions of the names that fields have in chat completions -> what they are called here.
+    """
+
+    NAMES: ClassVar[Mapping[str, str]] = {}
 
     model: str
     stream: bool | None = None
@@ -124,6 +133,17 @@ class Fields(Struct, dict=True):
             )
         except ConstraintFault as fault:
             raise ApiError(400, str(fault), fault.param) from None
+
+    @classmethod
+    @contextmanager
+    def named(cls) -> Iterator[None]:
+        """See Request."""
+        try:
+            yield
+        except ApiError as error:
+            for name, here in cls.NAMES.items():
+                error.param = error.param and re.sub(name, here, error.param)
+            raise
 
     @property
     def tool_use(self) -> ToolUse | None:

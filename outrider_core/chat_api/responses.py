@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -64,6 +64,13 @@ class Text(Struct):
 
 class ResponseRequest(Fields, kw_only=True):
     """The supported fields; those of `Fields` that are not OpenAI's here are taken as chat completions take them."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        r"^messages\b": "input",
+        r"^logprobs\b": "include",
+        r"^response_format(\.json_schema)?\b": "text.format",
+        r"\.function\.": ".",
+    }
 
     input: str | list[Item]
     instructions: str | None = None
@@ -169,11 +176,8 @@ class ResponseRequest(Fields, kw_only=True):
 
 def parse_response(body: bytes) -> ResponseRequest:
     """Decode and check a request body. Raises ApiError with status 400."""
-    try:
+    with ResponseRequest.named():
         return read(body, ResponseRequest, NEUTRAL)
-    except ApiError as error:
-        error.param = error.param and error.param.replace("response_format", "text.format")
-        raise
 
 
 def _append(messages: list[Message], item: Item, where: str) -> None:

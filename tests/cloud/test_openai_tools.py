@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 from openai import BadRequestError, OpenAI
@@ -17,10 +18,11 @@ from outrider_core.chat_tokenizer import chat_tokenizer_of
 from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.tool_grammar import MAX_TOOLS, TAG
+from tests.chat_api.test_tools import NATIVE
 from tests.cloud.drive import make_verifier, serve
 from tests.cloud.test_openai import assert_freed
 from tests.cloud.test_structured import TOKENIZER, VOCAB
-from tests.tiny import EOS, plain_decode, tiny_model
+from tests.tiny import EOS, json_tokenizer, plain_decode, tiny_model
 
 NAME = "org/tiny"
 MODEL = tiny_model(seed=5, vocab=VOCAB, positions=2048)
@@ -178,3 +180,43 @@ def test_the_clients_own_stream_reads_strict_calls(client: OpenAI) -> None:
             [choice] = stream.get_final_completion().choices
         assert choice.finish_reason == "tool_calls" and "tool_calls.function.arguments.done" in kinds
         assert_calls(choice.message.tool_calls)
+
+
+def test_a_refusal_names_the_field_of_its_own_call(client: OpenAI) -> None:
+    """Also where the model had to be asked: what fits, and which schema can be obeyed."""
+    wrong: Any = {"type": "json_schema", "name": "x", "schema": {"not": {}}}
+    large: Any = {**wrong, "schema": {"description": "x" * 40_000}}
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("input", {"input": "x " * 5000}),
+        ("text.format", {"text": {"format": wrong}}),
+        ("text.format.schema", {"text": {"format": large}}),
+        ("tools[0].name", {"tools": [{"type": "function", "name": "f f"}]}),
+        ("top_logprobs", {"top_logprobs": 99}),
+    ]
+    for param, more in cases:
+        with pytest.raises(BadRequestError) as refused:
+            client.responses.create(**{"model": NAME, "input": "x", "max_output_tokens": 2, **more})
+        assert refused.value.param == param
+    with pytest.raises(BadRequestError) as refused:
+        client.completions.create(model=NAME, prompt="x " * 5000, max_tokens=2)
+    assert refused.value.param == "prompt"
+
+
+def deep(levels: int) -> str:
+    return '{"a": ' * levels + "{}" + "}" * levels
+
+
+@pytest.mark.parametrize("levels", [100, 470, 900, 4000])
+def test_arguments_that_no_template_can_write_are_refused(levels: int) -> None:
+    """A template that writes calls itself walks through them."""
+    verifier = make_verifier(MODEL, max_context=1600, kv_tokens=4000)
+    tokenizer = json_tokenizer()
+    tokenizer.chat_template = NATIVE
+    verifier.tokenizer, verifier.model_name = chat_tokenizer_of(tokenizer), NAME
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": deep(levels)}}
+    body = {"model": NAME, "messages": [*MESSAGES, {"role": "assistant", "tool_calls": [call]}], "max_tokens": 2}
+    with serve(verifier) as address:
+        reply = httpx.post(f"http://{address}/v1/chat/completions", json=body, timeout=60)
+    assert reply.status_code == (200 if levels == 100 else 400), reply.text
+    if reply.status_code == 400:
+        assert reply.json()["error"]["param"].startswith("messages")
