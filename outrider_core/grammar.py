@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ JSON_OPTIONS = {"whitespace_pattern": WHITESPACE, "coerce_one_of": False, "lenie
 #: compiled grammars kept, of a user
 KEPT = 8
 ANY_OBJECT = '{"type": "object"}'
+_REMARK = re.compile(r"<non-verbose/>|^\s*(\d+ \||\^)")
 INSTALL = "this needs the package llguidance: pip install 'outrider[cloud]'"
 
 
@@ -184,6 +186,6 @@ def open_grammars(tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int])
 
 
 def _line(text: str) -> str:
-    """The first line of a message of several, without the parser's own remarks."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and "<non-verbose/>" not in line]
+    """The lines of a message as one, without the parser's own remarks and the grammar around the fault."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not _REMARK.search(line)]
     return " ".join(lines)[:300]

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider_core.grammar import GrammarError, GrammarMatcher, Grammars, GrammarsUnavailable, open_grammars
+from outrider_core.tool_grammar import ToolFunction, ToolRules
 from tests.schemas import schemas
 from tests.tiny import EOS, json_tokenizer, tiny_tokenizer
 
@@ -106,6 +107,13 @@ def test_what_cannot_be_obeyed_is_refused_in_a_line(schema: Any) -> None:
     with pytest.raises(GrammarError) as refused:
         GRAMMARS.compile(of(schema))
     assert "\n" not in str(refused.value) and 10 < len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("parameters", [{"not": {}}, {"properties": None}, {"enum": []}, {"$ref": "#/$defs/a"}])
+def test_a_refusal_of_tools_tells_the_fault_and_not_the_grammar(parameters: dict[str, Any]) -> None:
+    with pytest.raises(GrammarError) as refused:
+        GRAMMARS.compile_tools(ToolRules((ToolFunction("f", parameters),)).as_text())
+    assert "schema" in str(refused.value) and "start:" not in str(refused.value) and " | " not in str(refused.value)
 
 
 HOSTILE: dict[str, Any] = {

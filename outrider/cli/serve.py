@@ -42,7 +42,7 @@ from outrider_core.chat_api.errors import ApiError
 from outrider_core.chat_api.fields import Request, check_model, token_limit
 from outrider_core.chat_api.replies import Delta, Ending, FinishReason, model_card, model_list
 from outrider_core.chat_api.routes import PARSERS
-from outrider_core.protocol.constraint import GRAMMAR_TOOLS
+from outrider_core.protocol.constraint import GRAMMAR_TOOLS, Constraint
 
 #: requests that may wait behind the one being answered
 MOST_WAITING = 8
@@ -171,8 +171,7 @@ class Endpoint:
         """Raise ApiError where the answer is to be held to what cannot be."""
         constraint = asked.constraint(len(fitted.ids), self.runtime.bundle.manifest.vocab_size)
         if constraint and (why := self.runtime.disobeys(constraint)):
-            field = "tools" if constraint.grammar == GRAMMAR_TOOLS else "response_format"
-            raise ApiError(400, why, field, "unsupported_parameter")
+            raise ApiError(400, why, _field(constraint), "unsupported_parameter")
 
     def _fit(self, asked: Request) -> FittedMessages:
         if asked.conversation is None:
@@ -222,18 +221,20 @@ class _Answer:
 
     async def _events(self, choice: int) -> AsyncIterator[Event]:
         asked, manifest = self._asked, self._manifest
+        constraint = asked.constraint(len(self._ids), manifest.vocab_size)
         events = self._endpoint.runtime.answer_ids(
             self._ids,
             asked.sampling(choice),
             token_limit(asked, manifest.max_context - len(self._ids)),
             asked.stops,
-            asked.constraint(len(self._ids), manifest.vocab_size),
+            constraint,
         )
         try:
             async for event in events:
                 yield event
         except Unobeyable as error:
-            raise ApiError(400, str(error), "response_format", "unsupported_parameter") from None
+            with asked.named():
+                raise ApiError(400, str(error), constraint and _field(constraint), "invalid_schema") from None
         except LinkRefused as error:
             raise ApiError(502, str(error), code="verifier_refused") from None
         except DrafterFailed as error:
@@ -283,6 +284,11 @@ class _Answer:
         if last.reason == "stop" or (last.reason == "unverified" and keeps_unverified and ended_by_itself):
             return FinishReason.STOP
         return FinishReason.LENGTH
+
+
+def _field(constraint: Constraint) -> str:
+    """Which field asks for what `constraint` holds an answer to."""
+    return "tools" if constraint.grammar == GRAMMAR_TOOLS else "response_format"
 
 
 async def _taken(parts: _Parts) -> AsyncIterator[Delta | Ending]:

@@ -138,8 +138,8 @@ class CallReader:
     """Cuts an answer's text into what is said and what is called, while it arrives.
 
     formed: an answer that calls nothing is JSON, which may hold the tag in its strings: only one that begins with the
-    tag calls. White space before a call and before its arguments belongs to neither: OpenAI's client fails on arguments of
-    nothing else. calls: that have ended.
+    tag calls. White space before a call and before its arguments belongs to neither: OpenAI's client fails on arguments
+    of nothing else. calls: that have ended.
     """
 
     def __init__(self, formed: bool = False) -> None:

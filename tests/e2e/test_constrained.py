@@ -279,24 +279,29 @@ def test_the_devices_endpoint(folders: Folders, bundle: Bundle) -> None:
     messages = [{"role": "user", "content": "abc"}]
     body = {"model": bundle.manifest.target, "messages": messages, "max_tokens": MOST, "temperature": 1, "seed": 4}
     bad = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}
+    form = {"type": "json_schema", "name": "a", "schema": {"not": {}}}
+    flat = {"model": bundle.manifest.target, "input": "abc", "text": {"format": form}}
     text = TOKENIZER.decode(
         truth(folders, Sampling(1.0, seed=4), bundle.render_chat(messages)), skip_special_tokens=True
     )
 
-    async def run(server: str | None) -> tuple[httpx.Response, httpx.Response]:
+    async def run(server: str | None) -> list[httpx.Response]:
         async with EdgeRuntime(bundle, server, patience=PATIENCE, threads=1) as runtime:
             transport = httpx.ASGITransport(Endpoint(runtime))  # type: ignore[arg-type]
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1", timeout=60) as client:
-                good = await client.post("/chat/completions", json=body | ASKED)
-                return good, await client.post("/chat/completions", json=body | bad)
+                replies = [await client.post("/chat/completions", json=body | each) for each in (ASKED, bad)]
+                return [*replies, await client.post("/responses", json=flat)]
 
     with serve(json_verifier(folders)) as address:
-        good, refused = asyncio.run(run(address))
+        good, *refusals = asyncio.run(run(address))
     assert good.json()["choices"][0]["message"]["content"] == text
     assert good.json()["choices"][0]["finish_reason"] == "stop"
-    assert refused.status_code == 502 and "cannot be obeyed" in refused.json()["error"]["message"]
-    alone, unobeyed = asyncio.run(run(None))
-    assert unobeyed.status_code == 400 and "cannot be obeyed" in unobeyed.json()["error"]["message"]
+    assert [refused.status_code for refused in refusals] == [502, 502]
+    alone, *unobeyed = asyncio.run(run(None))
+    assert [(each.status_code, each.json()["error"]["code"]) for each in unobeyed] == [(400, "invalid_schema")] * 2
+    assert [each.json()["error"]["param"] for each in unobeyed] == ["response_format", "text.format"]
+    for each in refusals + unobeyed:
+        assert "cannot be obeyed" in each.json()["error"]["message"]
     assert_valid([*TOKENIZER.encode(alone.json()["choices"][0]["message"]["content"], add_special_tokens=False), EOS])
 
 
