@@ -18,7 +18,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from outrider_core.chat_boundary import ChatBoundary, Messages
-from outrider_core.chat_tools import plain_messages, takes_results, uses_tools, writes_tools
+from outrider_core.chat_tools import (
+    RESULT_TAG,
+    plain_messages,
+    takes_results,
+    uses_tools,
+    without_results,
+    writes_tools,
+)
 
 #: tokens that templates know by name
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -62,7 +69,10 @@ class ChatTokenizer:
         they are written as `outrider_core.chat_tools` says.
         Raises ValueError on a role that is no plain name, jinja2.TemplateError where the template refuses.
         """
-        if uses_tools(messages, tools) and not self._writes_tools:
+        used = uses_tools(messages, tools)
+        if used and self._tags_results:
+            messages = without_results(messages)
+        if used and not self._writes_tools:
             messages, tools = plain_messages(messages, tools, self._takes_results), ()
         if not tools:
             return self._boundary.encode(messages, self._rendered)
@@ -113,6 +123,12 @@ class ChatTokenizer:
     @cached_property
     def _takes_results(self) -> bool:
         return takes_results(self._rendered)
+
+    @cached_property
+    def _tags_results(self) -> bool:
+        """Whether the template itself writes results between tags that are no tokens, which content could hold too."""
+        tagged = RESULT_TAG in self.template and self.tokenizer.token_to_id(RESULT_TAG) is None
+        return tagged and (self._writes_tools or self._takes_results)
 
     @cached_property
     def _compiled(self) -> jinja2.Template:

@@ -23,7 +23,8 @@ To call one, write exactly this, once for each call:
 <tool_call>
 {{"name": "the function's name", "arguments": {{...}}}}
 </tool_call>"""
-RESPONSE = "<tool_response>\n{}\n</tool_response>"
+RESULT_TAG = "<tool_response>"
+RESPONSE = RESULT_TAG + "\n{}\n</tool_response>"
 _TAG = re.compile(r"<(/?\s*tool_response)", re.IGNORECASE)
 #: what a template is tried with
 _PROBE = {"type": "function", "function": {"name": "probe_f", "description": "probe_d", "parameters": {}}}
@@ -70,6 +71,16 @@ def takes_results(render: Render) -> bool:
     except Exception:
         return False
     return "probe_r" in text and text != other
+
+
+def without_results(messages: Messages) -> list[dict[str, Any]]:
+    """For templates that write results as text into a user's turn: nobody's content holds the tag around them."""
+    return [
+        {**each, "content": _TAG.sub(r"&lt;\1", each["content"])}
+        if each["role"] != "assistant" and isinstance(each.get("content"), str)
+        else each
+        for each in messages
+    ]
 
 
 def plain_messages(messages: Messages, tools: Sequence[dict[str, Any]], results: bool) -> list[dict[str, Any]]:

@@ -169,7 +169,7 @@ class Fields(Struct, dict=True):
     @property
     def formed(self) -> bool:
         """Whether an answer that calls nothing is JSON."""
-        return (self.response_format or {}).get("type", "text") != "text"
+        return bool((self.response_format or {}).get("type", "text") != "text")
 
     @property
     def include_usage(self) -> bool:
