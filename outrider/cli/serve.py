@@ -234,7 +234,7 @@ class _Answer:
                 yield event
         except Unobeyable as error:
             with asked.named():
-                raise ApiError(400, str(error), constraint and _field(constraint), "invalid_schema") from None
+                raise ApiError(400, str(error), _field(constraint), "invalid_schema") from None
         except LinkRefused as error:
             raise ApiError(502, str(error), code="verifier_refused") from None
         except DrafterFailed as error:
@@ -286,9 +286,9 @@ class _Answer:
         return FinishReason.LENGTH
 
 
-def _field(constraint: Constraint) -> str:
+def _field(constraint: Constraint | None) -> str:
     """Which field asks for what `constraint` holds an answer to."""
-    return "tools" if constraint.grammar == GRAMMAR_TOOLS else "response_format"
+    return "tools" if constraint and constraint.grammar == GRAMMAR_TOOLS else "response_format"
 
 
 async def _taken(parts: _Parts) -> AsyncIterator[Delta | Ending]:
