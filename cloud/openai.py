@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
@@ -57,7 +58,7 @@ def openai_routes(
             raise ApiError(400, f"{model_name} has no chat template; serve an instruct model", "model")
         try:
             return tokenizer.encode_chat(asked.conversation, asked.tool_use.prompt if asked.tool_use else ())
-        except Exception as error:  # a template may raise anything
+        except (TemplateError, ValueError, RecursionError) as error:
             raise ApiError(400, f"the chat template of {model_name} refuses this: {error}", "messages") from None
 
     async def answer(parsed: Callable[[bytes], Request], request: HttpRequest) -> Response | Completion:
