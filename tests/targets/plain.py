@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from outrider_core.models.target import eos_ids_of
 from outrider_core.protocol.sampling import Sampling, draw
 from outrider_core.targets.bundle import TargetBundle
 from outrider_core.targets.config import UnsupportedTarget
@@ -53,18 +52,20 @@ def _inexact(bits: int) -> str:
     return ""
 
 
-def lowered(model: Any, folder: Path, calibrate: bool = False) -> TargetBundle:
-    """A tiny model and its tokenizer as a bundle in `folder`. calibrate: as a verifier does, to whom answers end."""
+def lowered(model: Any, folder: Path, calibrate: bool = False, eos_ids: Iterable[int] = ()) -> TargetBundle:
+    """A tiny model with its tokenizer as a bundle; calibrate: on its answers up to eos_ids, as a verifier does."""
     source = folder / "source"
     model.save_pretrained(source)
     tiny_tokenizer(model.config.vocab_size).save_pretrained(source)
-    ends = eos_ids_of(source) if calibrate else ()
-    return make_target_bundle("tiny", source, "tiny-target", folder / "bundle", 256, ends, calibrate=calibrate)
+    place = folder / "bundle"
+    return make_target_bundle("tiny", source, "tiny-target", place, 256, tuple(eos_ids), calibrate=calibrate)
 
 
 def tiny_truth(
     model: Any, prompt: Sequence[int], sampling: Sampling, max_new: int, eos_ids: Iterable[int] = ()
 ) -> list[int]:
     """What a verifier of this tiny model answers on the CPU, in as many tokens."""
+    ends = tuple(eos_ids)
     with tempfile.TemporaryDirectory() as folder:
-        return plain_decode_8bit(lowered(model, Path(folder), calibrate=True), prompt, sampling, max_new, eos_ids)
+        made = lowered(model, Path(folder), True, ends)
+        return plain_decode_8bit(made, prompt, sampling, max_new, ends)
