@@ -31,6 +31,9 @@ def own_log() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(1500))
     if MISSING:
         for item in items:
             item.add_marker(pytest.mark.skip(reason=MISSING))
