@@ -13,8 +13,8 @@ from outrider_core.chat_tokenizer import ChatTokenizer
 class ServedModel:
     """name: the target's; target_hash, drafter_hash: what the handshake tells.
 
-    arithmetic: how the target is computed, such as "onnx-8-v6" or "torch-float32"; two that differ here may write
-    different text, though their target hash is the same.
+    arithmetic: how the target is computed, such as "onnx-8-v6-1f0c33d2" or "torch-float32"; two that differ here may
+    write different text, though their target hash is the same.
     tokenizer: the target's; None: no chat completions. eos_ids: token ids that end an answer. max_positions: longest
     sequence that the target was made for. colocated: drafts here too.
     """

@@ -63,7 +63,7 @@ def measure_costs(
                 seconds.append(took)
                 seconds.sort()
     runner.rest()
-    runner.forward(steps[0])
+    runner.forward(steps[0])  # the small step that gives back what the large ones took
     fastest = [seconds[0] for seconds in runs]
     curve = CostCurve(tuple(timed), tuple(min(fastest[size : len(timed)]) for size in range(len(timed))))
     more = fastest[-1] - curve.at(SHARED_TOKENS) if shared else 0.0

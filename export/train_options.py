@@ -104,10 +104,7 @@ class TrainOptions:
     max_tokens: int = _option(768, "text", "most tokens of a conversation", "N", 1)
 
     start_from: Path | None = _option(  # noqa: RUF009 - a Path is immutable
-        None,
-        "training",
-        "go on from this drafter, with its shapes and draft vocabulary",
-        "DIR",
+        None, "training", "go on from this drafter, with its shapes and draft vocabulary", "DIR"
     )
     epochs: int = _option(TrainSettings.epochs, "training", "passes over the text", "N", 1)
     batch_tokens: int = _option(TrainSettings.batch_tokens, "training", "tokens per step, padding included", "N", 1)

@@ -49,7 +49,7 @@ Stream = Annotated[int, Meta(ge=0, lt=STREAMS)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Seq = Annotated[int, Meta(ge=0, lt=2**32)]
 Hash = Annotated[str, Meta(max_length=64)]
-#: how a verifier computes its target, such as "onnx-8-v6": printable ASCII, as people read it; "": it does not say
+#: how a verifier computes its target, such as "torch-float32": printable ASCII, as people read it; "": it does not say
 Arithmetic = Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*\Z")]
 Ids = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS)]
 

@@ -17,8 +17,8 @@ import torch._dynamo.exc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.host_time import Operations
 from cloud.torch_engine.drawing import draw_on_device
 from cloud.torch_engine.kvstore import KVStore
 from cloud.torch_engine.loop import attend_spans, span_plan
@@ -136,18 +136,6 @@ def test_a_table_fits_any_number_of_sessions() -> None:
     assert tables[0].shape == tables[1].shape
     assert (tables[1][NEW] == 128 * np.arange(1024) + 5).all()
     assert [compiled_rows(tokens) for tokens in (1, 8, 9, 513, 1024, 1025)] == [8, 8, 16, 768, 1024, 2048]
-
-
-class Operations(TorchDispatchMode):
-    """Counts what torch is asked to do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
 
 
 SAMPLED = [Sampling(1.0, 5, 0.9, 0.1, 3), Sampling(0.7, seed=4), Sampling(1.3, top_p=0.5, seed=5)]

@@ -19,7 +19,7 @@ export interface Hello {
 /**
  * The verifier's answer to Hello. maxContext: committed and drafted tokens; maxNodes: of one tree; treeBudget: nodes the
  * server would like at most, now; costs: of `CostCurve.unpack`, empty where the server does not know; constraints: what
- * it can obey, OBEYS_*; arithmetic: how it computes the target, such as "onnx-8-v6", "" where it does not say.
+ * it can obey, OBEYS_*; arithmetic: how it computes the target, such as "torch-float32", "" where it does not say.
  */
 export interface Welcome {
   type: "Welcome";
