@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.baseline import plain_decode
+from benchmarks.baseline import PlainAnswer, plain_decode
 from benchmarks.command import common_arguments, conclude
 from cloud.process import VerifierProcess
 from edge_runtime.events import Event, Finished, HandedOver, LinkState, Provisional, RolledBack, Verified
@@ -78,6 +78,15 @@ async def ask(runtime: EdgeRuntime, question: str, console: Console) -> Finished
         note = f"{stats.tokens} tokens in {stats.rounds} rounds, {stats.tokens_per_second:.1f} tokens/s"
         live.update(panel(question, last, state, note))
     return last
+
+
+async def decode_plainly(
+    runtime: EdgeRuntime, verifier: VerifierProcess, question: str, console: Console
+) -> PlainAnswer:
+    """The same question to the full model alone, token by token."""
+    prompts = [runtime.encode_prompt(question)]
+    with console.status("the same question by plain decoding: the full model alone, token by token"):
+        return (await plain_decode(verifier.address, runtime.bundle, prompts, Sampling(), MAX_NEW))[0]
 
 
 async def ask_in_trees(runtime: EdgeRuntime, question: str, console: Console) -> Finished:
@@ -181,19 +190,20 @@ async def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
                 "\n[bold]2.[/] As an app would ask: the device measures whether trees or the target's own stream bring "
                 "more, and takes that"
             )
-            answers = [await ask(runtime, question, console) for question in QUESTIONS]
-            prompts = [runtime.encode_prompt(question) for question in [*QUESTIONS, CUT_QUESTION]]
-            with console.status("the same questions by plain decoding: the full model alone, token by token"):
-                plain = await plain_decode(verifier.address, runtime.bundle, prompts, Sampling(), MAX_NEW)
+            answers, plain = [], []
+            for question in QUESTIONS:  # taking turns: a machine's speed changes in the course of a minute
+                answers.append(await ask(runtime, question, console))
+                plain.append(await decode_plainly(runtime, verifier, question, console))
             console.print("\n[bold]3.[/] The verifier dies in mid-answer (SIGKILL) and is started again later")
             cut, outage = await ask_with_cut(runtime, verifier, console)
+            plain.append(await decode_plainly(runtime, verifier, CUT_QUESTION, console))
     finally:
         verifier.stop()
     return report(trees, answers, plain, cut, outage)
 
 
 def report(
-    trees: Finished, answers: list[Finished], plain: list[Any], cut: Finished, outage: dict[str, Any]
+    trees: Finished, answers: list[Finished], plain: list[PlainAnswer], cut: Finished, outage: dict[str, Any]
 ) -> dict[str, Any]:
     stats = [answer.stats for answer in answers]
     straight = plain[: len(answers)]
