@@ -53,7 +53,7 @@ def load_model(settings: Settings) -> ServedModel:
     if ranks.rank > 0:
         follow(runner, ranks)
         raise SystemExit(0)
-    return torch_model(target, drafter, settings, Leader(runner, ranks), device)
+    return torch_model(target, drafter, settings, Leader(runner, ranks, drafter[0].target_layers), device)
 
 
 def torch_model(

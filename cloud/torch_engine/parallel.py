@@ -3,7 +3,8 @@
 Start it with torchrun, one process per device; where rank 0 was started by something else, `Followers` starts the
 others. transformers shards the target's weights; each rank keeps the keys and values of its own KV heads. Rank 0
 serves. It sends each command to the others before it runs it, over a gloo group of its own, so that small messages
-never wait for the device. Commands are MessagePack, never pickle.
+never wait for the device. Commands are MessagePack, never pickle. A step takes one: it says which rows to move first,
+what to run, and of which layers all ranks then join the new keys and values, from which rank 0 makes feature rows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import msgspec
 import torch
@@ -33,28 +33,35 @@ from outrider_core.targets.part import Part
 IDLE = timedelta(days=365)
 #: [base, past, chain, tree tokens, tree parents, wanted]
 WirePart = tuple[int, int, list[int], list[int], list[int], bool]
+#: pool rows: (sources, targets)
+Move = tuple[list[int], list[int]]
+#: bytes of a command that one broadcast carries; longer ones take another for the rest
+FRAME = 4096
 
 
 class Forward(msgspec.Struct, array_like=True, tag=1):
+    """Move rows, run the parts, then join the written rows of `layers`."""
+
+    moves: list[Move]
     parts: list[WirePart]
+    layers: list[int]
 
 
-class Move(msgspec.Struct, array_like=True, tag=2):
-    sources: list[int]
-    targets: list[int]
+class Gather(msgspec.Struct, array_like=True, tag=2):
+    """Move rows, then join `rows` of `layers`."""
 
-
-class Gather(msgspec.Struct, array_like=True, tag=3):
+    moves: list[Move]
     layers: list[int]
     rows: list[int]
 
 
-class Stop(msgspec.Struct, array_like=True, tag=4):
+class Stop(msgspec.Struct, array_like=True, tag=3):
     pass
 
 
-Command = Forward | Move | Gather | Stop
+Command = Forward | Gather | Stop
 _decoder = msgspec.msgpack.Decoder(Command)
+_SIZE = 4  # bytes that tell a command's length
 
 
 class Ranks:
@@ -72,17 +79,28 @@ class Ranks:
 
     def send(self, command: Command) -> None:
         """From rank 0 to all others."""
-        data = torch.frombuffer(bytearray(msgspec.msgpack.encode(command)), dtype=torch.uint8)
-        dist.broadcast(torch.tensor([len(data)]), 0, group=self._commands)
-        dist.broadcast(data, 0, group=self._commands)
+        data = msgspec.msgpack.encode(command)
+        frame = bytearray(FRAME)
+        frame[:_SIZE] = len(data).to_bytes(_SIZE, "little")
+        head = data[: FRAME - _SIZE]
+        frame[_SIZE : _SIZE + len(head)] = head
+        self._broadcast(frame)
+        if rest := data[len(head) :]:
+            self._broadcast(bytearray(rest))
 
     def receive(self) -> Command:
         """On every other rank: wait for the next command."""
-        size = torch.zeros(1, dtype=torch.int64)
-        dist.broadcast(size, 0, group=self._commands)
-        data = torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(data, 0, group=self._commands)
-        return _decoder.decode(data.numpy().tobytes())
+        frame = self._broadcast(bytearray(FRAME))
+        size = int.from_bytes(frame[:_SIZE], "little")
+        data = bytes(frame[_SIZE : _SIZE + size])
+        if size > len(data):
+            data += self._broadcast(bytearray(size - len(data)))
+        return _decoder.decode(data)
+
+    def _broadcast(self, data: bytearray) -> bytearray:
+        """Rank 0's `data`, on every rank in its own `data`."""
+        dist.broadcast(torch.frombuffer(data, dtype=torch.uint8), 0, group=self._commands)
+        return data
 
     def all_heads(self, own: Tensor) -> Tensor:
         """Join [rows, layers, own heads' values] of all ranks along the last axis, in rank order."""
@@ -92,30 +110,71 @@ class Ranks:
         return torch.cat(every, -1)
 
 
-class Leader:
-    """Rank 0's `cloud.runner.ModelRunner`: runs every call on all ranks."""
+def forward(runner: TorchRunner, ranks: Ranks, command: Forward) -> tuple[TorchLogits, Tensor]:
+    """What every rank does at this command. Returns the logits and the written rows of all heads, parts in order."""
+    for sources, targets in command.moves:
+        runner.move(sources, targets)
+    parts = [Part(p[0], p[1], tuple(p[2]), TokenTree(tuple(p[3]), tuple(p[4])), p[5]) for p in command.parts]
+    logits = runner.forward(parts)
+    return logits, ranks.all_heads(runner.gather(command.layers, written(parts)))
 
-    def __init__(self, runner: TorchRunner, ranks: Ranks) -> None:
-        self._runner, self._ranks = runner, ranks
+
+def gather(runner: TorchRunner, ranks: Ranks, command: Gather) -> Tensor:
+    """What every rank does at this command. Returns the rows of all heads."""
+    for sources, targets in command.moves:
+        runner.move(sources, targets)
+    return ranks.all_heads(runner.gather(command.layers, command.rows))
+
+
+def written(parts: Sequence[Part]) -> list[int]:
+    """The pool rows that these parts write, in order."""
+    return [part.base + part.past + each for part in parts for each in range(len(part))]
+
+
+class Leader:
+    """Rank 0's `cloud.runner.ModelRunner`: runs every call on all ranks. layers: that feature rows are made from.
+
+    A move is not sent: it goes with the next command. Keys and values that the last step wrote are here already, with
+    all heads, so that a step's feature rows take no command of their own.
+    """
+
+    def __init__(self, runner: TorchRunner, ranks: Ranks, layers: Sequence[int]) -> None:
+        self._runner, self._ranks, self._layers = runner, ranks, list(layers)
+        self._moves: list[Move] = []
+        self._fresh: dict[int, int] = {}  # pool row -> row of `_joined`
+        self._joined = torch.empty(0)
 
     def forward(self, parts: Sequence[Part]) -> TorchLogits:
         """See ModelRunner.forward. transformers joins the logits, so rank 0 has all of them."""
-        self._ranks.send(
-            Forward(
-                [(p.base, p.past, list(p.chain), list(p.tree.tokens), list(p.tree.parents), p.wanted) for p in parts]
-            )
+        command = Forward(
+            self._taken_moves(),
+            [(p.base, p.past, list(p.chain), list(p.tree.tokens), list(p.tree.parents), p.wanted) for p in parts],
+            self._layers,
         )
-        return self._runner.forward(parts)
+        self._ranks.send(command)
+        logits, self._joined = forward(self._runner, self._ranks, command)
+        self._fresh = {row: index for index, row in enumerate(written(parts))}
+        return logits
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See ModelRunner.move."""
-        self._ranks.send(Move(list(sources), list(targets)))
-        self._runner.move(sources, targets)
+        if not sources:
+            return
+        self._moves.append((list(sources), list(targets)))
+        for target, index in zip(targets, [self._fresh.get(source) for source in sources], strict=True):
+            if index is None:
+                self._fresh.pop(target, None)
+            else:
+                self._fresh[target] = index
 
     def gather(self, layers: Sequence[int], rows: Sequence[int]) -> Tensor:
         """See ModelRunner.gather."""
-        self._ranks.send(Gather(list(layers), list(rows)))
-        return self._ranks.all_heads(self._runner.gather(layers, rows))
+        fresh = [self._fresh.get(row, -1) for row in rows]
+        if list(layers) == self._layers and -1 not in fresh:
+            return self._joined[torch.tensor(fresh, dtype=torch.int64, device=self._joined.device)]
+        command = Gather(self._taken_moves(), list(layers), list(rows))
+        self._ranks.send(command)
+        return gather(self._runner, self._ranks, command)
 
     def rest(self) -> None:
         """See ModelRunner.rest; torch keeps its memory."""
@@ -124,23 +183,19 @@ class Leader:
         """End the others' loops."""
         self._ranks.send(Stop())
 
+    def _taken_moves(self) -> list[Move]:
+        moves, self._moves = self._moves, []
+        return moves
+
 
 def follow(runner: TorchRunner, ranks: Ranks) -> None:
     """Repeat rank 0's calls in their order until it stops; for ranks 1 and up."""
     while True:
-        command: Any = ranks.receive()
-        match command:
-            case Forward():
-                runner.forward(
-                    [
-                        Part(base, past, tuple(chain), TokenTree(tuple(tokens), tuple(parents)), wanted)
-                        for base, past, chain, tokens, parents, wanted in command.parts
-                    ]
-                )
-            case Move():
-                runner.move(command.sources, command.targets)
-            case Gather():
-                ranks.all_heads(runner.gather(command.layers, command.rows))
+        match ranks.receive():
+            case Forward() as command:
+                forward(runner, ranks, command)
+            case Gather() as command:
+                gather(runner, ranks, command)
             case Stop():
                 return
 

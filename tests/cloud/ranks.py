@@ -9,22 +9,40 @@ import json
 import os
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from cloud.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import make_runner, torch_model
-from cloud.torch_engine.parallel import Leader, Ranks, follow
+from cloud.torch_engine.parallel import Command, Leader, Ranks, follow
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Verdict
+from outrider_core.targets.part import Part
 from tests.cloud.drive import random_tree, started
 from tests.tiny import tiny_drafter_config
 
 SAMPLINGS = [Sampling(), Sampling(temperature=0.7, seed=1), Sampling(temperature=1.0, top_p=0.9, seed=2)]
+
+
+class CountedRanks:
+    """Ranks that count the commands sent, by name."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks, self.commands = ranks, Counter[str]()
+
+    def send(self, command: Command) -> None:
+        self.commands[type(command).__name__] += 1
+        self._ranks.send(command)
+
+    def all_heads(self, own: Tensor) -> Tensor:
+        return self._ranks.all_heads(own)
 
 
 def main() -> None:
@@ -40,11 +58,24 @@ def main() -> None:
             continue
         plain = load_target(str(folder / family), "float64").model
         config, tensors = tiny_drafter_config(plain, target.model_hash)
-        verifier = Verifier(torch_model(target, (config, tensors, "tiny"), settings, Leader(runner, ranks)), settings)
+        leader = Leader(runner, counted := CountedRanks(ranks), config.target_layers)
+        verifier = Verifier(torch_model(target, (config, tensors, "tiny"), settings, leader), settings)
         truths = json.loads((folder / f"{family}.json").read_text())
-        print(
-            json.dumps({"family": family, "rows": runner.store.keys[0].shape[1], **drive(verifier, truths)}), flush=True
-        )
+        joined = joins_rows(leader, config.target_layers)
+        counted.commands.clear()
+        found = {"joined": joined, "family": family, "rows": runner.store.keys[0].shape[1], **drive(verifier, truths)}
+        print(json.dumps({**found, "commands": counted.commands}), flush=True)
+
+
+def joins_rows(leader: Leader, layers: tuple[int, ...]) -> bool:
+    """Whether rows of the last step, moved ones and those of an earlier step are all found, with every head."""
+    leader.forward([Part(0, 0, (5, 6, 7), TokenTree.chain((8, 9)), True)])
+    fresh = leader.gather(layers, range(5))
+    leader.move([4], [3])
+    moved = leader.gather(layers, [3, 0])
+    leader.forward([Part(128, 0, (5,), TokenTree(), True)])
+    earlier = leader.gather(layers, [128, 3, 1])
+    return torch.equal(moved, fresh[[4, 0]]) and torch.equal(earlier[1:], fresh[[4, 1]])
 
 
 def drive(verifier: Verifier, truths: list[dict[str, Any]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from cloud.torch_engine.parallel import Forward, Gather, Move, Stop, _decoder
+from cloud.torch_engine.parallel import Forward, Gather, Stop, _decoder
 from outrider_core.protocol.rows import RowShape, unpack_rows
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
@@ -62,6 +62,8 @@ def test_two_ranks_decode_like_one(tmp_path: Path) -> None:
         model, talks = models[line["family"]], truths[line["family"]]
         assert line["rows"] == 1  # each rank holds one of the two KV heads
         assert line["evicted"] > 0
+        assert line["joined"]
+        assert set(line["commands"]) == {"Forward", "Stop"}  # one command a step
         for text, talk in zip(line["texts"], talks, strict=True):
             assert len(text) >= len(talk["prompt"]) + 6
             assert text == (talk["prompt"] + talk["truth"])[: len(text)]
@@ -135,11 +137,12 @@ def test_wrong_number_of_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        Forward([(0, 256, [1, 2], [3, 4, 5], [-1, 0, 0], True), (512, 0, [7], [], [], False)]),
-        Move([3, 5], [2, 3]),
-        Gather([0, 2], [9, 10]),
+        Forward(
+            [([3, 5], [2, 3])], [(0, 256, [1, 2], [3, 4, 5], [-1, 0, 0], True), (512, 0, [7], [], [], False)], [0, 2]
+        ),
+        Gather([([8], [7])], [0, 2], [9, 10]),
         Stop(),
     ],
 )
-def test_commands_travel_as_they_are(command: Forward | Move | Gather | Stop) -> None:
+def test_commands_travel_as_they_are(command: Forward | Gather | Stop) -> None:
     assert _decoder.decode(msgspec.msgpack.encode(command)) == command
