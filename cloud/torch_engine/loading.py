@@ -16,6 +16,7 @@ from cloud.served_model import ServedModel
 from cloud.settings import Settings
 from cloud.torch_engine.features import TorchFeatures
 from cloud.torch_engine.parallel import Leader, Ranks, follow
+from cloud.torch_engine.quantization import quantize
 from cloud.torch_engine.runner import Steps, TorchRunner
 from outrider_core.chat_tokenizer import chat_tokenizer_of
 from outrider_core.drafting.drafter import Drafter
@@ -42,6 +43,7 @@ def load_model(settings: Settings) -> ServedModel:
     drafter = load_drafter(Path(settings.drafter).expanduser())
     ranks = _ranks(settings)
     target = load_target(settings.model, settings.torch_dtype, _device(settings, ranks), settings.tp)
+    quantize(target.model, settings.quantization)
     device = None
     if settings.colocated_drafter and (ranks is None or ranks.rank == 0):
         device = device_half_on(*drafter[:2], *open_target(settings.model).tables()).to(target.model.device)
@@ -77,7 +79,7 @@ def torch_model(
         name=target.name,
         target_hash=target.model_hash,
         drafter_hash=drafter_hash,
-        arithmetic=f"torch-{str(target.model.dtype).removeprefix('torch.')}",
+        arithmetic=arithmetic(target, settings),
         tokenizer=target.tokenizer and chat_tokenizer_of(target.tokenizer),
         eos_ids=target.eos_ids,
         vocab_size=shape.vocab_size,
@@ -86,6 +88,12 @@ def torch_model(
         features=TorchFeatures(config, server_half(config, tensors), target.model.device),
         colocated=None if device is None else Colocated(_drafters(device, context)),
     )
+
+
+def arithmetic(target: Target, settings: Settings) -> str:
+    """The name that the handshake gives it, such as torch-bfloat16 or torch-bfloat16-int8."""
+    names = ["torch", str(target.model.dtype).removeprefix("torch.")]
+    return "-".join(names if settings.quantization == "none" else [*names, settings.quantization])
 
 
 def _drafters(half: DeviceHalf, context: int) -> Callable[[RowShape], Drafter]:

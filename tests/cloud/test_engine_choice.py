@@ -46,7 +46,14 @@ def test_a_cpu_runs_the_8_bit_engine(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"device": "cuda:1"}, {"tp": 2}, {"colocated_drafter": True}],
+    [
+        {"dtype": "float32"},
+        {"dtype": "bfloat16"},
+        {"quantization": "fp8"},
+        {"device": "cuda:1"},
+        {"tp": 2},
+        {"colocated_drafter": True},
+    ],
 )
 def test_what_only_torch_has_takes_torch(folder: Path, values: dict[str, Any]) -> None:
     choice = chosen(folder, **values)
