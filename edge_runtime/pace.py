@@ -61,9 +61,10 @@ class PaceConfig:
     spare: int = 2
     #: nodes that are drafted in any case
     least_nodes: int = 16
-    #: tokens of a stream between two trees drafted beside it
+    #: tokens of a stream between two trees drafted beside it, where trees promise the stream's rate or more; it grows
+    #: with the cube of what the stream is ahead ...
     compare_every: int = 8
-    #: the same where trees promise less than half of the stream's rate
+    #: ... up to so many tokens, where trees promise half of the stream's rate
     compare_rarely: int = 64
     #: share of a stream's time that drafting these trees may take
     comparison_share: float = 0.02
@@ -218,7 +219,8 @@ class Pace:
         if stream is None:
             return self.config.compare_every
         config = self.config
-        every = config.compare_rarely if 2 * self.tree_rate() < stream else config.compare_every
+        ahead = max(1.0, stream / self.tree_rate())
+        every = min(config.compare_rarely, math.floor(config.compare_every * ahead * ahead * ahead))
         if streamed <= config.early_tokens:
             return every
         return max(every, math.ceil(self.compared * stream / config.comparison_share))

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from edge_runtime.actions import Compare, DraftTree, Send
-from edge_runtime.pace import Controller, Pace
+from edge_runtime.pace import Controller, Pace, PaceConfig
 from edge_runtime.policy import Mode
 from edge_runtime.tuning import Tuning, foreseen
 from outrider_core.drafting.drafter import Draft
@@ -57,7 +57,9 @@ def test_a_stream_is_compared_with_trees_and_what_comes_true_is_measured() -> No
         world.deliver()
     asked = world.comparisons.pop()
     wrong = Draft(TokenTree.chain([0, 1]), (-0.1, -0.2), 2)
-    assert asked.prefix == world.session.committed and world.session.stats.streamed == len(asked.prefix) - 3 == 8
+    streamed = len(asked.prefix) - 3
+    assert asked.prefix == world.session.committed and world.session.stats.streamed == streamed
+    assert PaceConfig.compare_every < streamed == pace.compare_every(streamed) < PaceConfig.compare_rarely
     assert world.session.tree_compared(wrong, len(asked.prefix), 0.003) == [] and pace.compared == 0.0
     world.deliver()
     assert pace.compared == pytest.approx(0.2 * 0.003) and pace.nodes is not None

@@ -47,7 +47,10 @@ export const PACE = {
   /** Nodes drafted per node that was worth sending in earlier trees, and nodes that are drafted in any case. */
   spare: 2,
   leastNodes: 16,
-  /** Tokens of a stream between two trees drafted beside it; the same where trees promise less than half its rate. */
+  /**
+   * Tokens of a stream between two trees drafted beside it, where trees promise its rate or more. It grows with the cube
+   * of what the stream is ahead, up to the second number, where trees promise half.
+   */
   compareEvery: 8,
   compareRarely: 64,
   /** Share of a stream's time that drafting these trees may take, but for an answer's first streamed tokens. */
@@ -202,7 +205,8 @@ export class Pace {
   compareEvery(streamed: number): number {
     const stream = this.streamRate();
     if (stream === null) return PACE.compareEvery;
-    const every = 2 * this.treeRate() < stream ? PACE.compareRarely : PACE.compareEvery;
+    const ahead = Math.max(1, stream / this.treeRate());
+    const every = Math.min(PACE.compareRarely, Math.floor(PACE.compareEvery * ahead * ahead * ahead));
     if (streamed <= PACE.earlyTokens) return every;
     return Math.max(every, Math.ceil((this.comparing * stream) / PACE.comparisonShare));
   }

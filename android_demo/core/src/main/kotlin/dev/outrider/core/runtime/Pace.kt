@@ -50,7 +50,7 @@ class PaceConfig(
     /** Nodes drafted per node that was worth sending in earlier trees, and nodes that are drafted in any case. */
     val spare: Int = 2,
     val leastNodes: Int = 16,
-    /** Tokens of a stream between two trees drafted beside it; the same where trees promise less than half its rate. */
+    /** Tokens of a stream between trees drafted beside it: where these promise its rate, and where they promise half. */
     val compareEvery: Int = 8,
     val compareRarely: Int = 64,
     /** Share of a stream's time that drafting these trees may take, but for an answer's first streamed tokens. */
@@ -211,7 +211,8 @@ class Pace(val config: PaceConfig = PaceConfig()) {
      */
     fun compareEvery(streamed: Int): Int {
         val stream = streamRate() ?: return config.compareEvery
-        val every = if (2 * treeRate() < stream) config.compareRarely else config.compareEvery
+        val ahead = maxOf(1.0, stream / treeRate())
+        val every = minOf(config.compareRarely.toDouble(), config.compareEvery * ahead * ahead * ahead).toInt()
         if (streamed <= config.earlyTokens) return every
         return maxOf(every, ceil(compared * stream / config.comparisonShare).toInt())
     }
