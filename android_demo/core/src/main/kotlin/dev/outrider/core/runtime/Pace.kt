@@ -50,7 +50,7 @@ class PaceConfig(
     /** Nodes drafted per node that was worth sending in earlier trees, and nodes that are drafted in any case. */
     val spare: Int = 2,
     val leastNodes: Int = 16,
-    /** Tokens of a stream between trees drafted beside it: where these promise its rate, and where they promise half. */
+    /** Tokens of a stream between trees drafted beside it: where they promise its rate, and where they promise half. */
     val compareEvery: Int = 8,
     val compareRarely: Int = 64,
     /** Share of a stream's time that drafting these trees may take, but for an answer's first streamed tokens. */
