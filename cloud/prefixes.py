@@ -8,7 +8,8 @@ from cloud.jobs import PendingSession
 from cloud.kvpool import KVPool
 from cloud.sessions import LEAST_SHARED, Session, SessionStore, common_prefix
 
-#: rows that are copied between two steps at most (one prefix may be longer), as other sessions wait for it
+#: rows that are copied between two steps, all accounts together, as other sessions wait for it; one prefix of each
+#: account may be longer
 COPIED_ROWS = 1024
 
 
@@ -32,21 +33,20 @@ class Prefixes:
         was copied for now. The first of `waiting` is never among them.
         """
         held, running, later = set[bytes](), list[Session](), set[PendingSession]()
-        room = COPIED_ROWS
+        accounts = {pending.account for pending in waiting}
+        room = dict.fromkeys(accounts, COPIED_ROWS // max(1, len(accounts)))
         for pending in waiting:
             session = pending.session
             held.add(session.id)
-            if self._end(session) - self._pool.used(session.id) < LEAST_SHARED:
-                continue
             if any(self._runs_for(other, session) for other in running):
                 later.add(pending)
                 continue
             source, rows = self._source(session)
+            if source is not None and room[pending.account] <= 0:
+                later.add(pending)
+                continue
             if source is not None:
-                if room <= 0:
-                    later.add(pending)
-                    continue
-                room -= self._take(source, session, rows, held)
+                room[pending.account] -= self._take(source, session, rows, held)
             if self._pool.used(session.id) < self._end(session):
                 running.append(session)
         return later
@@ -57,15 +57,17 @@ class Prefixes:
 
     def _runs_for(self, other: Session, session: Session) -> bool:
         """Whether `other` is about to run enough of what `session` lacks."""
-        if other.account != session.account:
+        least, end = self._pool.used(session.id) + LEAST_SHARED, min(self._end(other), self._end(session))
+        if other.account != session.account or end < least:
             return False
-        ends = self._end(other), self._end(session)
-        common = min(common_prefix(other.tokens, session.tokens), *ends)
-        return common - self._pool.used(session.id) >= LEAST_SHARED and self._pool.used(other.id) < common
+        common = min(common_prefix(other.tokens, session.tokens), end)
+        return common >= least and self._pool.used(other.id) < common
 
     def _source(self, session: Session) -> tuple[Session | None, int]:
         """Whose rows are worth copying and how many of them, those that the session has itself included."""
         source, rows = None, self._pool.used(session.id) + LEAST_SHARED - 1
+        if rows >= self._end(session):
+            return None, 0  # it lacks too few
         for other in self._store.of_account(session.account):
             there = min(self._pool.used(other.id), self._end(session))
             if other is session or there <= rows or other.tokens[rows] != session.tokens[rows]:
