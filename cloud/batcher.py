@@ -13,6 +13,7 @@ from cloud.engine import Engine, Segment
 from cloud.engine_metrics import EngineMetrics
 from cloud.jobs import Job, PendingSession
 from cloud.metrics import Metrics
+from cloud.prefixes import Prefixes
 from cloud.replies import RoundReplies, answer_open
 from cloud.request_queue import RequestQueue
 from cloud.scheduler import ScheduledSession, Scheduler
@@ -46,11 +47,12 @@ class Batcher:
         max_step_seconds: float,
         fixed_budget: int = 0,
         colocated: Colocated | None = None,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self._engine, self._pool, self._store = engine, engine.pool, store
-        self.scheduler = Scheduler(engine.pool, TreeBudget(max_nodes), prefill_chunk, fixed_budget, colocated)
+        self.scheduler = Scheduler(engine.pool, TreeBudget(max_nodes), prefill_chunk, fixed_budget, colocated, prefixes)
         self._requests = RequestQueue(store, engine.pool, metrics, self.scheduler.budget, max_context)
-        self._metrics = EngineMetrics(metrics, engine.pool)
+        self._metrics = EngineMetrics(metrics, engine.pool, prefixes)
         self._watchdog = Watchdog(max_step_seconds)
         self._max_failures, self._failures = max_step_failures, 0
         self._broken: str | None = None

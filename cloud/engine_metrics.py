@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cloud.kvpool import KVPool
 from cloud.metrics import Metrics
+from cloud.prefixes import Prefixes
 from cloud.step import DraftCounts, Step
 from outrider_core.protocol.wire import Verify
 
@@ -11,9 +12,9 @@ from outrider_core.protocol.wire import Verify
 class EngineMetrics:
     """Counts steps and keeps the gauges of the engine thread."""
 
-    def __init__(self, metrics: Metrics, pool: KVPool) -> None:
-        self._metrics, self._pool = metrics, pool
-        self._evictions = 0
+    def __init__(self, metrics: Metrics, pool: KVPool, prefixes: Prefixes | None = None) -> None:
+        self._metrics, self._pool, self._prefixes = metrics, pool, prefixes
+        self._evictions = self._hits = self._reuses = 0
 
     def observe(self, step: Step, drafts: DraftCounts) -> None:
         """Count a step, before it is answered."""
@@ -50,5 +51,9 @@ class EngineMetrics:
         metrics.tree_budget.set(tree_budget)
         metrics.evictions.inc(self._pool.evictions - self._evictions)
         self._evictions = self._pool.evictions
+        if prefixes := self._prefixes:
+            metrics.prefix_hits.inc(prefixes.tokens - self._hits)
+            metrics.prefix_reuses.inc(prefixes.sessions - self._reuses)
+            self._hits, self._reuses = prefixes.tokens, prefixes.sessions
         if not pending:
             metrics.running.set(0)

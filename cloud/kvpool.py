@@ -12,12 +12,16 @@ GRANULE = 128
 
 @dataclass
 class Extent:
-    """Rows base..base+size-1 belong to one owner; the first `used` hold its committed prefix."""
+    """Rows base..base+size-1 belong to one owner; the first `used` hold its committed prefix.
+
+    left: by a session that has ended, so that others of its account may copy them.
+    """
 
     base: int
     size: int
     used: int = 0
     account: str = ""
+    left: bool = False
 
 
 class KVPool:
@@ -50,18 +54,18 @@ class KVPool:
     def reserve(self, owner: bytes, rows: int, keep: Set[bytes], account: str = "") -> bool:
         """Make the owner's extent at least `rows` long, evicting extents of owners outside `keep`.
 
-        Extents of the account that holds most rows are evicted first, the least recently used first. The owner's used
-        rows move with its extent. Returns False and leaves its extent unchanged where even that frees too little.
+        Extents of the account that holds most rows are evicted first, of these what was left, then the least recently
+        used. The owner's used rows move with its extent. Returns False and leaves its extent unchanged where even that
+        frees too little.
         """
         extent = self._extents.get(owner)
         if extent is None or extent.size < rows:
-            need = min(-(-max(rows, 1) // GRANULE) * GRANULE, max(rows, self.rows))
+            need = self._rounded(rows)
             while (base := self._place(owner, need)) is None:
                 victim = self._victim(owner, keep)
                 if victim is None:
                     return False
-                del self._extents[victim]
-                self.evictions += 1
+                self.evictions += not self._extents.pop(victim).left
             if extent is None:
                 extent = self._extents[owner] = Extent(base, need, account=account)
             else:
@@ -77,7 +81,35 @@ class KVPool:
         for extent in self._extents.values():
             held[extent.account] += extent.size
         others = [other for other in self._extents if other != owner and other not in keep]
-        return max(others, key=lambda other: held[self._extents[other].account], default=None)
+
+        def weight(other: bytes) -> tuple[int, bool]:
+            extent = self._extents[other]
+            return held[extent.account], extent.left
+
+        return max(others, key=weight, default=None)  # the first of these, as max() returns it
+
+    def fits(self, owner: bytes, rows: int) -> bool:
+        """Whether `reserve` would evict nobody."""
+        return self._place(owner, self._rounded(rows)) is not None
+
+    def leave(self, owner: bytes, name: bytes) -> None:
+        """The owner has ended; its rows stay under another name until they are copied from, taken over or evicted."""
+        extent = self._extents[name] = self._extents.pop(owner)
+        extent.left = True
+
+    def take_over(self, name: bytes, owner: bytes, rows: int) -> None:
+        """Make the first `rows` of what was left under that name the owner's extent, in place of its own."""
+        self.release(owner)
+        extent = self._extents[owner] = self._extents.pop(name)
+        extent.left, extent.used = False, rows
+
+    def copy(self, source: bytes, owner: bytes, rows: int) -> None:
+        """Bring the owner's prefix, for which `reserve` has made room, to the first `rows` rows of another's."""
+        old, new = self._extents[source], self._extents[owner]
+        self.move(range(old.base + new.used, old.base + rows), range(new.base + new.used, new.base + rows))
+        new.used = rows
+        self._extents.move_to_end(source)
+        self._extents.move_to_end(owner)
 
     def truncate(self, owner: bytes, rows: int) -> None:
         """Forget all but the first `rows` rows."""
@@ -95,8 +127,11 @@ class KVPool:
 
     @property
     def rows_used(self) -> int:
-        """Rows of all committed prefixes in the pool."""
-        return sum(extent.used for extent in self._extents.values())
+        """Rows of all sessions' committed prefixes in the pool."""
+        return sum(extent.used for extent in self._extents.values() if not extent.left)
+
+    def _rounded(self, rows: int) -> int:
+        return min(-(-max(rows, 1) // GRANULE) * GRANULE, max(rows, self.rows))
 
     def _place(self, owner: bytes, size: int) -> int | None:
         """First row of `size` free rows, the owner's own counted as free; where its extent is now, if that will do."""

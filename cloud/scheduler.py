@@ -11,6 +11,7 @@ from cloud.fair_shares import fair_shares
 from cloud.features import STREAMED_ROWS
 from cloud.jobs import Job, PendingSession
 from cloud.kvpool import KVPool
+from cloud.prefixes import Prefixes
 from cloud.tree_budget import TreeBudget
 from outrider_core.protocol.tree import MAX_NODES, TokenTree
 from outrider_core.protocol.wire import Generate, Verify
@@ -53,7 +54,7 @@ class Scheduler:
     """Shares a step among the sessions that wait.
 
     fixed_budget: nodes per tree whatever steps cost; 0: what `budget` says. colocated: drafts for GENERATE; None: the
-    target decodes it token by token.
+    target decodes it token by token. prefixes: of each account; None: every session runs its own.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class Scheduler:
         prefill_chunk: int,
         fixed_budget: int = 0,
         colocated: Colocated | None = None,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self.budget, self._colocated, self._fixed_budget = budget, colocated, fixed_budget
+        self._prefixes = prefixes
         self._pool, self._prefill_chunk = pool, prefill_chunk
         self._last_round = 0.0
 
@@ -79,10 +82,11 @@ class Scheduler:
         Verifies come first, the longest waiting first; prefill shares what a chunk may take beside them. A session
         never loses its rows to one with a younger claim.
         """
+        later = self._prefixes.share(waiting) if self._prefixes else set[PendingSession]()
         missing = {pending: self._missing(pending) for pending in waiting}
         by_age = sorted(waiting, key=lambda pending: pending.waiting_since)
         ready = [pending for pending in by_age if pending.round is not None and not missing[pending]]
-        behind = [pending for pending in by_age if missing[pending]]
+        behind = [pending for pending in by_age if missing[pending] and pending not in later]
         kept = min(self._prefill_chunk, STEP_TOKENS // 4) if behind else 0  # however many trees wait, prefill goes on
         parts = self._verifies(ready[: STEP_TOKENS - kept], STEP_TOKENS - kept)
         parts += self._prefills(behind, missing, parts)

@@ -12,6 +12,7 @@ from cloud.engine import Engine
 from cloud.jobs import Job
 from cloud.kvpool import KVPool
 from cloud.metrics import Metrics
+from cloud.prefixes import Prefixes
 from cloud.served_model import ServedModel
 from cloud.sessions import SessionStore
 from cloud.settings import Settings
@@ -41,7 +42,10 @@ class Verifier:
         self._runner, self._kv_tokens = model.runner, settings.kv_tokens
         pool = KVPool(settings.kv_tokens, self._runner.move)
         self.engine = Engine(self._runner, pool, self.features, model.eos_ids, self.max_context)
-        self.sessions = SessionStore(pool, self.features.shape, settings.max_sessions, settings.session_ttl)
+        shares = settings.prefix_cache == "on" or (settings.prefix_cache == "auto" and self.accounts.required)
+        self.sessions = SessionStore(
+            pool, self.features.shape, settings.max_sessions, settings.session_ttl, keep_ended=shares
+        )
         self._batcher = Batcher(
             self.engine,
             self.sessions,
@@ -53,6 +57,7 @@ class Verifier:
             max_step_seconds=settings.max_step_seconds,
             fixed_budget=min(settings.tree_budget, self.max_nodes),
             colocated=model.colocated,
+            prefixes=Prefixes(pool, self.sessions) if shares else None,
         )
         self.draining = False
 

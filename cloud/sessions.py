@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass, replace
+from itertools import chain, count
 
 from cloud.features import FeatureRows
 from cloud.kvpool import KVPool
@@ -13,6 +14,11 @@ from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Open, Verdict, Verify
+
+#: a prefix of fewer tokens than this is computed, neither kept nor copied
+LEAST_SHARED = 64
+#: tokens that are compared at once
+_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,9 @@ class Session:
 class SessionStore:
     """All records of this process, at most `max_sessions`, forgotten when unused for `ttl` seconds.
 
-    An account with more than an even share of a full store loses its own oldest record first.
+    An account with more than an even share of a full store loses its own oldest record first. keep_ended: keys, values
+    and feature rows of sessions that have ended stay for others of their account, for as long as the pool has room for
+    them and at most `ttl` seconds unused.
     """
 
     def __init__(
@@ -69,10 +77,13 @@ class SessionStore:
         max_sessions: int,
         ttl: float,
         clock: Callable[[], float] = time.monotonic,
+        keep_ended: bool = False,
     ) -> None:
-        self._pool, self._shape = pool, shape
+        self._pool, self._shape, self._keep_ended = pool, shape, keep_ended
         self._max_sessions, self._ttl, self._clock = max_sessions, ttl, clock
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()  # least recently used first
+        self._ended: OrderedDict[bytes, Session] = OrderedDict()  # what they left, the same
+        self._names = count()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -119,16 +130,43 @@ class SessionStore:
         return session
 
     def forget(self, session_id: bytes) -> None:
-        """Drop the record and its keys and values."""
-        self._sessions.pop(session_id, None)
-        self._pool.release(session_id)
+        """Drop the record and its keys and values, or leave these to others of its account."""
+        session = self._sessions.pop(session_id, None)
+        if session is None or not self._keep_ended or self._pool.used(session_id) < LEAST_SHARED:
+            self._pool.release(session_id)
+            return
+        name = b"ended" + next(self._names).to_bytes(8)  # no session's id is so short
+        self._pool.leave(session_id, name)
+        self._ended[name] = replace(session, id=name, settled=None, rules=None)
+
+    def of_account(self, account: str) -> Iterator[Session]:
+        """The account's sessions, those that have ended first, the least recently used first."""
+        every = chain(self._ended.values(), self._sessions.values())
+        return (session for session in every if session.account == account)
+
+    def has_ended(self, session: Session) -> bool:
+        """Whether this is what a session left."""
+        return session.id in self._ended
+
+    def touch_ended(self, session: Session) -> None:
+        """Mark what a session left as just used."""
+        self._ended.move_to_end(session.id)
+        session.last_used = self._clock()
+
+    def take_over(self, left: Session, session: Session, rows: int) -> None:
+        """Give the first `rows` keys and values that a session left to another; the rest is forgotten."""
+        del self._ended[left.id]
+        self._pool.take_over(left.id, session.id, rows)
 
     def expire(self, busy: Set[bytes]) -> None:
-        """Forget sessions that were not used for `ttl` seconds, except `busy` ones."""
+        """Forget sessions that were not used for `ttl` seconds, except `busy` ones, and what was evicted of others."""
         limit = self._clock() - self._ttl
         old = [s.id for s in self._sessions.values() if s.last_used < limit and s.id not in busy]
-        for session_id in old:
-            self.forget(session_id)
+        gone = [s.id for s in self._ended.values() if s.last_used < limit or not self._pool.used(s.id)]
+        for records, ids in ((self._sessions, old), (self._ended, gone)):
+            for session_id in ids:
+                del records[session_id]
+                self._pool.release(session_id)
 
     def _make_room(self, busy: Set[bytes]) -> bool:
         if len(self._sessions) < self._max_sessions:
@@ -150,6 +188,8 @@ def _same_rules(a: Rules | None, b: Rules | None) -> bool:
 def common_prefix(a: list[int], b: list[int]) -> int:
     """Length of the longest common prefix."""
     limit = min(len(a), len(b))
-    if a[:limit] == b[:limit]:
-        return limit
-    return next(i for i in range(limit) if a[i] != b[i])
+    for begin in range(0, limit, _BLOCK):
+        end = min(begin + _BLOCK, limit)
+        if a[begin:end] != b[begin:end]:
+            return next(at for at in range(begin, end) if a[at] != b[at])
+    return limit

@@ -124,6 +124,13 @@ class Settings(BaseSettings):
     prefill_chunk: Annotated[int, Field(ge=1, le=4096, description="prompt tokens per step, all sessions together")] = (
         512
     )
+    prefix_cache: Annotated[
+        Literal["auto", "on", "off"],
+        Field(
+            description="prefill what sessions of one account have in common once; auto: with an --auth-file alone; "
+            "on: without one too, when everybody is one account, and its answers' times tell what others have asked"
+        ),
+    ] = "auto"
     max_step_failures: Annotated[
         int, Field(ge=1, description="failed steps in a row after which the verifier counts as broken and ends")
     ] = 10

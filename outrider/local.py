@@ -95,6 +95,7 @@ class LocalVerifier:
             "threads": threads,
             "max_context": manifest.max_context,
             "kv_tokens": manifest.max_context + MAX_NODES,
+            "prefix_cache": "on",  # one process, one user
             **settings,
         }
         return cls(load_verifier(Settings(**values), making))

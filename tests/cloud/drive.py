@@ -17,6 +17,7 @@ import uvicorn
 from websockets.sync.client import ClientConnection, connect
 
 from cloud.app import App
+from cloud.auth import Accounts
 from cloud.features import FeatureRows
 from cloud.http_server import uvicorn_config
 from cloud.jobs import Job, Reply
@@ -55,7 +56,12 @@ GREEDY = Sampling()
 
 
 def make_verifier(
-    model: Any, eos_ids: tuple[int, ...] = (3,), *, steps: Steps | None = None, **settings: Any
+    model: Any,
+    eos_ids: tuple[int, ...] = (3,),
+    *,
+    steps: Steps | None = None,
+    accounts: Accounts | None = None,
+    **settings: Any,
 ) -> Verifier:
     """A verifier of the tiny model, not started. steps: how its runner runs them; None: as is fit for the device."""
     values = {"max_context": 128, "max_nodes": 24, "kv_tokens": 512, "max_sessions": 32, "prefill_chunk": 16}
@@ -66,7 +72,7 @@ def make_verifier(
     if steps is not None:
         shape = target.config
         runner = TorchRunner(target.model, chosen.kv_tokens, shape.num_key_value_heads, head_dim_of(shape), steps)
-    return Verifier(torch_model(target, drafter, chosen, runner), chosen)
+    return Verifier(torch_model(target, drafter, chosen, runner), chosen, accounts)
 
 
 @contextmanager

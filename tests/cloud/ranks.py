@@ -50,7 +50,7 @@ def main() -> None:
     folder, families = Path(sys.argv[1]), sys.argv[2:]
     ranks = Ranks()
     for family in families:
-        settings = Settings(max_context=128, max_nodes=24, kv_tokens=256, prefill_chunk=16, tp=2)
+        settings = Settings(max_context=128, max_nodes=24, kv_tokens=256, prefill_chunk=16, tp=2, prefix_cache="on")
         target = load_target(str(folder / family), "float64", tp=2)
         runner = make_runner(target, settings)
         if ranks.rank > 0:
@@ -100,7 +100,8 @@ def drive(verifier: Verifier, truths: list[dict[str, Any]]) -> dict[str, Any]:
                 talk["tokens"] += [tree.tokens[node] for node in verdict.accepted] + [verdict.bonus]
         _, features = direct.open(talks[0]["id"], talks[0]["tokens"], talks[0]["seq"], SAMPLINGS[0])
         rows = features.block(features.start, features.stop).hex()
-    return {"texts": [talk["tokens"] for talk in talks], "evicted": evicted, "features": rows}
+    shared = verifier.metrics.registry.get_sample_value("outrider:prefix_cache_hits_total")
+    return {"texts": [talk["tokens"] for talk in talks], "evicted": evicted, "shared": shared, "features": rows}
 
 
 if __name__ == "__main__":

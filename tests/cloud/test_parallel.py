@@ -41,7 +41,9 @@ def test_two_ranks_decode_like_one(tmp_path: Path) -> None:
         save_tiny_target(tmp_path / family, model)
         talks = []
         for index in range(4):
-            prompt = [rng.randrange(4, 199) for _ in range((3, 40, 21, 60)[index])]
+            prompt = [rng.randrange(4, 199) for _ in range((3, 75, 21, 4)[index])]
+            if index == 3:
+                prompt = talks[1]["prompt"][:70] + prompt  # a shared prefix
             # ranks.py verifies six times, at most six tokens each, and looks as far ahead again
             truth = plain_decode(model, prompt, SAMPLINGS[index % 3], 46, eos_ids=())
             talks.append({"prompt": prompt, "sampling": index % 3, "truth": truth})
@@ -61,7 +63,7 @@ def test_two_ranks_decode_like_one(tmp_path: Path) -> None:
     for line in lines:
         model, talks = models[line["family"]], truths[line["family"]]
         assert line["rows"] == 1  # each rank holds one of the two KV heads
-        assert line["evicted"] > 0
+        assert line["evicted"] > 0 and line["shared"] > 0
         assert line["joined"]
         assert set(line["commands"]) == {"Forward", "Stop"}  # one command a step
         for text, talk in zip(line["texts"], talks, strict=True):

@@ -52,13 +52,15 @@ def _inexact(bits: int) -> str:
     return ""
 
 
-def lowered(model: Any, folder: Path, calibrate: bool = False, eos_ids: Iterable[int] = ()) -> TargetBundle:
+def lowered(
+    model: Any, folder: Path, calibrate: bool = False, eos_ids: Iterable[int] = (), max_context: int = 256
+) -> TargetBundle:
     """A tiny model with its tokenizer as a bundle; calibrate: on its answers up to eos_ids, as a verifier does."""
     source = folder / "source"
     model.save_pretrained(source)
     tiny_tokenizer(model.config.vocab_size).save_pretrained(source)
     place = folder / "bundle"
-    return make_target_bundle("tiny", source, "tiny-target", place, 256, tuple(eos_ids), calibrate=calibrate)
+    return make_target_bundle("tiny", source, "tiny-target", place, max_context, tuple(eos_ids), calibrate=calibrate)
 
 
 def tiny_truth(

@@ -1,0 +1,101 @@
+"""What sessions of one account have in common runs through the target once; the others copy its keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from cloud.jobs import PendingSession
+from cloud.kvpool import KVPool
+from cloud.sessions import LEAST_SHARED, Session, SessionStore, common_prefix
+
+#: rows that are copied between two steps, all accounts together, as other sessions wait for it; one prefix of each
+#: account may be longer
+COPIED_ROWS = 1024
+
+
+class Prefixes:
+    """Brings sessions that lack keys and values those that another session of their account has for the same tokens.
+
+    What is copied is what the session would have computed: keys and values depend on nothing but the tokens up to
+    theirs. Nothing is ever written to another session's rows, and nothing is told or taken across accounts.
+
+    tokens: how many were copied or taken over in place of being run. sessions: how often.
+    """
+
+    def __init__(self, pool: KVPool, store: SessionStore) -> None:
+        self._pool, self._store = pool, store
+        self.tokens = self.sessions = 0
+
+    def share(self, waiting: Sequence[PendingSession]) -> set[PendingSession]:
+        """Copy to sessions that wait for a step, the oldest claim on the pool first.
+
+        Returns those that take no part in the next step: a session with an older claim runs what they lack, or enough
+        was copied for now. The first of `waiting` is never among them.
+        """
+        held, running, later = set[bytes](), list[Session](), set[PendingSession]()
+        accounts = {pending.account for pending in waiting}
+        room = dict.fromkeys(accounts, COPIED_ROWS // max(1, len(accounts)))
+        for pending in waiting:
+            session = pending.session
+            held.add(session.id)
+            if any(self._runs_for(other, session) for other in running):
+                later.add(pending)
+                continue
+            source, rows = self._source(session)
+            if source is not None and room[pending.account] <= 0:
+                later.add(pending)
+                continue
+            if source is not None:
+                room[pending.account] -= self._take(source, session, rows, held)
+            if self._pool.used(session.id) < self._end(session):
+                running.append(session)
+        return later
+
+    def _end(self, session: Session) -> int:
+        """Tokens that have run before the root can."""
+        return len(session.tokens) - 1
+
+    def _runs_for(self, other: Session, session: Session) -> bool:
+        """Whether `other` is about to run enough of what `session` lacks."""
+        least, end = self._pool.used(session.id) + LEAST_SHARED, min(self._end(other), self._end(session))
+        if other.account != session.account or end < least:
+            return False
+        common = min(common_prefix(other.tokens, session.tokens), end)
+        return common >= least and self._pool.used(other.id) < common
+
+    def _source(self, session: Session) -> tuple[Session | None, int]:
+        """Whose rows are worth copying and how many of them, those that the session has itself included."""
+        source, rows = None, self._pool.used(session.id) + LEAST_SHARED - 1
+        if rows >= self._end(session):
+            return None, 0  # it lacks too few
+        for other in self._store.of_account(session.account):
+            there = min(self._pool.used(other.id), self._end(session))
+            if other is session or there <= rows or other.tokens[rows] != session.tokens[rows]:
+                continue  # so of many with the same prefix one is compared
+            if (common := min(common_prefix(other.tokens, session.tokens), there)) > rows:
+                source, rows = other, common
+        return source, rows
+
+    def _take(self, source: Session, session: Session, rows: int, held: Set[bytes]) -> int:
+        """Copy rows of keys and values, and feature rows, as far as there is room. Returns how many rows it copied.
+
+        What an ended session left is taken over instead where hardly anything of it is lost by that, or a copy would
+        cost others their rows.
+        """
+        before, size = self._pool.used(session.id), len(session.tokens)
+        ended, copied = self._store.has_ended(source), 0
+        if ended and (self._pool.used(source.id) - rows < LEAST_SHARED or not self._pool.fits(session.id, size)):
+            self._store.take_over(source, session, rows)
+        elif self._pool.reserve(session.id, size, held | {source.id}, session.account):
+            self._pool.copy(source.id, session.id, rows)
+            copied = rows - before
+            if ended:
+                self._store.touch_ended(source)
+        else:
+            return 0
+        have, stop = session.rows.stop, min(rows, source.rows.stop)
+        if stop > have:
+            session.rows.append(source.rows.block(have, stop))
+        self.tokens += rows - before
+        self.sessions += 1
+        return copied
