@@ -131,7 +131,7 @@ class GrammarMatcher:
 
     def __init__(self, start: LLMatcher, words: int) -> None:
         self._start, self._words = start, words
-        self._now = start.deep_copy()
+        self._now, self._length = start.deep_copy(), 0  # tokens since the beginning
 
     @property
     def error(self) -> str:
@@ -149,14 +149,25 @@ class GrammarMatcher:
             bits[:] = 0
         return bits
 
+    def forced(self) -> list[int]:
+        """See Matcher."""
+        if self._now.is_error() or self._now.is_stopped():
+            return []
+        run: list[int] = self._now.compute_ff_tokens()
+        return run
+
     def advance(self, token: int) -> None:
         """See Matcher."""
         self._now.consume_token(token)
+        self._length += 1
 
     def rewind(self, tokens: Sequence[int]) -> None:
         """See Matcher."""
-        self._now = self._start.deep_copy()
-        self._now.consume_tokens(list(tokens))
+        back = self._length - len(tokens) >= 0 and not self._now.is_error() and not self._now.is_stopped()
+        if not back or not self._now.rollback(self._length - len(tokens)):
+            self._now = self._start.deep_copy()
+            self._now.consume_tokens(list(tokens))
+        self._length = len(tokens)
 
 
 def check_grammars(eos_ids: Sequence[int]) -> None:
