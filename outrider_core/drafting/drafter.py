@@ -311,7 +311,7 @@ class Drafter:
                 ranked[row] += gumbel_noise_at(sampling.seed, growth.base + len(path), ids[row])
             ranked -= _log_sum_exp(ranked)
         best = np.argsort(-ranked, axis=1, kind="stable")[:, : min(CHILDREN, len(self.draft_ids))]
-        scores = np.take_along_axis(ranked, best, 1)
+        scores = np.minimum(np.take_along_axis(ranked, best, 1), 0.0)  # what is sure may be rounded to more than that
         counts = np.maximum(LEAST_CHILDREN, np.count_nonzero(scores > LIKELY_CHILD, axis=1))
         if guide:
             counts = np.minimum(counts, np.count_nonzero(scores > -np.inf, axis=1))
