@@ -91,7 +91,8 @@ class BundleTest {
         val old = json.replace(",\"arithmetic\":\"onnx-8-v6\"", "") // of a program from before the field
         assertEquals("" to old, AnswerRecord.parse(old).let { it.arithmetic to it.toJson() })
         for (wrong in listOf(
-            json.replace("onnx-8-v6", "x".repeat(65)), json.replace("onnx-8-v6", "two\\nlines"), "{}", json.replace("\"version\":2", "\"version\":1"), json.replace("\"prompt\":[1,2]", "\"prompt\":[]"),
+            json.replace("onnx-8-v6", "x".repeat(65)), json.replace("onnx-8-v6", "two\\nlines"), "{}",
+            json.replace("\"version\":2", "\"version\":1"), json.replace("\"prompt\":[1,2]", "\"prompt\":[]"),
             json.replace("[0,1,", "[0,"), json.replace("[1,3,", "[1,2,"),
             json.replace("drafter", "nobody"), json.replace("0001", "01"),
         )) assertFailsWith<IllegalArgumentException>(wrong) { AnswerRecord.parse(wrong) }
