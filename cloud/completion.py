@@ -21,6 +21,7 @@ from cloud.metrics import ABORT, ERROR, Metrics
 from cloud.service import Verifier
 from cloud.tracing import trace_of
 from outrider_core.chat_api.asgi import send_answer, send_error, unless_gone
+from outrider_core.chat_api.constraints import field_of
 from outrider_core.chat_api.errors import ApiError
 from outrider_core.chat_api.fields import Request, token_limit
 from outrider_core.chat_api.replies import Delta, Ending, FinishReason, TokenChance, TokenChances
@@ -159,16 +160,16 @@ class EngineSession:
                 if not self._verifier.alive:
                     raise ApiError(503, "the server stopped; ask another", None, "not_ready", RETRY_SECONDS) from None
         if isinstance(reply, Error):
-            raise _engine_error(reply)
+            raise _engine_error(reply, self._opening.rules)
         return reply, done, chances
 
 
-def _engine_error(error: Error) -> ApiError:
+def _engine_error(error: Error, rules: Rules | None) -> ApiError:
     if error.code in (ERR_BUSY, ERR_UNKNOWN):  # ERR_UNKNOWN: the session was evicted at once
         seconds = max(RETRY_SECONDS, math.ceil(error.retry_after_ms / 1000))
         return ApiError(429, "the server is busy; try again later", None, "server_busy", seconds)
     if error.code == ERR_BOUNDS:
-        return ApiError(400, error.text, "response_format", "invalid_schema")
+        return ApiError(400, error.text, field_of(rules.constraint if rules else None), "invalid_schema")
     return _failed()
 
 
@@ -245,13 +246,13 @@ class Completion:
 
     async def _send(self, session: EngineSession, send: Send, request_id: str) -> None:
         try:
-            await session.opened()  # before a stream begins, so that a refusal has a status of its own
-        except Exception as error:
-            self._record.finish(ERROR)
-            await send_error(send, as_api_error(error))
-            return
-        try:
-            await send_answer(send, self._request, self._writer, self._answers(request_id))
+            with self._request.named():
+                try:
+                    await session.opened()  # before a stream begins, so that a refusal has a status of its own
+                except Exception as error:
+                    self._record.finish(ERROR)
+                    raise as_api_error(error) from None
+                await send_answer(send, self._request, self._writer, self._answers(request_id))
         except ApiError as error:
             await send_error(send, error)
 

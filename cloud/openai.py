@@ -27,13 +27,14 @@ from cloud.limits import BYTES_PER_TOKEN, Account, Gate, Refusal
 from cloud.service import Verifier
 from cloud.tokenising import FairWorker
 from outrider_core.chat_api.asgi import ClientGone, read_body
+from outrider_core.chat_api.constraints import field_of
 from outrider_core.chat_api.errors import ApiError
 from outrider_core.chat_api.fields import Request, check_model
 from outrider_core.chat_api.replies import model_card, model_list
 from outrider_core.chat_api.routes import PARSERS
 from outrider_core.chat_tokenizer import ChatTokenizer
 from outrider_core.grammar import GrammarError
-from outrider_core.protocol.constraint import GRAMMAR_TOOLS, Rules
+from outrider_core.protocol.constraint import Rules
 
 
 def openai_routes(
@@ -161,7 +162,7 @@ async def _rules(verifier: Verifier, account: Account, asked: Request, ids: list
     constraint = asked.constraint(len(ids), verifier.vocab_size)
     if constraint is None:
         return None
-    field = "tools" if constraint.grammar == GRAMMAR_TOOLS else "response_format"
+    field = field_of(constraint)
     if why := verifier.constraints.check(constraint, len(ids)):
         raise ApiError(400, why, field, "unsupported_parameter")
     try:

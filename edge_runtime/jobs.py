@@ -31,11 +31,13 @@ class DrafterJobs:
 
     def draft(self, action: DraftTree) -> None:
         session, drafter, shape, asked = self._session, self._worker.drafter, self._shape(action), time.monotonic()
+        rules = self.rules
 
         def work() -> None:
             began, draft = time.monotonic(), Draft()
             if shape:
-                draft = drafter.draft(action.prefix, session.sampling, shape, lambda: session.version != action.version)
+                stale = lambda: session.version != action.version  # noqa: E731
+                draft = drafter.draft(action.prefix, session.sampling, shape, stale, rules)
             now = time.monotonic()
             self._report(Drafted(session, draft, action.version, now - asked, now - began))
 
@@ -57,10 +59,12 @@ class DrafterJobs:
 
     def compare(self, action: Compare) -> None:
         session, drafter, shape = self._session, self._worker.drafter, self._shape(action)
+        rules = self.rules
 
         def work() -> None:
-            began = time.monotonic()
-            draft = drafter.draft(action.prefix, session.sampling, shape) if shape else Draft()
+            began, draft = time.monotonic(), Draft()
+            if shape:
+                draft = drafter.draft(action.prefix, session.sampling, shape, rules=rules)
             self._report(Compared(session, draft, len(action.prefix), time.monotonic() - began))
 
         self._worker.submit(work)

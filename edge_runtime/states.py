@@ -73,7 +73,7 @@ class Event(StrEnum):
 TRANSITIONS: dict[State, dict[Event, tuple[State, ...]]] = {
     State.DRAFTING: {
         Event.START: (State.ALONE, State.WAITING, State.FINISHED),
-        Event.LINK_UP: (State.VERIFYING, State.STREAMING, State.FINISHED),
+        Event.LINK_UP: (State.VERIFYING, State.STREAMING, State.ALONE, State.WAITING, State.FINISHED),
         Event.LINK_DOWN: (State.ALONE, State.WAITING),
         Event.MESSAGE: (State.ALONE, State.WAITING, State.FINISHED),
         Event.TREE_READY: (State.VERIFYING,),

@@ -26,6 +26,7 @@ from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.eager import EagerEngine
 from outrider_core.models.moa import device_half_on, server_half
 from outrider_core.models.packing import pack_linears
+from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.rows import RowShape, unpack_rows
 from outrider_core.protocol.sampling import Sampling
 
@@ -207,7 +208,7 @@ class EagleDrafter(Drafter):
         self._known[len(prefix) - 1 :] = False
         return super()._advance(prefix)
 
-    def _reroot(self, prefix: list[int], sampling: Sampling) -> None:
+    def _reroot(self, prefix: list[int], sampling: Sampling, rules: Rules | None) -> None:
         """No drafted row stays: it was computed from predicted states, and the target's are known now."""
 
 

@@ -12,7 +12,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,9 @@ LIMITS = {
 JSON_OPTIONS = {"whitespace_pattern": WHITESPACE, "coerce_one_of": False, "lenient": False}
 #: compiled grammars kept, of a user
 KEPT = 8
+#: numbers are compared as float64, which tells no whole numbers beyond this apart
+EXACT = 2**53
+NUMBERS = ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 ANY_OBJECT = '{"type": "object"}'
 _REMARK = re.compile(r"<non-verbose/>|^\s*(\d+ \||\^)")
 INSTALL = "this needs the package llguidance: pip install 'outrider[cloud]'"
@@ -65,6 +68,7 @@ class Grammars:
                 raise GrammarError("the schema must be a JSON object")
             if "x-guidance" in read:
                 raise GrammarError("x-guidance is not taken here")
+            _check_numbers(read)
             text = LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
         except GrammarError:
             raise
@@ -75,7 +79,11 @@ class Grammars:
     def compile_tools(self, tools: str) -> Grammar:
         """For text or calls of functions, of `ToolRules.as_text`. Raises GrammarError as `compile` does."""
         try:
-            text = lark_of(read_tools(tools), JSON_OPTIONS)
+            rules = read_tools(tools)
+            _check_numbers([rules.text, *(each.parameters for each in rules.functions)])
+            text = lark_of(rules, JSON_OPTIONS)
+        except GrammarError:
+            raise
         except (ValueError, RecursionError) as error:
             raise GrammarError(f"the tools cannot be read: {_line(str(error))}") from None
         return self._made(text, "the tools' schemas cannot be obeyed")
@@ -131,7 +139,7 @@ class GrammarMatcher:
 
     def __init__(self, start: LLMatcher, words: int) -> None:
         self._start, self._words = start, words
-        self._now = start.deep_copy()
+        self._now, self._length = start.deep_copy(), 0  # tokens since the beginning
 
     @property
     def error(self) -> str:
@@ -149,14 +157,25 @@ class GrammarMatcher:
             bits[:] = 0
         return bits
 
+    def forced(self) -> list[int]:
+        """See Matcher."""
+        if self._now.is_error() or self._now.is_stopped():
+            return []
+        run: list[int] = self._now.compute_ff_tokens()
+        return run
+
     def advance(self, token: int) -> None:
         """See Matcher."""
         self._now.consume_token(token)
+        self._length += 1
 
     def rewind(self, tokens: Sequence[int]) -> None:
         """See Matcher."""
-        self._now = self._start.deep_copy()
-        self._now.consume_tokens(list(tokens))
+        back = self._length - len(tokens) >= 0 and not self._now.is_error() and not self._now.is_stopped()
+        if not back or not self._now.rollback(self._length - len(tokens)):
+            self._now = self._start.deep_copy()
+            self._now.consume_tokens(list(tokens))
+        self._length = len(tokens)
 
 
 def check_grammars(eos_ids: Sequence[int]) -> None:
@@ -183,6 +202,19 @@ def open_grammars(tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int])
     except Exception as error:  # whatever a tokenizer of a kind that it does not know makes of it
         raise GrammarsUnavailable(f"llguidance does not take this tokenizer: {_line(str(error))}") from None
     return Grammars(vocabulary, vocab_size)
+
+
+def _check_numbers(schema: Any) -> None:
+    """Raise GrammarError where a schema compares with a whole number that cannot be told from its neighbours."""
+    left: list[tuple[str, Any]] = [("", schema)]
+    while left:
+        name, value = left.pop()
+        if isinstance(value, dict):
+            left += [(name or (key if key in NUMBERS else ""), one) for key, one in value.items()]
+        elif isinstance(value, list):
+            left += [(name, one) for one in value]
+        elif name and isinstance(value, int) and abs(value) > EXACT:
+            raise GrammarError(f"{name} has {value}: whole numbers beyond 2**53 are not told apart here")
 
 
 def _line(text: str) -> str:

@@ -99,6 +99,8 @@ WRONG: dict[str, Any] = {
     "one of two": {"oneOf": [{"type": "string", "pattern": "^a*$"}, {"type": "string", "pattern": "^[ab]*$"}]},
     "a product": {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(6)]} for i in range(8)]},
     "lone surrogate": '{"const": "\\ud800"}',
+    "a large constant": {"const": 2**53 + 1}, "a large bound": {"type": "integer", "exclusiveMaximum": -(2**53) - 1},
+    "one of large numbers": {"properties": {"a": {"enum": ["x", [2**53 + 1]]}}},
 }  # fmt: skip
 
 
@@ -114,6 +116,24 @@ def test_a_refusal_of_tools_tells_the_fault_and_not_the_grammar(parameters: dict
     with pytest.raises(GrammarError) as refused:
         GRAMMARS.compile_tools(ToolRules((ToolFunction("f", parameters),)).as_text())
     assert "schema" in str(refused.value) and "start:" not in str(refused.value) and " | " not in str(refused.value)
+
+
+def test_whole_numbers_are_told_apart_as_far_as_they_are_taken() -> None:
+    for number in (2**53, -(2**53), 2**53 - 1, 0, 7):
+        for schema in (
+            {"const": number},
+            {"enum": [number, "x"]},
+            {"type": "integer", "minimum": number, "maximum": number},
+        ):
+            grammar = GRAMMARS.compile(of(schema))
+            for other in (number - 1, number, number + 1):
+                matcher = grammar.matcher()
+                for token in TOKENIZER.encode(str(other)):
+                    matcher.advance(token)
+                assert (not matcher.error and EOS in next_tokens(matcher)) == (other == number), (schema, other)
+    with pytest.raises(GrammarError, match="9007199254740993"):
+        GRAMMARS.compile_tools(ToolRules((ToolFunction("f", {"const": 2**53 + 1}),)).as_text())
+    GRAMMARS.compile(of({"type": "integer", "default": 2**60, "properties": {"minimum": {"type": "integer"}}}))
 
 
 HOSTILE: dict[str, Any] = {

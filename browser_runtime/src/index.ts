@@ -1,7 +1,7 @@
 /** Outrider's device side for browsers: draft on the device, verify in the cloud, go on when the link is cut. */
 
 export { Bundle } from "./bundle/bundle.js";
-export type { ChatMessage } from "./bundle/chatBoundary.js";
+export type { ChatMessage, ToolCall } from "./bundle/chatBoundary.js";
 export { BundleError, type Manifest, type UnderstudyEntry } from "./bundle/manifest.js";
 export { BundleStore, type Progress } from "./bundle/store.js";
 export { UnderstudyStore } from "./bundle/understudyStore.js";
@@ -16,6 +16,7 @@ export type { FittedMessages } from "./runtime/context.js";
 export type { DrafterThread } from "./runtime/drafterThread.js";
 export { EdgeRuntime, type Options, type Request } from "./runtime/edgeRuntime.js";
 export type * from "./runtime/events.js";
+export type { FormOptions, JsonSchema, ResponseFormat, Tool, ToolChoice } from "./runtime/form.js";
 export { LinkRefused, type Traffic } from "./runtime/link.js";
 export type { Mode, Policy } from "./runtime/policy.js";
 export type { AnswerRecord } from "./runtime/record.js";

@@ -9,7 +9,7 @@ import { TokenTree } from "../src/protocol/tree.js";
 import { Controller } from "../src/runtime/controller.js";
 import { Pace } from "../src/runtime/pace.js";
 import { HashEngine } from "./hashEngine.js";
-import { type Any, counted, fromHex, read, sampling } from "./vectors.js";
+import { type Any, constraint, counted, fromHex, read, sampling } from "./vectors.js";
 
 const near = (one: number, other: number, by: number, where = "") =>
   assert.ok(Math.abs(one - other) <= by, `${where}: ${one}, not ${other}`);
@@ -19,11 +19,12 @@ test("the same trees are drafted bit for bit, with the same probabilities", asyn
   const conversations = read("drafter");
   for (const [number, { setup, steps }] of conversations.entries()) {
     const drafter = drafterOf(setup);
+    const held = setup.constraint ? constraint(setup.constraint) : null;
     for (const [place, [call, ...given]] of steps.entries()) {
       const where = `conversation ${number}, step ${place}: ${call}`;
       if (call === "draft") {
         const [prefix, settings, shape, wanted] = given;
-        const draft = await drafter.draft(prefix, sampling(settings), treeShape(shape));
+        const draft = await drafter.draft(prefix, sampling(settings), treeShape(shape), undefined, held);
         assert.deepEqual([draft.tree.tokens, draft.tree.parents], [wanted.tokens, wanted.parents], where);
         for (const [node, score] of draft.scores.entries()) near(score, wanted.scores[node], 1e-5, where);
         const { steps: took, ahead, kept } = wanted;
@@ -35,7 +36,7 @@ test("the same trees are drafted bit for bit, with the same probabilities", asyn
       } else if (call === "rows") {
         drafter.addRows(given[0], Float32Array.from(given[1]));
       } else if (call === "write") {
-        const written = await drafter.nextToken(given[0], sampling(given[1]));
+        const written = await drafter.nextToken(given[0], sampling(given[1]), held);
         assert.equal(written.token, given[2], where);
         near(written.probability, given[3], 1e-9, where);
       } else {

@@ -28,6 +28,9 @@ export class FakeVerifier {
   readonly received: string[] = [];
   readonly subprotocols: string[][] = [];
   hash = "target";
+  /** What it can obey, as bits of WELCOME, and what OPENs asked it to; its target writes the same all the same. */
+  constraints = 0;
+  readonly held: unknown[] = [];
   /** What the verifiers compute in that answer here, one connection after another; "": an earlier one, which says nothing. */
   fleet = [""];
   /** Seconds until a reply. */
@@ -84,10 +87,13 @@ class FakeSocket implements Socket {
       const here = this.arithmetic;
       const differ = hash !== this.verifier.hash ? "target differs" : here && begun && begun !== here ? "begun in" : "";
       const welcome = [2, 1, "target", "drafter", 64, 512, 64, 32];
-      if (here) welcome.push(...(["", new Uint8Array(), 0, here] as never[]));
+      const { constraints } = this.verifier;
+      if (here || constraints) welcome.push(...(["", new Uint8Array(), constraints] as never[]));
+      if (here) welcome.push(here as never);
       this.reply(differ ? [12, 2, differ, -1, 0] : welcome);
     } else if (type === 3) {
       this.text = ids(fields[3]);
+      this.verifier.held.push(fields[6]);
       this.reply([4, stream, this.text.length, 0]);
     } else if (type === 6) {
       if (baseLen !== this.text.length) this.reply([8, stream, this.text.length]);

@@ -2,9 +2,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Bundle } from "../src/bundle/bundle.js";
 import { Drafter } from "../src/drafting/drafter.js";
+import { OBEYS_BIAS, OBEYS_JSON } from "../src/protocol/constraint.js";
 import { RowShape } from "../src/protocol/rows.js";
 import { LocalDrafter } from "../src/runtime/drafterThread.js";
-import { EdgeRuntime, type Options } from "../src/runtime/edgeRuntime.js";
+import { EdgeRuntime, type Options, type Request } from "../src/runtime/edgeRuntime.js";
 import type { Event, Finished } from "../src/runtime/events.js";
 import { Link, LinkRefused, verifierUrl } from "../src/runtime/link.js";
 import type { AnswerRecord } from "../src/runtime/record.js";
@@ -301,4 +302,56 @@ test("addresses and tokens", () => {
   assert.throws(() => link("wss://example.org", "sec ret"), /cannot send/);
   assert.ok(link("ws://localhost:1", "secret"));
   assert.ok(link("wss://example.org", "secret"));
+});
+
+const FORM: Request = {
+  responseFormat: { type: "json_schema", json_schema: { schema: { type: "object" } } },
+  logitBias: { 7: 1.5 },
+  presencePenalty: 0.5,
+  maxNewTokens: 40,
+};
+
+test("OPEN carries what an answer is held to, also from a record, and nothing is written alone under a grammar", async () => {
+  const verifier = new FakeVerifier();
+  verifier.constraints = OBEYS_BIAS | OBEYS_JSON;
+  const first = runtimeOf(verifier, { mode: "tree", patience: { open: 0.2, silence: 0.1 } });
+  let written = "";
+  let seen = 0;
+  const finished = await read(first.generate(PROMPT, FORM), event => {
+    assert.equal(event.provisional, "");
+    if (event.type !== "verified" || seen++ !== 1) return;
+    written = JSON.stringify(first.record);
+    verifier.kill();
+  });
+  assert.deepEqual(finished.tokenIds, plain(PROMPT, 40));
+  await first.close();
+  const second = runtimeOf(verifier);
+  const record: AnswerRecord = JSON.parse(written);
+  assert.equal(record.version, 3);
+  assert.deepEqual((await read(second.resume(record))).tokenIds, plain(PROMPT, 40));
+  const held = [PROMPT.length, 0, 0.5, Uint8Array.of(7, 0, 0, 0), Uint8Array.of(0, 0, 192, 63), 2, '{"type":"object"}'];
+  assert.ok(verifier.held.length >= 3);
+  for (const one of verifier.held) assert.deepEqual(one, held);
+  assert.throws(() => second.resume({ ...record, constraint: undefined }), RangeError);
+  assert.throws(() => second.resume({ ...record, constraint: { ...record.constraint!, grammar: 9 } }), RangeError);
+  await second.close();
+});
+
+test("a verifier that cannot obey is not asked, and who writes alone refuses a grammar", async () => {
+  const verifier = new FakeVerifier();
+  const runtime = runtimeOf(verifier, { patience: { offline: 0.2 } });
+  const finished = await read(runtime.generate(PROMPT, FORM));
+  assert.equal(finished.reason, "unreachable");
+  assert.match(finished.detail, /cannot obey the answer's constraint/);
+  assert.ok(!verifier.received.includes("Open"));
+  await runtime.close();
+  const alone = runtimeOf(null);
+  assert.throws(() => alone.generate(PROMPT, FORM), /response_format and tools need a verifier/);
+  const biased = await read(alone.generate(PROMPT, { logitBias: { 7: 100 }, maxNewTokens: 5 }));
+  assert.deepEqual(biased.tokenIds, [7, 7, 7, 7, 7]);
+  const spread = await read(
+    alone.generate(PROMPT, { logitBias: { 7: 50, 8: 49 }, presencePenalty: 2, maxNewTokens: 2 }),
+  );
+  assert.deepEqual(spread.tokenIds, [7, 8]);
+  await alone.close();
 });

@@ -11,7 +11,7 @@ import { policy } from "../src/runtime/policy.js";
 import { Session } from "../src/runtime/session.js";
 import { RoundTimer } from "../src/runtime/timing.js";
 import { Tuning } from "../src/runtime/tuning.js";
-import { type Any, counted, fields, fromHex, message, read, same, sampling } from "./vectors.js";
+import { type Any, constraint, counted, fields, fromHex, message, read, same, sampling } from "./vectors.js";
 
 test("every recorded session replays: the same actions and states", () => {
   const traces = read("sessions");
@@ -56,6 +56,7 @@ function sessionOf(setup: Any): Session {
     policy: policy({ ...others, onReturn, minConfidence }),
     understudy: setup.understudy,
     obeys: setup.obeys,
+    constraint: setup.constraint && constraint(setup.constraint),
     sentenceEnds: new Set(setup.sentence_ends),
     tuning: tuningOf(setup),
   });

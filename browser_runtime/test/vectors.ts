@@ -33,6 +33,21 @@ export function constraint(fields: Any): Constraint {
   return new Constraint({ begin, frequencyPenalty, presencePenalty, biases, grammar, schema });
 }
 
+/** The inverse of `constraint`. */
+function constraintFields(of: Constraint): Any {
+  const [ids, amounts] = [[...of.biases.keys()], [...of.biases.values()]];
+  const hex = (values: Uint32Array | Float32Array) => ({ hex: toHex(new Uint8Array(values.buffer)) });
+  return {
+    begin: of.begin,
+    frequency_penalty: of.frequencyPenalty,
+    presence_penalty: of.presencePenalty,
+    bias_tokens: hex(Uint32Array.from(ids)),
+    biases: hex(Float32Array.from(amounts)),
+    grammar: of.grammar,
+    schema: of.schema,
+  };
+}
+
 export function fromHex(hex: string): Uint8Array {
   return Uint8Array.from(Buffer.from(hex, "hex"));
 }
@@ -66,6 +81,7 @@ export function fields(of: Message): Any {
       const seed = value.seed < 2n ** 53n ? Number(value.seed) : value.seed;
       return [name, { temperature, top_k, top_p, min_p, seed }];
     }
+    if (value instanceof Constraint) return [name, constraintFields(value)];
     return [snake(name), value instanceof Uint8Array ? { hex: toHex(value) } : value];
   });
   return Object.fromEntries(entries);

@@ -38,11 +38,12 @@ from outrider_core.chat_api.asgi import (
     send_json,
     unless_gone,
 )
+from outrider_core.chat_api.constraints import field_of
 from outrider_core.chat_api.errors import ApiError
 from outrider_core.chat_api.fields import Request, check_model, token_limit
 from outrider_core.chat_api.replies import Delta, Ending, FinishReason, model_card, model_list
 from outrider_core.chat_api.routes import PARSERS
-from outrider_core.protocol.constraint import GRAMMAR_TOOLS, Constraint
+from outrider_core.protocol.constraint import Constraint
 
 #: requests that may wait behind the one being answered
 MOST_WAITING = 8
@@ -171,7 +172,7 @@ class Endpoint:
         """Raise ApiError where the answer is to be held to what cannot be."""
         constraint = asked.constraint(len(fitted.ids), self.runtime.bundle.manifest.vocab_size)
         if constraint and (why := self.runtime.disobeys(constraint)):
-            raise ApiError(400, why, _field(constraint), "unsupported_parameter")
+            raise ApiError(400, why, field_of(constraint), "unsupported_parameter")
 
     def _fit(self, asked: Request) -> FittedMessages:
         if asked.conversation is None:
@@ -221,7 +222,7 @@ class _Answer:
 
     async def _events(self, choice: int) -> AsyncIterator[Event]:
         asked, manifest = self._asked, self._manifest
-        constraint = asked.constraint(len(self._ids), manifest.vocab_size)
+        constraint = self._constraint()
         events = self._endpoint.runtime.answer_ids(
             self._ids,
             asked.sampling(choice),
@@ -234,7 +235,7 @@ class _Answer:
                 yield event
         except Unobeyable as error:
             with asked.named():
-                raise ApiError(400, str(error), _field(constraint), "invalid_schema") from None
+                raise ApiError(400, str(error), field_of(constraint), "invalid_schema") from None
         except LinkRefused as error:
             raise ApiError(502, str(error), code="verifier_refused") from None
         except DrafterFailed as error:
@@ -252,19 +253,21 @@ class _Answer:
             now = {"state": state, "provisional": event.provisional, "writer": writer}
             new = event.verified[len(sent) :]
             if new or now != mark:
-                yield Delta(new, {} if now == mark else {"outrider": now})
+                yield Delta(
+                    new, {} if now == mark else {"outrider": now}, idle=not (event.verified or event.provisional)
+                )
             sent, mark = event.verified, now
         assert isinstance(event, Finished)
-        if event.reason == EndReason.UNREACHABLE and not event.token_ids and self._held_to():
+        if event.reason == EndReason.UNREACHABLE and not event.token_ids and self._constraint():
             raise ApiError(502, f"no verifier wrote this answer: {event.detail}", code="verifier_refused")
         text = event.provisional if self._endpoint.unverified == "end" else ""
         if text:
             yield Delta(text, {"outrider": {"unverified": True}})
         yield self._ending(event, unverified=bool(text) or event.stats.adopted > 0)
 
-    def _held_to(self) -> bool:
-        """Whether the answer is held to a constraint."""
-        return self._asked.constraint(len(self._ids), self._manifest.vocab_size) is not None
+    def _constraint(self) -> Constraint | None:
+        """What the answer is held to."""
+        return self._asked.constraint(len(self._ids), self._manifest.vocab_size)
 
     def _ending(self, last: Finished, unverified: bool) -> Ending:
         keeps_unverified = self._endpoint.unverified == "end"
@@ -284,11 +287,6 @@ class _Answer:
         if last.reason == "stop" or (last.reason == "unverified" and keeps_unverified and ended_by_itself):
             return FinishReason.STOP
         return FinishReason.LENGTH
-
-
-def _field(constraint: Constraint | None) -> str:
-    """Which field asks for what `constraint` holds an answer to."""
-    return "tools" if constraint and constraint.grammar == GRAMMAR_TOOLS else "response_format"
 
 
 async def _taken(parts: _Parts) -> AsyncIterator[Delta | Ending]:

@@ -10,7 +10,7 @@ import msgspec
 
 from outrider_core.chat_api.errors import ApiError
 from outrider_core.chat_api.fields import Request
-from outrider_core.chat_api.replies import Answer, Writer
+from outrider_core.chat_api.replies import Answer, Delta, Ending, Writer
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -18,6 +18,8 @@ Send = Callable[[Message], Awaitable[None]]
 
 MAX_BODY = 1 << 20
 BODY_SECONDS = 30.0
+#: for so long may a stream wait for its first token, so that a refusal has a status of its own
+BEGIN_SECONDS = 5.0
 
 
 class ClientGone(Exception):
@@ -50,12 +52,46 @@ async def read_body(receive: Receive) -> bytes:
 async def send_answer(send: Send, request: Request, writer: Writer, answer: Answer) -> None:
     """Send an answer in the form that `request` asks for.
 
-    Raises ApiError where the answer fails and nothing was sent yet; in a stream the error is an event.
+    Raises ApiError where the answer fails and nothing was sent yet; in a stream that has begun the error is an event.
     """
     if request.streams:
-        await send_events(send, writer.events(answer))
+        await send_events(send, writer.events(await begun(answer)))
     else:
         await send_json(send, await writer.whole(answer))
+
+
+async def begun(answer: Answer) -> Answer:
+    """The answer, once something of it is written, or after BEGIN_SECONDS. Raises ApiError where it fails before."""
+    parts, ends = list[Delta | Ending](), asyncio.get_running_loop().time() + BEGIN_SECONDS
+    while True:
+        coming = asyncio.ensure_future(_next(answer))
+        try:
+            await asyncio.wait({coming}, timeout=ends - asyncio.get_running_loop().time())
+        except asyncio.CancelledError:
+            coming.cancel()
+            raise
+        if not coming.done():
+            return _joined(parts, coming, answer)
+        part = coming.result()
+        if part is not None:
+            parts.append(part)
+        if not (isinstance(part, Delta) and part.idle):
+            return _joined(parts, None, answer)
+
+
+async def _next(answer: Answer) -> Delta | Ending | None:
+    return await anext(answer, None)
+
+
+async def _joined(
+    parts: list[Delta | Ending], coming: asyncio.Future[Delta | Ending | None] | None, answer: Answer
+) -> Answer:
+    for part in parts:
+        yield part
+    if coming is not None and (part_of := await coming) is not None:
+        yield part_of
+    async for part in answer:
+        yield part
 
 
 async def send_error(send: Send, error: ApiError) -> None:

@@ -74,6 +74,15 @@ def constraint_of(
     return Constraint(begin, frequency, presence, *pack_bias(bias), grammar, schema)
 
 
+def field_of(constraint: Constraint | None) -> str | None:
+    """The field that asks for what `constraint` holds an answer to, by its name in chat completions."""
+    if constraint is None:
+        return None
+    if constraint.grammar == GRAMMAR_NONE:
+        return "logit_bias" if constraint.biases else "frequency_penalty"
+    return "tools" if constraint.grammar == GRAMMAR_TOOLS else "response_format"
+
+
 def _grammar(response_format: Mapping[str, Any] | None) -> tuple[int, str]:
     """(GRAMMAR_*, the schema as text)."""
     if response_format is None:

@@ -45,12 +45,14 @@ class Delta:
     """What is new in an answer: text or a part of a call.
 
     extension: further fields of the chunk, beside OpenAI's own. chances: of the tokens drawn since the last Delta.
+    idle: nothing was written yet.
     """
 
     text: str
     extension: Mapping[str, Any] = field(default_factory=dict)
     call: CallDelta | None = None
     chances: Sequence[TokenChances] = ()
+    idle: bool = False
 
 
 @dataclass(frozen=True)

@@ -112,10 +112,7 @@ class ResponseRequest(Fields, kw_only=True):
     def tool_use(self) -> ToolUse | None:  # type: ignore[override]
         """See Request. Raises ConstraintFault; `check` has seen that it does not."""
         nested = [{"type": tool.get("type"), "function": tool} for tool in self.tools or ()]
-        choice = self.tool_choice
-        if isinstance(choice, dict) and isinstance(choice.get("name"), str):
-            choice = {"type": choice.get("type"), "function": {"name": choice["name"]}}
-        return tool_use_of(nested, choice, self.parallel_tool_calls)
+        return tool_use_of(nested, _nested_choice(self.tool_choice), self.parallel_tool_calls)
 
     def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> Writer:
         """See Request."""
@@ -172,6 +169,18 @@ class ResponseRequest(Fields, kw_only=True):
             "top_logprobs": self.top_logprobs or 0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
         }
+
+
+def _nested_choice(choice: Any) -> Any:
+    """`tool_choice` as chat completions have it, which nest what is flat here."""
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        allowed = {"mode": choice.get("mode"), "tools": [_nested_choice(each) for each in choice["tools"]]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    if isinstance(choice.get("name"), str):
+        return {"type": choice.get("type"), "function": {"name": choice["name"]}}
+    return choice
 
 
 def parse_response(body: bytes) -> ResponseRequest:

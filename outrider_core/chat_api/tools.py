@@ -6,10 +6,10 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from outrider_core.chat_api.constraints import ConstraintFault
 from outrider_core.protocol.text import StopStrings
@@ -40,8 +40,26 @@ class _Named(Struct):
 
 
 class _Choice(Struct):
-    type: str
+    type: Literal["function"]
     function: _Named
+
+
+class _AllowedTools(Struct):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[_Choice], Meta(min_length=1)]
+
+
+class _Allowed(Struct):
+    type: Literal["allowed_tools"]
+    allowed_tools: _AllowedTools
+
+
+class _Chosen(NamedTuple):
+    """only: names of the functions that may be called, None: all. single: one call, of a named function."""
+
+    only: tuple[str, ...] | None = None
+    required: bool = False
+    single: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,19 +79,20 @@ def tool_use_of(tools: Sequence[Any] | None, choice: Any = None, parallel: bool 
     for index, name in enumerate(names):
         if name in names[:index]:
             raise ConstraintFault(f"tools[{index}].function.name", f"two tools have the name {name}")
-    named = _chosen(choice)
+    chosen = _chosen(choice)
     if not functions:
-        if named or choice == "required":
+        if chosen.only or chosen.required:
             raise ConstraintFault("tool_choice", "tool_choice asks for a call, and there are no tools")
         return None
     if choice == "none":
         return None
-    if named and named not in names:
-        raise ConstraintFault("tool_choice", f"tool_choice names {named}, which is not among the tools")
+    only = names if chosen.only is None else chosen.only
+    if unknown := next((name for name in only if name not in names), ""):
+        raise ConstraintFault("tool_choice", f"tool_choice names {unknown}, which is not among the tools")
     rules = ToolRules(
-        tuple(ToolFunction(each.name, _closed(each.parameters)) for each in functions if named in ("", each.name)),
-        required=bool(named) or choice == "required",
-        parallel=parallel is not False and not named,
+        tuple(ToolFunction(each.name, _closed(each.parameters)) for each in functions if each.name in only),
+        required=chosen.required,
+        parallel=parallel is not False and not chosen.single,
     )
     return ToolUse([{"type": "function", "function": _shown(each)} for each in functions], rules)
 
@@ -95,18 +114,18 @@ def _function(tool: Any, where: str) -> _Function:
     return read.function
 
 
-def _chosen(choice: Any) -> str:
-    """The function that must be called; "" where none is named."""
+def _chosen(choice: Any) -> _Chosen:
     if choice is None or choice in CHOICES:
-        return ""
+        return _Chosen(required=choice == "required")
     try:
-        read = msgspec.convert(choice, _Choice)
-        if read.type == "function":
-            return read.function.name
+        if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+            allowed = msgspec.convert(choice, _Allowed).allowed_tools
+            return _Chosen(tuple(each.function.name for each in allowed.tools), allowed.mode == "required")
+        return _Chosen((msgspec.convert(choice, _Choice).function.name,), required=True, single=True)
     except msgspec.ValidationError:
         pass
-    text = f'tool_choice must be {", ".join(CHOICES)} or {{"type": "function", "function": {{"name": ...}}}}'
-    raise ConstraintFault("tool_choice", text)
+    ways = '{"type": "function", "function": {"name": ...}} or an allowed_tools with mode auto or required'
+    raise ConstraintFault("tool_choice", f"tool_choice must be {', '.join(CHOICES)}, {ways}")
 
 
 def _closed(parameters: Mapping[str, Any] | None) -> dict[str, Any]:

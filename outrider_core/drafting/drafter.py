@@ -3,7 +3,8 @@
 A tree grows in batches: the likeliest nodes that are not expanded yet are run together, until no node can join the
 best ones any more (docs/design.md). With sampling, candidates are ranked by log q + g with the verifier's own noise g,
 so the target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
-Prompt lookup (outrider_core.drafting.lookup) is mixed into q.
+Prompt lookup (outrider_core.drafting.lookup) is mixed into q. Under an answer's constraint q is of what that allows,
+and what its grammar forces hangs in the tree without a step of the engine (outrider_core.drafting.guide).
 
 A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
 text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
@@ -20,8 +21,9 @@ from numpy.typing import NDArray
 
 from outrider_core.drafting.engines import Engine, Floats, Ints
 from outrider_core.drafting.growth import Growth
+from outrider_core.drafting.guide import FORCED, Guess, Guide
 from outrider_core.drafting.lookup import Lookup
-from outrider_core.protocol.constraint import Rules
+from outrider_core.protocol.constraint import GRAMMAR_NONE, Rules
 from outrider_core.protocol.noise import gumbel_noise_at
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
@@ -39,6 +41,8 @@ LIKELY_CHILD = float(np.log(0.002))
 AHEAD_FLOOR = float(np.log(0.0005))
 #: tokens the engine takes in one step at most: breadth of a tree, chunk of a prompt (export writes for this many)
 MAX_WIDTH = 64
+#: times as deep may a tree grow where a grammar forces long runs
+FORCED_DEPTH = 4
 #: likeliest tokens behind a node that noise may bring forward; less likely ones are left out
 CANDIDATES = 512
 #: tokens of a prompt fed in one step: as fast as more, and attention's temporaries stay small
@@ -102,7 +106,8 @@ class Drafter:
         self.values = np.zeros_like(self.keys)
         self.cached: list[int] = []  # token ids whose keys and values stand in rows 0..len-1
         self._growth: Growth | None = None  # hangs below `cached`
-        self._sampling = Sampling()  # its candidates were ranked for this
+        self._sampling = Sampling()  # its candidates were ranked for this, and under the guide's rules
+        self._guide: Guide | None = None
         self.steps = 0  # engine steps so far
         # The row of position p stands at p + 1; the slot before the first visible row takes the null row, so that
         # what cross-attention reads is one slice and nothing is copied.
@@ -197,7 +202,8 @@ class Drafter:
         """
         logits: NDArray[np.floating] = self._advance(prefix)
         if rules:
-            changes = rules.adjusted(np.zeros(rules.vocab(int(self.draft_ids.max()) + 1)), prefix)
+            known = 1 + max(int(self.draft_ids.max()), *prefix)  # what was written may be none of its own tokens
+            changes = rules.adjusted(np.zeros(rules.vocab(known)), prefix)
             logits = logits + changes[self.draft_ids]
             if not np.isfinite(logits).any():
                 return int(np.argmax(changes)), 0.0
@@ -207,20 +213,26 @@ class Drafter:
         return int(self.draft_ids[best]), float(np.exp(log_q[best]))
 
     def draft(
-        self, prefix: list[int], sampling: Sampling, shape: TreeShape, stop: Callable[[], bool] = lambda: False
+        self,
+        prefix: list[int],
+        sampling: Sampling,
+        shape: TreeShape,
+        stop: Callable[[], bool] = lambda: False,
+        rules: Rules | None = None,
     ) -> Draft:
         """Draft at most shape.nodes nodes below the last token of `prefix`.
 
-        `stop()` is asked between steps; when true, what is there is returned.
+        `stop()` is asked between steps; when true, what is there is returned. rules: what the target draws under.
         """
-        depth = min(shape.depth, self.max_context - len(prefix))
+        times = FORCED_DEPTH if rules and rules.constraint.grammar != GRAMMAR_NONE else 1
+        depth = min(times * shape.depth, self.max_context - len(prefix))
         if depth < 1:
             return Draft()
         steps = self.steps
-        growth = self._reroot(prefix, sampling)
+        growth = self._reroot(prefix, sampling, rules)
         ahead = growth is not None
         if growth is None:
-            growth = self._begin(prefix, sampling)
+            growth = self._begin(prefix, sampling, rules)
         kept = growth.used - growth.base
         while not stop():
             worst = growth.worst_of_best(shape.nodes, depth)
@@ -242,10 +254,12 @@ class Drafter:
             done += expanded
         return done
 
-    def _reroot(self, prefix: list[int], sampling: Sampling) -> Growth | None:
+    def _reroot(self, prefix: list[int], sampling: Sampling, rules: Rules | None) -> Growth | None:
         """The tree that is there below `prefix` already, or None; what the cache can keep, it keeps."""
         growth, base = self._growth, len(self.cached)
         if growth is None or sampling != self._sampling or prefix[:base] != self.cached:
+            return None
+        if rules is not (self._guide.rules if self._guide else None):
             return None
         path = growth.find(prefix[base:])
         path = path[: next((i for i, node in enumerate(path) if growth.slots[node] < 0), len(path))]
@@ -261,12 +275,13 @@ class Drafter:
         for cache in (self.keys, self.values):
             cache[start : start + len(rows)] = cache[rows]
 
-    def _begin(self, prefix: list[int], sampling: Sampling) -> Growth:
+    def _begin(self, prefix: list[int], sampling: Sampling, rules: Rules | None = None) -> Growth:
         """A tree of the root's children alone."""
         if self.lookup:
             self.lookup.follow(prefix)
         logits = self._advance(prefix)[None]
         self._growth, self._sampling = Growth(len(prefix)), sampling
+        self._guide = Guide(rules, self.draft_ids, self._columns) if rules else None
         self._propose(self._growth, [ROOT], logits)
         return self._growth
 
@@ -281,43 +296,51 @@ class Drafter:
 
     def _propose(self, growth: Growth, frontier: list[int], logits: Floats) -> None:
         """Add each frontier node's best children; logits [frontier, draft_vocab]."""
-        sampling, paths = self._sampling, [growth.path(node) for node in frontier]
-        ids, ranked = self._candidates([[growth.tokens[n] for n in path] for path in paths], logits, sampling)
+        sampling, guide = self._sampling, self._guide
+        paths = [[growth.tokens[n] for n in growth.path(node)] for node in frontier]
+        guesses = [self.lookup.guess(path) if self.lookup else None for path in paths]
+        runs: list[list[int]] = [[] for _ in paths]
+        if guide:
+            given = zip(paths, logits, guesses, strict=True)
+            ways = [guide.way(self.cached + path, row, guess) for path, row, guess in given]
+            logits, runs = np.stack([way.logits for way in ways]), [way.run for way in ways]
+            guesses = [way.guess for way in ways]
+        ids, ranked = self._candidates(guesses, logits, sampling)
         if not sampling.greedy:
             for row, path in enumerate(paths):
                 ranked[row] += gumbel_noise_at(sampling.seed, growth.base + len(path), ids[row])
-            ranked -= ranked.max(-1, keepdims=True)
-            ranked -= np.log(np.exp(ranked).sum(-1, keepdims=True))
+            ranked -= _log_sum_exp(ranked)
         best = np.argsort(-ranked, axis=1, kind="stable")[:, : min(CHILDREN, len(self.draft_ids))]
-        scores = np.take_along_axis(ranked, best, 1)
+        scores = np.minimum(np.take_along_axis(ranked, best, 1), 0.0)  # what is sure may be rounded to more than that
         counts = np.maximum(LEAST_CHILDREN, np.count_nonzero(scores > LIKELY_CHILD, axis=1))
+        if guide:
+            counts = np.minimum(counts, np.count_nonzero(scores > -np.inf, axis=1))
         for row, (parent, count) in enumerate(zip(frontier, counts.tolist(), strict=True)):
             growth.add(parent, ids[row, best[row, :count]].tolist(), scores[row, :count].tolist())
+            growth.hang(parent, runs[row], float(np.log(FORCED)))
 
     def _candidates(
-        self, paths: list[list[int]], logits: Floats, sampling: Sampling
+        self, guesses: list[Guess | None], logits: Floats, sampling: Sampling
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Token ids and log-probabilities [paths, candidates] of the likeliest tokens, lookup's guesses mixed in.
+        """Token ids and log-probabilities [nodes, candidates] of the likeliest tokens, guesses mixed in.
 
-        paths: tokens below the root. A guess of hit rate w gets w, the drafter's distribution the rest. The last column
+        A guess of hit rate w gets w, the drafter's distribution the rest. The last column
         is for guesses that are not candidates of the drafter, at probability 0 where there is none. Only candidates go
         through float64.
         """
         x = logits if sampling.greedy else logits / np.float32(sampling.temperature)
-        high = x.max(-1, keepdims=True)
-        total = high + np.log(np.exp(x - high).sum(-1, keepdims=True, dtype=np.float64))
+        total = _log_sum_exp(x)
         vocab = x.shape[1]
         count = min(CHILDREN if sampling.greedy else CANDIDATES, vocab)
         columns = np.argpartition(x, vocab - count, axis=1)[:, vocab - count :]
         columns.sort(axis=1)  # so that equals keep the order of the vocabulary
         log_q = np.take_along_axis(x, columns, 1) - total
         ids = self.draft_ids[columns]
-        if self.lookup is None:
+        if not any(guesses):
             return ids, log_q
-        ids = np.concatenate([ids, np.broadcast_to(self.draft_ids[:1], (len(paths), 1))], 1)
-        log_q = np.concatenate([log_q, np.full((len(paths), 1), -np.inf)], 1)
-        for row, path in enumerate(paths):
-            guess = self.lookup.guess(path)
+        ids = np.concatenate([ids, np.broadcast_to(self.draft_ids[:1], (len(guesses), 1))], 1)
+        log_q = np.concatenate([log_q, np.full((len(guesses), 1), -np.inf)], 1)
+        for row, guess in enumerate(guesses):
             if guess is None:
                 continue
             token, weight = guess
@@ -343,3 +366,12 @@ class Drafter:
         ids = np.array([growth.tokens[n] for n in frontier], np.int64)
         positions = base - 1 + np.array([growth.depths[n] for n in frontier], np.int64)
         return self._step(ids, positions, np.arange(size), mask, past)
+
+
+def _log_sum_exp(x: NDArray[np.floating]) -> NDArray[np.float64]:
+    """[rows, 1] of x [rows, n]; 0 for a row of nothing but -inf."""
+    high = x.max(-1, keepdims=True)
+    high = np.where(high > -np.inf, high, x.dtype.type(0))
+    sums: NDArray[np.float64] = np.exp(x - high).sum(-1, keepdims=True, dtype=np.float64)
+    total: NDArray[np.float64] = high + np.log(np.where(sums > 0, sums, 1.0))
+    return total

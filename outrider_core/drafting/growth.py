@@ -19,7 +19,8 @@ class Growth:
     """Nodes below the text's last token, parents first. An expanded node has been run: its children are known.
 
     base: tokens of the text. scores: log-probabilities of the paths to the nodes. slots: the cache row of an expanded
-    node, -1 for the others. open: a heap of (-score, node) of these others. used: the next free cache row.
+    node, -1 for the others. open: a heap of (-score, node) of these others. used: the next free cache row. hung: the
+    tokens of children that nodes have before they are expanded.
     """
 
     base: int
@@ -30,6 +31,7 @@ class Growth:
     slots: list[int] = field(default_factory=list)
     open: list[tuple[float, int]] = field(default_factory=list)
     used: int = 0
+    hung: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.used = self.used or self.base
@@ -39,6 +41,9 @@ class Growth:
 
     def add(self, parent: int, tokens: Sequence[int], scores: Sequence[float]) -> None:
         """Children of `parent`; scores are those of the last token of each path alone."""
+        if (there := self.hung.get(parent)) in tokens:
+            scores = [score for token, score in zip(tokens, scores, strict=True) if token != there]
+            tokens = [token for token in tokens if token != there]
         depth, above = (1, 0.0) if parent == ROOT else (self.depths[parent] + 1, self.scores[parent])
         self.tokens += tokens
         self.parents += [parent] * len(tokens)
@@ -47,6 +52,16 @@ class Growth:
         self.slots += [-1] * len(tokens)
         for node in range(len(self) - len(tokens), len(self)):
             heappush(self.open, (-self.scores[node], node))
+
+    def hang(self, parent: int, run: Sequence[int], score: float) -> None:
+        """Tokens that follow `parent` one after another, the first one a child already. score: of each other one."""
+        if not run or parent in self.hung:
+            return
+        later = range(parent + 1, len(self))
+        at = next((n for n in reversed(later) if self.parents[n] == parent and self.tokens[n] == run[0]), ROOT)
+        for token in run[1:] if at != ROOT else ():
+            self.add(at, [token], [score])
+            self.hung[at], at = token, len(self) - 1
 
     def frontier(self, most: int, depth: int, floor: float = -np.inf) -> list[int]:
         """Take the `most` likeliest nodes above level `depth` that are not expanded yet and score above `floor`."""
@@ -121,6 +136,7 @@ class Growth:
             else:
                 kept.slots.append(self.base + len(rows))
                 rows.append(self.slots[node])
+        kept.hung = {place[node]: token for node, token in self.hung.items() if node in place}
         heapify(kept.open)
         kept.used = self.base + len(rows)
         return kept, rows

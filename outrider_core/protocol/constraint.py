@@ -121,6 +121,9 @@ class Matcher(Protocol):
     def allowed(self) -> NDArray[np.uint32]:
         """Tokens that may come next, as `Adjustment.allowed`."""
 
+    def forced(self) -> list[int]:
+        """Tokens that spell all that may come next, where that is one way; empty where there are several."""
+
     def advance(self, token: int) -> None:
         """`token` came."""
 
@@ -169,6 +172,10 @@ class Rules:
         self._counts[token] += 1
         if self._matcher:
             self._matcher.advance(token)
+
+    def forced(self) -> list[int]:
+        """As of Matcher; empty where there is no grammar."""
+        return self._matcher.forced() if self._matcher else []
 
     def adjusted(self, logits: NDArray[np.floating], text: Sequence[int]) -> NDArray[np.float64]:
         """What the token behind `text` is drawn from, of logits [vocab]. Raises Disobeyed where none may come."""

@@ -111,14 +111,17 @@ class Device:
 
     def ask(
         self, prompt: list[int], sampling: Sampling | None = None, max_new: int = 40, stop: Sequence[str] = (),
-        script: Sequence[int] = (), record: str | None = None,
+        script: Sequence[int] = (), record: str | None = None, held_to: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Begin an answer. script: tokens that the engine likes to foresee. record: go on with that one."""
+        """Begin an answer. script: tokens that the engine likes to foresee. record: go on with that one.
+
+        held_to: OpenAI's fields of biases, penalties, forms and tools.
+        """
         sampling = msgspec.structs.asdict(sampling or Sampling())
         self.say(
             json.dumps(
                 {"prompt": prompt, "sampling": sampling, "max_new": max_new, "stop": list(stop),
-                 "script": list(script), "record": record}
+                 "script": list(script), "record": record, "held_to": held_to}
             )
         )  # fmt: skip
 

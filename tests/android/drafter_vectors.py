@@ -12,12 +12,14 @@ import numpy as np
 from edge_runtime.pace import Controller, Pace
 from outrider_core.drafting.drafter import Draft, Drafter, TreeShape
 from outrider_core.drafting.engines import Floats, Ints
+from outrider_core.protocol.constraint import Constraint, Rules, pack_bias
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.noise import fmix32
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import Welcome
+from tests.protocol.make_vectors import plain
 
 MAX_CONTEXT = 120
 VOCAB = 60
@@ -57,11 +59,11 @@ class HashEngine:
 
 
 def drafter_vectors() -> list[dict[str, Any]]:
-    """Conversations with a drafter: each step is a call and what it gave."""
-    return [conversation(number) for number in range(24)]
+    """Conversations with a drafter: each step is a call and what it gave; the last ones under biases and penalties."""
+    return [conversation(number) for number in range(24)] + [conversation(number, True) for number in range(24, 32)]
 
 
-def conversation(number: int) -> dict[str, Any]:
+def conversation(number: int, ruled: bool = False) -> dict[str, Any]:
     rng = random.Random(number)
     wide = number % 8 == 7  # more columns than candidates
     draft_ids = sorted(rng.sample(range(900), 700)) if wide else sorted(rng.sample(range(VOCAB), rng.choice([5, 24])))
@@ -77,6 +79,9 @@ def conversation(number: int) -> dict[str, Any]:
     }  # fmt: skip
     sampling = rng.choice([Sampling(), Sampling(0.8, seed=rng.randrange(2**40)), Sampling(1.0, seed=number)])
     text = [rng.randrange(VOCAB) for _ in range(rng.choice([1, 7, 40, 90]))]
+    rules = rules_of(rng, len(text)) if ruled else None
+    if rules:
+        setup["constraint"] = plain(rules.constraint)
     steps: list[list[Any]] = []
     for _ in range(12):
         call = rng.choices(["draft", "ahead", "rows", "write", "keep"], [6, 3, 3, 1, 1])[0]
@@ -84,7 +89,7 @@ def conversation(number: int) -> dict[str, Any]:
             tree_shape = TreeShape(
                 rng.choice([1, 8, 32]), rng.randrange(1, 9), rng.choice([1, 4, 8]), rng.choice([0.0, 0.05, 0.3])
             )
-            draft = drafter.draft(text, sampling, tree_shape)
+            draft = drafter.draft(text, sampling, tree_shape, rules=rules)
             steps.append([call, list(text), settings(sampling), asdict(tree_shape), draft_fields(draft)])
             if rng.random() < 0.3:
                 steps.append(ahead(drafter, rng))
@@ -101,7 +106,7 @@ def conversation(number: int) -> dict[str, Any]:
             drafter.add_rows(np.array(positions), rows)
             steps.append([call, positions, flat(rows)])
         elif call == "write":
-            token, probability = drafter.next_token(text, sampling)
+            token, probability = drafter.next_token(text, sampling, rules)
             steps.append([call, list(text), settings(sampling), token, probability])
             text = [*text, token][: MAX_CONTEXT - 1]
         else:
@@ -109,6 +114,13 @@ def conversation(number: int) -> dict[str, Any]:
             drafter.keep_rows(length)
             steps.append([call, length])
     return {"setup": setup, "steps": steps}
+
+
+def rules_of(rng: random.Random, begin: int) -> Rules:
+    """Of an answer that begins near `begin`; the penalties are exact in float32."""
+    bias = {rng.randrange(VOCAB): rng.randrange(-32, 32) / 8 for _ in range(6)}
+    frequency, presence = (rng.randrange(-16, 17) / 8 for _ in range(2))
+    return Rules(Constraint(max(0, begin - 2), frequency, presence, *pack_bias(bias)))
 
 
 def ahead(drafter: Drafter, rng: random.Random) -> list[Any]:

@@ -18,6 +18,7 @@ from outrider_core.protocol.costs import CostCurve, unpack_costs
 from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling, draw, log_probs
 from tests.android.drafter_vectors import drafter_vectors, pace_vectors
+from tests.android.form_vectors import amount_vectors, constraint_vectors, tool_chat_vectors
 from tests.android.text_vectors import boundary_vectors, chat_vectors, stop_vectors, tokenizer_vectors
 from tests.protocol.make_vectors import text
 
@@ -85,6 +86,9 @@ MAKERS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "boundary": boundary_vectors,
     "drafter": drafter_vectors,
     "pace": pace_vectors,
+    "constraints": constraint_vectors,
+    "amounts": amount_vectors,
+    "tool_chats": tool_chat_vectors,
 }
 
 

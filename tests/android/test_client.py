@@ -16,7 +16,9 @@ import pytest
 
 from benchmarks.links import EmulatedLink
 from cloud.process import VerifierProcess
+from outrider_core.chat_api.constraints import constraint_of
 from outrider_core.models.target import load_target
+from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.sampling import Sampling
 from tests.android.device import MAX_CONTEXT, Device, Screen, verifier_of, words
 from tests.cloud.drive import serve
@@ -89,6 +91,48 @@ def test_text_is_the_oracles(
     if mode == "STREAM":
         assert sum(stat["streamed"] for stat in stats) > 0
     assert all(stat["bytes_up"] > 0 and stat["bytes_down"] > 0 for stat in stats)
+
+
+def test_biases_and_penalties_hold_whoever_writes(
+    classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess
+) -> None:
+    """The link is cut in the middle: the text is plain decoding under the same constraint."""
+    model = load_target(str(folders["target"]), "float64").model
+    fields = {"logit_bias": {"20": 2.5, "21": -100, "33": 1.5}, "frequency_penalty": 0.7, "presence_penalty": 0.4}
+
+    async def run() -> list[Screen]:
+        screens = []
+        async with linked(classpath, folders, verifier, mode="TREE") as (device, link):
+            for sampling in SAMPLINGS[:2]:
+
+                async def each(screen: Screen) -> None:
+                    if len(screen.events) == 6:
+                        link.cut()
+
+                device.ask(PROMPTS[1], sampling, MAX_NEW, held_to=fields)
+                screens.append(await device.watch(each))
+        return screens
+
+    for sampling, screen in zip(SAMPLINGS, asyncio.run(run()), strict=False):
+        constraint = constraint_of(len(PROMPTS[1]), 200, **fields)
+        assert constraint is not None
+        rules = Rules(constraint)
+        check(screen, plain_decode(model, PROMPTS[1], sampling, MAX_NEW, max_context=MAX_CONTEXT, rules=rules))
+
+
+def test_what_the_verifier_cannot_obey_ends_the_answer(
+    classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess
+) -> None:
+    """Nobody takes the tiny target's tokenizer apart, so its verifier offers no grammars."""
+
+    async def run() -> Screen:
+        async with linked(classpath, folders, verifier) as (device, _):
+            device.ask(PROMPTS[0], held_to={"response_format": {"type": "json_object"}})
+            return await device.watch()
+
+    end = asyncio.run(run()).end
+    assert end["reason"] == "unreachable" and "offers no structured output" in end["detail"]
+    assert not end["token_ids"]
 
 
 def test_no_token_is_lost_in_fifty_answers_with_faults(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from outrider_core.chat_api import asgi
 from outrider_core.chat_api.errors import ApiError
 from outrider_core.chat_api.replies import ChatWriter, Delta, Ending, FinishReason
 from outrider_core.chat_api.response_writer import ResponseWriter
@@ -131,3 +132,41 @@ def test_an_answer_of_json_beside_tools_is_no_call() -> None:
         whole = asyncio.run(asked.writer("m", "f", 1, str).whole(said))
         told = whole["choices"][0]["message"] if "choices" in whole else whole["output"][0]["content"][0]
         assert told.get("content", told.get("text")) == '{"a": "<tool_call>"}'
+
+
+def begun(parts: AsyncIterator[Delta | Ending]) -> list[Delta | Ending]:
+    async def run() -> list[Delta | Ending]:
+        return [part async for part in await asgi.begun(parts)]
+
+    return asyncio.run(run())
+
+
+def test_a_stream_begins_with_what_is_written() -> None:
+    waiting, said = Delta("", {"outrider": {"state": "connecting"}}, idle=True), Delta("a")
+    for parts in ([waiting, said, ENDING], [ENDING], [waiting, ENDING], [waiting, waiting], []):
+        assert begun(answer(*parts)) == parts
+    with pytest.raises(ApiError, match="no"):
+        begun(answer(waiting, ApiError(400, "no")))
+
+
+def test_a_stream_that_takes_long_begins_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asgi, "BEGIN_SECONDS", 0.02)
+    waiting, failed = Delta("", idle=True), ApiError(502, "late")
+
+    async def slow() -> AsyncIterator[Delta | Ending]:
+        yield waiting
+        await asyncio.sleep(0.1)
+        yield Delta("a")
+        raise failed
+
+    async def run() -> list[Any]:
+        parts = list[Any]()
+        stream = await asgi.begun(slow())
+        try:
+            async for part in stream:
+                parts.append(part)
+        except ApiError as error:
+            parts.append(error)
+        return parts
+
+    assert asyncio.run(run()) == [waiting, Delta("a"), failed]

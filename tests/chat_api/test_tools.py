@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from outrider_core.chat_api.constraints import ConstraintFault
 from outrider_core.chat_api.requests import parse
+from outrider_core.chat_api.responses import parse_response
 from outrider_core.chat_api.tools import CallDelta, CallReader, tool_use_of
 from outrider_core.chat_tokenizer import ChatTokenizer, chat_tokenizer_of
 from outrider_core.tool_grammar import TAG, call_text
@@ -153,3 +154,27 @@ def test_halves_of_characters_in_arguments(template: str, half: str) -> None:
     written = chat(template)
     text = written.decode(written.encode_chat(parse(json.dumps(body).encode()).conversation))
     assert "\ufffd" in text and ("\U0001f600" in text) == ("ude00" in half)
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_allowed_tools_restrict_calls_and_not_the_prompt() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("a", "b", "c")]
+    for mode in ("auto", "required"):
+        use = tool_use_of(tools, allowed(mode, "c", "a"))
+        assert use is not None and len(use.prompt) == 3
+        assert [each.name for each in use.rules.functions] == ["a", "c"]
+        assert use.rules.required == (mode == "required") and use.rules.parallel
+        body = {"model": "m", "input": "x", "tools": [{"type": "function", "name": name} for name in ("a", "b", "c")]}
+        flat = [{"type": "function", "name": name} for name in ("c", "a")]
+        choice = {"type": "allowed_tools", "mode": mode, "tools": flat}
+        asked = parse_response(json.dumps(body | {"tool_choice": choice}).encode())
+        assert asked.tool_use == use
+    wrong = [allowed("none", "a"), allowed("auto"), allowed("auto", "d"), {"type": "allowed_tools"}, {"type": "other"}]
+    for choice in wrong:
+        with pytest.raises(ConstraintFault) as fault:
+            tool_use_of(tools, choice)
+        assert fault.value.param == "tool_choice"

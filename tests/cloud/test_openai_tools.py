@@ -11,12 +11,14 @@ import jsonschema
 import pytest
 from openai import BadRequestError, OpenAI
 
+from cloud.completion import _engine_error
 from cloud.service import Verifier
 from outrider_core.chat_api.constraints import constraint_of
 from outrider_core.chat_api.tools import tool_use_of
 from outrider_core.chat_tokenizer import chat_tokenizer_of
-from outrider_core.protocol.constraint import Rules
+from outrider_core.protocol.constraint import GRAMMAR_JSON_OBJECT, GRAMMAR_TOOLS, Constraint, Rules
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.wire import ERR_BOUNDS, Error
 from outrider_core.tool_grammar import MAX_TOOLS, TAG
 from tests.chat_api.test_tools import NATIVE
 from tests.cloud.drive import make_verifier, serve
@@ -220,3 +222,21 @@ def test_arguments_that_no_template_can_write_are_refused(levels: int) -> None:
     assert reply.status_code == (200 if levels == 100 else 400), reply.text
     if reply.status_code == 400:
         assert reply.json()["error"]["param"].startswith("messages")
+
+
+def test_what_the_engine_refuses_names_the_field_that_asked_for_it() -> None:
+    class Stuck:
+        """A grammar that nothing obeys."""
+
+        error = "too large"
+
+    error = Error(ERR_BOUNDS, "too large")
+    for fields, param in (
+        ({"grammar": GRAMMAR_TOOLS, "schema": "[]"}, "tools"),
+        ({"grammar": GRAMMAR_JSON_OBJECT}, "response_format"),
+    ):
+        rules = Rules(Constraint(0, **fields), Stuck())  # type: ignore[arg-type]
+        refused = _engine_error(error, rules)
+        assert (refused.status, refused.param, refused.code) == (400, param, "invalid_schema")
+    assert _engine_error(error, Rules(Constraint(0, 1.0))).param == "frequency_penalty"
+    assert _engine_error(error, None).param is None

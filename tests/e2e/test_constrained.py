@@ -289,17 +289,19 @@ def test_the_devices_endpoint(folders: Folders, bundle: Bundle) -> None:
         async with EdgeRuntime(bundle, server, patience=PATIENCE, threads=1) as runtime:
             transport = httpx.ASGITransport(Endpoint(runtime))  # type: ignore[arg-type]
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1", timeout=60) as client:
-                replies = [await client.post("/chat/completions", json=body | each) for each in (ASKED, bad)]
-                return [*replies, await client.post("/responses", json=flat)]
+                bodies = [body | ASKED, body | bad, body | bad | {"stream": True}]
+                replies = [await client.post("/chat/completions", json=each) for each in bodies]
+                flats = [flat, flat | {"stream": True}]
+                return replies + [await client.post("/responses", json=each) for each in flats]
 
     with serve(json_verifier(folders)) as address:
         good, *refusals = asyncio.run(run(address))
     assert good.json()["choices"][0]["message"]["content"] == text
     assert good.json()["choices"][0]["finish_reason"] == "stop"
-    assert [refused.status_code for refused in refusals] == [502, 502]
+    assert [refused.status_code for refused in refusals] == [502] * 4, "a stream that is refused has not begun"
     alone, *unobeyed = asyncio.run(run(None))
-    assert [(each.status_code, each.json()["error"]["code"]) for each in unobeyed] == [(400, "invalid_schema")] * 2
-    assert [each.json()["error"]["param"] for each in unobeyed] == ["response_format", "text.format"]
+    assert [(each.status_code, each.json()["error"]["code"]) for each in unobeyed] == [(400, "invalid_schema")] * 4
+    assert [each.json()["error"]["param"] for each in unobeyed] == ["response_format"] * 2 + ["text.format"] * 2
     for each in refusals + unobeyed:
         assert "cannot be obeyed" in each.json()["error"]["message"]
     assert_valid([*TOKENIZER.encode(alone.json()["choices"][0]["message"]["content"], add_special_tokens=False), EOS])

@@ -27,13 +27,22 @@ from edge_runtime.states import Event, State
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.tuning import Tuning
 from outrider_core.drafting.drafter import Draft, TreeShape
+from outrider_core.protocol.constraint import (
+    GRAMMAR_JSON_SCHEMA,
+    OBEYS_BIAS,
+    OBEYS_JSON,
+    OBEYS_TOOLS,
+    Constraint,
+    pack_bias,
+)
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_BOUNDS, ERR_BUSY, ERR_MALFORMED, ERR_TOO_LONG, ERR_UNKNOWN
 from tests.edge_runtime.world import EVENTS, PATIENCE, VOCAB, WELCOME, SimulatedLink, World, pinned, understudy
-from tests.protocol.make_vectors import fields_of, message_of, text
+from tests.protocol.make_vectors import decoded, fields_of, message_of, text
+from tests.protocol.make_vectors import plain as plain_field
 
 FILE = Path(outrider_core.protocol.__file__).parent / "vectors" / "sessions.json"
 COUNT = 240
@@ -110,6 +119,8 @@ def setup_of(session: Session) -> dict[str, Any]:
     }
     if not session.obeys:
         setup["obeys"] = False
+    if session.constraint:
+        setup["constraint"] = plain_field(session.constraint)
     if session.arithmetic.pinned:
         setup["arithmetic"] = session.arithmetic.pinned
     return (
@@ -133,6 +144,7 @@ def session_of(setup: dict[str, Any]) -> Session:
         policy=Policy(**setup["policy"]), timer=RoundTimer(**setup["timer"]), tuning=tuning_of(setup),
         understudy=setup["understudy"], sentence_ends=frozenset(setup["sentence_ends"]),
         obeys=setup.get("obeys", True),
+        constraint=Constraint(**decoded(setup["constraint"])) if "constraint" in setup else None,
     )  # fmt: skip
     session.mode = Mode(setup["mode"])
     session.arithmetic.pinned = setup.get("arithmetic", "")
@@ -583,6 +595,34 @@ def obedience_traces() -> list[dict[str, Any]]:
     return traces
 
 
+def constrained_traces() -> list[dict[str, Any]]:
+    """OPEN carries what an answer is held to; a verifier that does not know that is not asked, another one is."""
+    traces = []
+    biased = Constraint(3, 0.5, -0.25, *pack_bias({7: 2.5, 11: -100.0}))
+    formed = Constraint(3, grammar=GRAMMAR_JSON_SCHEMA, schema='{"type":"object"}')
+    offers = {"nothing": 0, "biases": OBEYS_BIAS, "all": OBEYS_BIAS | OBEYS_JSON | OBEYS_TOOLS}
+    for what, constraint in (("biases", biased), ("a schema", formed)):
+        # where no grammar can be obeyed here, the target alone writes
+        policy = Policy() if constraint is biased else Policy(writer="cloud-only")
+        for offer, obeys in offers.items():
+            world = World(random.Random(len(traces)), 8, policy=policy, constraint=constraint)
+            recording = Recording(world)
+            name = f"held to {what}, offered {offer}"
+            traces.append({"name": name, "setup": recording.setup, "steps": recording.steps})
+            world.do(world.session.start(world.now))
+            world.welcome = structs.replace(WELCOME, constraints=obeys)
+            world.connect()
+            for event in ("job", "deliver", "job", "deliver"):
+                world.happen(event)
+            world.cut()
+            world.tick(0.5)
+            world.happen("job")
+            world.welcome = structs.replace(WELCOME, constraints=offers["all"])
+            world.connect()
+            world.settle()
+    return traces
+
+
 def arithmetic_traces() -> list[dict[str, Any]]:
     """Verifiers behind one address that compute differently; some do not say how, or do not look at what HELLO asks."""
     traces = []
@@ -660,6 +700,7 @@ def traces() -> list[dict[str, Any]]:
         *(alone_trace(number) for number in range(ALONE)),
         *hand_over_traces(),
         *obedience_traces(),
+        *constrained_traces(),
         *arithmetic_traces(),
     ]
 

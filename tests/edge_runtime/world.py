@@ -39,6 +39,7 @@ from edge_runtime.states import Writer
 from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.tuning import Tuning
 from outrider_core.drafting.drafter import Draft, TreeShape
+from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
@@ -195,6 +196,7 @@ class World:
         understudy: bool = False,
         sentence_ends: frozenset[int] = frozenset(),
         obeys: bool = True,
+        constraint: Constraint | None = None,
         fleet: tuple[str, ...] = ("",),
         begun: str = "",
     ) -> None:
@@ -216,6 +218,7 @@ class World:
             understudy=understudy,
             sentence_ends=sentence_ends,
             obeys=obeys,
+            constraint=constraint,
         )
         self.session.arithmetic.pinned = begun
         self.verifier: SimulatedVerifier | None = None

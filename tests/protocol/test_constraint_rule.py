@@ -74,6 +74,9 @@ class OddMatcher:
     def allowed(self) -> NDArray[np.uint32]:
         return np.array([0 if self.error else 0xAAAAAAAA], np.uint32)
 
+    def forced(self) -> list[int]:
+        return []
+
     def advance(self, token: int) -> None:
         self.seen.append(token)
         self.error = self.error or ("" if token % 2 else f"{token} is even")

@@ -3,6 +3,16 @@
 import { RowShape } from "../protocol/rows.js";
 import { ChatBoundary, type ChatMessage } from "./chatBoundary.js";
 import { ChatTemplate } from "./chatTemplate.js";
+import {
+  plainMessages,
+  type Render,
+  tagsResults,
+  takesResults,
+  usesTools,
+  withObjects,
+  withoutResults,
+  writesTools,
+} from "./chatTools.js";
 import { BundleError, MANIFEST, type Manifest } from "./manifest.js";
 import { Tokenizer } from "./tokenizer.js";
 
@@ -12,6 +22,8 @@ export type ReadFile = (name: string) => Promise<Uint8Array<ArrayBuffer>>;
 export class Bundle {
   private readonly boundary: ChatBoundary;
   private readonly template: ChatTemplate;
+  /** What the template does with tools, once they are used. */
+  private ways: { writes: boolean; takes: boolean; tags: boolean } | null = null;
   /** Tokens that end a sentence or a line. */
   readonly sentenceEnds: ReadonlySet<number>;
   /** Texts of the tokens that have a backtick, of which fences of code are made. */
@@ -24,16 +36,16 @@ export class Bundle {
     readonly draftIds: Uint32Array,
     /** [2 (K, V), caKvHeads, headDim], or null where the drafter has none. */
     readonly nullRow: Float32Array | null,
-    template: string,
+    private readonly source: string,
     private readonly special: Record<string, string>,
     readonly readFile: ReadFile,
   ) {
     try {
-      this.template = new ChatTemplate(template);
+      this.template = new ChatTemplate(source);
     } catch (error) {
       throw new BundleError(`chat_template.jinja does not load: ${error instanceof Error ? error.message : error}`);
     }
-    this.boundary = new ChatBoundary(tokenizer, template);
+    this.boundary = new ChatBoundary(tokenizer, source);
     const ends = new Set<number>();
     const marks = new Map<number, string>();
     for (let id = 0; id < manifest.vocabSize; id++) {
@@ -70,19 +82,42 @@ export class Bundle {
   }
 
   /**
-   * Token ids of a conversation up to where the assistant's next turn begins.
+   * Token ids of a conversation up to where the assistant's next turn begins, with `tools` that it may call.
    *
    * Content is text: what looks like a special token in it is none. Throws RangeError on a role that is no plain name,
    * BundleError where the template fails.
    */
-  renderChat(messages: readonly ChatMessage[]): number[] {
-    return this.boundary.encode(messages, said => {
+  renderChat(messages: readonly ChatMessage[], tools: readonly unknown[] = []): number[] {
+    const render: Render = (said, shown) => {
       try {
-        return this.template.render({ messages: said, ...this.special });
+        return this.rendered(said, shown);
       } catch (error) {
         throw new BundleError(`the chat template failed: ${error instanceof Error ? error.message : error}`);
       }
+    };
+    if (!usesTools(messages, tools)) return this.boundary.encode(messages, said => render(said, []));
+    const { writes, takes, tags } = this.toolWays();
+    const said = withObjects(tags ? withoutResults(messages) : messages);
+    if (!writes) return this.boundary.encode(plainMessages(said, tools, takes), plain => render(plain, []));
+    // the functions travel as a message, so that their text is nobody's turn either
+    const all = [...said, { role: "tools", content: tools }];
+    return this.boundary.encode(all, marked => {
+      const { content } = marked[marked.length - 1];
+      return render(marked.slice(0, -1) as ChatMessage[], content as unknown as unknown[]);
     });
+  }
+
+  private toolWays() {
+    if (!this.ways) {
+      const render: Render = (said, tools) => this.rendered(said, tools);
+      const [writes, takes] = [writesTools(render), takesResults(render)];
+      this.ways = { writes, takes, tags: (writes || takes) && tagsResults(this.source, this.tokenizer.addedTokens) };
+    }
+    return this.ways;
+  }
+
+  private rendered(messages: readonly ChatMessage[], tools: readonly unknown[]): string {
+    return this.template.render({ messages, ...(tools.length ? { tools } : {}), ...this.special });
   }
 }
 

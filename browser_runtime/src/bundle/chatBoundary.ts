@@ -9,9 +9,23 @@
 
 import type { AddedToken, Tokenizer } from "./tokenizer.js";
 
+/**
+ * One turn of a conversation, as OpenAI has it. role: "system", "user", "assistant", or "tool" for what a call gave;
+ * tool_calls: what an assistant called; content may be "" then.
+ */
 export interface ChatMessage {
   role: string;
   content: string;
+  tool_calls?: readonly ToolCall[];
+  tool_call_id?: string;
+  name?: string;
+}
+
+/** arguments: an object, or its text. */
+export interface ToolCall {
+  id?: string;
+  type?: "function";
+  function: { name: string; arguments: string | Record<string, unknown> };
 }
 
 /** Characters of which one that nobody wrote is the mark: for private use, so nothing changes them on the way. */
@@ -43,21 +57,28 @@ export class ChatBoundary {
   }
 
   /** Token ids of a conversation as `render` writes it. Throws RangeError on a role that is no plain name. */
-  encode(messages: readonly ChatMessage[], render: (messages: ChatMessage[]) => string): number[] {
+  encode<Message extends { role: string }>(
+    messages: readonly Message[],
+    render: (messages: Message[]) => string,
+  ): number[] {
     for (const { role } of messages) {
       if (!ROLE.test(role)) throw new RangeError(`a role is a plain name such as user or assistant, not "${role}"`);
     }
     const mark = this.mark(messages);
-    const marked = messages.map(({ role, content }) => {
+    const marked = messages.map(({ role, ...said }) => {
       const breaker = role === "assistant" ? this.assistant : this.everyone;
-      return { role, content: breaker.marked(content, mark) };
+      return { role, ...(changed(said, text => breaker.marked(text, mark)) as object) } as Message;
     });
     const text = render(marked);
     return text.includes(mark) ? this.encodeMarked(text, mark) : this.tokenizer.encode(text);
   }
 
-  private mark(messages: readonly ChatMessage[]): string {
-    const used = [this.template, ...messages.map(({ content }) => content)];
+  private mark(messages: readonly unknown[]): string {
+    const used = [this.template];
+    changed(messages, text => {
+      used.push(text);
+      return text;
+    });
     for (let code = FIRST_MARK; code <= LAST_MARK; code++) {
       const mark = String.fromCharCode(code);
       if (!used.some(text => text.includes(mark))) return mark;
@@ -146,6 +167,14 @@ class Breaker {
       if (this.tails.has(folded(text.slice(begin, begin + length)))) places.add(begin + length - 1);
     }
   }
+}
+
+/** `value` with `change` made of every text in it, names of fields included. */
+function changed(value: unknown, change: (text: string) => string): unknown {
+  if (typeof value === "string") return change(value);
+  if (Array.isArray(value)) return value.map(one => changed(one, change));
+  if (typeof value !== "object" || value === null) return value;
+  return Object.fromEntries(Object.entries(value).map(([key, one]) => [change(key), changed(one, change)]));
 }
 
 function folded(text: string): string {

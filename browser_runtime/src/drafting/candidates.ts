@@ -35,15 +35,27 @@ export class Candidates {
   /**
    * The best children, best first, of row `row` of `logits` [n, draftVocab].
    *
-   * path: tokens below the root; position: of the token that is proposed.
+   * path: tokens below the root; position: of the token that is proposed; amounts: added to logits, by token.
    */
-  best(logits: Float32Array, row: number, path: readonly number[], position: number, sampling: Sampling): Candidate[] {
+  best(
+    logits: Float32Array,
+    row: number,
+    path: readonly number[],
+    position: number,
+    sampling: Sampling,
+    amounts: ReadonlyMap<number, number> = new Map(),
+  ): Candidate[] {
     const { x, draftIds } = this;
     const vocab = draftIds.length;
     const scale = sampling.greedy ? 1 : Math.fround(sampling.temperature);
+    for (let column = 0; column < vocab; column++) x[column] = logits[row * vocab + column];
+    for (const [token, amount] of amounts) {
+      const column = this.columns.get(token);
+      if (column !== undefined) x[column] += amount;
+    }
     let high = Number.NEGATIVE_INFINITY;
     for (let column = 0; column < vocab; column++) {
-      x[column] = logits[row * vocab + column] / scale;
+      x[column] /= scale;
       if (x[column] > high) high = x[column];
     }
     let sum = 0;
@@ -61,6 +73,11 @@ export class Candidates {
     return best
       .filter((place, rank) => rank < LEAST_CHILDREN || scores[place] > LIKELY_CHILD)
       .map(place => ({ token: ids[place], logProb: scores[place] }));
+  }
+
+  /** The row of the LM head that `token` has. */
+  columnOf(token: number): number | undefined {
+    return this.columns.get(token);
   }
 
   /** Mixes a guess of hit rate w into `scores`: it gets w, the drafter's distribution the rest. */

@@ -9,6 +9,7 @@
  * text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
  */
 
+import type { Constraint } from "../protocol/constraint.js";
 import { Noise } from "../protocol/noise.js";
 import type { RowShape } from "../protocol/rows.js";
 import { argmax, logProbs, Sampling } from "../protocol/sampling.js";
@@ -96,6 +97,7 @@ export class Drafter {
   /** Hangs below `cached`; its candidates were ranked for `sampling`. */
   private growth: Growth | null = null;
   private sampling = new Sampling();
+  private constraint: Constraint | null = null;
   private steps = 0;
 
   constructor(
@@ -128,9 +130,20 @@ export class Drafter {
     this.rows.add(positions, rows);
   }
 
-  /** The drafter's own next token behind `prefix`, drawn with the noise the target would use; its probability. */
-  async nextToken(prefix: readonly number[], sampling: Sampling): Promise<{ token: number; probability: number }> {
-    const logits = await this.advance(prefix);
+  /**
+   * The drafter's own next token behind `prefix`, drawn with the noise the target would use, and under the biases and
+   * penalties of `constraint`; its probability.
+   */
+  async nextToken(
+    prefix: readonly number[],
+    sampling: Sampling,
+    constraint: Constraint | null = null,
+  ): Promise<{ token: number; probability: number }> {
+    const logits = Float64Array.from(await this.advance(prefix));
+    for (const [token, amount] of constraint?.amounts(prefix) ?? []) {
+      const column = this.candidates.columnOf(token);
+      if (column !== undefined) logits[column] += amount;
+    }
     const { temperature, seed } = sampling;
     const logQ = logProbs(logits, new Sampling({ temperature, seed }));
     const noise = new Noise(seed, prefix.length);
@@ -140,7 +153,7 @@ export class Drafter {
   }
 
   /**
-   * Draft at most shape.nodes nodes below the last token of `prefix`.
+   * Draft at most shape.nodes nodes below the last token of `prefix`, ranked under the biases and penalties of `constraint`.
    *
    * `stop()` is asked between steps; when true, what is there is returned.
    */
@@ -149,12 +162,13 @@ export class Drafter {
     sampling: Sampling,
     shape: TreeShape,
     stop: () => boolean | Promise<boolean> = () => false,
+    constraint: Constraint | null = null,
   ): Promise<Draft> {
     const depth = Math.min(shape.depth, this.maxContext - prefix.length);
     if (depth < 1) return NO_DRAFT;
     const before = this.steps;
-    const there = this.reroot(prefix, sampling);
-    const growth = there ?? (await this.begin(prefix, sampling));
+    const there = this.reroot(prefix, sampling, constraint);
+    const growth = there ?? (await this.begin(prefix, sampling, constraint));
     const kept = growth.used - growth.base;
     while (!(await stop())) {
       const worst = growth.worstOfBest(shape.nodes, depth);
@@ -227,9 +241,10 @@ export class Drafter {
   }
 
   /** The tree that is there below `prefix` already, or null; what the cache can keep, it keeps. */
-  private reroot(prefix: readonly number[], sampling: Sampling): Growth | null {
+  private reroot(prefix: readonly number[], sampling: Sampling, constraint: Constraint | null): Growth | null {
     const { growth, cached } = this;
     if (!growth || !sampling.equals(this.sampling)) return null;
+    if (constraint ? !constraint.addsAs(this.constraint) : this.constraint) return null;
     if (prefix.length < cached.length || cached.some((token, index) => prefix[index] !== token)) return null;
     const found = growth.find(prefix.slice(cached.length));
     const unexpanded = found.findIndex(node => growth.slots[node] < 0);
@@ -253,12 +268,13 @@ export class Drafter {
   }
 
   /** A tree of the root's children alone. */
-  private async begin(prefix: readonly number[], sampling: Sampling): Promise<Growth> {
+  private async begin(prefix: readonly number[], sampling: Sampling, constraint: Constraint | null): Promise<Growth> {
     this.lookup?.follow(prefix);
     const logits = await this.advance(prefix);
     const growth = new Growth(prefix.length);
     this.growth = growth;
     this.sampling = sampling;
+    this.constraint = constraint;
     this.propose(growth, [ROOT], logits);
     return growth;
   }
@@ -278,7 +294,8 @@ export class Drafter {
   private propose(growth: Growth, frontier: readonly number[], logits: Float32Array): void {
     for (const [row, parent] of frontier.entries()) {
       const path = growth.path(parent).map(node => growth.tokens[node]);
-      const children = this.candidates.best(logits, row, path, growth.base + path.length, this.sampling);
+      const amounts = this.constraint?.amounts([...this.cached, ...path]);
+      const children = this.candidates.best(logits, row, path, growth.base + path.length, this.sampling, amounts);
       for (const { token, logProb } of children) growth.add(parent, token, logProb);
     }
   }

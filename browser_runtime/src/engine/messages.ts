@@ -1,6 +1,7 @@
 /** What a page and the drafter's worker say to each other. */
 
 import type { Draft, TreeShape } from "../drafting/drafter.js";
+import type { PlainConstraint } from "../protocol/constraint.js";
 import type { SamplingOptions } from "../protocol/sampling.js";
 import type { EngineFiles } from "./onnx.js";
 
@@ -28,10 +29,17 @@ export interface Setup {
 /** A tree as it travels. */
 export type PlainDraft = Omit<Draft, "tree"> & { tokens: readonly number[]; parents: readonly number[] };
 
+/** A text, and how tokens behind it are drawn. */
+interface Drawing {
+  prefix: readonly number[];
+  sampling: SamplingOptions;
+  constraint: PlainConstraint | null;
+}
+
 export type Job =
   | { type: "start"; setup: Setup }
-  | { type: "draft"; prefix: readonly number[]; sampling: SamplingOptions; shape: TreeShape; key: string | null }
-  | { type: "nextToken"; prefix: readonly number[]; sampling: SamplingOptions }
+  | (Drawing & { type: "draft"; shape: TreeShape; key: string | null })
+  | (Drawing & { type: "nextToken" })
   | { type: "draftAhead"; shape: TreeShape; key: string }
   | { type: "close" };
 

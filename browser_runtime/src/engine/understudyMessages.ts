@@ -1,6 +1,7 @@
 /** What a page and the understudy's worker say to each other. */
 
 import type { UnderstudyEntry } from "../bundle/manifest.js";
+import type { PlainConstraint } from "../protocol/constraint.js";
 import type { SamplingOptions } from "../protocol/sampling.js";
 
 export interface UnderstudySetup {
@@ -22,6 +23,7 @@ interface Text {
   text: readonly number[];
   begin: number;
   sampling: SamplingOptions;
+  constraint: PlainConstraint | null;
 }
 
 export type UnderstudyJob =

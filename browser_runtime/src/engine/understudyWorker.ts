@@ -1,6 +1,7 @@
 /** The understudy's worker: a model of its own beside the drafter's, whose memory goes with the worker. */
 
 import { UnderstudyStore } from "../bundle/understudyStore.js";
+import { constraintOrNull } from "../protocol/constraint.js";
 import { Sampling } from "../protocol/sampling.js";
 import { LocalUnderstudy } from "../runtime/understudyThread.js";
 import { Understudy } from "../targets/understudy.js";
@@ -30,7 +31,8 @@ async function answer(job: UnderstudyJob, id: number): Promise<unknown> {
   }
   if (!thread) throw new Error("the understudy is not started");
   const wanted = () => !forgotten.has(id);
-  const of = { text: job.text, begin: job.begin, sampling: new Sampling(job.sampling) };
+  const { text, begin } = job;
+  const of = { text, begin, sampling: new Sampling(job.sampling), constraint: constraintOrNull(job.constraint) };
   return job.type === "agreed" ? thread.agreed(of, job.base, wanted) : thread.nextToken(of, wanted);
 }
 

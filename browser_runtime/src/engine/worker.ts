@@ -2,6 +2,7 @@
 
 import { Drafter } from "../drafting/drafter.js";
 import type { DraftStep, Engine } from "../drafting/engine.js";
+import { constraintOrNull } from "../protocol/constraint.js";
 import { RowShape } from "../protocol/rows.js";
 import { Sampling } from "../protocol/sampling.js";
 import { LocalDrafter } from "../runtime/drafterThread.js";
@@ -104,13 +105,14 @@ async function answer(request: Job): Promise<unknown> {
       return start(request.setup);
     case "draft": {
       const { prefix, shape, key } = request;
-      const { result, seconds } = await there().draft(prefix, new Sampling(request.sampling), shape, key);
+      const [sampling, constraint] = [new Sampling(request.sampling), constraintOrNull(request.constraint)];
+      const { result, seconds } = await there().draft(prefix, sampling, shape, key, constraint);
       const { tree, ...others } = result;
       const plain: PlainDraft = { ...others, tokens: tree.tokens, parents: tree.parents };
       return { result: plain, seconds };
     }
     case "nextToken":
-      return there().nextToken(request.prefix, new Sampling(request.sampling));
+      return there().nextToken(request.prefix, new Sampling(request.sampling), constraintOrNull(request.constraint));
     case "draftAhead":
       return there().draftAhead(request.shape, request.key);
     case "close":

@@ -2,6 +2,7 @@
 
 import type { Bundle } from "../bundle/bundle.js";
 import type { Draft, TreeShape } from "../drafting/drafter.js";
+import { type Constraint, plainConstraint } from "../protocol/constraint.js";
 import type { Sampling } from "../protocol/sampling.js";
 import { TokenTree } from "../protocol/tree.js";
 import type { DrafterThread, Timed } from "../runtime/drafterThread.js";
@@ -81,15 +82,22 @@ export class WorkerDrafter implements DrafterThread {
     sampling: Sampling,
     shape: TreeShape,
     key: string | null,
+    constraint: Constraint | null = null,
   ): Promise<Timed<Draft>> {
-    const job: Job = { type: "draft", prefix, sampling: { ...sampling }, shape, key };
+    const drawing = { prefix, sampling: { ...sampling }, constraint: plainConstraint(constraint) };
+    const job: Job = { type: "draft", ...drawing, shape, key };
     const { result, seconds } = await this.ask<Timed<PlainDraft>>(job);
     const { tokens, parents, ...others } = result;
     return { result: { ...others, tree: new TokenTree(tokens, parents) }, seconds };
   }
 
-  nextToken(prefix: readonly number[], sampling: Sampling): Promise<Timed<{ token: number; probability: number }>> {
-    return this.ask({ type: "nextToken", prefix, sampling: { ...sampling } });
+  nextToken(
+    prefix: readonly number[],
+    sampling: Sampling,
+    constraint: Constraint | null = null,
+  ): Promise<Timed<{ token: number; probability: number }>> {
+    const drawing = { prefix, sampling: { ...sampling }, constraint: plainConstraint(constraint) };
+    return this.ask({ type: "nextToken", ...drawing });
   }
 
   draftAhead(shape: TreeShape, key: string): Promise<Timed<number>> {

@@ -3,6 +3,7 @@
 import type { Bundle } from "../bundle/bundle.js";
 import { BundleError } from "../bundle/manifest.js";
 import { UnderstudyStore } from "../bundle/understudyStore.js";
+import { plainConstraint } from "../protocol/constraint.js";
 import type { UnderstudyText, UnderstudyThread } from "../runtime/understudyThread.js";
 import type { Written } from "../targets/understudy.js";
 import type { Reply } from "./messages.js";
@@ -76,12 +77,12 @@ export class WorkerUnderstudy implements UnderstudyThread {
     return this.present;
   }
 
-  agreed({ sampling, ...of }: UnderstudyText, base: number, wanted: () => boolean): Promise<number | null> {
-    return this.ask({ type: "agreed", ...of, sampling: { ...sampling }, base }, wanted);
+  agreed(of: UnderstudyText, base: number, wanted: () => boolean): Promise<number | null> {
+    return this.ask({ type: "agreed", ...plain(of), base }, wanted);
   }
 
-  nextToken({ sampling, ...of }: UnderstudyText, wanted: () => boolean): Promise<Written | null> {
-    return this.ask({ type: "nextToken", ...of, sampling: { ...sampling } }, wanted);
+  nextToken(of: UnderstudyText, wanted: () => boolean): Promise<Written | null> {
+    return this.ask({ type: "nextToken", ...plain(of) }, wanted);
   }
 
   review(): void {
@@ -135,4 +136,8 @@ export class WorkerUnderstudy implements UnderstudyThread {
       worker.postMessage({ ...job, id });
     });
   }
+}
+
+function plain({ text, begin, sampling, constraint }: UnderstudyText) {
+  return { text, begin, sampling: { ...sampling }, constraint: plainConstraint(constraint) };
 }

@@ -1,9 +1,10 @@
 /** What an answer is held to beside its sampling parameters; the verifier's part of every draw (docs/protocol.md). */
 
-const MAX_BIASES = 1024;
-const MAX_BIAS = 100;
-const MAX_PENALTY = 2;
-const MAX_SCHEMA = 1 << 15;
+/** Bounds: biases and how large each is either way, penalties either way, characters of a schema. */
+export const MAX_BIASES = 1024;
+export const MAX_BIAS = 100;
+export const MAX_PENALTY = 2;
+export const MAX_SCHEMA = 1 << 15;
 /** What a verifier can obey, as bits of WELCOME's `constraints`: biases and penalties; JSON grammars; tools. */
 export const OBEYS_BIAS = 1;
 export const OBEYS_JSON = 2;
@@ -63,4 +64,46 @@ export class Constraint {
     const obeys = this.grammar === GRAMMAR_NONE ? 0 : this.grammar === GRAMMAR_TOOLS ? OBEYS_TOOLS : OBEYS_JSON;
     return (biased ? OBEYS_BIAS : 0) | obeys;
   }
+
+  /** What the draw behind `text`, prompt included, adds to logits, by token: biases and penalties. */
+  amounts(text: readonly number[]): Map<number, number> {
+    const amounts = new Map(this.biases);
+    if (!this.frequencyPenalty && !this.presencePenalty) return amounts;
+    const counts = new Map<number, number>();
+    for (let at = this.begin; at < text.length; at++) counts.set(text[at], (counts.get(text[at]) ?? 0) + 1);
+    for (const [token, count] of counts) {
+      amounts.set(token, (amounts.get(token) ?? 0) - count * this.frequencyPenalty - this.presencePenalty);
+    }
+    return amounts;
+  }
+
+  /** Whether `amounts` are the same of `other`. */
+  addsAs(other: Constraint | null): boolean {
+    if (other === this || other === null) return other === this;
+    const adds = ({ begin, frequencyPenalty, presencePenalty, biases }: Constraint) =>
+      JSON.stringify([begin, frequencyPenalty, presencePenalty, [...biases]]);
+    return adds(this) === adds(other);
+  }
+}
+
+/** A constraint as JSON and messages to workers carry it. */
+export interface PlainConstraint {
+  begin: number;
+  frequencyPenalty: number;
+  presencePenalty: number;
+  biases: [number, number][];
+  grammar: number;
+  schema: string;
+}
+
+/** null: of none. */
+export function plainConstraint(of: Constraint | null | undefined): PlainConstraint | null {
+  if (!of) return null;
+  const { begin, frequencyPenalty, presencePenalty, biases, grammar, schema } = of;
+  return { begin, frequencyPenalty, presencePenalty, biases: [...biases], grammar, schema };
+}
+
+/** The inverse of `plainConstraint`. Throws RangeError. */
+export function constraintOrNull(plain: PlainConstraint | null | undefined): Constraint | null {
+  return plain ? new Constraint({ ...plain, biases: new Map(plain.biases) }) : null;
 }

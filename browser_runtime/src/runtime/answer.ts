@@ -239,13 +239,13 @@ export class Answer {
 
   private drafted(prefix: number[], shape: TreeShape | null, key: string | null): Promise<Timed<Draft>> {
     if (!shape) return Promise.resolve({ result: NO_DRAFT, seconds: 0 });
-    return this.drafter.draft(prefix, this.session.setup.sampling, shape, key);
+    return this.drafter.draft(prefix, this.session.setup.sampling, shape, key, this.session.setup.constraint);
   }
 
   private write({ prefix, version }: WriteToken): void {
     const { session } = this;
     const asked = clock();
-    this.job(this.drafter.nextToken(prefix, session.setup.sampling), ({ result }) => {
+    this.job(this.drafter.nextToken(prefix, session.setup.sampling, session.setup.constraint), ({ result }) => {
       this.inbox.push({ type: "written", session, ...result, version, asked: clock() - asked });
     });
   }
@@ -285,8 +285,8 @@ export class Answer {
   }
 
   private textOf(text: readonly number[]) {
-    const { prompt, sampling } = this.session.setup;
-    return { text, begin: prompt.length, sampling };
+    const { prompt, sampling, constraint } = this.session.setup;
+    return { text, begin: prompt.length, sampling, constraint };
   }
 
   private ofUnderstudy<T>(job: Promise<T>, done: (result: T) => void): void {

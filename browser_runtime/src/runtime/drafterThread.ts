@@ -1,6 +1,7 @@
 /** The drafter's jobs, in the order in which they were asked for, and drafting ahead between them. */
 
 import type { Draft, Drafter, TreeShape } from "../drafting/drafter.js";
+import type { Constraint } from "../protocol/constraint.js";
 import type { Sampling } from "../protocol/sampling.js";
 import { breathe } from "./breathe.js";
 
@@ -17,9 +18,19 @@ export interface Timed<T> {
 export interface DrafterThread {
   /** From now on `key` is wanted. */
   want(key: string): void;
-  /** key: null: to its end, whatever is wanted. */
-  draft(prefix: readonly number[], sampling: Sampling, shape: TreeShape, key: string | null): Promise<Timed<Draft>>;
-  nextToken(prefix: readonly number[], sampling: Sampling): Promise<Timed<{ token: number; probability: number }>>;
+  /** key: null: to its end, whatever is wanted. constraint: of whose biases and penalties account is taken. */
+  draft(
+    prefix: readonly number[],
+    sampling: Sampling,
+    shape: TreeShape,
+    key: string | null,
+    constraint?: Constraint | null,
+  ): Promise<Timed<Draft>>;
+  nextToken(
+    prefix: readonly number[],
+    sampling: Sampling,
+    constraint?: Constraint | null,
+  ): Promise<Timed<{ token: number; probability: number }>>;
   /** Grow the last tree on while `key` is wanted and no job waits; the nodes expanded. */
   draftAhead(shape: TreeShape, key: string): Promise<Timed<number>>;
   addRows(positions: readonly number[], rows: Float32Array): void;
@@ -45,16 +56,22 @@ export class LocalDrafter implements DrafterThread {
     this.wanted = key;
   }
 
-  draft(prefix: readonly number[], sampling: Sampling, shape: TreeShape, key: string | null) {
+  draft(
+    prefix: readonly number[],
+    sampling: Sampling,
+    shape: TreeShape,
+    key: string | null,
+    constraint: Constraint | null = null,
+  ) {
     const stop = async () => {
       await breathe();
       return this.closed || (key !== null && this.wanted !== key);
     };
-    return this.submit(() => this.drafter.draft(prefix, sampling, shape, stop));
+    return this.submit(() => this.drafter.draft(prefix, sampling, shape, stop, constraint));
   }
 
-  nextToken(prefix: readonly number[], sampling: Sampling) {
-    return this.submit(() => this.drafter.nextToken(prefix, sampling));
+  nextToken(prefix: readonly number[], sampling: Sampling, constraint: Constraint | null = null) {
+    return this.submit(() => this.drafter.nextToken(prefix, sampling, constraint));
   }
 
   draftAhead(shape: TreeShape, key: string) {

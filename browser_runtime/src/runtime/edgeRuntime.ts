@@ -3,6 +3,7 @@
 import type { Bundle } from "../bundle/bundle.js";
 import type { ChatMessage } from "../bundle/chatBoundary.js";
 import type { TreeShape } from "../drafting/drafter.js";
+import type { Constraint } from "../protocol/constraint.js";
 import { Sampling, type SamplingOptions } from "../protocol/sampling.js";
 import { PROTOCOL_VERSION, STREAMS } from "../protocol/wire.js";
 import { Answer, type InboxEvent, type Sight } from "./answer.js";
@@ -10,6 +11,7 @@ import { type FittedMessages, fitMessages } from "./context.js";
 import { Controller } from "./controller.js";
 import type { DrafterThread } from "./drafterThread.js";
 import type { AnswerStats, Event } from "./events.js";
+import { checkObeyed, constraintOf, type FormOptions, type Tool, toolUseOf, unobeyed } from "./form.js";
 import { Inbox } from "./inbox.js";
 import { Link, type LinkEvent, type MakeSocket, PROBE_STREAM, type Traffic } from "./link.js";
 import { Pace } from "./pace.js";
@@ -43,8 +45,13 @@ export interface Options {
   watch?: (sight: Sight) => void;
 }
 
-/** maxNewTokens, at least 1, counts verified tokens only. seed: the same gives the same text; left out, one is drawn. */
-export interface Request extends SamplingOptions {
+/**
+ * maxNewTokens, at least 1, counts verified tokens only. seed: the same gives the same text; left out, one is drawn.
+ *
+ * Whoever writes is held to the options of `FormOptions`: no grammar library runs here, so under a responseFormat or tools
+ * the target alone writes, and such an answer waits where there is no link.
+ */
+export interface Request extends SamplingOptions, FormOptions {
   maxNewTokens?: number;
   /** Strings that end the answer; they are not part of it. */
   stop?: string | readonly string[];
@@ -142,7 +149,8 @@ export class EdgeRuntime {
   /**
    * Answer a question, a conversation, or token ids. The last event is `finished`; `cancel`, or leaving the loop, ends it.
    *
-   * Throws RangeError at once on an argument out of bounds and on a prompt that leaves no room; while events are read, Error
+   * Throws RangeError at once on an argument out of bounds, on a prompt that leaves no room and on what nobody could hold
+   * the answer to; while events are read, Error
    * if another answer is on its way, DrafterFailed where the engine fails.
    */
   generate(prompt: string | readonly ChatMessage[] | readonly number[], request: Request = {}): AsyncGenerator<Event> {
@@ -151,33 +159,39 @@ export class EdgeRuntime {
     const whole = Number.isSafeInteger(maxNewTokens) && maxNewTokens >= 1;
     if (!whole) throw new RangeError(`maxNewTokens must be a whole number, at least 1, not ${maxNewTokens}`);
     const stops = (typeof stop === "string" ? [stop] : [...stop]).filter(text => text !== "");
-    const ids = this.ids(prompt);
+    const use = toolUseOf(request);
+    const ids = this.ids(prompt, use?.prompt);
+    const constraint = constraintOf(ids.length, this.bundle.manifest.vocabSize, request, use);
+    checkObeyed(constraint, this.policy);
     return this.run(stops, () => {
       this.stream = (this.stream + 1) % PROBE_STREAM;
-      return this.begin(ids, sampling, maxNewTokens);
+      return this.begin(ids, sampling, maxNewTokens, constraint);
     });
   }
 
   /** Go on with an answer that `record` wrote down, perhaps in a page that was closed. Events as of `generate`. */
   resume(record: AnswerRecord): AsyncGenerator<Event> {
     checkRecord(record, this.bundle.manifest.targetHash);
-    const { sampling, session: id } = settingsOf(record);
+    const { sampling, session: id, constraint } = settingsOf(record);
+    checkObeyed(constraint, this.policy);
     return this.run(record.stop, () => {
       this.session = new Uint8Array(id);
       this.stream = record.stream % STREAMS;
-      const session = this.begin(record.prompt, sampling, record.maxNew);
+      const session = this.begin(record.prompt, sampling, record.maxNew, constraint);
       restore(session, record);
       return session;
     });
   }
 
-  /** Token ids of what is asked. Throws RangeError on what does not fit. */
-  ids(prompt: string | readonly ChatMessage[] | readonly number[]): number[] {
+  /** Token ids of what is asked, with tools that may be called. Throws RangeError on what does not fit. */
+  ids(prompt: string | readonly ChatMessage[] | readonly number[], tools: readonly Tool[] = []): number[] {
     if (!prompt.length) throw new RangeError("the prompt is empty");
     const { maxContext, vocabSize } = this.bundle.manifest;
     const messages = typeof prompt === "string" ? [{ role: "user", content: prompt }] : prompt;
     const ids =
-      typeof messages[0] === "number" ? [...(messages as number[])] : this.bundle.renderChat(messages as ChatMessage[]);
+      typeof messages[0] === "number"
+        ? [...(messages as number[])]
+        : this.bundle.renderChat(messages as ChatMessage[], tools);
     if (!ids.length || ids.length >= maxContext) {
       throw new RangeError(`the prompt has ${ids.length} tokens; 1 to ${maxContext - 1} fit this bundle`);
     }
@@ -192,10 +206,10 @@ export class EdgeRuntime {
    * that is smaller and there is a connection. reserve: tokens to keep free for the answer. Throws RangeError where the last
    * turn alone does not fit.
    */
-  fitMessages(messages: readonly ChatMessage[], reserve = 256): FittedMessages {
+  fitMessages(messages: readonly ChatMessage[], reserve = 256, tools: readonly Tool[] = []): FittedMessages {
     const own = this.bundle.manifest.maxContext;
     const context = Math.min(own, this.link?.welcome?.maxContext ?? own);
-    return fitMessages(messages, said => this.bundle.renderChat(said), context, reserve);
+    return fitMessages(messages, said => this.bundle.renderChat(said, tools), context, reserve);
   }
 
   /** End the answer on its way: its last event comes at once, whatever it waits for. */
@@ -255,7 +269,7 @@ export class EdgeRuntime {
   }
 
   /** A session for `prompt`. What it shares with the text before keeps its rows, here and on the verifier. */
-  private begin(prompt: readonly number[], sampling: Sampling, maxNew: number): Session {
+  private begin(prompt: readonly number[], sampling: Sampling, maxNew: number, constraint: Constraint | null): Session {
     let same = 0;
     while (same < Math.min(prompt.length, this.text.length) && prompt[same] === this.text[same]) same++;
     this.drafter.keepRows(same);
@@ -274,7 +288,8 @@ export class EdgeRuntime {
       sentenceEnds: this.bundle.sentenceEnds,
       patience: this.patience,
       timer: this.timer,
-      policy: this.policy,
+      policy: unobeyed(constraint) ? { ...this.policy, writer: "cloud-only" } : this.policy,
+      constraint: constraint ?? undefined,
       understudy: this.options.understudy?.present ?? false,
       tuning: new Tuning(this.controller, { largest: shape, shaping, ahead }),
     });

@@ -1,11 +1,14 @@
 /** An answer on its way, as JSON that outlives the page. */
 
+import { constraintOrNull, type PlainConstraint, plainConstraint } from "../protocol/constraint.js";
 import { isArithmetic } from "../protocol/messages.js";
 import { Sampling } from "../protocol/sampling.js";
 import type { Session } from "./session.js";
 import type { Writer } from "./states.js";
 
 const VERSION = 2;
+/** Of a record with a constraint, which a program of VERSION would pass over. */
+const CONSTRAINED = 3;
 
 /** What `EdgeRuntime.resume` needs to go on with an answer. It holds the conversation's tokens. */
 export interface AnswerRecord {
@@ -26,13 +29,16 @@ export interface AnswerRecord {
   stop: string[];
   /** What the verified tokens were computed in; absent where that is unknown, and in records of earlier programs. */
   arithmetic?: string;
+  /** What the answer is held to; absent where it is free. */
+  constraint?: PlainConstraint;
 }
 
 export function recordOf(session: Session, target: string, stop: readonly string[]): AnswerRecord {
   const { setup, text } = session;
   const { temperature, topK, topP, minP, seed } = setup.sampling;
+  const constraint = plainConstraint(setup.constraint);
   return {
-    version: VERSION,
+    version: constraint ? CONSTRAINED : VERSION,
     target,
     prompt: [...setup.prompt],
     committed: session.committed.slice(setup.prompt.length),
@@ -44,6 +50,7 @@ export function recordOf(session: Session, target: string, stop: readonly string
     stream: setup.stream,
     session: Array.from(setup.session, byte => byte.toString(16).padStart(2, "0")).join(""),
     stop: [...stop],
+    ...(constraint ? { constraint } : {}),
     ...(session.arithmetic.pinned ? { arithmetic: session.arithmetic.pinned } : {}),
   };
 }
@@ -52,7 +59,9 @@ export function recordOf(session: Session, target: string, stop: readonly string
 export function checkRecord(record: AnswerRecord, target: string): AnswerRecord {
   const wrong = (why: string) => new RangeError(`this is not a record of an answer of this bundle: ${why}`);
   const ids = (values: unknown) => Array.isArray(values) && values.every(id => Number.isSafeInteger(id) && id >= 0);
-  if (record?.version !== VERSION) throw wrong(`version ${record?.version}, this runtime reads ${VERSION}`);
+  if (record?.version !== (record?.constraint ? CONSTRAINED : VERSION)) {
+    throw wrong(`version ${record?.version}, this runtime reads ${VERSION}, and ${CONSTRAINED} with a constraint`);
+  }
   if (record.target !== target) throw wrong("it is of another target; ask the question again");
   if (!isArithmetic(record.arithmetic ?? "")) throw wrong("its arithmetic is not at most 64 printable characters");
   if (![record.prompt, record.committed, record.provisional].every(ids) || !record.prompt.length) throw wrong("tokens");
@@ -61,14 +70,20 @@ export function checkRecord(record: AnswerRecord, target: string): AnswerRecord 
   const written = record.committed.length + record.provisional.length;
   if (record.writers?.reduce((at, [begin, end]) => (begin === at ? end : Number.NaN), 0) !== written)
     throw wrong("writers");
+  try {
+    constraintOrNull(record.constraint);
+  } catch (error) {
+    throw wrong(`constraint: ${error instanceof Error ? error.message : error}`);
+  }
   return record;
 }
 
-/** Sampling and session id as a record has them. */
-export function settingsOf(record: AnswerRecord): { sampling: Sampling; session: Uint8Array } {
+/** Sampling, session id and constraint as a record has them. */
+export function settingsOf(record: AnswerRecord) {
   const { seed, ...others } = record.sampling;
   const session = Uint8Array.from(record.session.match(/../g)!, pair => Number.parseInt(pair, 16));
-  return { sampling: new Sampling({ ...others, seed: BigInt(seed) }), session };
+  const sampling = new Sampling({ ...others, seed: BigInt(seed) });
+  return { sampling, session, constraint: constraintOrNull(record.constraint) };
 }
 
 /** Take up a recorded answer in a session that was made with its prompt and settings and has not started. */

@@ -48,6 +48,16 @@ export function askAnew(session: Session, now: number): Action[] {
   return session.goOnAlone(now, now);
 }
 
+/** This link's verifier does not know the answer's constraint, and would pass over it: it is not asked. */
+export function disobeyed(session: Session, now: number): Action[] {
+  session.refused = true;
+  session.requests.flight = null;
+  session.deadlines.connect = session.deadlines.retry = null;
+  session.complaint = "this verifier cannot obey the answer's constraint; update it, or ask without one";
+  expectReturn(session, 0, now);
+  return session.goOnAlone(now, now);
+}
+
 /** Where nothing more can be written, wait no longer than `seconds` for the target. */
 export function expectReturn(session: Session, seconds: number, now: number): void {
   session.returnWait = seconds;

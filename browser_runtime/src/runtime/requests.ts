@@ -1,5 +1,6 @@
 /** One answer's requests to the verifier: their numbers, the one under way, and when its reply is overdue. */
 
+import type { Constraint } from "../protocol/constraint.js";
 import type { Sampling } from "../protocol/sampling.js";
 import type { TokenTree } from "../protocol/tree.js";
 import { packIds, packTree } from "../protocol/wire.js";
@@ -41,6 +42,7 @@ export class Requests {
     private readonly patience: Patience,
     private readonly timer: RoundTimer,
     private readonly stats: SessionStats,
+    private readonly constraint?: Constraint,
   ) {
     this.gaps = new RoundTimer(timer.floor, timer.ceiling, timer.first);
   }
@@ -49,10 +51,11 @@ export class Requests {
   open(committed: readonly number[], rowsHeld: number): Send {
     this.flight = null;
     this.freshOpen = true;
-    const { stream, session, seq, sampling } = this;
+    const { stream, session, seq, sampling, constraint } = this;
     const featuresHave = Math.min(rowsHeld, committed.length - 1);
     const tokens = packIds(committed);
-    return { type: "Send", message: { type: "Open", stream, session, seq, tokens, featuresHave, sampling } };
+    const message = { type: "Open" as const, stream, session, seq, tokens, featuresHave, sampling };
+    return { type: "Send", message: constraint ? { ...message, constraint } : message };
   }
 
   /** VERIFY `tree` below the first `base` tokens. */

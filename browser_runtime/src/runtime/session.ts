@@ -16,6 +16,7 @@
  */
 
 import type { Draft } from "../drafting/drafter.js";
+import type { Constraint } from "../protocol/constraint.js";
 import { computesIn, type ServerMessage, type Welcome } from "../protocol/messages.js";
 import type { RowShape } from "../protocol/rows.js";
 import type { Sampling } from "../protocol/sampling.js";
@@ -25,7 +26,7 @@ import { AnswerArithmetic } from "./answerArithmetic.js";
 import { type Deadline, Deadlines } from "./deadlines.js";
 import { Handover } from "./handover.js";
 import { type Mode, type Policy, policy, targetFirst } from "./policy.js";
-import { askAnew, expectReturn, noRoom, REFUSED_SECONDS, takeError } from "./refusals.js";
+import { askAnew, disobeyed, expectReturn, noRoom, REFUSED_SECONDS, takeError } from "./refusals.js";
 import { type Flight, Requests } from "./requests.js";
 import { RowsSeen } from "./rowsSeen.js";
 import { Solo } from "./solo.js";
@@ -57,7 +58,9 @@ export interface SessionSetup {
   policy?: Policy;
   tuning?: Tuning;
   understudy?: boolean;
-  /** The device's own writers can be held to the answer's constraint; where not, nothing is written alone. */
+  /** What tokens are drawn under. */
+  constraint?: Constraint;
+  /** The device's own writers can be held to the constraint; where not, nothing is written alone. */
   obeys?: boolean;
   sentenceEnds?: ReadonlySet<number>;
 }
@@ -103,7 +106,7 @@ export class Session {
     const { prompt, sampling, eosIds, session, stream } = setup;
     this.text = new AnswerTokens([...prompt], prompt.length, this.ownLimit, eosIds, this.stats);
     const timer = setup.timer ?? new RoundTimer();
-    this.requests = new Requests(stream, session, sampling, this.patience, timer, this.stats);
+    this.requests = new Requests(stream, session, sampling, this.patience, timer, this.stats, setup.constraint);
     this.deadlines = new Deadlines(this.patience.silence);
     this.solo = new Solo(this.policy, setup.sentenceEnds ?? new Set());
     this.solo.obeys = setup.obeys ?? true;
@@ -178,7 +181,9 @@ export class Session {
     this.refused = false;
     this.complaint = "";
     this.returnWait = this.patience.offline;
-    return [...actions, ...this.open(now)];
+    const { constraint } = this.setup;
+    const obeyed = !constraint || !(constraint.needs & ~welcome.constraints);
+    return [...actions, ...(obeyed ? this.open(now) : disobeyed(this, now))];
   }
 
   /** There is no link. refused: a verifier was there, and does not accept this device; another one may. */

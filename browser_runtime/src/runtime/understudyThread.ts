@@ -1,14 +1,16 @@
 /** The understudy's jobs, in the order in which they were asked for. */
 
+import type { Constraint } from "../protocol/constraint.js";
 import type { Sampling } from "../protocol/sampling.js";
 import type { Understudy, Written } from "../targets/understudy.js";
 import { breathe } from "./breathe.js";
 
-/** A text, where the answer in it begins, and how tokens are drawn. */
+/** A text, where the answer in it begins, and how tokens are drawn: of the constraint, its biases and penalties count. */
 export interface UnderstudyText {
   text: readonly number[];
   begin: number;
   sampling: Sampling;
+  constraint?: Constraint | null;
 }
 
 /**
@@ -37,12 +39,13 @@ export class LocalUnderstudy implements UnderstudyThread {
   /** open: brings it into memory. */
   constructor(private readonly open: () => Promise<Understudy>) {}
 
-  agreed({ text, begin, sampling }: UnderstudyText, base: number, wanted: () => boolean): Promise<number | null> {
-    return this.run(wanted, it => it.agreed(text, base, begin, sampling, when(wanted)));
+  agreed(of: UnderstudyText, base: number, wanted: () => boolean): Promise<number | null> {
+    const { text, begin, sampling, constraint } = of;
+    return this.run(wanted, it => it.agreed(text, base, begin, sampling, when(wanted), constraint));
   }
 
-  nextToken({ text, begin, sampling }: UnderstudyText, wanted: () => boolean): Promise<Written | null> {
-    return this.run(wanted, it => it.nextToken(text, begin, sampling, when(wanted)));
+  nextToken({ text, begin, sampling, constraint }: UnderstudyText, wanted: () => boolean): Promise<Written | null> {
+    return this.run(wanted, it => it.nextToken(text, begin, sampling, when(wanted), constraint));
   }
 
   review(): void {}

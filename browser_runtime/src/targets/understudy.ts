@@ -6,6 +6,7 @@
  * weight then, by DRY ("Don't Repeat Yourself", the sampler of that name), but never inside code.
  */
 
+import type { Constraint } from "../protocol/constraint.js";
 import { draw, logProbs, Sampling } from "../protocol/sampling.js";
 
 /** Tokens read in one step, so that a reading can be given up in between. */
@@ -73,7 +74,7 @@ export class Understudy {
 
   /**
    * How many of the tokens from `base` on it would have written itself, up to the first that it would not. begin: where the
-   * answer begins. It has read all of them then, or as far as it agrees. null: given up, as nobody `wanted` to know any more.
+   * answer begins; constraint: its biases and penalties are a part of each draw. It has read all of them then, or as far as it agrees. null: given up, as nobody `wanted` to know any more.
    */
   async agreed(
     text: readonly number[],
@@ -81,6 +82,7 @@ export class Understudy {
     begin: number,
     sampling: Sampling,
     wanted: Wanted = always,
+    constraint: Constraint | null = null,
   ): Promise<number | null> {
     if (!(await this.read(text.slice(0, base), wanted))) return null;
     let agreed = base;
@@ -91,7 +93,9 @@ export class Understudy {
       const rows = await this.step(agreed - 1, [text[agreed - 1], ...chunk], 1 + chunk.length);
       let same = 0;
       while (same < chunk.length) {
-        if (this.choose(rows[same], text.slice(0, agreed + same), begin, sampling) !== chunk[same]) break;
+        const before = text.slice(0, agreed + same);
+        const judged = this.judged(rows[same], before, begin, constraint);
+        if (draw(judged, sampling, before.length) !== chunk[same]) break;
         same++;
       }
       agreed += same;
@@ -108,10 +112,12 @@ export class Understudy {
     begin: number,
     sampling: Sampling,
     wanted: Wanted = always,
+    constraint: Constraint | null = null,
   ): Promise<Written | null> {
     if (!(await this.read(text, wanted))) return null;
-    const token = this.choose(this.logits!, text, begin, sampling);
-    return { token, probability: Math.exp(logProbs(this.logits!, new Sampling())[token]) };
+    const judged = this.judged(this.logits!, text, begin, constraint);
+    const token = draw(judged, sampling, text.length);
+    return { token, probability: Math.exp(logProbs(constraint ? judged : this.logits!, new Sampling())[token]) };
   }
 
   close(): Promise<void> {
@@ -137,17 +143,25 @@ export class Understudy {
     this.logits = null;
   }
 
-  private choose(logits: Float32Array, text: readonly number[], begin: number, sampling: Sampling): number {
+  /** What the token behind `text` is drawn from. */
+  private judged(
+    logits: Float32Array,
+    text: readonly number[],
+    begin: number,
+    constraint: Constraint | null,
+  ): Float32Array | Float64Array {
     const answer = text.slice(begin);
     const losses = repetitions(answer);
     const inCode = losses.size > 0 && this.decode(answer).split(FENCE).length % 2 === 0;
-    if (!losses.size || inCode) return draw(logits, sampling, text.length);
-    const lowered = logits.slice();
-    for (const [token, length] of losses) {
+    const amounts = constraint?.amounts(text) ?? new Map<number, number>();
+    if ((!losses.size || inCode) && !amounts.size) return logits;
+    const lowered = Float64Array.from(logits);
+    for (const [token, length] of inCode ? [] : losses) {
       const loss = DRY_MULTIPLIER * DRY_BASE ** Math.min(length - DRY_ALLOWED, 20);
-      lowered[token] -= Math.fround(Math.min(DRY_MOST, loss));
+      lowered[token] = Math.fround(lowered[token] - Math.fround(Math.min(DRY_MOST, loss)));
     }
-    return draw(lowered, sampling, text.length);
+    for (const [token, amount] of amounts) lowered[token] += amount;
+    return lowered;
   }
 }
 

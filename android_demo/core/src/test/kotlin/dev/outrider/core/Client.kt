@@ -29,6 +29,7 @@ import dev.outrider.core.runtime.double
 import dev.outrider.core.runtime.field
 import dev.outrider.core.runtime.int
 import dev.outrider.core.runtime.ints
+import dev.outrider.core.runtime.requestOf
 import dev.outrider.core.runtime.strings
 import dev.outrider.core.runtime.trusting
 import java.io.File
@@ -122,7 +123,11 @@ private suspend fun answer(runtime: EdgeRuntime, engine: Engine, of: Any?) {
         runtime.resume(AnswerRecord.parse(record))
     } else {
         val sampling = Vectors.sampling(of.field<Any>("sampling"))
-        runtime.generateFromIds(of.ints("prompt"), Request(of.int("max_new"), sampling, of.strings("stop")))
+        val held = (of as Map<*, *>)["held_to"] as Map<*, *>? ?: emptyMap<String, Any>()
+        val request = requestOf(held.mapKeys { "${it.key}" })
+        runtime.generateFromIds(
+            of.ints("prompt"), request.copy(of.int("max_new"), sampling, of.strings("stop")),
+        )
     }
     events.collect(::tell)
 }

@@ -15,6 +15,7 @@ import dev.outrider.core.protocol.Sampling
 import dev.outrider.core.protocol.Verdict
 import dev.outrider.core.protocol.Verify
 import dev.outrider.core.protocol.Welcome
+import dev.outrider.core.protocol.packIds
 import dev.outrider.core.runtime.Json
 import dev.outrider.core.runtime.double
 import dev.outrider.core.runtime.field
@@ -45,6 +46,17 @@ object Vectors {
         return Constraint(
             fields.int("begin"), fields.double("frequency_penalty"), fields.double("presence_penalty"),
             (0 until ids.limit()).associate { ids[it] to amounts[it] }, fields.int("grammar"), fields.field("schema"),
+        )
+    }
+
+    /** The inverse of [constraint]. */
+    private fun constraintFields(of: Constraint): Map<String, Any> {
+        val amounts = ByteBuffer.allocate(4 * of.biases.size).order(ByteOrder.LITTLE_ENDIAN)
+        of.biases.values.forEach(amounts::putFloat)
+        return mapOf(
+            "begin" to of.begin, "frequency_penalty" to of.frequencyPenalty, "presence_penalty" to of.presencePenalty,
+            "bias_tokens" to hex(packIds(of.biases.keys.toList())), "biases" to hex(amounts.array()),
+            "grammar" to of.grammar, "schema" to of.schema,
         )
     }
 
@@ -102,7 +114,7 @@ object Vectors {
             "sampling" to with(m.sampling) {
                 mapOf("temperature" to temperature, "top_k" to topK, "top_p" to topP, "min_p" to minP, "seed" to seed)
             },
-        )
+        ) + (m.constraint?.let { mapOf("constraint" to constraintFields(it)) } ?: emptyMap())
         is Opened -> mapOf("stream" to m.stream, "committed" to m.committed, "cached" to m.cached)
         is Features -> mapOf("stream" to m.stream, "start" to m.start, "rows" to hex(m.rows))
         is Verify -> mapOf(

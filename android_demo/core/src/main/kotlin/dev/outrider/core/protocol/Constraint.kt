@@ -2,9 +2,10 @@ package dev.outrider.core.protocol
 
 import kotlin.math.abs
 
-private const val MAX_BIASES = 1024
-private const val MAX_BIAS = 100f
-private const val MAX_SCHEMA = 1 shl 15
+/** Bounds of a constraint: biases and how large each is either way, characters of a schema. */
+const val MAX_BIASES = 1024
+const val MAX_BIAS = 100f
+const val MAX_SCHEMA = 1 shl 15
 
 /** What a verifier can obey, as bits of [Welcome.constraints]: biases and penalties; JSON grammars; tools. */
 const val OBEYS_BIAS = 1
@@ -54,4 +55,16 @@ data class Constraint(
             }
             return (if (biased) OBEYS_BIAS else 0) or obeys
         }
+
+    /** What the draw behind [text], prompt included, adds to logits, by token: biases and penalties. */
+    fun amounts(text: List<Int>): Map<Int, Double> {
+        val amounts = HashMap<Int, Double>()
+        for ((token, bias) in biases) amounts[token] = bias.toDouble()
+        if (frequencyPenalty != 0.0 || presencePenalty != 0.0) {
+            for ((token, count) in text.drop(begin).groupingBy { it }.eachCount()) {
+                amounts[token] = (amounts[token] ?: 0.0) - count * frequencyPenalty - presencePenalty
+            }
+        }
+        return amounts
+    }
 }

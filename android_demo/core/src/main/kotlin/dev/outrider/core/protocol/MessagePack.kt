@@ -102,6 +102,11 @@ internal class PackReader(data: ByteArray) {
         }
     }
 
+    fun double(): Double {
+        if (unsigned8() != 0xCB) throw WireError("no number where one must be")
+        return reading { buffer.double }
+    }
+
     fun text(): String {
         val size = when (val mark = unsigned8()) {
             in 0xA0..0xBF -> mark and 0x1F

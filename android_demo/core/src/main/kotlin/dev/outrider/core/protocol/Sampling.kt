@@ -33,8 +33,11 @@ data class Sampling(
  * Temperature first, then top-k, then top-p, then min-p, each on what the one before left. For greedy parameters: the
  * log-softmax at temperature 1.
  */
-fun logProbs(logits: FloatArray, sampling: Sampling): DoubleArray {
-    val high = logits.maxOf { it.toDouble() }
+fun logProbs(logits: FloatArray, sampling: Sampling): DoubleArray = logProbs(doubles(logits), sampling)
+
+/** The same of logits in [Double]. */
+internal fun logProbs(logits: DoubleArray, sampling: Sampling): DoubleArray {
+    val high = logits.max()
     val scale = if (sampling.greedy) 1.0 else sampling.temperature
     val x = DoubleArray(logits.size) { (logits[it] - high) / scale }
     normalise(x)
@@ -59,12 +62,17 @@ fun logProbs(logits: FloatArray, sampling: Sampling): DoubleArray {
  * The verifier draws by this rule, so what it emits depends on logits, parameters, seed and position and on nothing
  * else: no draft tree, batch or outage can change it.
  */
-fun draw(logits: FloatArray, sampling: Sampling, position: Int): Int {
+fun draw(logits: FloatArray, sampling: Sampling, position: Int): Int = draw(doubles(logits), sampling, position)
+
+/** The same from logits in [Double]. */
+internal fun draw(logits: DoubleArray, sampling: Sampling, position: Int): Int {
     if (sampling.greedy) return logits.indices.maxBy { logits[it] }
     val noise = Noise(sampling.seed, position)
     val distribution = logProbs(logits, sampling)
     return distribution.indices.maxBy { distribution[it] + noise.gumbel(it) }
 }
+
+private fun doubles(logits: FloatArray) = DoubleArray(logits.size) { logits[it].toDouble() }
 
 /** Subtracts the logarithm of the sum of exponentials. */
 internal fun normalise(x: DoubleArray) {

@@ -82,6 +82,26 @@ private fun told(arithmetic: String): List<String> = listOf(arithmetic).filter(S
 private fun fieldsOf(sampling: Sampling): List<Any> =
     with(sampling) { listOf(temperature, topK, topP, minP, seed) }
 
+/** A constraint's bytes, as records carry it; [unpackConstraint] reads them. */
+internal fun packConstraint(constraint: Constraint): ByteArray =
+    PackWriter().apply { value(fieldsOf(constraint)) }.bytes()
+
+/** Raises [IllegalArgumentException] on anything but what [packConstraint] writes. */
+internal fun unpackConstraint(bytes: ByteArray): Constraint = try {
+    with(PackReader(bytes)) {
+        require(array() == 7) { "its constraint has other fields" }
+        val begin = integer()
+        val penalties = listOf(double(), double())
+        val ids = ByteBuffer.wrap(binary()).order(ByteOrder.LITTLE_ENDIAN).asIntBuffer()
+        val amounts = ByteBuffer.wrap(binary()).order(ByteOrder.LITTLE_ENDIAN).asFloatBuffer()
+        require(begin in 0..Int.MAX_VALUE && ids.limit() == amounts.limit()) { "its constraint is damaged" }
+        val biases = (0 until ids.limit()).associate { ids[it] to amounts[it] }
+        Constraint(begin.toInt(), penalties[0], penalties[1], biases, integer().toInt(), text())
+    }
+} catch (error: WireError) {
+    throw IllegalArgumentException("its constraint is damaged: ${error.message}")
+}
+
 private fun fieldsOf(constraint: Constraint): List<Any> = with(constraint) {
     val amounts = ByteBuffer.allocate(4 * biases.size).order(ByteOrder.LITTLE_ENDIAN)
     biases.values.forEach(amounts::putFloat)

@@ -64,10 +64,12 @@ class Bundle(
     val tokenizer: Tokenizer,
     val draftIds: IntArray,
     val nullRow: FloatArray?,
-    private val template: ChatTemplate,
-    private val specialTokens: Map<String, String>,
+    internal val template: ChatTemplate,
+    internal val specialTokens: Map<String, String>,
 ) {
     private val boundary = ChatBoundary(tokenizer, template.source)
+    private val takesResults by lazy { takesResults(::rendered) }
+    private val tagsResults by lazy { tagsResults(template.source, tokenizer) && takesResults }
 
     /** An understudy that runs here is there. Nothing of it has been checked. */
     val hasUnderstudy: Boolean
@@ -77,16 +79,25 @@ class Bundle(
     val sentenceEnds: Set<Int> by lazy { sentenceEnds(tokenizer, manifest.vocabSize) }
 
     /**
-     * Token ids of a conversation up to where the assistant's next turn begins. Content is text: what looks like a
-     * special token in it is none. Raises [IllegalArgumentException] on a role that is no plain name, [BundleError].
+     * Token ids of a conversation up to where the assistant's next turn begins, with [tools] that it may call. Content
+     * is text: what looks like a special token in it is none. Raises [IllegalArgumentException] on a role that is no
+     * plain name, [BundleError].
      */
-    fun renderChat(messages: List<ChatMessage>): List<Int> = boundary.encode(messages) { said ->
-        val turns = said.map { mapOf("role" to it.role, "content" to it.content) }
-        try {
-            template.render(specialTokens + mapOf("messages" to turns, "add_generation_prompt" to true))
-        } catch (error: TemplateError) {
-            throw BundleError("$folder: chat template failed: ${error.message}")
+    fun renderChat(messages: List<ChatMessage>, tools: List<Tool> = emptyList()): List<Int> {
+        val used = usesTools(messages, tools)
+        val said = if (used && tagsResults) withoutResults(messages) else messages
+        return boundary.encode(if (used) plainMessages(said, tools, takesResults) else said) { turns ->
+            try {
+                rendered(turns)
+            } catch (error: TemplateError) {
+                throw BundleError("$folder: chat template failed: ${error.message}")
+            }
         }
+    }
+
+    private fun rendered(messages: List<ChatMessage>): String {
+        val turns = messages.map { mapOf("role" to it.role, "content" to it.content) }
+        return template.render(specialTokens + mapOf("messages" to turns, "add_generation_prompt" to true))
     }
 
     companion object {
@@ -113,8 +124,11 @@ class Bundle(
     }
 }
 
-/** One turn of a conversation. role: "system", "user" or "assistant". */
-data class ChatMessage(val role: String, val content: String)
+/**
+ * One turn of a conversation. role: "system", "user", "assistant", or "tool" for what a call gave; calls: what an
+ * assistant called.
+ */
+data class ChatMessage(val role: String, val content: String, val calls: List<ToolCall> = emptyList())
 
 /** Reads a bundle's files one after another, as the [raw] manifest names them. */
 private class BundleReader(private val folder: File, private val raw: Any?, private val verify: Boolean) {

@@ -28,6 +28,9 @@ internal class Candidates(private val draftIds: IntArray, private val lookup: Lo
     private val x = FloatArray(draftIds.size)
     private val top = Likeliest(draftIds.size)
 
+    /** The row of the LM head that [token] has, or -1. */
+    fun columnOf(token: Int): Int = columns.getOrElse(token) { -1 }
+
     init {
         for ((column, token) in draftIds.withIndex()) columns[token] = column
     }
@@ -35,12 +38,21 @@ internal class Candidates(private val draftIds: IntArray, private val lookup: Lo
     /**
      * The best children, best first, of row [row] of [logits] `[n, draftVocab]`.
      *
-     * path: tokens below the root; position: of the token that is proposed.
+     * path: tokens below the root; position: of the token that is proposed; amounts: added to logits, by token.
      */
-    fun best(logits: FloatArray, row: Int, path: List<Int>, position: Int, sampling: Sampling): List<Candidate> {
+    fun best(
+        logits: FloatArray,
+        row: Int,
+        path: List<Int>,
+        position: Int,
+        sampling: Sampling,
+        amounts: Map<Int, Double> = emptyMap(),
+    ): List<Candidate> {
         val vocab = draftIds.size
         val scale = if (sampling.greedy) 1f else sampling.temperature.toFloat()
-        for (column in 0 until vocab) x[column] = logits[row * vocab + column] / scale
+        for (column in 0 until vocab) x[column] = logits[row * vocab + column]
+        for ((token, amount) in amounts) columnOf(token).let { if (it >= 0) x[it] = (x[it] + amount).toFloat() }
+        if (scale != 1f) for (column in 0 until vocab) x[column] /= scale
         var high = x[0]
         for (value in x) high = maxOf(high, value)
         var sum = 0.0
@@ -76,7 +88,7 @@ internal class Candidates(private val draftIds: IntArray, private val lookup: Lo
             scores[known] = logAddExp(scores[known], ln(guess.weight))
             return
         }
-        val column = columns.getOrElse(guess.token) { -1 }
+        val column = columnOf(guess.token)
         val own = if (column >= 0) rest + logQ(column) else Double.NEGATIVE_INFINITY
         ids[ids.lastIndex] = guess.token
         scores[scores.lastIndex] = logAddExp(own, ln(guess.weight))

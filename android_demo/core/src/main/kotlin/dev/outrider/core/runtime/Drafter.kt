@@ -1,5 +1,6 @@
 package dev.outrider.core.runtime
 
+import dev.outrider.core.protocol.Constraint
 import dev.outrider.core.protocol.MAX_NODES
 import dev.outrider.core.protocol.Noise
 import dev.outrider.core.protocol.ROOT
@@ -92,6 +93,7 @@ class Drafter(
     /** The tree below [cached], and what its candidates were ranked for. */
     private var growth: Growth? = null
     private var ranked = Sampling()
+    private var held: Constraint? = null
 
     /** Engine steps so far. */
     private var steps = 0
@@ -108,10 +110,17 @@ class Drafter(
         features.add(positions, rows)
     }
 
-    /** The drafter's own next token behind [prefix], drawn with the noise the target would use. */
-    fun nextToken(prefix: List<Int>, sampling: Sampling): Written {
-        val logits = advance(prefix)
-        val high = logits.max().toDouble()
+    /**
+     * The drafter's own next token behind [prefix], drawn with the noise the target would use, and under the biases and
+     * penalties of [constraint].
+     */
+    fun nextToken(prefix: List<Int>, sampling: Sampling, constraint: Constraint? = null): Written {
+        val own = advance(prefix)
+        val logits = DoubleArray(own.size) { own[it].toDouble() }
+        for ((token, amount) in constraint?.amounts(prefix).orEmpty()) {
+            candidates.columnOf(token).let { if (it >= 0) logits[it] += amount }
+        }
+        val high = logits.max()
         val scale = if (sampling.greedy) 1.0 else sampling.temperature
         val logQ = DoubleArray(logits.size) { (logits[it] - high) / scale }
         normalise(logQ)
@@ -121,16 +130,23 @@ class Drafter(
     }
 
     /**
-     * Draft at most shape.nodes nodes below the last token of [prefix].
+     * Draft at most shape.nodes nodes below the last token of [prefix], ranked under the biases and penalties of
+     * [constraint].
      *
      * [stop] is asked between steps; when true, what is there is returned.
      */
-    fun draft(prefix: List<Int>, sampling: Sampling, shape: TreeShape, stop: () -> Boolean = { false }): Draft {
+    fun draft(
+        prefix: List<Int>,
+        sampling: Sampling,
+        shape: TreeShape,
+        constraint: Constraint? = null,
+        stop: () -> Boolean = { false },
+    ): Draft {
         val depth = minOf(shape.depth, maxContext - prefix.size)
         if (depth < 1) return Draft()
         val before = steps
-        val old = reroot(prefix, sampling)
-        val growth = old ?: begin(prefix, sampling)
+        val old = reroot(prefix, sampling, constraint)
+        val growth = old ?: begin(prefix, sampling, constraint)
         val kept = growth.used - growth.base
         while (!stop()) {
             val worst = growth.worstOfBest(shape.nodes, depth)
@@ -154,10 +170,11 @@ class Drafter(
     }
 
     /** The tree that is there below [prefix] already, or null; what the cache can keep, it keeps. */
-    private fun reroot(prefix: List<Int>, sampling: Sampling): Growth? {
+    private fun reroot(prefix: List<Int>, sampling: Sampling, constraint: Constraint?): Growth? {
         var growth = growth ?: return null
         val base = cached.size
-        if (sampling != ranked || prefix.size < base || prefix.subList(0, base) != cached) return null
+        if (sampling != ranked || constraint != held) return null
+        if (prefix.size < base || prefix.subList(0, base) != cached) return null
         val path = growth.find(prefix.drop(base)).let { nodes -> nodes.takeWhile { growth.slots[it] >= 0 } }
         if (path.isNotEmpty()) {
             val (below, rows) = growth.below(path)
@@ -171,10 +188,11 @@ class Drafter(
     }
 
     /** A tree of the root's children alone. */
-    private fun begin(prefix: List<Int>, sampling: Sampling): Growth {
+    private fun begin(prefix: List<Int>, sampling: Sampling, constraint: Constraint?): Growth {
         lookup?.follow(prefix)
         val logits = advance(prefix)
         ranked = sampling
+        held = constraint
         return Growth(prefix.size).also {
             growth = it
             propose(it, listOf(ROOT), logits)
@@ -196,7 +214,8 @@ class Drafter(
     private fun propose(growth: Growth, frontier: List<Int>, logits: FloatArray) {
         for ((row, parent) in frontier.withIndex()) {
             val path = growth.path(parent).map { growth.tokens[it] }
-            val children = candidates.best(logits, row, path, growth.base + path.size, ranked)
+            val amounts = held?.amounts(cached + path).orEmpty()
+            val children = candidates.best(logits, row, path, growth.base + path.size, ranked, amounts)
             growth.add(parent, children.map { it.token }, children.map { it.logProb })
         }
     }

@@ -16,7 +16,9 @@ internal class DrafterJobs(
         worker.submit { drafter ->
             val began = now()
             val draft = if (shape == null) Draft() else {
-                drafter.draft(action.prefix, session.sampling, shape) { session.version != action.version }
+                drafter.draft(action.prefix, session.sampling, shape, session.constraint) {
+                    session.version != action.version
+                }
             }
             val end = now()
             report(InboxEvent.Drafted(session, draft, action.version, end - asked, end - began))
@@ -26,7 +28,7 @@ internal class DrafterJobs(
     fun write(action: WriteToken) {
         val asked = now()
         worker.submit { drafter ->
-            val written = drafter.nextToken(action.prefix, session.sampling)
+            val written = drafter.nextToken(action.prefix, session.sampling, session.constraint)
             report(InboxEvent.TokenWritten(session, written, action.version, now() - asked))
         }
     }
@@ -35,7 +37,9 @@ internal class DrafterJobs(
         val shape = shapeOf(action.size)
         worker.submit { drafter ->
             val began = now()
-            val draft = if (shape == null) Draft() else drafter.draft(action.prefix, session.sampling, shape)
+            val draft = if (shape == null) Draft() else {
+                drafter.draft(action.prefix, session.sampling, shape, session.constraint)
+            }
             report(InboxEvent.Compared(session, draft, action.prefix.size, now() - began))
         }
     }

@@ -1,6 +1,7 @@
 package dev.outrider.core.runtime
 
 import dev.outrider.core.protocol.Close
+import dev.outrider.core.protocol.Constraint
 import dev.outrider.core.protocol.Hello
 import dev.outrider.core.protocol.PROTOCOL_VERSION
 import dev.outrider.core.protocol.STREAMS
@@ -42,11 +43,23 @@ data class Options(
  * What is asked for. maxNewTokens, at least 1, counts verified tokens only. sampling: its seed gives the same text
  * again. stop: strings that end the answer; they are not part of it. Raises [IllegalArgumentException] on another
  * length.
+ *
+ * responseFormat, logitBias (by token id, -100 to 100), the penalties (-2 to 2) and tools: as OpenAI has them, a part
+ * of every draw; docs/api.md says more. Whoever writes is held to them: no grammar library runs here, so under a
+ * responseFormat or tools the target alone writes, and such an answer waits where there is no link. Calls stand in the
+ * text as `<tool_call>`; a prompt of token ids has to describe the tools itself.
  */
 data class Request(
     val maxNewTokens: Int = 256,
     val sampling: Sampling = Sampling(),
     val stop: List<String> = emptyList(),
+    val responseFormat: ResponseFormat? = null,
+    val logitBias: Map<Int, Float> = emptyMap(),
+    val frequencyPenalty: Double = 0.0,
+    val presencePenalty: Double = 0.0,
+    val tools: List<Tool> = emptyList(),
+    val toolChoice: ToolChoice = ToolChoice.Auto,
+    val parallelToolCalls: Boolean = true,
 ) {
     init {
         require(maxNewTokens >= 1) { "maxNewTokens must be at least 1, not $maxNewTokens" }
@@ -137,11 +150,12 @@ class EdgeRuntime(
     /**
      * Answer a conversation. The flow's last event is [Finished]; whoever stops collecting cancels the answer.
      *
-     * Raises [IllegalArgumentException] on a prompt that leaves no room; while it is collected,
+     * Raises [IllegalArgumentException] on a prompt that leaves no room, and on what nobody could hold the answer to;
+     * while it is collected,
      * [IllegalStateException] if another answer is on its way, or what the engine throws.
      */
     fun generate(messages: List<ChatMessage>, request: Request = Request()): Flow<Event> =
-        generateFromIds(bundle.renderChat(messages), request)
+        generateFromIds(bundle.renderChat(messages, toolUseOf(request)?.prompt.orEmpty()), request)
 
     /** Answer token ids [prompt]. */
     fun generateFromIds(prompt: List<Int>, request: Request = Request()): Flow<Event> {
@@ -151,9 +165,11 @@ class EdgeRuntime(
         require(prompt.all { it in 0 until manifest.vocabSize }) {
             "token ids of the prompt must be at least 0 and below ${manifest.vocabSize}"
         }
+        val constraint = constraintOf(prompt.size, manifest.vocabSize, request, toolUseOf(request))
+        checkObeyed(constraint, policy)
         return answer(request.stop.filter(String::isNotEmpty)) {
             stream = (stream + 1) % STREAMS
-            begin(prompt, request.sampling, request.maxNewTokens)
+            begin(prompt, request.sampling, request.maxNewTokens, constraint)
         }
     }
 
@@ -166,10 +182,11 @@ class EdgeRuntime(
         require(record.target == manifest.targetHash) {
             "the record is of another target than this bundle's; ask again"
         }
+        checkObeyed(record.constraint, policy)
         return answer(record.stop) {
             sessionId = record.session
             stream = record.stream
-            begin(record.prompt, record.sampling, record.maxNew).also { it.restore(record) }
+            begin(record.prompt, record.sampling, record.maxNew, record.constraint).also { it.restore(record) }
         }
     }
 
@@ -205,14 +222,15 @@ class EdgeRuntime(
     }.buffer(Channel.UNLIMITED).flowOn(Dispatchers.Default)
 
     /** A session for [ids]. What it shares with the text before keeps its rows, here and on the verifier. */
-    private fun begin(ids: List<Int>, sampling: Sampling, maxNew: Int): Session {
+    private fun begin(ids: List<Int>, sampling: Sampling, maxNew: Int, constraint: Constraint?): Session {
         val same = ids.zip(text).takeWhile { (one, other) -> one == other }.size
         worker.submit { it.keepRows(same) }
         return Session(
             ids, sampling, manifest.eosIds, maxNew, manifest.maxContext, manifest.rowShape, sessionId, stream,
-            rowsSeen.upTo(same), options.patience, timer, policy,
+            rowsSeen.upTo(same), options.patience, timer,
+            if (constraint.unobeyed) policy.copy(writer = WhoWrites.CLOUD_ONLY) else policy,
             Tuning(controller, options.shape, options.shaping, options.ahead), understudy?.present() == true,
-            bundle.sentenceEnds,
+            bundle.sentenceEnds, constraint = constraint,
         )
     }
 }

@@ -1,10 +1,16 @@
 package dev.outrider.core.runtime
 
+import dev.outrider.core.protocol.Constraint
 import dev.outrider.core.protocol.STREAMS
 import dev.outrider.core.protocol.Sampling
 import dev.outrider.core.protocol.isArithmetic
+import dev.outrider.core.protocol.packConstraint
+import dev.outrider.core.protocol.unpackConstraint
 
 private const val VERSION = 2
+
+/** Of a record with a constraint, which a program of [VERSION] would pass over. */
+private const val CONSTRAINED = 3
 
 /**
  * What it takes to go on with an answer, perhaps in another process: [toJson] now, [parse] then.
@@ -12,7 +18,7 @@ private const val VERSION = 2
  * prompt, committed, provisional: token ids; writers: who wrote which of the answer's tokens, provisional ones
  * included; seq, stream, session (16 bytes): as on the wire; target: the hash of the target that answers; stop: strings
  * that end the answer; arithmetic: what the verified tokens were computed in, "" where that is unknown, and in records
- * of earlier programs. The JSON is the same as that of the Python runtime.
+ * of earlier programs; constraint: what the answer is held to. The JSON is the same as that of the Python runtime.
  *
  * Raises [IllegalArgumentException] where [writers] are not the answer's.
  */
@@ -29,6 +35,7 @@ class AnswerRecord(
     val target: String,
     val stop: List<String>,
     val arithmetic: String = "",
+    val constraint: Constraint? = null,
 ) {
     init {
         val ends = listOf(0) + writers.map { it.end }
@@ -40,14 +47,16 @@ class AnswerRecord(
 
     fun toJson(): String = Json.write(
         mapOf(
-            "version" to VERSION, "prompt" to prompt, "committed" to committed, "provisional" to provisional,
+            "version" to (if (constraint == null) VERSION else CONSTRAINED), "prompt" to prompt,
+            "committed" to committed, "provisional" to provisional,
             "writers" to writers.map { listOf(it.begin, it.end, it.writer.name.lowercase()) },
             "sampling" to with(sampling) {
                 mapOf("temperature" to temperature, "top_k" to topK, "top_p" to topP, "min_p" to minP, "seed" to seed)
             },
             "max_new" to maxNew, "seq" to seq, "stream" to stream, "session" to session.toHex(), "target" to target,
             "stop" to stop,
-        ) + (if (arithmetic.isEmpty()) emptyMap() else mapOf("arithmetic" to arithmetic)),
+        ) + constraint?.let { mapOf("constraint" to packConstraint(it).toHex()) }.orEmpty() +
+            (if (arithmetic.isEmpty()) emptyMap() else mapOf("arithmetic" to arithmetic)),
     )
 
     companion object {
@@ -55,7 +64,13 @@ class AnswerRecord(
         fun parse(json: String): AnswerRecord {
             val fields = Json.parse(json)
             val version = fields.int("version")
-            require(version == VERSION) { "the record has version $version; this program reads version $VERSION" }
+            require(version in VERSION..CONSTRAINED) {
+                "the record has version $version; this program reads versions $VERSION and $CONSTRAINED"
+            }
+            val held = if ("constraint" in fields as Map<*, *>) fields.field<String>("constraint") else ""
+            require((version == CONSTRAINED) == held.isNotEmpty()) {
+                "the record's version and its constraint contradict each other"
+            }
             val sampling = fields.field<Map<*, *>>("sampling")
             val record = AnswerRecord(
                 fields.ints("prompt"), fields.ints("committed"), fields.ints("provisional"),
@@ -66,7 +81,8 @@ class AnswerRecord(
                 ),
                 fields.int("max_new"), fields.field("seq"), fields.int("stream"),
                 fields.field<String>("session").hexToBytes(), fields.field("target"), fields.strings("stop"),
-                if ("arithmetic" in fields as Map<*, *>) fields.field("arithmetic") else "",
+                if ("arithmetic" in fields) fields.field("arithmetic") else "",
+                if (held.isEmpty()) null else unpackConstraint(held.hexToBytes()),
             )
             require(record.prompt.isNotEmpty() && record.session.size == 16 && record.stream in 0 until STREAMS) {
                 "not a record of an answer"

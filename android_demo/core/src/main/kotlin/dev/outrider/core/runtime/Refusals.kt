@@ -44,6 +44,17 @@ internal fun Session.askAnew(now: Double): List<Action> {
     return goOnAlone(now, now)
 }
 
+/** This link's verifier does not know the answer's constraint, and would pass over it: it is not asked. */
+internal fun Session.disobeyed(now: Double): List<Action> {
+    refused = true
+    requests.flight = null
+    deadlines.connect = null
+    deadlines.retry = null
+    complaint = "this verifier cannot obey the answer's constraint; update it, or ask without one"
+    expectReturn(0.0, now)
+    return goOnAlone(now, now)
+}
+
 /** Where nothing more can be written, wait no longer than [seconds] for the target. */
 internal fun Session.expectReturn(seconds: Double, now: Double) {
     returnWait = seconds

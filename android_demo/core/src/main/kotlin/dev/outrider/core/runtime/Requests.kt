@@ -1,5 +1,6 @@
 package dev.outrider.core.runtime
 
+import dev.outrider.core.protocol.Constraint
 import dev.outrider.core.protocol.Generate
 import dev.outrider.core.protocol.Open
 import dev.outrider.core.protocol.Sampling
@@ -27,8 +28,8 @@ internal class Flight(
 )
 
 /**
- * One answer's requests: their numbers, the one under way, and when its reply is overdue. stream, sessionId: as on the
- * wire. timer: of rounds; it outlives the answer.
+ * One answer's requests: their numbers, the one under way, and when its reply is overdue. stream, sessionId,
+ * constraint: as on the wire. timer: of rounds; it outlives the answer.
  */
 internal class Requests(
     private val stream: Int,
@@ -37,6 +38,7 @@ internal class Requests(
     private val patience: Patience,
     private val timer: RoundTimer,
     private val stats: SessionStats,
+    private val constraint: Constraint? = null,
 ) {
     private val gaps = RoundTimer(timer.floor, timer.ceiling, timer.first) // between streamed tokens
     private var freshOpen = false // an OPEN was sent and no request since
@@ -48,7 +50,7 @@ internal class Requests(
         flight = null
         freshOpen = true
         val held = minOf(rowsHeld, committed.size - 1)
-        return Send(Open(stream, sessionId, seq, packIds(committed), held, sampling))
+        return Send(Open(stream, sessionId, seq, packIds(committed), held, sampling, constraint))
     }
 
     /** VERIFY [tree] below the first [base] tokens. */

@@ -1,6 +1,7 @@
 package dev.outrider.core.runtime
 
 import dev.outrider.core.protocol.Cancel
+import dev.outrider.core.protocol.Constraint
 import dev.outrider.core.protocol.Error
 import dev.outrider.core.protocol.Features
 import dev.outrider.core.protocol.MAX_NODES
@@ -28,9 +29,8 @@ import dev.outrider.core.protocol.Welcome
  *
  * prompt: token ids of the conversation so far. maxNew: committed tokens at most. sessionId (16 bytes), stream: as on
  * the wire. rowShape: the drafter's. rowsSeen: of the prompt, as far as the drafter holds its rows. [Tuning]: what
- * measurements decide. understudy: there is one. obeys: the device's own
- * writers can be held to the answer's constraint; where not, nothing is written alone. sentenceEnds: tokens that end a
- * sentence or a line.
+ * measurements decide. understudy: there is one. constraint: what tokens are drawn under. obeys: the device's own
+ * writers can be held to it; where not, nothing is written alone. sentenceEnds: tokens that end a sentence or a line.
  */
 class Session(
     val prompt: List<Int>,
@@ -49,11 +49,12 @@ class Session(
     understudy: Boolean = false,
     sentenceEnds: Set<Int> = emptySet(),
     obeys: Boolean = true,
+    val constraint: Constraint? = null,
 ) {
     val stats = SessionStats()
     private val ownLimit = minOf(prompt.size + maxNew, maxContext) // whatever the verifier's context
     internal val text = AnswerTokens(prompt, ownLimit, eosIds, stats)
-    internal val requests = Requests(stream, sessionId, sampling, patience, timer, stats)
+    internal val requests = Requests(stream, sessionId, sampling, patience, timer, stats, constraint)
     internal val deadlines = Deadlines(patience.silence)
     internal val solo = Solo(policy, sentenceEnds).also { it.obeys = obeys }
     internal val handover = Handover(understudy, policy)
@@ -142,7 +143,8 @@ class Session(
         refused = false
         complaint = ""
         returnWait = patience.offline
-        return actions + open(now)
+        val obeyed = constraint == null || constraint.needs and welcome.constraints.inv() == 0
+        return actions + if (obeyed) open(now) else disobeyed(now)
     }
 
     /** There is no link. refused: a verifier was there, and does not accept this device; another one may. */
@@ -278,7 +280,7 @@ class Session(
     /** What [restore] needs. target: the bundle's hash; stop: the strings that end the answer. */
     fun record(target: String, stop: List<String>) = AnswerRecord(
         prompt, committed.drop(prompt.size), provisional, text.spans, sampling, maxNew, requests.seq, stream,
-        sessionId, target, stop, arithmetic.pinned,
+        sessionId, target, stop, arithmetic.pinned, constraint,
     )
 
     /** Take up a recorded answer, before [start]. The session was made with the record's prompt and settings. */

@@ -1,5 +1,6 @@
 package dev.outrider.core.runtime
 
+import dev.outrider.core.protocol.Constraint
 import dev.outrider.core.protocol.Sampling
 import dev.outrider.core.protocol.draw
 import dev.outrider.core.protocol.logProbs
@@ -89,14 +90,15 @@ class Understudy(
 
     /**
      * How many of the tokens from [base] on it would have written itself, up to the first that it would not. begin:
-     * where the answer begins. It has read all of them then, or as far as it agrees. null: given up, as nobody [wanted]
-     * to know any more.
+     * where the answer begins. constraint: its biases and penalties are a part of each draw. It has read all of them
+     * then, or as far as it agrees. null: given up, as nobody [wanted] to know any more.
      */
     fun agreed(
         text: List<Int>,
         base: Int,
         begin: Int,
         sampling: Sampling,
+        constraint: Constraint? = null,
         wanted: () -> Boolean = { true },
     ): Int? {
         if (!read(text.subList(0, base), wanted)) return null
@@ -107,7 +109,8 @@ class Understudy(
             // the last token before is read again: its logits judge the first one
             val rows = step(agreed - 1, listOf(text[agreed - 1]) + chunk, 1 + chunk.size)
             val same = chunk.indices.firstOrNull { row ->
-                choose(rows[row], text.subList(0, agreed + row), begin, sampling) != chunk[row]
+                val before = text.subList(0, agreed + row)
+                draw(judged(rows[row], before, begin, constraint), sampling, before.size) != chunk[row]
             } ?: chunk.size
             held += chunk.subList(0, same)
             logits = rows[same]
@@ -117,12 +120,14 @@ class Understudy(
         return agreed - base
     }
 
-    /** Its own next token behind [text], and the probability that it gives to it. begin: where the answer begins. */
-    fun nextToken(text: List<Int>, begin: Int, sampling: Sampling): Written {
+    /** Its own next token behind [text], and the probability that it gives to it. begin, constraint: as of [agreed]. */
+    fun nextToken(text: List<Int>, begin: Int, sampling: Sampling, constraint: Constraint? = null): Written {
         read(text)
         val logits = logits!!
-        val token = choose(logits, text, begin, sampling)
-        return Written(token, exp(logProbs(logits, Sampling())[token]))
+        val judged = judged(logits, text, begin, constraint)
+        val token = draw(judged, sampling, text.size)
+        val sure = if (constraint == null) logProbs(logits, Sampling()) else logProbs(judged, Sampling())
+        return Written(token, exp(sure[token]))
     }
 
     private fun step(past: Int, tokens: List<Int>, wanted: Int): List<FloatArray> =
@@ -139,17 +144,18 @@ class Understudy(
         logits = null
     }
 
-    private fun choose(logits: FloatArray, text: List<Int>, begin: Int, sampling: Sampling): Int {
+    /** What the token behind [text] is drawn from. */
+    private fun judged(logits: FloatArray, text: List<Int>, begin: Int, constraint: Constraint?): DoubleArray {
         val answer = text.subList(begin, text.size)
+        val judged = DoubleArray(logits.size) { logits[it].toDouble() }
         val losses = repetitions(answer)
         val inCode = losses.isNotEmpty() && decode(answer).split(FENCE).size % 2 == 0
-        if (losses.isEmpty() || inCode) return draw(logits, sampling, text.size)
-        val lowered = logits.copyOf()
-        for ((token, length) in losses) {
+        for ((token, length) in if (inCode) emptyMap() else losses) {
             val loss = DRY_MULTIPLIER * DRY_BASE.pow(minOf(length - DRY_ALLOWED, 20))
-            lowered[token] -= minOf(DRY_MOST, loss).toFloat()
+            judged[token] = (logits[token] - minOf(DRY_MOST, loss).toFloat()).toDouble()
         }
-        return draw(lowered, sampling, text.size)
+        for ((token, amount) in constraint?.amounts(text).orEmpty()) if (token < judged.size) judged[token] += amount
+        return judged
     }
 }
 

@@ -9,7 +9,10 @@ internal class UnderstudyJobs(
     private val begin = session.prompt.size
 
     fun read(action: ReadText) = submit { understudy ->
-        val agreed = understudy.agreed(action.prefix, action.base, begin, session.sampling) { session.reads(action) }
+        val wanted = { session.reads(action) }
+        val agreed = understudy.agreed(
+            action.prefix, action.base, begin, session.sampling, session.constraint, wanted,
+        )
         InboxEvent.TextRead(session, agreed)
     }
 
@@ -18,7 +21,7 @@ internal class UnderstudyJobs(
         submit { understudy ->
             val wanted = { session.version == action.version && session.finished == null }
             val written = if (understudy.read(action.prefix, wanted)) {
-                understudy.nextToken(action.prefix, begin, session.sampling)
+                understudy.nextToken(action.prefix, begin, session.sampling, session.constraint)
             } else {
                 Written(0, 0.0) // which the session does not take
             }

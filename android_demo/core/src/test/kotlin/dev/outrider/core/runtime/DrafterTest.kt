@@ -22,12 +22,14 @@ class DrafterTest {
     fun draftsTheSameTrees() {
         var drafts = 0
         for ((number, conversation) in Vectors.read("drafter").withIndex()) {
-            val drafter = drafterOf(conversation.field<Any>("setup"))
+            val setup = conversation.field<Map<*, *>>("setup")
+            val drafter = drafterOf(setup)
+            val constraint = setup["constraint"]?.let(Vectors::constraint)
             for ((place, step) in conversation.field<List<List<Any?>>>("steps").withIndex()) {
                 val where = "conversation $number, step $place: ${step[0]}"
                 when (step[0]) {
                     "draft" -> {
-                        val draft = drafter.draft(ints(step[1]), Vectors.sampling(step[2]), shape(step[3]))
+                        val draft = drafter.draft(ints(step[1]), Vectors.sampling(step[2]), shape(step[3]), constraint)
                         val wanted = step[4]
                         assertEquals(TokenTree(wanted.ints("tokens"), wanted.ints("parents")), draft.tree, where)
                         close(wanted.field<List<Number>>("scores"), draft.scores, where)
@@ -43,7 +45,7 @@ class DrafterTest {
                     }
                     "rows" -> drafter.addRows(ints(step[1]).toIntArray(), floats(step[2]))
                     "write" -> {
-                        val written = drafter.nextToken(ints(step[1]), Vectors.sampling(step[2]))
+                        val written = drafter.nextToken(ints(step[1]), Vectors.sampling(step[2]), constraint)
                         assertEquals((step[3] as Long).toInt(), written.token, where)
                         assertEquals((step[4] as Number).toDouble(), written.probability, 1e-9, where)
                     }

@@ -57,6 +57,23 @@ class EdgeRuntimeTest {
     }
 
     @Test
+    fun whoWritesAloneIsHeldToBiasesAndRefusesGrammars() = runBlocking {
+        runtime().use { runtime ->
+            val refused = assertFailsWith<IllegalArgumentException> {
+                runtime.generate("Why?", Request(responseFormat = ResponseFormat.JsonObject))
+            }
+            assertTrue("response_format and tools need a verifier" in refused.message.orEmpty())
+            suspend fun written(request: Request) =
+                (runtime.generate("Why?", request).toList().last() as Finished).tokenIds
+            assertEquals(listOf(7, 7, 7), written(Request(3, logitBias = mapOf(7 to 100f))))
+            val either = Request(12, logitBias = mapOf(7 to 90f, 8 to 90f))
+            val counts = { tokens: List<Int> -> tokens.groupingBy { it }.eachCount().values.sorted() }
+            val spread = counts(written(either.copy(frequencyPenalty = 2.0)))
+            assertTrue(spread.last() < counts(written(either)).last(), "a penalty spreads them: $spread")
+        }
+    }
+
+    @Test
     fun aSeedGivesTheSameTextAgain() = runBlocking {
         runtime().use { runtime ->
             suspend fun text(seed: Long) =

@@ -16,7 +16,7 @@ class SessionTracesTest {
 
     @Test
     fun everyTraceReplays() {
-        assertTrue(traces.size >= 390)
+        assertTrue(traces.size >= 431)
         val calls = HashSet<String>()
         for (trace in traces) {
             val session = sessionOf(trace.field<Any>("setup"))
@@ -60,6 +60,7 @@ class SessionTracesTest {
             tuning = tuningOf(setup), understudy = setup.field("understudy"),
             obeys = (setup as Map<*, *>)["obeys"] as Boolean? ?: true,
             sentenceEnds = setup.ints("sentence_ends").toSet(),
+            constraint = setup["constraint"]?.let(Vectors::constraint),
         )
         session.mode = named(setup.field("mode"))
         session.arithmetic.pinned = setup["arithmetic"] as String? ?: ""

@@ -1,0 +1,158 @@
+/** What an answer may be asked to hold to, as the verifier's OpenAI-style calls have it, and its [Constraint]. */
+package dev.outrider.core.runtime
+
+import dev.outrider.core.protocol.Constraint
+import dev.outrider.core.protocol.GRAMMAR_JSON_OBJECT
+import dev.outrider.core.protocol.GRAMMAR_JSON_SCHEMA
+import dev.outrider.core.protocol.GRAMMAR_NONE
+import dev.outrider.core.protocol.GRAMMAR_TOOLS
+import dev.outrider.core.protocol.MAX_BIAS
+import dev.outrider.core.protocol.MAX_BIASES
+import dev.outrider.core.protocol.MAX_SCHEMA
+import kotlin.math.abs
+
+private const val MAX_TOOLS = 128
+private const val MAX_PENALTY = 2.0
+private val NAME = Regex("[A-Za-z0-9_-]{1,64}")
+
+private val NO_PROPERTIES = mapOf("properties" to emptyMap<String, Any>())
+
+/** Why this device alone cannot write under a grammar. */
+private const val NO_GRAMMARS = "no grammar library runs here"
+
+/** The form of an answer; null in its place: any text. */
+sealed interface ResponseFormat {
+    /** One JSON object, whatever is in it. */
+    object JsonObject : ResponseFormat
+
+    /** JSON that obeys [schema], a JSON schema as text; the verifier says which it cannot obey. */
+    data class JsonSchema(val schema: String) : ResponseFormat
+}
+
+/**
+ * A function that the answer may call. name: 1 to 64 of `A-Za-z0-9_-`; parameters: JSON schema of the arguments, an
+ * object, as text; null: none. Raises [IllegalArgumentException] otherwise.
+ */
+data class Tool(val name: String, val description: String? = null, val parameters: String? = null) {
+    internal val schema: Map<*, *>? = parameters?.let { objectOf(it, "the parameters of $name") }
+
+    init {
+        require(NAME.matches(name)) { "a function's name must match ${NAME.pattern}, not \"$name\"" }
+        require((schema?.get("type") ?: "object") == "object") {
+            "$name: arguments are objects, so the type of parameters must be object"
+        }
+        require("x-guidance" !in schema.orEmpty()) { "$name: x-guidance is not taken here" }
+    }
+
+    /** As chat templates take it. */
+    internal val shown: Map<String, Any?>
+        get() = mapOf("type" to "function", "function" to shownFunction)
+
+    private val shownFunction: Map<String, Any?>
+        get() = buildMap {
+            put("name", name)
+            if (description != null) put("description", description)
+            put("parameters", schema.orEmpty().ifEmpty { mapOf("type" to "object") + NO_PROPERTIES })
+        }
+
+    /** The schema of a call's arguments: an object, and without more properties than it names. */
+    internal val closed: Map<*, *>
+        get() {
+            val whole = mapOf("type" to "object") + schema.orEmpty().ifEmpty { NO_PROPERTIES }
+            val closed = "properties" !in whole || "additionalProperties" in whole
+            return if (closed) whole else whole + mapOf("additionalProperties" to false)
+        }
+}
+
+/** Which of the tools an answer calls. */
+sealed interface ToolChoice {
+    /** None: the functions are left out of the prompt. */
+    object None : ToolChoice
+
+    /** Text, or calls. */
+    object Auto : ToolChoice
+
+    /** Calls alone. */
+    object Required : ToolChoice
+
+    /** One call of this function. */
+    data class Named(val name: String) : ToolChoice
+
+    /** These alone, though the prompt describes all; required: calls alone. */
+    data class Allowed(val names: Set<String>, val required: Boolean = false) : ToolChoice
+}
+
+/** What the prompt describes, and the rules of calls as the wire has them. */
+internal class ToolUse(val prompt: List<Tool>, val rules: List<Any?>)
+
+/** What [request]'s tools ask for; null: nothing may be called. Raises [IllegalArgumentException]. */
+internal fun toolUseOf(request: Request): ToolUse? {
+    val (tools, choice) = request.tools to request.toolChoice
+    require(tools.size <= MAX_TOOLS) { "${tools.size} tools; at most $MAX_TOOLS are taken" }
+    val names = tools.map { it.name }
+    names.groupingBy { it }.eachCount().forEach { (name, count) ->
+        require(count == 1) { "two tools have the name $name" }
+    }
+    val asked = when (choice) {
+        is ToolChoice.Named -> setOf(choice.name)
+        is ToolChoice.Allowed -> choice.names.also { require(it.isNotEmpty()) { "allowed_tools names no tool" } }
+        else -> null
+    }
+    val required = choice is ToolChoice.Required || choice is ToolChoice.Named ||
+        choice is ToolChoice.Allowed && choice.required
+    if (tools.isEmpty()) {
+        require(asked == null && !required) { "tool_choice asks for a call, and there are no tools" }
+        return null
+    }
+    if (choice is ToolChoice.None) return null
+    for (name in asked.orEmpty()) require(name in names) { "tool_choice names $name, which is not among the tools" }
+    val functions = tools.filter { asked == null || it.name in asked }.map { listOf(it.name, it.closed) }
+    return ToolUse(tools, listOf(functions, required, request.parallelToolCalls && choice !is ToolChoice.Named))
+}
+
+/**
+ * What an answer to [request] whose first token has index [begin] is held to; null where nothing is asked that changes
+ * it. Raises [IllegalArgumentException] on what cannot be.
+ */
+internal fun constraintOf(begin: Int, vocabSize: Int, request: Request, use: ToolUse?): Constraint? {
+    val format = request.responseFormat
+    var grammar = when (format) {
+        null -> GRAMMAR_NONE
+        is ResponseFormat.JsonObject -> GRAMMAR_JSON_OBJECT
+        is ResponseFormat.JsonSchema -> GRAMMAR_JSON_SCHEMA
+    }
+    var schema = (format as? ResponseFormat.JsonSchema)?.schema.orEmpty()
+    val form = (format as? ResponseFormat.JsonSchema)?.let { objectOf(it.schema, "the schema") }
+    if (use != null) {
+        grammar = GRAMMAR_TOOLS
+        schema = Json.write(use.rules + (form ?: if (format == null) null else mapOf("type" to "object")))
+    }
+    val length = schema.codePointCount(0, schema.length)
+    require(length <= MAX_SCHEMA) { "the schemas have $length characters; at most $MAX_SCHEMA are taken" }
+    val bias = request.logitBias.filterValues { it != 0f }
+    for ((token, amount) in bias) {
+        require(token in 0 until vocabSize) {
+            "logit_bias names token $token; the model has tokens 0 to ${vocabSize - 1}"
+        }
+        require(abs(amount) <= MAX_BIAS) { "logit_bias of token $token must be a number from -100 to 100" }
+    }
+    require(bias.size <= MAX_BIASES) { "logit_bias has ${bias.size} entries; at most $MAX_BIASES are taken" }
+    val penalties = mapOf(
+        "frequency_penalty" to request.frequencyPenalty, "presence_penalty" to request.presencePenalty,
+    )
+    for ((name, amount) in penalties) require(abs(amount) <= MAX_PENALTY) { "$name must be a number from -2 to 2" }
+    if (grammar == GRAMMAR_NONE && bias.isEmpty() && penalties.values.all { it == 0.0 }) return null
+    return Constraint(begin, request.frequencyPenalty, request.presencePenalty, bias, grammar, schema)
+}
+
+/** Whether the device's own writers cannot be held to this. */
+internal val Constraint?.unobeyed: Boolean get() = this != null && grammar != GRAMMAR_NONE
+
+/** Raises [IllegalArgumentException] where nobody could hold an answer to [constraint]. */
+internal fun checkObeyed(constraint: Constraint?, policy: Policy) =
+    require(!constraint.unobeyed || policy.writer != WhoWrites.DEVICE_ONLY) {
+        "response_format and tools need a verifier, as this device writes alone and cannot obey them: $NO_GRAMMARS"
+    }
+
+private fun objectOf(text: String, what: String): Map<*, *> =
+    requireNotNull(Json.parse(text) as? Map<*, *>) { "$what: a JSON schema is an object" }

@@ -1,0 +1,146 @@
+/**
+ * Conversations with tools for chat templates that do not write them: the same in plain turns, in a form of our own
+ * (`outrider_core/chat_tools.py`).
+ */
+
+import type { ChatMessage, ToolCall } from "./chatBoundary.js";
+
+const SYSTEM = (
+  tools: string,
+) => `You may call functions. They are described in <tools></tools>, one JSON object a line:
+<tools>
+${tools}
+</tools>
+To call one, write exactly this, once for each call:
+<tool_call>
+{"name": "the function's name", "arguments": {...}}
+</tool_call>`;
+const RESULT_TAG = "<tool_response>";
+const TAGS = /<(\/?\s*tool_response)/gi;
+/** What a template is tried with. */
+const PROBE = { type: "function", function: { name: "probe_f", description: "probe_d", parameters: {} } };
+const CALLED: ToolCall = { id: "probe_id", type: "function", function: { name: "probe_f", arguments: { probe_a: 1 } } };
+const FORM = /<tool_call>\s*\{"name":\s*"probe_f",\s*"arguments":\s*\{"probe_a":\s*1\}\}\s*<\/tool_call>(?!.*probe_f)/s;
+
+export type Render = (messages: readonly ChatMessage[], tools: readonly unknown[]) => string;
+
+/** Whether there is anything of tools to write. */
+export function usesTools(messages: readonly ChatMessage[], tools: readonly unknown[]): boolean {
+  return tools.length > 0 || messages.some(({ role, tool_calls }) => role === "tool" || tool_calls?.length);
+}
+
+/** Whether a template writes functions, results, and calls in the form that answers have here. */
+export function writesTools(render: Render): boolean {
+  const tried: ChatMessage[] = [
+    { role: "user", content: "probe_u" },
+    { role: "assistant", content: "", tool_calls: [CALLED] },
+    { role: "tool", content: "probe_r", tool_call_id: "probe_id", name: "probe_f" },
+  ];
+  const text = attempted(render, tried, [PROBE]);
+  return text.split("probe_u")[0].includes("probe_d") && text.includes("probe_r") && FORM.test(text);
+}
+
+/** Whether a template writes turns of role `tool` that differ from a user's. */
+export function takesResults(render: Render): boolean {
+  const before: ChatMessage[] = [
+    { role: "user", content: "probe_u" },
+    { role: "assistant", content: "probe_c" },
+  ];
+  const text = attempted(render, [...before, { role: "tool", content: "probe_r" }], []);
+  return text.includes("probe_r") && text !== attempted(render, [...before, { role: "user", content: "probe_r" }], []);
+}
+
+/** Whether the template writes results between tags that are no tokens, which content could hold too. */
+export function tagsResults(template: string, tokens: readonly { content: string }[]): boolean {
+  return template.includes(RESULT_TAG) && !tokens.some(({ content }) => content === RESULT_TAG);
+}
+
+/** For templates that write results as text into a user's turn: nobody's content holds the tag around them. */
+export function withoutResults(messages: readonly ChatMessage[]): ChatMessage[] {
+  return messages.map(message =>
+    message.role === "assistant" ? message : { ...message, content: untagged(message.content ?? "") },
+  );
+}
+
+/** The conversation with content alone. results: turns of role `tool` may stand in it. */
+export function plainMessages(
+  messages: readonly ChatMessage[],
+  tools: readonly unknown[],
+  results: boolean,
+): ChatMessage[] {
+  const plain: { role: string; content: string }[] = [];
+  let previous = "";
+  for (const { role, content: said, tool_calls } of messages) {
+    const becomesUser = role === "tool" && !results;
+    let content = said ?? "";
+    if (role === "assistant") content = joined([content, ...(tool_calls ?? []).map(callText)]);
+    else if (becomesUser) {
+      content = `${RESULT_TAG}\n${pythonJson(content).replaceAll("<", "\\u003c")}\n</tool_response>`;
+    } else if (!results) content = untagged(content);
+    const last = plain[plain.length - 1];
+    if (becomesUser && previous === "tool") last.content = joined([last.content, content]);
+    else plain.push({ role: becomesUser ? "user" : role, content });
+    previous = role;
+  }
+  if (!tools.length) return plain;
+  const described = SYSTEM(tools.map(pythonJson).join("\n"));
+  const first = plain[0];
+  if (first?.role !== "system") return [{ role: "system", content: described }, ...plain];
+  first.content = `${first.content}\n\n${described}`.trimStart();
+  return plain;
+}
+
+/** The messages as templates take them: arguments are objects. Throws RangeError where they are none. */
+export function withObjects(messages: readonly ChatMessage[]): ChatMessage[] {
+  return messages.map(message => {
+    if (!message.tool_calls) return message;
+    const calls = message.tool_calls.map(call => ({
+      ...call,
+      function: { ...call.function, arguments: argumentsOf(call) },
+    }));
+    return { ...message, tool_calls: calls };
+  });
+}
+
+function argumentsOf({ function: { name, arguments: given } }: ToolCall): Record<string, unknown> {
+  const wrong = new RangeError(`the arguments of ${name} are not the text of a JSON object`);
+  let value: unknown = given;
+  if (typeof given === "string") {
+    try {
+      value = JSON.parse(given || "{}");
+    } catch {
+      throw wrong;
+    }
+  }
+  if (typeof value !== "object" || value === null || Array.isArray(value)) throw wrong;
+  return value as Record<string, unknown>;
+}
+
+function callText(call: ToolCall): string {
+  const { name, arguments: given } = call.function;
+  return `<tool_call>\n${pythonJson({ name, arguments: given })}\n</tool_call>`;
+}
+
+function attempted(render: Render, messages: readonly ChatMessage[], tools: readonly unknown[]): string {
+  try {
+    return render(messages, tools);
+  } catch {
+    return ""; // templates raise what they like
+  }
+}
+
+function untagged(content: string): string {
+  return content.replace(TAGS, "&lt;$1");
+}
+
+function joined(parts: readonly string[]): string {
+  return parts.filter(part => part !== "").join("\n");
+}
+
+/** JSON with the spaces of Python's, so that a prompt has the same tokens on every device; whole numbers have no `.0`. */
+export function pythonJson(value: unknown): string {
+  if (Array.isArray(value)) return `[${value.map(pythonJson).join(", ")}]`;
+  if (typeof value !== "object" || value === null) return JSON.stringify(value ?? null);
+  const known = Object.entries(value).filter(([, of]) => of !== undefined);
+  return `{${known.map(([key, of]) => `${JSON.stringify(key)}: ${pythonJson(of)}`).join(", ")}}`;
+}
