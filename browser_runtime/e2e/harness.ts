@@ -212,6 +212,17 @@ export class ChatPage {
     });
   }
 
+  /** Until the understudy that the settings ask for has been fetched. */
+  async understudyHere(): Promise<void> {
+    const gone = () => (document.getElementById("understudy") as HTMLElement).hidden;
+    await this.page.waitForFunction(gone, null, { timeout: 300_000 });
+  }
+
+  async understudyWrites(): Promise<void> {
+    const writes = () => document.getElementById("state")?.textContent === "The understudy writes alone";
+    await this.page.waitForFunction(writes, null, { timeout: 1000 * PATIENCE });
+  }
+
   async reload(): Promise<void> {
     await this.page.reload();
   }

@@ -1,10 +1,11 @@
 /**
- * Measures the page in a real Chromium: `npm run measure`. Prints JSON; seconds and tokens a second.
+ * Measures the page in a real Chromium: `npm run measure`. Prints JSON; seconds and tokens a second, drafts in milliseconds.
  *
  * Trees and a stream are compared over an emulated link (LINK_MS there and back) against a target whose steps take at least
  * TARGET_MS. Nothing else should run on the machine meanwhile.
  */
 
+import { fileURLToPath } from "node:url";
 import { browserPath, ChatPage, Chromium, type PageSettings, Verifier } from "./harness.js";
 
 /**
@@ -15,7 +16,12 @@ const DILATION = 8;
 const LINK_MS = 30 * DILATION;
 const TARGET_MS = 60 * DILATION;
 const TOKENS = 48;
+/** Nodes of the drafts that are timed. */
+const NODES = 15;
 const QUESTIONS = ["Why is the sky blue?", "How do I bake bread?", "Write a Python function that adds two numbers."];
+
+/** The library for pages without a bundler. */
+const LIBRARY = fileURLToPath(new URL("../../outrider", import.meta.url));
 
 const executable = browserPath();
 if (!executable) throw new Error("no Chromium here: install one, or name it in OUTRIDER_CHROMIUM");
@@ -84,14 +90,71 @@ async function alone(): Promise<number[]> {
   });
 }
 
+/**
+ * Milliseconds that the worker takes for a tree of NODES nodes, drafted from nothing as an answer goes on, and the engine's
+ * steps for it.
+ */
+async function drafts(): Promise<Record<string, number>> {
+  const context = await browser.context({ serviceWorkers: "block" });
+  const { page } = await ChatPage.open(context, verifier.url);
+  await page.route("**/library/**", route => {
+    const path = LIBRARY + new URL(route.request().url()).pathname.slice("/library".length);
+    return route.fulfill({ path, headers: { "cross-origin-embedder-policy": "require-corp" } });
+  });
+  const found = await page.evaluate(
+    async ([nodes, question, at]) => {
+      const library: typeof import("../src/index.js") = await import(`${at}`);
+      const bundle = await new library.BundleStore().open("/bundle/");
+      const drafter = await library.startDrafter(bundle, { wasmUrl: "/library/ort/", threads: 1 });
+      const timed: { seconds: number; steps: number }[] = [];
+      const draft = drafter.draft.bind(drafter);
+      drafter.draft = async (...given) => {
+        const drafted = await draft(...given);
+        const { tree, ahead, steps } = drafted.result;
+        if (tree.size === nodes && !ahead) timed.push({ seconds: drafted.seconds, steps });
+        return drafted;
+      };
+      const shape = library.treeShape({ nodes: Number(nodes) });
+      const runtime = new library.EdgeRuntime(bundle, drafter, location.origin, {
+        mode: "tree",
+        shape,
+        shaping: false,
+        ahead: false,
+      });
+      for await (const _ of runtime.generate(`${question}`, { maxNewTokens: 100 }));
+      await runtime.close();
+      return timed;
+    },
+    [NODES, QUESTIONS[0], "/library/outrider.js"],
+  );
+  await context.close();
+  const milliseconds = found.map(({ seconds }) => 1000 * seconds);
+  return {
+    drafts: found.length,
+    steps: median(found.map(({ steps }) => steps)),
+    median: median(milliseconds),
+    fastest: Math.min(...milliseconds),
+  };
+}
+
 const median = (values: number[]) => values.sort((one, other) => one - other)[values.length >> 1];
 try {
-  const [started, firstAlone] = [await start(), await alone()];
+  const [started, drafted, firstAlone] = [await start(), await drafts(), await alone()];
   const [tree, stream] = [await rates("tree"), await rates("stream")];
   const ratio = median(tree) / median(stream);
   console.log(
     JSON.stringify(
-      { ...started, firstAlone, dilation: DILATION, linkMs: LINK_MS, targetMs: TARGET_MS, tree, stream, ratio },
+      {
+        ...started,
+        drafted,
+        firstAlone,
+        dilation: DILATION,
+        linkMs: LINK_MS,
+        targetMs: TARGET_MS,
+        tree,
+        stream,
+        ratio,
+      },
       null,
       1,
     ),

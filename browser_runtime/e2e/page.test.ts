@@ -145,14 +145,12 @@ test("an understudy that was asked for takes over where the link is cut, and can
   const wanted = await verifier.plain(QUESTION, { maxNewTokens });
   await onPage({ maxNewTokens, understudy: "cold" }, async chat => {
     await chat.ready();
-    const gone = () => (document.getElementById("understudy") as HTMLElement).hidden;
-    await chat.page.waitForFunction(gone, null, { timeout: 300_000 });
+    await chat.understudyHere();
     assert.ok(await chat.page.evaluate(() => caches.has("outrider-understudy")));
     await chat.ask(QUESTION);
     await chat.grown(40);
     await chat.page.click("#cut");
-    const writes = () => document.getElementById("state")?.textContent === "The understudy writes alone";
-    await chat.page.waitForFunction(writes, null, { timeout: 120_000 });
+    await chat.understudyWrites();
     await chat.alone(30);
     await chat.page.click("#cut");
     const { verified, note } = await chat.finished();

@@ -1,11 +1,16 @@
 /** Takes the pictures of the page in docs/: `npm run pictures`. */
 
-import { fileURLToPath } from "node:url";
+import { execFileSync } from "node:child_process";
+import { join } from "node:path";
+import { PYTHON, ROOT } from "../test/python.js";
 import { browserPath, ChatPage, Chromium, Verifier } from "./harness.js";
 
-const DOCS = fileURLToPath(new URL("../../../../docs/", import.meta.url));
 const PHONE = { width: 390, height: 780 };
 const DESKTOP = { width: 900, height: 640 };
+/** Pixels of a picture for one of the page. */
+const SHARPNESS = 2;
+/** A link on which trees are worth looking at: milliseconds there and back. */
+const LINK_MS = 80;
 const QUESTION = "Why is the sky blue?";
 
 const executable = browserPath();
@@ -13,40 +18,43 @@ if (!executable) throw new Error("no Chromium here: install one, or name it in O
 const verifier = await Verifier.start();
 const browser = await Chromium.start(executable);
 
-type Size = typeof PHONE;
 type Scheme = "light" | "dark";
+type Stage = "online" | "alone" | "repaired";
+const taken: string[] = [];
 
-/** A picture of an answer on its way, once `until` has happened. */
-async function picture(name: string, viewport: Size, colorScheme: Scheme, until: (chat: ChatPage) => Promise<unknown>) {
-  const context = await browser.context({ viewport, colorScheme });
+/** One answer from its question over a cut to its repair, with pictures of `stages`. */
+async function pictures(name: string, viewport: typeof PHONE, colorScheme: Scheme, stages: Stage[]): Promise<void> {
+  const context = await browser.context({ viewport, colorScheme, deviceScaleFactor: SHARPNESS });
   const settings = { maxNewTokens: 200, mode: "tree", offline: "continue" };
   const chat = await ChatPage.open(context, verifier.url, settings);
+  const take = async (stage: Stage) => {
+    if (!stages.includes(stage)) return;
+    const path = join(ROOT, `docs/web-${name}-${colorScheme}-${stage}.png`);
+    await chat.page.screenshot({ path });
+    taken.push(path);
+  };
   await chat.ready();
+  await chat.page.fill("#delay", `${LINK_MS}`);
   await chat.ask(QUESTION);
   await chat.grown(120);
-  await until(chat);
-  await chat.page.screenshot({ path: `${DOCS}web-${name}.png` });
-  await context.close();
-}
-
-/** Cut, and so much is written alone. */
-async function cut(chat: ChatPage): Promise<void> {
+  await chat.page.waitForFunction(() => document.querySelectorAll("#tree g.accepted").length > 1);
+  await take("online");
   await chat.page.click("#cut");
   await chat.alone(60);
-}
-
-async function repaired(chat: ChatPage): Promise<void> {
-  await cut(chat);
+  await take("alone");
   await chat.page.click("#cut");
   await chat.page.waitForSelector(".turn .withdrawn");
   await chat.page.waitForTimeout(150);
+  await take("repaired");
+  await context.close();
 }
 
 try {
-  await picture("online", PHONE, "light", chat => chat.page.waitForSelector("#tree g.accepted"));
-  await picture("alone", PHONE, "dark", cut);
-  await picture("repaired", DESKTOP, "light", repaired);
-  await picture("dark", DESKTOP, "dark", chat => chat.page.waitForSelector("#tree g.accepted"));
+  await pictures("phone", PHONE, "light", ["online", "alone", "repaired"]);
+  await pictures("phone", PHONE, "dark", ["alone"]);
+  await pictures("desktop", DESKTOP, "light", ["repaired"]);
+  await pictures("desktop", DESKTOP, "dark", ["online", "alone", "repaired"]);
+  execFileSync(PYTHON, [join(ROOT, "browser_runtime/tools/screens.py"), "still", ...taken], { stdio: "inherit" });
 } finally {
   await browser.close();
   await verifier.kill();

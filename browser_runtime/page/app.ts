@@ -139,6 +139,7 @@ async function follow(start: () => AsyncGenerator<Event>): Promise<void> {
     for await (const event of start()) {
       view.show(event);
       if (event.type === "link") tell(event.state, "", event.detail);
+      if (event.type === "link") tree?.link(event.state === "verified");
       if (event.type === "handedOver")
         tell("alone", event.writer === "understudy" ? UNDERSTUDY_WRITES : "", event.detail);
       journal(event.type === "finished");
@@ -193,7 +194,8 @@ function showBadge(): void {
   if (stats?.tokens) parts.push(`${stats.tokensPerSecond.toFixed(1)} tokens/s`);
   if (stats?.rounds) parts.push(`tau ${stats.tau.toFixed(1)}`);
   if (traffic) parts.push(`↑ ${bytes(traffic.up)} ↓ ${bytes(traffic.down)}`);
-  find("figures").textContent = parts.join(" · ");
+  // lines break between the figures alone
+  find("figures").replaceChildren(...parts.flatMap((part, index) => [index ? " · " : "", make("span", "", part)]));
 }
 
 function showConversation(): void {

@@ -51,6 +51,18 @@ export class TreeView {
     this.heldUntil = performance.now() + HELD_MS;
   }
 
+  /** Whether there is a link; without one the last tree stays, as one that is past. */
+  link(there: boolean): void {
+    if (!this.picture) return;
+    find("tree-note").textContent = there ? "" : "no link, nothing is sent";
+    if (there) return;
+    this.waiting = null;
+    clearTimeout(this.timer);
+    this.timer = undefined;
+    this.judged = true;
+    this.picture.classList.add("past");
+  }
+
   private draw(): void {
     const sight = this.waiting;
     this.waiting = null;
@@ -70,10 +82,7 @@ export class TreeView {
       const from = parent < 0 ? null : this.place(parent);
       const chance = Math.exp(scores[node] ?? 0);
       if (!from) return svg("path", { d: "" });
-      const [fromX, fromY] = [from[0] + WIDTH, from[1] + HEIGHT / 2];
-      const middle = (fromX + x) / 2;
-      const d = `M${fromX} ${fromY}C${middle} ${fromY} ${middle} ${y + HEIGHT / 2} ${x} ${y + HEIGHT / 2}`;
-      return svg("path", { d, "stroke-width": 0.8 + 3 * chance });
+      return svg("path", { d: curve(from, [x, y]), "stroke-width": 0.8 + 3 * chance });
     });
     this.nodes = tree.tokens.map((token, node) => this.box(node, this.textOf(token), Math.exp(scores[node] ?? 0)));
     picture.append(...this.edges, ...this.nodes);
@@ -95,7 +104,12 @@ export class TreeView {
     const taken = new Set(this.rows.filter((_, node) => tree.depths[node] === depth + 1));
     let row = last === undefined ? 0 : this.rows[last];
     while (taken.has(row)) row++;
-    picture.append(this.boxAt(depth * COLUMN + 2, row * ROW + 2, this.textOf(bonus), null, "bonus"));
+    const [x, y] = [depth * COLUMN + 2, row * ROW + 2];
+    if (last !== undefined) {
+      const edge = svg("path", { d: curve(this.place(last), [x, y]), class: "accepted" });
+      picture.insertBefore(edge, this.nodes[0]);
+    }
+    picture.append(this.boxAt(x, y, this.textOf(bonus), null, "bonus"));
     const least = { width: COLUMN * (depth + 1) + 4, height: ROW * (row + 1) };
     for (const [name, size] of Object.entries(least)) {
       picture.setAttribute(name, String(Math.max(size, Number(picture.getAttribute(name)))));
@@ -113,7 +127,8 @@ export class TreeView {
 
   private boxAt(x: number, y: number, text: string, chance: number | null, kind: string): SVGElement {
     const group = svg("g", { class: kind });
-    const shown = text.replace(/\n/g, "↵").replace(/ /g, "·").slice(0, LETTERS) || "∎";
+    const whole = text.replace(/\n/g, "↵").replace(/ /g, "·") || "∎";
+    const shown = whole.length > LETTERS ? `${whole.slice(0, LETTERS - 1)}…` : whole;
     group.append(
       svg("rect", { x, y, width: WIDTH, height: HEIGHT, rx: 5 }),
       svg("text", { x: x + 5, y: y + 14 }, shown),
@@ -124,6 +139,13 @@ export class TreeView {
     }
     return group;
   }
+}
+
+/** From the box at `from` to the one at `to`. */
+function curve(from: readonly [number, number], to: readonly [number, number]): string {
+  const [fromX, fromY, toY] = [from[0] + WIDTH, from[1] + HEIGHT / 2, to[1] + HEIGHT / 2];
+  const middle = (fromX + to[0]) / 2;
+  return `M${fromX} ${fromY}C${middle} ${fromY} ${middle} ${toY} ${to[0]} ${toY}`;
 }
 
 /** Of each node its row: a node's likeliest child stays in its row, others get rows below. */
