@@ -56,7 +56,7 @@ export class AnswerView {
     if (reason === "unverified") parts.push("not all of it is verified");
     if (reason === "unreachable") parts.push("the verifier could not be reached");
     if (reason === "cancelled") parts.push("stopped");
-    if (reason === "length") parts.push("as long as it may be");
+    if (reason === "length") parts.push("stopped at its length limit");
     this.remark(parts.join(" · ") + (detail ? ` (${detail})` : ""));
   }
 }
