@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,58 +21,86 @@ if TYPE_CHECKING:
     from benchmarks.network import Bench
 
 
+@dataclass
+class _Counts:
+    """What came of all answers so far. stalls: seconds to the first token alone."""
+
+    faults: int = 0
+    begun: int = 0
+    answers: int = 0
+    wrong: int = 0
+    lost: int = 0
+    given_up: int = 0
+    provisional: int = 0
+    understudy: int = 0
+    rolled_back: int = 0
+    stalls: list[float] = field(default_factory=list)
+
+
 async def break_answers(bench: Bench) -> Figures:
-    """Random faults in random answers over every profile, until --cuts of them have happened.
+    """Random faults in random answers over every profile, until --cuts of them have happened; --devices at once.
 
     understudy_tokens: of the provisional ones. given_up: answers that ended unverified, because the link stayed away
-    for too long; what was verified of them is compared all the same.
+    for too long; what was verified of them is compared all the same. Ctrl-C ends it early, with what was done so far.
     """
     options, rng = bench.options, random.Random(bench.options.seed)
-    verifier = await bench.verifier()
-    answers = wrong = lost = given_up = provisional = understudy = rolled_back = faults = 0
-    policy = Policy(understudy=options.understudy)
-    stalls: list[float] = []
+    verifier, counts, interrupted = await bench.verifier(), _Counts(), False
     with Progress(console=bench.console, transient=True) as progress:
         bar = progress.add_task("faults", total=options.cuts)
-        while faults < options.cuts:
-            profile = PROFILES[options.profiles[answers % len(options.profiles)]]
-            async with (
-                EmulatedLink(verifier.port, profile, rng.randrange(2**32)) as link,
-                EdgeRuntime(bench.bundle, link.address, threads=bench.threads, policy=policy) as runtime,
-                link.weather(),
-            ):
-                breaker = asyncio.create_task(_break(link, rng, profile))
-                shown, verified, number = list[int](), 0, rng.randrange(len(bench.prompts))
-                async for event in runtime.generate(bench.prompts[number], max_new_tokens=options.max_new_tokens):
-                    match event:
-                        case Verified(tokens=tokens):
-                            shown[verified:] = tokens + shown[verified + len(tokens) :]
-                            verified += len(tokens)
-                        case Provisional(token=token):
-                            shown.append(token)
-                        case RolledBack(count=count):
-                            del shown[len(shown) - count :]
-                breaker.cancel()
-                assert isinstance(event, Finished)
-                answers += 1
-                faults += link.cuts
-                over = event.reason in ("stop", "length")
-                given_up += not over
-                truth = bench.truth[number]
-                wrong += (event.token_ids if over else shown[:verified]) != (truth if over else truth[:verified])
-                lost += shown != event.token_ids
-                stalls += event.stats.stall_seconds
-                provisional += event.stats.provisional
-                understudy += event.stats.understudy
-                rolled_back += event.stats.rolled_back
-                progress.update(bar, completed=faults)
+
+        async def one_device() -> None:
+            while counts.faults < options.cuts:
+                await _break_one(bench, verifier.port, rng, counts)
+                progress.update(bar, completed=counts.faults)
+
+        try:
+            await asyncio.gather(*(one_device() for _ in range(options.devices)))
+        except asyncio.CancelledError:
+            interrupted = True
+    stalls = counts.stalls
     return {
-        "machine": describe_machine(), "cuts": faults, "answers": answers,
-        "understudy": options.understudy, "understudy_tokens": understudy,
-        "answers_that_differ": wrong, "screens_that_differ": lost, "given_up": given_up, "provisional": provisional,
-        "rolled_back": rolled_back, "stalls": len(stalls),
+        "machine": describe_machine(), "cuts": counts.faults, "answers": counts.answers, "devices": options.devices,
+        "understudy": options.understudy, "understudy_tokens": counts.understudy, "interrupted": interrupted,
+        "answers_that_differ": counts.wrong, "screens_that_differ": counts.lost, "given_up": counts.given_up,
+        "provisional": counts.provisional, "rolled_back": counts.rolled_back, "stalls": len(stalls),
         "stall_ms_p95": round(1000 * float(np.percentile(stalls, 95))) if stalls else None,
     }  # fmt: skip
+
+
+async def _break_one(bench: Bench, port: int, rng: random.Random, counts: _Counts) -> None:
+    """Faults in one answer over the next profile."""
+    options = bench.options
+    profile = PROFILES[options.profiles[counts.begun % len(options.profiles)]]
+    number, counts.begun = rng.randrange(len(bench.prompts)), counts.begun + 1
+    policy = Policy(understudy=options.understudy)
+    async with (
+        EmulatedLink(port, profile, rng.randrange(2**32)) as link,
+        EdgeRuntime(bench.bundle, link.address, threads=bench.threads, policy=policy) as runtime,
+        link.weather(),
+    ):
+        breaker = asyncio.create_task(_break(link, rng, profile))
+        shown, verified = list[int](), 0
+        async for event in runtime.generate(bench.prompts[number], max_new_tokens=options.max_new_tokens):
+            match event:
+                case Verified(tokens=tokens):
+                    shown[verified:] = tokens + shown[verified + len(tokens) :]
+                    verified += len(tokens)
+                case Provisional(token=token):
+                    shown.append(token)
+                case RolledBack(count=count):
+                    del shown[len(shown) - count :]
+        breaker.cancel()
+        assert isinstance(event, Finished)
+        over, truth = event.reason in ("stop", "length"), bench.truth[number]
+        counts.answers += 1
+        counts.faults += link.cuts
+        counts.given_up += not over
+        counts.wrong += (event.token_ids if over else shown[:verified]) != (truth if over else truth[:verified])
+        counts.lost += shown != event.token_ids
+        counts.stalls += event.stats.stall_seconds
+        counts.provisional += event.stats.provisional
+        counts.understudy += event.stats.understudy
+        counts.rolled_back += event.stats.rolled_back
 
 
 def harmed(figures: Figures) -> int:

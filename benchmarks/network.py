@@ -313,6 +313,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default="cold",
         help="with --cuts: who else writes alone, where the bundle carries an understudy",
     )
+    parser.add_argument("--devices", type=int, default=1, metavar="N", help="with --cuts: so many answers at once")
     parser.add_argument("--step-ms", type=float, default=0.0, help="let the target's steps take at least this long")
     parser.add_argument(
         "--device-step-ms", type=float, default=0.0, help="let the drafter's steps take at least this long"
@@ -330,6 +331,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shared-cores", action="store_true", help="let device and verifier take each other's cores")
     parser.add_argument("--plot", type=Path, default=None, help="where a picture goes (needs matplotlib)")
     options = parser.parse_args(argv)
+    if options.devices < 1:
+        parser.error("--devices must be 1 or more")
     if options.dilation < 1:
         parser.error("--dilation must be 1 or more")
     if options.cuts and options.dilation != 1:
