@@ -14,7 +14,7 @@ GRANULE = 128
 class Extent:
     """Rows base..base+size-1 belong to one owner; the first `used` hold its committed prefix.
 
-    left: by a session that has ended, so that others of its account may copy them.
+    left: by a session that has ended, so that others of its account may copy them. doubted: nobody may.
     """
 
     base: int
@@ -22,6 +22,7 @@ class Extent:
     used: int = 0
     account: str = ""
     left: bool = False
+    doubted: bool = False
 
 
 class KVPool:
@@ -42,6 +43,16 @@ class KVPool:
         """Rows of the owner's prefix that are in the pool, 0 after an eviction."""
         extent = self._extents.get(owner)
         return extent.used if extent else 0
+
+    def offered(self, owner: bytes) -> int:
+        """Rows of the owner's prefix that others may copy."""
+        extent = self._extents.get(owner)
+        return extent.used if extent and not extent.doubted else 0
+
+    def doubt(self, owner: bytes) -> None:
+        """Let nobody copy the rows that the owner has now."""
+        if extent := self._extents.get(owner):
+            extent.doubted = True
 
     def extent(self, owner: bytes) -> Extent:
         """The owner's extent. Raises KeyError unless `reserve` came first."""
@@ -97,11 +108,14 @@ class KVPool:
         extent = self._extents[name] = self._extents.pop(owner)
         extent.left = True
 
-    def take_over(self, name: bytes, owner: bytes, rows: int) -> None:
-        """Make the first `rows` of what was left under that name the owner's extent, in place of its own."""
+    def take_over(self, name: bytes, owner: bytes, rows: int, size: int) -> None:
+        """Make the first `rows` of what was left under that name the owner's extent, in place of its own.
+
+        What lies behind `size` rows is free at once.
+        """
         self.release(owner)
         extent = self._extents[owner] = self._extents.pop(name)
-        extent.left, extent.used = False, rows
+        extent.left, extent.used, extent.size = False, rows, min(extent.size, self._rounded(size))
 
     def copy(self, source: bytes, owner: bytes, rows: int) -> None:
         """Bring the owner's prefix, for which `reserve` has made room, to the first `rows` rows of another's."""
