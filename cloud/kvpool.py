@@ -66,16 +66,17 @@ class KVPool:
         """Make the owner's extent at least `rows` long, evicting extents of owners outside `keep`.
 
         Extents of the account that holds most rows are evicted first, of these what was left, then the least recently
-        used. The owner's used rows move with its extent. Returns False and leaves its extent unchanged where even that
-        frees too little.
+        used. The owner's used rows move with its extent. Returns False, with nothing evicted or changed, where even
+        all of them would free too little.
         """
         extent = self._extents.get(owner)
         if extent is None or extent.size < rows:
             need = self._rounded(rows)
+            if max((end - begin for begin, end in self._gaps({*keep} - {owner})), default=0) < need:
+                return False
             while (base := self._place(owner, need)) is None:
                 victim = self._victim(owner, keep)
-                if victim is None:
-                    return False
+                assert victim is not None
                 self.evictions += not self._extents.pop(victim).left
             if extent is None:
                 extent = self._extents[owner] = Extent(base, need, account=account)
@@ -149,17 +150,17 @@ class KVPool:
 
     def _place(self, owner: bytes, size: int) -> int | None:
         """First row of `size` free rows, the owner's own counted as free; where its extent is now, if that will do."""
-        gaps = list(self._gaps(owner))
+        gaps = list(self._gaps(self._extents.keys() - {owner}))
         extent = self._extents.get(owner)
         if extent and any(begin <= extent.base and extent.base + size <= end for begin, end in gaps):
             return extent.base
         return next((begin for begin, end in gaps if end - begin >= size), None)
 
-    def _gaps(self, owner: bytes) -> Iterator[tuple[int, int]]:
-        """(begin, end) of free stretches, the owner's own extent counted as free."""
+    def _gaps(self, owners: Set[bytes]) -> Iterator[tuple[int, int]]:
+        """(begin, end) of the stretches between the extents of these owners."""
         begin = 0
-        others = (extent for other, extent in self._extents.items() if other != owner)
-        for extent in sorted(others, key=lambda extent: extent.base):
+        extents = (extent for owner, extent in self._extents.items() if owner in owners)
+        for extent in sorted(extents, key=lambda extent: extent.base):
             if begin < extent.base:
                 yield begin, extent.base
             begin = extent.base + extent.size

@@ -127,3 +127,14 @@ def test_a_fault_of_the_device_is_not_copied_for_ever(ended: bool) -> None:
         (reply,) = asked.replies
         assert isinstance(reply, kind)
     assert isinstance(reply, Verdict) and reply.bonus == truth[0]
+
+
+def test_nobody_is_evicted_for_what_fits_in_no_case() -> None:
+    """A long session waits for room that one with an older claim has; sessions that are idle keep their rows."""
+    pool = KVPool(1024, lambda sources, targets: None)
+    for name, rows in ((b"older", 512), (b"idle", 128)):
+        assert pool.reserve(name, rows, set())
+        pool.extent(name).used = rows
+    assert not pool.reserve(b"long", 600, {b"older"})
+    assert pool.used(b"idle") == 128 and pool.evictions == 0
+    assert pool.reserve(b"long", 512, {b"older"}) and pool.evictions == 1
