@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass, replace
 from itertools import chain, count
 
@@ -67,7 +67,7 @@ class SessionStore:
 
     An account with more than an even share of a full store loses its own oldest record first. keep_ended: keys, values
     and feature rows of sessions that have ended stay for others of their account, for as long as the pool has room for
-    them and at most `ttl` seconds unused.
+    them and at most `ttl` seconds unused; of these too there are at most `max_sessions`.
     """
 
     def __init__(
@@ -140,6 +140,11 @@ class SessionStore:
         self._pool.leave(session_id, name)
         session.rows.truncate(used)
         self._ended[name] = replace(session, id=name, tokens=session.tokens[: used + 1], settled=None, rules=None)
+        if len(self._ended) > self._max_sessions:
+            oldest = _first_to_go(self._ended.values(), set())
+            assert oldest is not None
+            del self._ended[oldest.id]
+            self._pool.release(oldest.id)
 
     def of_account(self, account: str) -> Iterator[Session]:
         """The account's sessions, those that have ended first, the least recently used first."""
@@ -179,14 +184,16 @@ class SessionStore:
     def _make_room(self, busy: Set[bytes]) -> bool:
         if len(self._sessions) < self._max_sessions:
             return True
-        counts = Counter(session.account for session in self._sessions.values())
-        idle = [session for session in self._sessions.values() if session.id not in busy]
-        if not idle:
-            return False
-        self.forget(
-            max(idle, key=lambda session: counts[session.account]).id
-        )  # of that account the oldest, as max() returns the first
-        return True
+        if (session := _first_to_go(self._sessions.values(), busy)) is not None:
+            self.forget(session.id)
+        return session is not None
+
+
+def _first_to_go(sessions: Collection[Session], busy: Set[bytes]) -> Session | None:
+    """The oldest that is not busy of the account that has most of these, which begin with the oldest."""
+    counts = Counter(session.account for session in sessions)
+    idle = (session for session in sessions if session.id not in busy)
+    return max(idle, key=lambda session: counts[session.account], default=None)  # of equals max() returns the first
 
 
 def _same_rules(a: Rules | None, b: Rules | None) -> bool:

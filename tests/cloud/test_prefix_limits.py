@@ -46,16 +46,17 @@ class Token(int):
 class Shelf:
     """A store and a pool without an engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 1000) -> None:
         self.pool = KVPool(1 << 20, lambda sources, targets: None)
-        self.store = SessionStore(self.pool, RowShape(2, 8), 1000, 3600.0, keep_ended=True)
+        self.store = SessionStore(self.pool, RowShape(2, 8), most, 3600.0, keep_ended=True)
         self.prefixes = Prefixes(self.pool, self.store)
 
-    def session(self, tokens: list[int], used: int) -> Session:
+    def session(self, tokens: list[int], used: int, account: str = "one") -> Session:
         name = len(self.store).to_bytes(16)
-        session = self.store.open(name, Open(0, name, 0, b"", 0, Sampling()), [Token(t) for t in tokens], set(), "one")
+        request = Open(0, name, 0, b"", 0, Sampling())
+        session = self.store.open(name, request, [Token(token) for token in tokens], set(), account)
         assert session is not None
-        self.pool.reserve(name, len(tokens), set(), "one")
+        self.pool.reserve(name, len(tokens), set(), account)
         self.pool.extent(name).used = used
         return session
 
@@ -107,6 +108,15 @@ def test_only_what_others_can_copy_is_kept_of_a_session_that_ends() -> None:
     shelf.store.forget(session.id)
     (left,) = shelf.store.of_account("one")
     assert left.tokens == TEXT[:101] and left.rows.stop == 100
+
+
+def test_what_was_left_is_as_few_records_as_a_store_may_have() -> None:
+    """However large the pool: each of them takes the engine's thread time. The account with most loses its oldest."""
+    shelf = Shelf(4)
+    for index, account in enumerate(["two", *["one"] * 9]):
+        shelf.store.forget(shelf.session([index, *TEXT[:100]], 90, account).id)
+    left = [session.tokens[0] for account in ("one", "two") for session in shelf.store.of_account(account)]
+    assert left == [7, 8, 9, 0] and len(shelf.pool.owners()) == 4
 
 
 @pytest.mark.parametrize("ended", [False, True])
