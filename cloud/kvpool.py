@@ -65,7 +65,7 @@ class KVPool:
     def reserve(self, owner: bytes, rows: int, keep: Set[bytes], account: str = "") -> bool:
         """Make the owner's extent at least `rows` long, evicting extents of owners outside `keep`.
 
-        Extents of the account that holds most rows are evicted first, of these what was left, then the least recently
+        What was left is evicted first, then extents of the account that holds most rows, of these the least recently
         used. The owner's used rows move with its extent. Returns False, with nothing evicted or changed, where even
         all of them would free too little.
         """
@@ -75,9 +75,7 @@ class KVPool:
             if max((end - begin for begin, end in self._gaps({*keep} - {owner})), default=0) < need:
                 return False
             while (base := self._place(owner, need)) is None:
-                victim = self._victim(owner, keep)
-                assert victim is not None
-                self.evictions += not self._extents.pop(victim).left
+                self.evictions += not self._extents.pop(self._victim(owner, keep)).left
             if extent is None:
                 extent = self._extents[owner] = Extent(base, need, account=account)
             else:
@@ -88,17 +86,17 @@ class KVPool:
         self._extents.move_to_end(owner)
         return True
 
-    def _victim(self, owner: bytes, keep: Set[bytes]) -> bytes | None:
+    def _victim(self, owner: bytes, keep: Set[bytes]) -> bytes:
         held = Counter[str]()
         for extent in self._extents.values():
             held[extent.account] += extent.size
         others = [other for other in self._extents if other != owner and other not in keep]
 
-        def weight(other: bytes) -> tuple[int, bool]:
+        def weight(other: bytes) -> tuple[bool, int]:
             extent = self._extents[other]
-            return held[extent.account], extent.left
+            return extent.left, held[extent.account]
 
-        return max(others, key=weight, default=None)  # the first of these, as max() returns it
+        return max(others, key=weight)  # the first of these, as max() returns it
 
     def fits(self, owner: bytes, rows: int) -> bool:
         """Whether `reserve` would evict nobody."""

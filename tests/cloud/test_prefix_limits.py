@@ -148,3 +148,15 @@ def test_nobody_is_evicted_for_what_fits_in_no_case() -> None:
     assert not pool.reserve(b"long", 600, {b"older"})
     assert pool.used(b"idle") == 128 and pool.evictions == 0
     assert pool.reserve(b"long", 512, {b"older"}) and pool.evictions == 1
+
+
+def test_no_session_loses_its_rows_as_long_as_anything_was_left() -> None:
+    """Not even to what an account with less has left: it may never come back."""
+    pool = KVPool(1024, lambda sources, targets: None)
+    for index, account in enumerate(["one", "one", "one", *["two"] * 5]):
+        assert pool.reserve(bytes([index]), 128, set(), account)
+    for index in range(3):
+        pool.leave(bytes([index]), bytes([index + 100]))
+    for index in range(8, 11):
+        assert pool.reserve(bytes([index]), 128, set(), "two")
+    assert pool.evictions == 0 and pool.owners() == [bytes([index]) for index in range(3, 11)]
