@@ -187,6 +187,8 @@ class Batcher:
         """The target's logits for these sessions were not numbers, so nothing can be drawn from them."""
         log.error("logits are not numbers", requests=_request_ids(sessions), hint="a wider --dtype may help")
         self._metrics.count_unusable(len(sessions))
+        for pending in sessions:
+            self._store.doubt(pending.session)
         self._requests.fail(
             sessions, "the target's logits for this text are not numbers; the operator can try a wider --dtype"
         )

@@ -14,7 +14,7 @@ GRANULE = 128
 class Extent:
     """Rows base..base+size-1 belong to one owner; the first `used` hold its committed prefix.
 
-    left: by a session that has ended, so that others of its account may copy them.
+    left: by a session that has ended, so that others of its account may copy them. doubted: nobody may.
     """
 
     base: int
@@ -22,6 +22,7 @@ class Extent:
     used: int = 0
     account: str = ""
     left: bool = False
+    doubted: bool = False
 
 
 class KVPool:
@@ -43,6 +44,16 @@ class KVPool:
         extent = self._extents.get(owner)
         return extent.used if extent else 0
 
+    def offered(self, owner: bytes) -> int:
+        """Rows of the owner's prefix that others may copy."""
+        extent = self._extents.get(owner)
+        return extent.used if extent and not extent.doubted else 0
+
+    def doubt(self, owner: bytes) -> None:
+        """Let nobody copy the rows that the owner has now."""
+        if extent := self._extents.get(owner):
+            extent.doubted = True
+
     def extent(self, owner: bytes) -> Extent:
         """The owner's extent. Raises KeyError unless `reserve` came first."""
         return self._extents[owner]
@@ -54,18 +65,17 @@ class KVPool:
     def reserve(self, owner: bytes, rows: int, keep: Set[bytes], account: str = "") -> bool:
         """Make the owner's extent at least `rows` long, evicting extents of owners outside `keep`.
 
-        Extents of the account that holds most rows are evicted first, of these what was left, then the least recently
-        used. The owner's used rows move with its extent. Returns False and leaves its extent unchanged where even that
-        frees too little.
+        What was left is evicted first, then extents of the account that holds most rows, of these the least recently
+        used. The owner's used rows move with its extent. Returns False, with nothing evicted or changed, where even
+        all of them would free too little.
         """
         extent = self._extents.get(owner)
         if extent is None or extent.size < rows:
             need = self._rounded(rows)
+            if max((end - begin for begin, end in self._gaps({*keep} - {owner})), default=0) < need:
+                return False
             while (base := self._place(owner, need)) is None:
-                victim = self._victim(owner, keep)
-                if victim is None:
-                    return False
-                self.evictions += not self._extents.pop(victim).left
+                self.evictions += not self._extents.pop(self._victim(owner, keep)).left
             if extent is None:
                 extent = self._extents[owner] = Extent(base, need, account=account)
             else:
@@ -76,17 +86,17 @@ class KVPool:
         self._extents.move_to_end(owner)
         return True
 
-    def _victim(self, owner: bytes, keep: Set[bytes]) -> bytes | None:
+    def _victim(self, owner: bytes, keep: Set[bytes]) -> bytes:
         held = Counter[str]()
         for extent in self._extents.values():
             held[extent.account] += extent.size
         others = [other for other in self._extents if other != owner and other not in keep]
 
-        def weight(other: bytes) -> tuple[int, bool]:
+        def weight(other: bytes) -> tuple[bool, int]:
             extent = self._extents[other]
-            return held[extent.account], extent.left
+            return extent.left, held[extent.account]
 
-        return max(others, key=weight, default=None)  # the first of these, as max() returns it
+        return max(others, key=weight)  # the first of these, as max() returns it
 
     def fits(self, owner: bytes, rows: int) -> bool:
         """Whether `reserve` would evict nobody."""
@@ -97,11 +107,14 @@ class KVPool:
         extent = self._extents[name] = self._extents.pop(owner)
         extent.left = True
 
-    def take_over(self, name: bytes, owner: bytes, rows: int) -> None:
-        """Make the first `rows` of what was left under that name the owner's extent, in place of its own."""
+    def take_over(self, name: bytes, owner: bytes, rows: int, size: int) -> None:
+        """Make the first `rows` of what was left under that name the owner's extent, in place of its own.
+
+        What lies behind `size` rows is free at once.
+        """
         self.release(owner)
         extent = self._extents[owner] = self._extents.pop(name)
-        extent.left, extent.used = False, rows
+        extent.left, extent.used, extent.size = False, rows, min(extent.size, self._rounded(size))
 
     def copy(self, source: bytes, owner: bytes, rows: int) -> None:
         """Bring the owner's prefix, for which `reserve` has made room, to the first `rows` rows of another's."""
@@ -135,17 +148,17 @@ class KVPool:
 
     def _place(self, owner: bytes, size: int) -> int | None:
         """First row of `size` free rows, the owner's own counted as free; where its extent is now, if that will do."""
-        gaps = list(self._gaps(owner))
+        gaps = list(self._gaps(self._extents.keys() - {owner}))
         extent = self._extents.get(owner)
         if extent and any(begin <= extent.base and extent.base + size <= end for begin, end in gaps):
             return extent.base
         return next((begin for begin, end in gaps if end - begin >= size), None)
 
-    def _gaps(self, owner: bytes) -> Iterator[tuple[int, int]]:
-        """(begin, end) of free stretches, the owner's own extent counted as free."""
+    def _gaps(self, owners: Set[bytes]) -> Iterator[tuple[int, int]]:
+        """(begin, end) of the stretches between the extents of these owners."""
         begin = 0
-        others = (extent for other, extent in self._extents.items() if other != owner)
-        for extent in sorted(others, key=lambda extent: extent.base):
+        extents = (extent for owner, extent in self._extents.items() if owner in owners)
+        for extent in sorted(extents, key=lambda extent: extent.base):
             if begin < extent.base:
                 yield begin, extent.base
             begin = extent.base + extent.size

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from array import array
+from collections.abc import Callable, Sequence, Set
+from functools import cache
 
 from cloud.jobs import PendingSession
 from cloud.kvpool import KVPool
@@ -11,6 +13,7 @@ from cloud.sessions import LEAST_SHARED, Session, SessionStore, common_prefix
 #: rows that are copied between two steps, all accounts together, as other sessions wait for it; one prefix of each
 #: account may be longer
 COPIED_ROWS = 1024
+_TOKEN_BYTES = array("I").itemsize
 
 
 class Prefixes:
@@ -34,14 +37,15 @@ class Prefixes:
         """
         held, running, later = set[bytes](), list[Session](), set[PendingSession]()
         accounts = {pending.account for pending in waiting}
-        room = dict.fromkeys(accounts, COPIED_ROWS // max(1, len(accounts)))
+        room = dict.fromkeys(accounts, max(1, COPIED_ROWS // max(1, len(accounts))))
+        packed, others = cache(_packed), cache(lambda account: list(self._store.of_account(account)))
         for pending in waiting:
             session = pending.session
             held.add(session.id)
-            if any(self._runs_for(other, session) for other in running):
+            if any(self._runs_for(other, session, packed) for other in running):
                 later.add(pending)
                 continue
-            source, rows = self._source(session)
+            source, rows = self._source(session, others(pending.account))
             if source is not None and room[pending.account] <= 0:
                 later.add(pending)
                 continue
@@ -55,25 +59,28 @@ class Prefixes:
         """Tokens that have run before the root can."""
         return len(session.tokens) - 1
 
-    def _runs_for(self, other: Session, session: Session) -> bool:
+    def _runs_for(self, other: Session, session: Session, packed: Callable[[Session], bytes]) -> bool:
         """Whether `other` is about to run enough of what `session` lacks."""
-        least, end = self._pool.used(session.id) + LEAST_SHARED, min(self._end(other), self._end(session))
-        if other.account != session.account or end < least:
+        count = max(self._pool.used(session.id) + LEAST_SHARED, self._pool.used(other.id) + 1)
+        if other.account != session.account or count > min(self._end(other), self._end(session)):
             return False
-        common = min(common_prefix(other.tokens, session.tokens), end)
-        return common >= least and self._pool.used(other.id) < common
+        if other.tokens[count - 1] != session.tokens[count - 1]:
+            return False  # nearly all that differ differ here
+        return packed(other).startswith(packed(session)[: count * _TOKEN_BYTES])
 
-    def _source(self, session: Session) -> tuple[Session | None, int]:
+    def _source(self, session: Session, others: Sequence[Session]) -> tuple[Session | None, int]:
         """Whose rows are worth copying and how many of them, those that the session has itself included."""
-        source, rows = None, self._pool.used(session.id) + LEAST_SHARED - 1
-        if rows >= self._end(session):
+        source, rows, end = None, self._pool.used(session.id) + LEAST_SHARED - 1, self._end(session)
+        if rows >= end:
             return None, 0  # it lacks too few
-        for other in self._store.of_account(session.account):
-            there = min(self._pool.used(other.id), self._end(session))
-            if other is session or there <= rows or other.tokens[rows] != session.tokens[rows]:
+        for other in others:
+            if other is session or len(other.tokens) <= rows or other.tokens[rows] != session.tokens[rows]:
                 continue  # so of many with the same prefix one is compared
-            if (common := min(common_prefix(other.tokens, session.tokens), there)) > rows:
+            there = min(self._pool.offered(other.id), end)
+            if there > rows and (common := common_prefix(other.tokens, session.tokens, there)) > rows:
                 source, rows = other, common
+                if rows == end:
+                    break
         return source, rows
 
     def _take(self, source: Session, session: Session, rows: int, held: Set[bytes]) -> int:
@@ -85,7 +92,7 @@ class Prefixes:
         before, size = self._pool.used(session.id), len(session.tokens)
         ended, copied = self._store.has_ended(source), 0
         if ended and (self._pool.used(source.id) - rows < LEAST_SHARED or not self._pool.fits(session.id, size)):
-            self._store.take_over(source, session, rows)
+            self._store.take_over(source, session, rows, size)
         elif self._pool.reserve(session.id, size, held | {source.id}, session.account):
             self._pool.copy(source.id, session.id, rows)
             copied = rows - before
@@ -99,3 +106,8 @@ class Prefixes:
         self.tokens += rows - before
         self.sessions += 1
         return copied
+
+
+def _packed(session: Session) -> bytes:
+    """Its tokens, for comparisons at the speed of memory."""
+    return array("I", session.tokens).tobytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass, replace
 from itertools import chain, count
 
@@ -67,7 +67,7 @@ class SessionStore:
 
     An account with more than an even share of a full store loses its own oldest record first. keep_ended: keys, values
     and feature rows of sessions that have ended stay for others of their account, for as long as the pool has room for
-    them and at most `ttl` seconds unused.
+    them and at most `ttl` seconds unused; of these too there are at most `max_sessions`.
     """
 
     def __init__(
@@ -132,12 +132,19 @@ class SessionStore:
     def forget(self, session_id: bytes) -> None:
         """Drop the record and its keys and values, or leave these to others of its account."""
         session = self._sessions.pop(session_id, None)
-        if session is None or not self._keep_ended or self._pool.used(session_id) < LEAST_SHARED:
+        used = self._pool.offered(session_id)
+        if session is None or not self._keep_ended or used < LEAST_SHARED:
             self._pool.release(session_id)
             return
         name = b"ended" + next(self._names).to_bytes(8)  # no session's id is so short
         self._pool.leave(session_id, name)
-        self._ended[name] = replace(session, id=name, settled=None, rules=None)
+        session.rows.truncate(used)
+        self._ended[name] = replace(session, id=name, tokens=session.tokens[: used + 1], settled=None, rules=None)
+        if len(self._ended) > self._max_sessions:
+            oldest = _first_to_go(self._ended.values(), set())
+            assert oldest is not None
+            del self._ended[oldest.id]
+            self._pool.release(oldest.id)
 
     def of_account(self, account: str) -> Iterator[Session]:
         """The account's sessions, those that have ended first, the least recently used first."""
@@ -153,10 +160,16 @@ class SessionStore:
         self._ended.move_to_end(session.id)
         session.last_used = self._clock()
 
-    def take_over(self, left: Session, session: Session, rows: int) -> None:
-        """Give the first `rows` keys and values that a session left to another; the rest is forgotten."""
+    def take_over(self, left: Session, session: Session, rows: int, size: int) -> None:
+        """Give the first `rows` keys and values that a session left to another, which needs room for `size`."""
         del self._ended[left.id]
-        self._pool.take_over(left.id, session.id, rows)
+        self._pool.take_over(left.id, session.id, rows, size)
+
+    def doubt(self, session: Session) -> None:
+        """Let nobody copy the keys and values of sessions that begin like this one, whose logits were not numbers."""
+        for other in list(self.of_account(session.account)):
+            if common_prefix(other.tokens, session.tokens, LEAST_SHARED) == LEAST_SHARED:
+                (self._pool.release if self.has_ended(other) else self._pool.doubt)(other.id)
 
     def expire(self, busy: Set[bytes]) -> None:
         """Forget sessions that were not used for `ttl` seconds, except `busy` ones, and what was evicted of others."""
@@ -171,23 +184,25 @@ class SessionStore:
     def _make_room(self, busy: Set[bytes]) -> bool:
         if len(self._sessions) < self._max_sessions:
             return True
-        counts = Counter(session.account for session in self._sessions.values())
-        idle = [session for session in self._sessions.values() if session.id not in busy]
-        if not idle:
-            return False
-        self.forget(
-            max(idle, key=lambda session: counts[session.account]).id
-        )  # of that account the oldest, as max() returns the first
-        return True
+        if (session := _first_to_go(self._sessions.values(), busy)) is not None:
+            self.forget(session.id)
+        return session is not None
+
+
+def _first_to_go(sessions: Collection[Session], busy: Set[bytes]) -> Session | None:
+    """The oldest that is not busy of the account that has most of these, which begin with the oldest."""
+    counts = Counter(session.account for session in sessions)
+    idle = (session for session in sessions if session.id not in busy)
+    return max(idle, key=lambda session: counts[session.account], default=None)  # of equals max() returns the first
 
 
 def _same_rules(a: Rules | None, b: Rules | None) -> bool:
     return (a and a.constraint) == (b and b.constraint)
 
 
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """Length of the longest common prefix."""
-    limit = min(len(a), len(b))
+def common_prefix(a: list[int], b: list[int], most: int = 1 << 62) -> int:
+    """Length of the longest common prefix, at most `most`."""
+    limit = min(len(a), len(b), most)
     for begin in range(0, limit, _BLOCK):
         end = min(begin + _BLOCK, limit)
         if a[begin:end] != b[begin:end]:

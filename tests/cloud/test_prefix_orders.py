@@ -117,9 +117,9 @@ class World:
             assert pool.extent(source).account == accounts[owner]
             copy(source, owner, rows)
 
-        def checked_take_over(name: bytes, owner: bytes, rows: int) -> None:
+        def checked_take_over(name: bytes, owner: bytes, rows: int, size: int) -> None:
             assert pool.extent(name).account == accounts[owner]
-            take_over(name, owner, rows)
+            take_over(name, owner, rows, size)
 
         pool.copy, pool.take_over = checked_copy, checked_take_over  # type: ignore[method-assign]
 

@@ -158,7 +158,7 @@ def test_a_conversation_goes_on_from_what_its_last_answer_left(make: Callable[..
 
 
 def test_what_was_left_goes_first() -> None:
-    """Before sessions of the same account; an account that holds less than others keeps even that."""
+    """Before sessions of any account, of the one that holds most first."""
     hand = ByHand(torch_verifier("loop")(prefix_cache="on", max_context=200, kv_tokens=1024))
     small = [*SYSTEM[:100], 5]
     hand.open(b"s" * 16, small, "small")
