@@ -117,18 +117,36 @@ def replicas() -> Any:
         yield one, two
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@given(schema=schemas, seed=st.integers(0, 2**63 - 1))
-@settings(
+any_schema = given(schema=schemas, seed=st.integers(0, 2**63 - 1))
+OFTEN = settings(
     max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
 )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@any_schema
+@OFTEN
 def test_random_schemas_through_trees(
     replicas: tuple[Direct, Direct], temperature: float, schema: dict[str, Any], seed: int
 ) -> None:
     """At T = 0 and T = 1: cut at any token, resumed anywhere, the answer is plain decoding's, and valid."""
-    constraint, sampling = held_to(schema), Sampling(temperature, seed=seed)
+    through_trees(replicas, Sampling(temperature, seed=seed), schema)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@any_schema
+@settings(OFTEN, max_examples=250)
+def test_five_hundred_random_schemas(
+    replicas: tuple[Direct, Direct], temperature: float, schema: dict[str, Any], seed: int
+) -> None:
+    through_trees(replicas, Sampling(temperature, seed=seed), schema)
+
+
+def through_trees(replicas: tuple[Direct, Direct], sampling: Sampling, schema: dict[str, Any]) -> None:
+    constraint = held_to(schema)
     truth = truth_of(constraint, sampling)
-    rng = random.Random(seed)
+    rng = random.Random(sampling.seed)
     home, session, tokens, seq = replicas[0], os.urandom(16), list(PROMPT), 0
     home.open(session, tokens, 0, sampling, rules=rules(constraint))
     while tokens[-1] != EOS:
