@@ -16,6 +16,9 @@ from outrider_core.models.folders import default_drafter
 from outrider_core.models.target import DEFAULT_TARGET
 from outrider_core.protocol.tree import MAX_NODES
 
+#: of weights alone; activations stay in the target's number format
+Quantization = Literal["none", "int8", "fp8"]
+
 
 class Settings(BaseSettings):
     """Serve a target to Outrider devices: verify their draft trees, decode for them, send feature rows.
@@ -88,7 +91,7 @@ class Settings(BaseSettings):
         Field(description="the target's number format in torch; auto: float32, where torch runs it"),
     ] = "auto"
     quantization: Annotated[
-        Literal["none", "int8", "fp8"],
+        Quantization,
         Field(
             description="round the weights of a target in torch to 8 bits, by torchao: half the memory and half the "
             "bytes a step on a GPU (on a CPU the onnx engine is the fast one)"

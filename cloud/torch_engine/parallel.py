@@ -110,20 +110,25 @@ class Ranks:
         return torch.cat(every, -1)
 
 
-def forward(runner: TorchRunner, ranks: Ranks, command: Forward) -> tuple[TorchLogits, Tensor]:
-    """What every rank does at this command. Returns the logits and the written rows of all heads, parts in order."""
-    for sources, targets in command.moves:
-        runner.move(sources, targets)
-    parts = [Part(p[0], p[1], tuple(p[2]), TokenTree(tuple(p[3]), tuple(p[4])), p[5]) for p in command.parts]
+def forward(runner: TorchRunner, ranks: Ranks, command: Forward, parts: Sequence[Part]) -> tuple[TorchLogits, Tensor]:
+    """What every rank does at this command, whose parts are `parts`.
+
+    Returns the logits and the written rows of all heads, parts in order.
+    """
+    _move(runner, command.moves)
     logits = runner.forward(parts)
     return logits, ranks.all_heads(runner.gather(command.layers, written(parts)))
 
 
 def gather(runner: TorchRunner, ranks: Ranks, command: Gather) -> Tensor:
     """What every rank does at this command. Returns the rows of all heads."""
-    for sources, targets in command.moves:
-        runner.move(sources, targets)
+    _move(runner, command.moves)
     return ranks.all_heads(runner.gather(command.layers, command.rows))
+
+
+def _move(runner: TorchRunner, moves: Sequence[Move]) -> None:
+    for sources, targets in moves:
+        runner.move(sources, targets)
 
 
 def written(parts: Sequence[Part]) -> list[int]:
@@ -152,7 +157,7 @@ class Leader:
             self._layers,
         )
         self._ranks.send(command)
-        logits, self._joined = forward(self._runner, self._ranks, command)
+        logits, self._joined = forward(self._runner, self._ranks, command, parts)
         self._fresh = {row: index for index, row in enumerate(written(parts))}
         return logits
 
@@ -193,7 +198,11 @@ def follow(runner: TorchRunner, ranks: Ranks) -> None:
     while True:
         match ranks.receive():
             case Forward() as command:
-                forward(runner, ranks, command)
+                parts = [
+                    Part(base, past, tuple(chain), TokenTree(tuple(tokens), tuple(parents)), wanted)
+                    for base, past, chain, tokens, parents, wanted in command.parts
+                ]
+                forward(runner, ranks, command, parts)
             case Gather() as command:
                 gather(runner, ranks, command)
             case Stop():

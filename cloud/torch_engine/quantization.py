@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
+from cloud.settings import Quantization
 from outrider_core.models.target import TargetError
-
-#: of weights alone; activations stay in the target's number format
-Quantization = Literal["none", "int8", "fp8"]
 
 
 def quantize(model: Any, quantization: Quantization) -> None:

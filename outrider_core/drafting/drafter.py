@@ -324,9 +324,8 @@ class Drafter:
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Token ids and log-probabilities [nodes, candidates] of the likeliest tokens, guesses mixed in.
 
-        A guess of hit rate w gets w, the drafter's distribution the rest. The last column
-        is for guesses that are not candidates of the drafter, at probability 0 where there is none. Only candidates go
-        through float64.
+        A guess of hit rate w gets w, the drafter's distribution the rest. The last column is for guesses that are not
+        candidates of the drafter, at probability 0 where there is none. Only candidates go through float64.
         """
         x = logits if sampling.greedy else logits / np.float32(sampling.temperature)
         total = _log_sum_exp(x)

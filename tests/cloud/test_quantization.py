@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from cloud.settings import Settings
+from cloud.settings import Quantization, Settings
 from cloud.torch_engine.loading import load_model
-from cloud.torch_engine.quantization import Quantization, quantize
+from cloud.torch_engine.quantization import quantize
 from cloud.torch_engine.runner import Steps
 from outrider_core.models.target import TargetError
 from outrider_core.protocol.sampling import Sampling
