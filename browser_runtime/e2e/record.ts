@@ -73,7 +73,7 @@ async function record(colorScheme: "light" | "dark"): Promise<void> {
     execFileSync(PYTHON, [screens, "moving", folder, output], { stdio: "inherit" });
   } finally {
     await context.close();
-    if (!process.env.OUTRIDER_KEEP) rmSync(folder, { recursive: true });
+    rmSync(folder, { recursive: true });
   }
 }
 
