@@ -21,7 +21,7 @@ from outrider_core.targets.config import Rope, TargetConfig
 MANIFEST_FILE, GRAPH_FILE, DATA_FILE = "manifest.json", "target.onnx", "target.onnx.data"
 PRODUCTS_FILE = "products.onnx"
 #: version of the folder's layout and of the graph's arithmetic: another version may write other text
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 #: bits of a weight that a bundle may have
 BITS = (4, 8, 32)
 #: what to do about a bundle in the cache, and about one that somebody has exported

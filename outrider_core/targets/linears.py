@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from outrider_core.targets.blocks import BLOCK, ZERO, quantise4_blocks, quantise8_blocks
 from outrider_core.targets.builder import MICROSOFT, Builder
-from outrider_core.targets.quantise import quantise8
+from outrider_core.targets.quantise import as_bytes, quantise8
 from outrider_core.targets.weights import Floats
 
 #: what is known of a linear layer's inputs, by its name; see `quantise8`
@@ -73,15 +73,15 @@ class RowIntegers:
         quantised = cache(lambda: quantise8(weight(), self._moments(name)))
         largest = graph.op("ReduceMax", graph.op("Abs", x), graph.ints(1), keepdims=1, name=name + LARGEST)
         step = graph.constant("activation_step", np.array(1 / 127, np.float32))
-        zero = graph.constant("activation_zero", np.array(ZERO, np.uint8))
+        zero = graph.constant("whole_zero", np.array(ZERO, np.uint8))
         product = graph.op(
             "MatMulIntegerToFloat",
             graph.op("QuantizeLinear", graph.op("Div", x, largest), step, zero, name=name + INPUT),
-            graph.table(name + TABLE, lambda: quantised()[0].T),
+            graph.table(name + TABLE, lambda: as_bytes(quantised()[0]).T),
             step,
             graph.table(f"{name}.scales", lambda: quantised()[1]),
             zero,
-            graph.constant(f"{name}.zero", np.array(0, np.int8)),  # its own, for `products.open_session`
+            zero,
             domain=MICROSOFT,
         )
         return graph.op("Mul", product, largest, name=output)

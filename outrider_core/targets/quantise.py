@@ -40,6 +40,15 @@ def quantise8(weight: Floats, moments: Doubles | None = None) -> tuple[NDArray[n
     return table, scales
 
 
+def as_bytes(table: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """The same weights with 128 for zero.
+
+    Kernels of every processor multiply bytes without a sign exactly; those of x86 without VNNI do not multiply them by
+    bytes with one, and ONNX Runtime would turn all tables of a graph into this form while it opens it.
+    """
+    return table.view(np.uint8) ^ np.uint8(128)
+
+
 def _whole(_column: int, values: Doubles) -> Doubles:
     return np.clip(np.rint(values), -127, 127)
 

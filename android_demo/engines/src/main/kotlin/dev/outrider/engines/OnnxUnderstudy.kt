@@ -84,7 +84,6 @@ internal class OnnxUnderstudy(target: TargetBundle, private val maxContext: Int,
             options.setSessionLogLevel(OrtLoggingLevel.ORT_LOGGING_LEVEL_ERROR)
             options.setCPUArenaAllocator(false)
             options.addConfigEntry("session.intra_op.allow_spinning", "0") // spares the battery between steps
-            options.addConfigEntry("session.x64quantprecision", "1") // exact products on x86 without VNNI
             environment.createSession(file.path, options)
         }
     } catch (error: OrtException) {

@@ -3,7 +3,7 @@ package dev.outrider.core.runtime
 import java.io.File
 
 /** Version of the folder's layout and of the graph's arithmetic that is read here. */
-private const val FORMAT_VERSION = 6
+private const val FORMAT_VERSION = 7
 private const val MANIFEST = "manifest.json"
 
 /** Counts and widths of a target graph. */
