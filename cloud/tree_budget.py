@@ -26,7 +26,7 @@ TIMED_TOKENS = (1, 4, 8, 16, 32, 64, 128)
 #: runs of each size at most; two that differ by less than this share were undisturbed, or alike, and are enough
 REPEATS, SAME = 4, 0.1
 #: seconds of a step that is not warmed up, nor repeated if it takes no more for its tokens than the next smaller one
-LONG = 0.1
+LONG = 0.05
 #: as many tokens by several sessions as by one: what that adds is what a session costs beside its tokens
 SHARING, SHARED_TOKENS = 8, 32
 #: weight of the newest observation

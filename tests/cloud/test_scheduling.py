@@ -139,7 +139,7 @@ def test_a_disturbance_makes_no_size_look_dear(seed: int) -> None:
 
 
 def test_an_undisturbed_start_takes_two_runs_of_each_size() -> None:
-    calm = Disturbed(StepCosts(CostCurve((1, 128), (0.01, 0.1))), 0, disturbed=0.0)
+    calm = Disturbed(StepCosts(CostCurve((1, 128), (0.005, 0.05))), 0, disturbed=0.0)
     measure_costs(calm, 512, clock=lambda: calm.now)  # type: ignore[arg-type]
     assert calm.steps == len(TIMED_TOKENS) * (1 + 2) + 1  # one of three warms up; the last gives memory back
 
@@ -147,8 +147,9 @@ def test_an_undisturbed_start_takes_two_runs_of_each_size() -> None:
 def test_long_steps_of_an_undisturbed_start_are_run_once() -> None:
     slow = Disturbed(StepCosts(CostCurve((1, 32, 128), (0.02, 0.11, 0.4))), 0, disturbed=0.0)
     measure_costs(slow, 512, clock=lambda: slow.now)  # type: ignore[arg-type]
-    short = [tokens for tokens in TIMED_TOKENS if tokens < 32]
-    assert slow.steps == 3 * len(short) + (1 + 1) + 1 + 1 + 1  # 32, which is found to be long, 64, 128; the last as above
+    short = [tokens for tokens in TIMED_TOKENS if tokens < 16]
+    long = len(TIMED_TOKENS) - len(short)
+    assert slow.steps == 3 * len(short) + 1 + long + 1  # the shortest of the long is found to be; the last as above
 
 
 def test_what_a_session_costs_beside_its_tokens_is_measured() -> None:
