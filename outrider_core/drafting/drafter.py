@@ -51,9 +51,10 @@ PROMPT_CHUNK = 32
 
 @dataclass(frozen=True)
 class TreeShape:
-    """nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded in one step.
+    """nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded in one step, at most.
 
-    gain: accepted tokens that one more step must promise (`Growth.promise`); 0 drafts on to the likeliest nodes of all.
+    gain: accepted tokens that one more step must promise, and each of its nodes a share of them
+    (`Growth.worth_expanding`); 0 drafts on to the likeliest nodes of all.
     """
 
     nodes: int = 32
@@ -288,11 +289,11 @@ class Drafter:
     def _widen(self, growth: Growth, breadth: int, depth: int, floor: float, gain: float = 0.0) -> int:
         """Expand the next nodes; returns how many, 0 where there is no room or they do not promise `gain`."""
         frontier = growth.frontier(min(breadth, len(self.keys) - growth.used), depth, floor)
-        if not frontier or growth.promise(frontier, floor) < gain:
-            growth.put_back(frontier)
-            return 0
-        self._propose(growth, frontier, self._expand(growth, frontier))
-        return len(frontier)
+        count = growth.worth_expanding(frontier, floor, gain)
+        growth.put_back(frontier[count:])
+        if count:
+            self._propose(growth, frontier[:count], self._expand(growth, frontier[:count]))
+        return count
 
     def _propose(self, growth: Growth, frontier: list[int], logits: Floats) -> None:
         """Add each frontier node's best children; logits [frontier, draft_vocab]."""

@@ -12,6 +12,8 @@ from outrider_core.protocol.tree import ROOT, TokenTree
 
 #: probability of a node's likeliest child, roughly
 BEST_CHILD = 0.5
+#: of what a step must promise, the share that each of its nodes must: a row more takes about as much of a step's time
+NODE_SHARE = 0.15
 
 
 @dataclass
@@ -82,9 +84,15 @@ class Growth:
         for node in nodes:
             heappush(self.open, (-self.scores[node], node))
 
-    def promise(self, frontier: list[int], worst: float) -> float:
-        """Accepted tokens that expanding `frontier` may bring: its likeliest children push out nodes of `worst`."""
-        return float(np.maximum(0.0, BEST_CHILD * np.exp([self.scores[n] for n in frontier]) - np.exp(worst)).sum())
+    def worth_expanding(self, frontier: list[int], worst: float, gain: float) -> int:
+        """How many nodes of `frontier`, likeliest first, promise `gain` accepted tokens, and each its share; or 0.
+
+        A node promises what its likeliest child may bring: it pushes out one of score `worst`.
+        """
+        promised = np.maximum(0.0, BEST_CHILD * np.exp([self.scores[n] for n in frontier]) - np.exp(worst))
+        if not frontier or promised.sum() < gain:
+            return 0
+        return max(1, int(np.count_nonzero(promised >= NODE_SHARE * gain)))
 
     def worst_of_best(self, nodes: int, depth: int) -> float:
         """The score to exceed for a place among the `nodes` best down to level `depth`; -inf while there are fewer."""

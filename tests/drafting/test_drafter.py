@@ -21,6 +21,7 @@ from outrider_core.drafting.drafter import (
     TreeShape,
 )
 from outrider_core.drafting.engines import Floats, Ints
+from outrider_core.drafting.growth import Growth
 from outrider_core.drafting.lookup import HIT_RATES, LONGEST, Lookup
 from outrider_core.protocol.constraint import GRAMMAR_JSON_OBJECT, Constraint, Disobeyed, Rules, pack_bias
 from outrider_core.protocol.noise import gumbel_noise
@@ -399,7 +400,7 @@ def test_no_step_is_wider_than_an_engine_takes() -> None:
     drafter.next_token([token % VOCAB for token in range(2 * PROMPT_CHUNK + 5)], GREEDY)
     assert engine.widths == [PROMPT_CHUNK, PROMPT_CHUNK, 5]
     engine.widths.clear()
-    drafter.draft([1], GREEDY, TreeShape(MAX_NODES, 4, MAX_WIDTH))
+    drafter.draft([1], GREEDY, TreeShape(MAX_NODES, 4, MAX_WIDTH, 0.0))
     assert max(engine.widths) == MAX_WIDTH
 
 
@@ -421,6 +422,31 @@ def test_a_step_that_promises_too_little_is_not_made() -> None:
     assert set(trees[2].parents) == {ROOT}
     again = drafter.draft([7, 8], GREEDY, TreeShape(24, 6, 4, 0.0))  # nodes that were put back are still there
     assert again.tree == trees[0]
+
+
+def test_a_node_that_promises_too_little_waits() -> None:
+    engine = TransparentEngine()
+    drafter = make_drafter(engine=engine)
+    widths = []
+    for gain in (0.0, 0.4):
+        engine.widths.clear()
+        drafter.draft([7, 8], GREEDY, TreeShape(24, 6, 8, gain))
+        widths.append(engine.widths[1])  # the root's step is the first
+        drafter.next_token([7, 8], GREEDY)  # so that the next tree begins anew
+    assert 1 <= widths[1] < widths[0] == 8
+
+
+def test_what_is_worth_expanding() -> None:
+    growth = Growth(3)
+    growth.add(ROOT, [5, 6, 7], np.log([0.6, 0.2, 0.02]).tolist())
+    frontier = growth.frontier(3, 9)
+    worst = float(np.log(0.001))
+    assert growth.worth_expanding(frontier, worst, 0.0) == 3 and growth.worth_expanding([], worst, 0.0) == 0
+    assert growth.worth_expanding(frontier, worst, 0.4) == 2  # they promise 0.3, 0.1 and 0.01: 0.06 would be enough
+    assert growth.worth_expanding(frontier, worst, 0.41) == 0
+    even = Growth(3)
+    even.add(ROOT, list(range(8)), [float(np.log(0.1))] * 8)
+    assert even.worth_expanding(even.frontier(8, 9), -np.inf, 0.4) == 1  # none promises its share; together they do
 
 
 def test_a_full_context_gives_no_tree_and_a_nearly_full_one_a_shallow_one() -> None:

@@ -32,8 +32,8 @@ const MAX_WIDTH = 64;
 const PROMPT_CHUNK = 32;
 
 /**
- * nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded in one step; gain: accepted tokens that one
- * more step must promise, 0 drafts on to the likeliest nodes of all.
+ * nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded in one step, at most; gain: accepted
+ * tokens that one more step must promise, and each of its nodes a share of them, 0 drafts on to the likeliest nodes of all.
  */
 export interface TreeShape {
   nodes: number;
@@ -282,12 +282,11 @@ export class Drafter {
   /** Expand the next nodes; how many, 0 where there is no room or they do not promise `gain`. */
   private async widen(growth: Growth, breadth: number, depth: number, floor: number, gain: number): Promise<number> {
     const frontier = growth.frontier(Math.min(breadth, this.capacity - growth.used), depth, floor);
-    if (!frontier.length || growth.promise(frontier, floor) < gain) {
-      growth.putBack(frontier);
-      return 0;
-    }
-    this.propose(growth, frontier, await this.expand(growth, frontier));
-    return frontier.length;
+    const count = growth.worthExpanding(frontier, floor, gain);
+    growth.putBack(frontier.slice(count));
+    const expanded = frontier.slice(0, count);
+    if (count) this.propose(growth, expanded, await this.expand(growth, expanded));
+    return count;
   }
 
   /** Add each frontier node's best children; logits [frontier, draftVocab]. */

@@ -5,6 +5,8 @@ import { nthLargest } from "./select.js";
 
 /** Probability of a node's likeliest child, roughly. */
 const BEST_CHILD = 0.5;
+/** Of what a step must promise, the share that each of its nodes must: a row more takes about as much of a step's time. */
+const NODE_SHARE = 0.15;
 
 /**
  * Nodes below the text's last token, parents first. An expanded node has been run: its children are known.
@@ -53,10 +55,16 @@ export class Growth {
     for (const node of nodes) this.push(node);
   }
 
-  /** Accepted tokens that expanding `frontier` may bring: its likeliest children push out nodes of score `worst`. */
-  promise(frontier: readonly number[], worst: number): number {
+  /**
+   * How many nodes of `frontier`, likeliest first, promise `gain` accepted tokens, and each its share; or 0.
+   *
+   * A node promises what its likeliest child may bring: it pushes out one of score `worst`.
+   */
+  worthExpanding(frontier: readonly number[], worst: number, gain: number): number {
     const least = Math.exp(worst);
-    return frontier.reduce((sum, node) => sum + Math.max(0, BEST_CHILD * Math.exp(this.scores[node]) - least), 0);
+    const promised = frontier.map(node => Math.max(0, BEST_CHILD * Math.exp(this.scores[node]) - least));
+    if (!frontier.length || promised.reduce((sum, each) => sum + each) < gain) return 0;
+    return Math.max(1, promised.filter(each => each >= NODE_SHARE * gain).length);
   }
 
   /** The score to exceed for a place among the `nodes` best down to level `depth`; -Infinity while there are fewer. */

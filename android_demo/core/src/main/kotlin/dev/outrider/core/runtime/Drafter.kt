@@ -27,9 +27,9 @@ private const val MAX_WIDTH = 64
 private const val PROMPT_CHUNK = 32
 
 /**
- * nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded in one step; gain: accepted tokens that
- * one more step must promise ([Growth.promise]), 0 drafts on to the likeliest nodes of all. Raises
- * [IllegalArgumentException] where that cannot be drafted.
+ * nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded in one step, at most; gain: accepted
+ * tokens that one more step must promise, and each of its nodes a share of them ([Growth.worthExpanding]), 0 drafts on to
+ * the likeliest nodes of all. Raises [IllegalArgumentException] where that cannot be drafted.
  */
 data class TreeShape(val nodes: Int = 32, val depth: Int = 10, val breadth: Int = 8, val gain: Double = 0.05) {
     init {
@@ -202,12 +202,10 @@ class Drafter(
     /** Expand the next nodes; returns how many, 0 where there is no room or they do not promise [gain]. */
     private fun widen(growth: Growth, breadth: Int, depth: Int, floor: Double, gain: Double = 0.0): Int {
         val frontier = growth.frontier(minOf(breadth, keys.rows - growth.used), depth, floor)
-        if (frontier.isEmpty() || growth.promise(frontier, floor) < gain) {
-            growth.putBack(frontier)
-            return 0
-        }
-        propose(growth, frontier, expand(growth, frontier))
-        return frontier.size
+        val count = growth.worthExpanding(frontier, floor, gain)
+        growth.putBack(frontier.drop(count))
+        if (count > 0) frontier.take(count).let { propose(growth, it, expand(growth, it)) }
+        return count
     }
 
     /** Add each frontier node's best children; logits `[frontier, draftVocab]`. */

@@ -11,6 +11,9 @@ import kotlin.math.max
 /** Probability of a node's likeliest child, roughly. */
 private const val BEST_CHILD = 0.5
 
+/** Of what a step must promise, the share that each of its nodes must: a row more takes about as much of a step's time. */
+private const val NODE_SHARE = 0.15
+
 /**
  * A draft tree while it grows: nodes below the text's last token, parents first. An expanded node has been run: its
  * children are known.
@@ -56,9 +59,16 @@ internal class Growth(val base: Int) {
         open += nodes
     }
 
-    /** Accepted tokens that expanding [frontier] may bring: its likeliest children push out nodes of score [worst]. */
-    fun promise(frontier: List<Int>, worst: Double): Double =
-        frontier.sumOf { max(0.0, BEST_CHILD * exp(scores[it]) - exp(worst)) }
+    /**
+     * How many nodes of [frontier], likeliest first, promise [gain] accepted tokens, and each its share; or 0.
+     *
+     * A node promises what its likeliest child may bring: it pushes out one of score [worst].
+     */
+    fun worthExpanding(frontier: List<Int>, worst: Double, gain: Double): Int {
+        val promised = frontier.map { max(0.0, BEST_CHILD * exp(scores[it]) - exp(worst)) }
+        if (frontier.isEmpty() || promised.sum() < gain) return 0
+        return max(1, promised.count { it >= NODE_SHARE * gain })
+    }
 
     /** The score to exceed for a place among the [nodes] best down to level [depth]; -inf while there are fewer. */
     fun worstOfBest(nodes: Int, depth: Int): Double {
