@@ -1,9 +1,10 @@
 """llama.cpp as a process that answers prompts: run by `lab.peers` with any Python that has llama-cpp-python.
 
-    PYTHON lab/llama_peer.py model.gguf THREADS CONTEXT < requests
+    PYTHON lab/llama_peer.py model.gguf THREADS CONTEXT LOOKUP < requests
 
 Needs nothing of this project. A first line of output says that the model is loaded or why not; then each line of
 input {"prompt": [ids], "new": n} is answered by one of output {"tokens": [ids], "seconds": s}.
+LOOKUP: tokens that it drafts by prompt lookup; 0: it decodes plainly.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from typing import Any
 
 
 def main() -> int:
-    path, threads, context = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    path, threads, context, lookup = sys.argv[1], *map(int, sys.argv[2:])
     try:
         llama: Any = importlib.import_module("llama_cpp")
-        model = llama.Llama(path, n_ctx=context, n_threads=threads, n_threads_batch=threads, verbose=False)
+        drafts: Any = importlib.import_module("llama_cpp.llama_speculative")
+        drafter = drafts.LlamaPromptLookupDecoding(num_pred_tokens=lookup) if lookup else None
+        model = llama.Llama(
+            path, n_ctx=context, n_threads=threads, n_threads_batch=threads, draft_model=drafter, verbose=False
+        )
     except Exception as error:
         print(json.dumps({"error": " ".join(str(error).split())}), flush=True)
         return 1

@@ -1,16 +1,20 @@
-"""Plain greedy decoding of one session: this verifier's engine beside llama.cpp and transformers.
+"""Greedy decoding of one session, plain and speculative: this project beside llama.cpp and transformers.
 
     python -m lab.peers --prompts specbench.jsonl --threads 1
-    python -m lab.peers --prompts specbench.jsonl --llama-python /tmp/llama/bin/python
+    python -m lab.peers --prompts specbench.jsonl --bundle build/bundle --llama-python /tmp/llama/bin/python
 
-Nobody drafts here; the figures are what a speed-up of drafting is to be multiplied with. Everyone gets the same token
-ids, writes the same number of tokens whether or not the text has ended before, and has the same threads; the prompt is
-not timed. They take turns within every question, so that a disturbance meets all of them.
+Everyone gets the same token ids and has the same threads; the prompt is not timed. They take turns within every
+question, so that a disturbance meets all of them. Those without a drafter write the same number of tokens whether or
+not the text has ended before. "as plain" says of those who speculate how many of their texts are what they write
+themselves without.
+
+--bundle adds this project on a single device (`LocalVerifier`, the 8-bit engine): one token a step, trees only, and
+what the device chooses itself. They end where the text ends, and their first token counts as prompt.
 
 llama.cpp computes on the GGUF file that the default target is made from: 4-bit weights and 8-bit activations, so its
-text may differ from ours, which comes from the same weights multiplied out. It is not a dependency of this project:
-give
---llama-python an interpreter that has it. To get one:
+text may differ from ours, which comes from the same weights multiplied out. Its own speculation is prompt lookup; for a
+draft model it would need a smaller one of the same vocabulary, which the default target has not. It is not a dependency
+of this project: give --llama-python an interpreter that has it. To get one:
 
     python -m venv /tmp/llama && /tmp/llama/bin/pip install llama-cpp-python
 """
@@ -25,6 +29,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,13 +44,21 @@ from benchmarks.engine import describe_device
 from benchmarks.questions import read_questions
 from cloud.loading import load_verifier
 from cloud.settings import Settings
+from edge_runtime.blocking import BlockingRuntime
+from edge_runtime.events import Finished, Verified
+from edge_runtime.policy import Mode
+from edge_runtime.runtime import EdgeRuntime
 from lab import llama_peer
 from lab.lab import Lab
+from outrider.local import LocalVerifier
+from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.models.target import ALIASES, gguf_of, load_target
 from outrider_core.protocol.sampling import Sampling
 
 #: whose text the others are compared with
 REFERENCE = "engine float32"
+#: tokens that llama.cpp drafts by prompt lookup; llama-cpp-python recommends two on a CPU
+LOOKUP_TOKENS = 2
 Figures = dict[str, Any]
 
 
@@ -54,10 +67,12 @@ class PeerError(RuntimeError):
 
 
 class Peer(Protocol):
-    """name: its row. megabytes: weights on disk or in memory, read once a token."""
+    """name: its row. megabytes: weights on disk or in memory, read once a step. plain: the row of the same without
+    speculation, None where there is none."""
 
     name: str
     megabytes: float
+    plain: str | None
 
     def answer(self, prompt: list[int], new: int) -> tuple[list[int], float]:
         """Exactly `new` greedy tokens behind `prompt` (token ids), and the seconds without the prompt's."""
@@ -65,6 +80,8 @@ class Peer(Protocol):
 
 class EnginePeer:
     """The verifier's engine, one token a step."""
+
+    plain: str | None = None
 
     def __init__(self, settings: Settings) -> None:
         self.name = f"engine {settings.dtype}"
@@ -80,6 +97,8 @@ class EnginePeer:
 
 class TransformersPeer:
     """`generate` of transformers, behind a prompt that is in its cache already."""
+
+    plain: str | None = None
 
     def __init__(self, settings: Settings) -> None:
         self.name = f"transformers {settings.dtype}"
@@ -105,13 +124,41 @@ class TransformersPeer:
         return tokens, time.perf_counter() - begun
 
 
-class LlamaPeer:
-    """llama.cpp in a process of its own. Raises PeerError where it does not start or ends early."""
+class DevicePeer:
+    """An `EdgeRuntime` and its target in this process. mode: None lets it choose between trees and single tokens."""
 
-    def __init__(self, python: str, gguf: Path, threads: int, context: int) -> None:
-        self.name, self.megabytes = f"llama.cpp {gguf.stem.rpartition('.')[2]}", gguf.stat().st_size / 1e6
+    def __init__(
+        self, bundle: Bundle, server: LocalVerifier, megabytes: float, threads: int, mode: Mode | None
+    ) -> None:
+        self.plain = None if mode is Mode.STREAM else "engine 8 bits"
+        self.name = "engine 8 bits" + {Mode.STREAM: "", Mode.TREE: ", trees", None: ", own choice"}[mode]
+        self.megabytes = megabytes
+        self.runtime = BlockingRuntime(EdgeRuntime(bundle, server, threads=threads, mode=mode))
+
+    def answer(self, prompt: list[int], new: int) -> tuple[list[int], float]:
+        first = begun = 0.0
+        for event in self.runtime.generate(prompt, max_new_tokens=new):
+            if isinstance(event, Verified) and not first:
+                first, begun = len(event.tokens), time.perf_counter()
+        seconds = time.perf_counter() - begun
+        assert isinstance(event, Finished)
+        later = len(event.token_ids) - first
+        return event.token_ids, seconds * len(event.token_ids) / later if later else seconds
+
+
+class LlamaPeer:
+    """llama.cpp in a process of its own. Raises PeerError where it does not start or ends early.
+
+    lookup: tokens that it drafts from the text itself; 0: it decodes plainly.
+    """
+
+    def __init__(self, python: str, gguf: Path, threads: int, context: int, lookup: int = 0) -> None:
+        self.plain: str | None
+        name = f"llama.cpp {gguf.stem.rpartition('.')[2]}"
+        self.name, self.plain = (f"{name}, lookup {lookup}", name) if lookup else (name, None)
+        self.megabytes = gguf.stat().st_size / 1e6
         self._python = python
-        command = [python, llama_peer.__file__, str(gguf), str(threads), str(context)]
+        command = [python, llama_peer.__file__, str(gguf), str(threads), str(context), str(lookup)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         hello = self._read()
         if "error" in hello:
@@ -171,7 +218,12 @@ def measure(
         for name, times in taken.items():
             seconds[name].append(statistics.median(times))
     truths = [ended(text, eos) for text in texts[REFERENCE]]
-    return {peer.name: summarise(peer, texts[peer.name], seconds[peer.name], truths) for peer in peers}
+    figures = {peer.name: summarise(peer, texts[peer.name], seconds[peer.name], truths) for peer in peers}
+    for peer in peers:
+        if peer.plain in texts:
+            both = zip(texts[peer.name], texts[peer.plain], strict=True)
+            figures[peer.name]["same_as_plain"] = sum(ended(mine, eos) == ended(plain, eos) for mine, plain in both)
+    return figures
 
 
 def summarise(peer: Peer, texts: list[list[int]], seconds: list[float], truths: list[list[int]]) -> Figures:
@@ -200,8 +252,8 @@ def common_prefix(a: list[int], b: list[int]) -> int:
 
 
 def show(figures: Figures, console: Console) -> None:
-    table = Table(title=f"plain decoding, {figures['machine']}", title_justify="left")
-    columns = ("", "tok/s", "ms", "MB read", "GB/s", f"same as {REFERENCE}", "of all")
+    table = Table(title=f"greedy decoding, {figures['machine']}", title_justify="left")
+    columns = ("", "tok/s", "ms", "MB read", "GB/s", f"same as {REFERENCE}", "of all", "as plain")
     for column in columns:
         table.add_column(column, justify="right" if column else "left", no_wrap=not column)
     for name, row in figures["peers"].items():
@@ -213,6 +265,7 @@ def show(figures: Figures, console: Console) -> None:
             f"{row['weights_gigabytes_per_second']:.1f}",
             f"{100 * row['same_until_divergence']:.1f} %",
             f"{row['same_answers']} of {figures['questions']}",
+            f"{row['same_as_plain']} of {figures['questions']}" if "same_as_plain" in row else "",
         )
     console.print(table)
     if figures["left_out"]:
@@ -229,6 +282,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--llama-python", metavar="PYTHON", help="interpreter with llama-cpp-python; without: this one, or no such row"
     )
+    parser.add_argument("--bundle", type=Path, metavar="FOLDER", help="adds this project on a single device")
     parser.add_argument("--gguf", type=Path, help="llama.cpp's file (default: the one the default target is made from)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of every answer, of which the median counts")
     options = parser.parse_args(argv)
@@ -238,26 +292,24 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(options: argparse.Namespace, console: Console) -> Figures:
     threads = options.threads or torch.get_num_threads()
-    llama, left_out = open_llama(options, threads)
-    try:
+    llamas, left_out = open_llamas(options, threads)
+    with ExitStack() as stack:
+        for llama in llamas:
+            stack.callback(llama.close)
         engines = [EnginePeer(_settings(options, dtype, threads)) for dtype in ("bfloat16", "float32")]
         peers: list[Peer] = [*engines, TransformersPeer(_settings(options, "bfloat16", threads))]
         lab = engines[0].lab
         longest = lab.verifier.max_context - options.max_new_tokens
         questions, too_long = read_questions(options.prompts, options.count, lab.encode, longest)
         prompts = [question.prompt for question in questions]
-        if llama:
-            peers.insert(0, llama)
+        peers = [*llamas, *open_devices(options, engines[0].megabytes / 2, threads, stack), *peers]
         for peer in peers:  # kernels are made at the first call
             peer.answer(prompts[0], 2)
         measured = measure(peers, prompts, options.max_new_tokens, options.repeats, engines[0].eos, console)
-    finally:
-        if llama:
-            llama.close()
     return {
         "machine": describe_device(lab.device),
         "options": {key: value for key, value in vars(options).items() if isinstance(value, int | str)},
-        "llama_cpp_python": llama.version if llama else None,
+        "llama_cpp_python": llamas[0].version if llamas else None,
         "left_out": left_out,
         "questions": len(prompts),
         "too_long": too_long,
@@ -265,19 +317,37 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
     }
 
 
-def open_llama(options: argparse.Namespace, threads: int) -> tuple[LlamaPeer | None, str | None]:
-    """llama.cpp, or None and why not: it is left out where nobody asked for it."""
+def open_devices(options: argparse.Namespace, megabytes: float, threads: int, stack: ExitStack) -> list[DevicePeer]:
+    """This project on a single device, in each mode, behind one target of so many megabytes; none without a bundle.
+
+    The stack closes them.
+    """
+    if options.bundle is None:
+        return []
+    bundle = open_bundle(options.bundle)
+    server = stack.enter_context(
+        LocalVerifier.load(bundle, options.target, options.drafter, engine="onnx", threads=threads)
+    )
+    devices = [DevicePeer(bundle, server, megabytes, threads, mode) for mode in (Mode.STREAM, Mode.TREE, None)]
+    for device in devices:
+        stack.enter_context(device.runtime)
+    return devices
+
+
+def open_llamas(options: argparse.Namespace, threads: int) -> tuple[list[LlamaPeer], str | None]:
+    """llama.cpp without and with lookup, or none and why not: it is left out where nobody asked for it."""
     if options.gguf is None and options.target not in ALIASES:
         if options.llama_python:
             raise PeerError(f"{options.target} is not made from a GGUF file; give --gguf FILE for llama.cpp")
-        return None, f"{options.target} is not made from a GGUF file; give --gguf FILE"
+        return [], f"{options.target} is not made from a GGUF file; give --gguf FILE"
     gguf = options.gguf or gguf_of(options.target)
     try:
-        return LlamaPeer(options.llama_python or sys.executable, gguf, threads, 4096), None
+        python = options.llama_python or sys.executable
+        return [LlamaPeer(python, gguf, threads, 4096, lookup) for lookup in (0, LOOKUP_TOKENS)], None
     except PeerError as error:
         if options.llama_python:
             raise
-        return None, f"{error}, or give --llama-python"
+        return [], f"{error}, or give --llama-python"
 
 
 def _settings(options: argparse.Namespace, dtype: Any, threads: int) -> Settings:

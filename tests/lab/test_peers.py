@@ -13,6 +13,8 @@ import torch
 from rich.console import Console
 
 from cloud.settings import Settings
+from export.bundle import write_bundle
+from export.plan import Options
 from lab.peers import (
     REFERENCE,
     EnginePeer,
@@ -66,7 +68,7 @@ def test_figures(peers: list[EnginePeer | TransformersPeer]) -> None:
     class Odd:
         """Stands for a peer whose text differs, at its third token."""
 
-        name, megabytes = "odd", 2.0
+        name, megabytes, plain = "odd", 2.0, REFERENCE
 
         def answer(self, prompt: list[int], new: int) -> tuple[list[int], float]:
             tokens = peers[0].answer(prompt, new)[0]
@@ -76,10 +78,11 @@ def test_figures(peers: list[EnginePeer | TransformersPeer]) -> None:
     assert figures["odd"] == {
         "tokens": 36, "tokens_per_second": 24.0, "ms_per_token": 41.667, "weights_megabytes": 2.0,
         "weights_gigabytes_per_second": 0.05, "same_until_divergence": round(6 / 36, 4), "same_answers": 0,
+        "same_as_plain": 0,
     }  # fmt: skip
     for peer in peers:
         assert figures[peer.name]["same_until_divergence"] == 1.0 and figures[peer.name]["same_answers"] == 3
-        assert figures[peer.name]["tokens"] == 36
+        assert figures[peer.name]["tokens"] == 36 and "same_as_plain" not in figures[peer.name]
     assert peers[0].name == REFERENCE
 
 
@@ -114,6 +117,18 @@ def test_command_without_llama(folder: Path, capsys: pytest.CaptureFixture[str])
     assert figures["questions"] == 2 and all(row["tokens"] == 12 for row in figures["peers"].values())
     assert figures["peers"][REFERENCE]["same_answers"] == 2
     assert "no llama.cpp: " in capsys.readouterr().out
+
+
+def test_command_with_a_bundle(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This project's own speculation writes what it writes without."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(folder / "cache"))
+    write_bundle(Options(str(folder / "target"), folder / "drafter", folder / "bundle", quant="fp32"))
+    assert main([*_arguments(folder), "--bundle", str(folder / "bundle")]) == 0
+    rows = json.loads((folder / "out" / "peers.json").read_text())["peers"]
+    plain, *others = (name for name in rows if name.startswith("engine 8 bits"))
+    assert plain == "engine 8 bits" and "same_as_plain" not in rows[plain]
+    assert others == ["engine 8 bits, trees", "engine 8 bits, own choice"]
+    assert all(rows[name]["same_as_plain"] == 2 and rows[name]["tokens_per_second"] > 0 for name in others)
 
 
 def test_a_python_without_the_package_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
