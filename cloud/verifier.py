@@ -10,6 +10,7 @@ import signal
 import socket
 import ssl
 import sys
+import threading
 from collections.abc import Sequence
 from types import FrameType
 
@@ -19,6 +20,9 @@ from pydantic_settings import SettingsError
 from cloud import log
 from cloud.settings import Settings, describe_errors, read_settings, unknown_variables
 from cloud.tls import tls_context
+
+#: a signal came while loading; a library's `except:` around an import may have swallowed the exit
+_leaving = threading.Event()
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifier") -> int:
@@ -80,6 +84,8 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
         server = HttpServer(verifier, settings, context)
     except PageError as error:
         return _fail(str(error))
+    if _leaving.is_set():
+        return 0
     listener.listen(server.config.backlog)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -125,6 +131,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
     """Exit 0 while loading. Once it serves, `cloud.http_server.HttpServer` has its own handlers."""
+    _leaving.set()
     raise SystemExit(0)
 
 

@@ -164,12 +164,36 @@ def test_sigterm_between_the_ready_line_and_the_first_request(folder: Path) -> N
         "uvicorn.Config.load = lambda config: os.kill(os.getpid(), signal.SIGTERM)\n"
         "sys.exit(verifier.main(sys.argv[1:]))\n"
     )
+    process = by_code(folder, code)
+    assert process.returncode == 0 and "verifier ready" in process.stdout, process.stderr
+
+
+def test_sigterm_that_an_import_swallows(folder: Path) -> None:
+    """Some libraries catch whatever an optional import raises; the verifier ends once it has loaded all the same."""
+    code = (
+        "import os, signal, sys, time\n"
+        "from cloud import loading, verifier\n"
+        "load = loading.load_verifier\n"
+        "def swallowing(*arguments):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        time.sleep(10)\n"
+        "    except BaseException:\n"
+        "        return load(*arguments)\n"
+        "loading.load_verifier = swallowing\n"
+        "sys.exit(verifier.main(sys.argv[1:]))\n"
+    )
+    process = by_code(folder, code)
+    assert process.returncode == 0 and "verifier ready" not in process.stdout, process.stderr
+
+
+def by_code(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """The verifier as this program runs it, until it ends."""
     models = ["--model", str(folder / "target"), "--drafter", str(folder / "drafter"), "--port", "0"]
     environment = {**ENVIRONMENT, "OUTRIDER_CACHE": str(folder / "cache")}
-    process = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", code, *models], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
     )
-    assert process.returncode == 0 and "verifier ready" in process.stdout, process.stderr
 
 
 def fail_a_step(client: Client) -> None:
