@@ -25,8 +25,8 @@ LEAST_PREFILL = 16
 TIMED_TOKENS = (1, 4, 8, 16, 32, 64, 128)
 #: runs of each size at most; two that differ by less than this share were undisturbed, or alike, and are enough
 REPEATS, SAME = 4, 0.1
-#: seconds of a step that is not warmed up, nor repeated if it takes no more for its tokens than the next smaller one
-LONG = 0.05
+#: seconds of a step behind which larger ones are not warmed up: a start is waited for
+LONG = 0.1
 #: as many tokens by several sessions as by one: what that adds is what a session costs beside its tokens
 SHARING, SHARED_TOKENS = 8, 32
 #: weight of the newest observation
@@ -45,7 +45,7 @@ def measure_costs(
 
     Each size counts with its fastest run of several, taken in turns until two of them agree, and never with more than a
     larger step took: a disturbance only ever adds time, and one that hit a single size would make trees or single
-    tokens look expensive for as long as the verifier runs. A start is waited for, so of long steps fewer are run.
+    tokens look expensive for as long as the verifier runs.
     """
     timed = [tokens for tokens in timed if tokens <= rows] or [1]
     past = min(GRANULE, rows - max(timed))
@@ -53,17 +53,11 @@ def measure_costs(
     if shared := rows >= SHARING * 2 * GRANULE:
         steps.append([_part(2 * GRANULE * i, past, SHARED_TOKENS // SHARING) for i in range(SHARING)])
     runs: list[list[float]] = [[] for _ in steps]  # seconds, the fastest first
-
-    def settled(size: int) -> bool:
-        seconds, smaller = runs[size], runs[size - 1] if 0 < size < len(timed) else []
-        if seconds and smaller and LONG < seconds[0] <= smaller[0] * timed[size] / timed[size - 1]:
-            return True
-        return len(seconds) > 1 and seconds[1] < (1 + SAME) * seconds[0]
-
     for turn in range(1 + REPEATS):
         took = 0.0
-        for size, (seconds, parts) in enumerate(zip(runs, steps, strict=True)):
-            if settled(size) or (not turn and took > LONG):
+        for seconds, parts in zip(runs, steps, strict=True):
+            settled = len(seconds) > 1 and seconds[1] < (1 + SAME) * seconds[0]
+            if settled or (not turn and took > LONG):
                 continue
             begun = clock()
             logits = runner.forward(parts)

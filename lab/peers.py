@@ -4,12 +4,11 @@
     python -m lab.peers --prompts specbench.jsonl --bundle build/bundle --llama-python /tmp/llama/bin/python
 
 Everyone gets the same token ids and has the same threads; the prompt is not timed. They take turns within every
-question, so that a disturbance meets all of them. Those without a drafter write the same number of tokens whether or
-not the text has ended before. "as plain" says of those who speculate how many of their texts are what they write
-themselves without.
+question, so that a disturbance meets all of them. All write the same number of tokens, whether or not the text has
+ended before. "as plain" says of those who speculate how many of their texts are what they write themselves without.
 
 --bundle adds this project on a single device (`LocalVerifier`, the 8-bit engine): one token a step, trees only, and
-what the device chooses itself. They end where the text ends, and their first token counts as prompt.
+what the device chooses itself. These rows alone end where the text ends, and their first token counts as prompt.
 
 llama.cpp computes on the GGUF file that the default target is made from: 4-bit weights and 8-bit activations, so its
 text may differ from ours, which comes from the same weights multiplied out. Its own speculation is prompt lookup; for a
@@ -29,7 +28,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -292,16 +291,15 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(options: argparse.Namespace, console: Console) -> Figures:
     threads = options.threads or torch.get_num_threads()
-    llamas, left_out = open_llamas(options, threads)
     with ExitStack() as stack:
-        for llama in llamas:
-            stack.callback(llama.close)
+        llamas, left_out = open_llamas(options, threads, stack)
         engines = [EnginePeer(_settings(options, dtype, threads)) for dtype in ("bfloat16", "float32")]
         peers: list[Peer] = [*engines, TransformersPeer(_settings(options, "bfloat16", threads))]
         lab = engines[0].lab
         longest = lab.verifier.max_context - options.max_new_tokens
         questions, too_long = read_questions(options.prompts, options.count, lab.encode, longest)
         prompts = [question.prompt for question in questions]
+        # 8 bits a weight, where the first engine has 16
         peers = [*llamas, *open_devices(options, engines[0].megabytes / 2, threads, stack), *peers]
         for peer in peers:  # kernels are made at the first call
             peer.answer(prompts[0], 2)
@@ -334,8 +332,11 @@ def open_devices(options: argparse.Namespace, megabytes: float, threads: int, st
     return devices
 
 
-def open_llamas(options: argparse.Namespace, threads: int) -> tuple[list[LlamaPeer], str | None]:
-    """llama.cpp without and with lookup, or none and why not: it is left out where nobody asked for it."""
+def open_llamas(options: argparse.Namespace, threads: int, stack: ExitStack) -> tuple[list[LlamaPeer], str | None]:
+    """llama.cpp without and with lookup, or none and why not: it is left out where nobody asked for it.
+
+    The stack closes them.
+    """
     if options.gguf is None and options.target not in ALIASES:
         if options.llama_python:
             raise PeerError(f"{options.target} is not made from a GGUF file; give --gguf FILE for llama.cpp")
@@ -343,7 +344,11 @@ def open_llamas(options: argparse.Namespace, threads: int) -> tuple[list[LlamaPe
     gguf = options.gguf or gguf_of(options.target)
     try:
         python = options.llama_python or sys.executable
-        return [LlamaPeer(python, gguf, threads, 4096, lookup) for lookup in (0, LOOKUP_TOKENS)], None
+        llamas = [
+            stack.enter_context(closing(LlamaPeer(python, gguf, threads, 4096, lookup)))
+            for lookup in (0, LOOKUP_TOKENS)
+        ]
+        return llamas, None
     except PeerError as error:
         if options.llama_python:
             raise

@@ -12,7 +12,7 @@ from outrider_core.protocol.tree import ROOT, TokenTree
 
 #: probability of a node's likeliest child, roughly
 BEST_CHILD = 0.5
-#: of what a step must promise, the share that each of its nodes must: a row more takes about as much of a step's time
+#: of what a step must promise, the share that each of its nodes must: a row more of a step is not free
 NODE_SHARE = 0.15
 
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_core.targets.quantise import ROWS_AT_ONCE, Doubles, Feedback
+from outrider_core.targets.quantise import ROWS_AT_ONCE, ZERO, Doubles, Feedback
 from outrider_core.targets.weights import Floats
 
 Bytes = NDArray[np.uint8]
@@ -19,8 +19,8 @@ Halves = NDArray[np.float16]
 
 #: inputs that share a scale
 BLOCK = 32
-#: a byte that stands for zero, and the bytes from one 4-bit level to the next
-ZERO, LEVEL_BYTES = 128, 8
+#: bytes from one 4-bit level to the next
+LEVEL_BYTES = 8
 #: shares of a block's range that are tried; the one of least squared error is taken
 RANGES = (1.0, 0.95, 0.9, 0.85, 0.8)
 

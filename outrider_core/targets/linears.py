@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from outrider_core.targets.blocks import BLOCK, ZERO, quantise4_blocks, quantise8_blocks
+from outrider_core.targets.blocks import BLOCK, quantise4_blocks, quantise8_blocks
 from outrider_core.targets.builder import MICROSOFT, Builder
-from outrider_core.targets.quantise import as_bytes, quantise8
+from outrider_core.targets.quantise import ZERO, as_bytes, quantise8
 from outrider_core.targets.weights import Floats
 
 #: what is known of a linear layer's inputs, by its name; see `quantise8`

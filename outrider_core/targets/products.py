@@ -10,7 +10,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from outrider_core.targets.config import UnsupportedTarget
-from outrider_core.targets.quantise import as_bytes
+from outrider_core.targets.quantise import ZERO, as_bytes
 
 #: rows of the activations in the products that are tried: kernels differ for few and for many
 ROWS, MANY_ROWS = 9, 150
@@ -65,7 +65,7 @@ def products_graph(table: NDArray[np.int8] | None = None) -> bytes:
     from outrider_core.targets.builder import IR_VERSION, OPSET
 
     weights = as_bytes(_table() if table is None else table)
-    zeros = [numpy_helper.from_array(np.array(value, np.uint8), f"zero_{value}") for value in (0, 128)]
+    zeros = [numpy_helper.from_array(np.array(value, np.uint8), f"zero_{value}") for value in (0, ZERO)]
     graph = helper.make_graph(
         [helper.make_node("MatMulInteger", ["activations", "table", *(zero.name for zero in zeros)], ["product"])],
         "products",

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from outrider_core.targets.weights import Floats
 
+#: a byte that stands for zero
+ZERO = 128
 #: outputs quantised at once, so that what is worked on stays in the cache
 ROWS_AT_ONCE = 1024
 #: inputs whose rounding is made up for one by one, before all others are corrected at once
@@ -41,12 +43,12 @@ def quantise8(weight: Floats, moments: Doubles | None = None) -> tuple[NDArray[n
 
 
 def as_bytes(table: NDArray[np.int8]) -> NDArray[np.uint8]:
-    """The same weights with 128 for zero.
+    """The same weights with ZERO for zero.
 
     Kernels of every processor multiply bytes without a sign exactly; those of x86 without VNNI do not multiply them by
     bytes with one, and ONNX Runtime would turn all tables of a graph into this form while it opens it.
     """
-    return table.view(np.uint8) ^ np.uint8(128)
+    return table.view(np.uint8) ^ np.uint8(ZERO)
 
 
 def _whole(_column: int, values: Doubles) -> Doubles:

@@ -18,11 +18,11 @@ from tests.drafting.test_drafter import (
     MAX_CONTEXT,
     VOCAB,
     TransparentEngine,
-    feature_rows,
     make_drafter,
     prefixes,
     samplings,
 )
+from tests.drafting.test_feature_rows import feature_rows
 
 SHAPE = TreeShape(nodes=12, depth=4, breadth=4, gain=0.0)
 

@@ -5,7 +5,7 @@ import { nthLargest } from "./select.js";
 
 /** Probability of a node's likeliest child, roughly. */
 const BEST_CHILD = 0.5;
-/** Of what a step must promise, the share that each of its nodes must: a row more takes about as much of a step's time. */
+/** Of what a step must promise, the share that each of its nodes must: a row more of a step is not free. */
 const NODE_SHARE = 0.15;
 
 /**
