@@ -24,7 +24,13 @@ def main() -> int:
         drafts: Any = importlib.import_module("llama_cpp.llama_speculative")
         drafter = drafts.LlamaPromptLookupDecoding(num_pred_tokens=lookup) if lookup else None
         model = llama.Llama(
-            path, n_ctx=context, n_threads=threads, n_threads_batch=threads, draft_model=drafter, verbose=False
+            path,
+            n_ctx=context,
+            n_threads=threads,
+            n_threads_batch=threads,
+            draft_model=drafter,
+            logits_all=drafter is not None,  # it keeps them all then, and without this has room for a batch's
+            verbose=False,
         )
     except Exception as error:
         print(json.dumps({"error": " ".join(str(error).split())}), flush=True)
