@@ -21,6 +21,7 @@ from torch.nn import functional
 from export.batches import Batch, build_batch, epoch_order
 from export.features import OnlineFeatures
 from export.loss import HeadCrossEntropy
+from export.muon import Muon
 from export.recipe import TrainSettings
 from export.share import ALONE, Share
 
@@ -103,7 +104,7 @@ class Trainer:
         others = [p for p in self.parameters.values() if p.ndim != 2]
         rate = settings.learning_rate
         self.optimisers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+            Muon(matrices, rate, features.target.model.dtype),
             torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
         ]
         sequences = features.sequences
