@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider_core.grammar import GrammarError, GrammarMatcher, Grammars, GrammarsUnavailable, open_grammars
+from outrider_core.grammar import Grammar, GrammarError, GrammarMatcher, Grammars, GrammarsUnavailable, open_grammars
 from outrider_core.tool_grammar import ToolFunction, ToolRules
 from tests.schemas import schemas
 from tests.tiny import EOS, json_tokenizer, tiny_tokenizer
@@ -70,12 +70,48 @@ def test_matchers_stand_alone_and_go_back() -> None:
     assert next_tokens(other) == start and next_tokens(one) == [EOS]
     for cut in (0, len(tokens) // 2, len(tokens)):
         one.rewind(tokens[:cut])
-        fresh = grammar.matcher()
-        for token in tokens[:cut]:
-            fresh.advance(token)
-        assert next_tokens(one) == next_tokens(fresh)
+        assert next_tokens(one) == next_tokens(fresh(grammar, tokens[:cut]))
     one.rewind([])
     assert next_tokens(one) == start
+
+
+def fresh(grammar: Grammar, tokens: list[int]) -> GrammarMatcher:
+    matcher = grammar.matcher()
+    for token in tokens:
+        matcher.advance(token)
+    return matcher
+
+
+@given(schemas, st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_a_tree_is_walked_as_each_of_its_paths(schema: dict[str, Any], seed: int) -> None:
+    """What is allowed depends on the path alone, whatever other paths were asked for before."""
+    grammar, rng = GRAMMARS.compile(of(schema)), random.Random(seed)
+    matcher, path = grammar.matcher(), list[int]()
+    for _ in range(60):
+        if path and (path[-1] == EOS or rng.random() < 0.4):
+            path = path[: -rng.randrange(1, 1 + min(6, len(path)))]
+            matcher.rewind(path)
+        allowed = next_tokens(matcher)
+        assert allowed == next_tokens(fresh(grammar, path))
+        assert matcher.forced() == fresh(grammar, path).forced()
+        path.append(rng.choice(allowed))
+        matcher.advance(path[-1])
+
+
+def test_other_tokens_of_the_same_bytes_are_told_apart() -> None:
+    """llguidance's rollback allows an end of the object here where only a number may come."""
+    schema = of({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+    grammar, start = GRAMMARS.compile(schema), TOKENIZER.encode('{"n"', add_special_tokens=False)
+    colon, number, line, tab = (TOKENIZER.encode(text, add_special_tokens=False) for text in (":", "20", "\r", "\t"))
+    matcher = fresh(grammar, [*start, *colon, *number, *line])
+    next_tokens(matcher)
+    matcher.rewind(start)
+    path = [*start, *line, *colon, *tab]
+    for token in path[len(start) :]:
+        matcher.advance(token)
+    assert next_tokens(matcher) == next_tokens(fresh(grammar, path))
+    assert TOKENIZER.encode("}", add_special_tokens=False)[0] not in next_tokens(matcher)
 
 
 def test_a_token_that_is_not_allowed_breaks_the_text_until_it_is_taken_back() -> None:
