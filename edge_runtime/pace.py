@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_runtime.ahead import Ahead
 from edge_runtime.policy import Mode
 from outrider_core.protocol.costs import CostCurve, unpack_costs
 from outrider_core.protocol.tree import TokenTree
@@ -89,7 +90,7 @@ class Pace:
     token_slowdown: float | None = None  # of steps for single tokens
     rtt: float | None = None  # of a round, without the verifier's engine and queue
     queue: float = 0.0
-    exposed: float = 0.0  # drafting between a verdict and the next VERIFY
+    exposed: float | None = None  # drafting between a verdict and the next VERIFY
     drafter_step: float | None = None
     from_scratch: float | None = None  # drafting a tree of which nothing was there
     gap: float | None = None  # between tokens of a stream
@@ -98,12 +99,14 @@ class Pace:
     compared: float = 0.0  # drafting a tree for comparison
     tau: float = 2.0  # tokens of a tree round
     nodes: float | None = None  # of a tree
+    ahead: Ahead = field(default_factory=Ahead)
     config: PaceConfig = field(default_factory=PaceConfig)
 
     def __post_init__(self) -> None:
         #: accepted nodes by depth: as the drafter predicted them, and as they came
         self.predicted = [self.config.prior] * (self.config.depths + 1)
         self.accepted = list(self.predicted)
+        self._stretch: float | None = None  # a step's measured time over the advertised one, in the round under way
 
     # --- measurements ---
 
@@ -112,7 +115,8 @@ class Pace:
         curve, self.rtt = unpack_costs(welcome.costs), rtt
         if curve is None or curve != self.curve:
             self.curve, self.slowdown, self.token_slowdown = curve, None, None
-            self.gap, self.gaps = None, 0
+            self.gap, self.gaps, self._stretch = None, 0, None
+            self.ahead = Ahead(fixed=self.ahead.fixed)
 
     def drafted(self, seconds: float, steps: int, from_scratch: bool) -> None:
         """A tree was drafted. from_scratch: nothing of it was there before, and no prompt had to be read."""
@@ -125,7 +129,9 @@ class Pace:
         self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], wait: float, engine: float, queue: float
     ) -> None:
         """A tree's verdict came after `wait`: `path` was accepted; engine, queue: the verifier's own part of it."""
-        self._stepped(1 + len(tree), engine)
+        self._stretch = engine / self._advertised(1 + len(tree)) if engine > 0 else None
+        if not self.ahead.trying:
+            self._stepped(1 + len(tree), engine)
         self.rtt = self._smoothed(self.rtt, max(0.0, wait - engine - queue))
         self.queue = self._smoothed(self.queue, queue)
         self._learn(tree, scores, path, self.config.smoothing)
@@ -144,8 +150,22 @@ class Pace:
         self.compared = self._smoothed(self.compared, seconds)
 
     def waited(self, exposed: float) -> None:
-        """`exposed` seconds passed between a verdict and the next VERIFY."""
-        self.exposed = self._smoothed(self.exposed, exposed)
+        """`exposed` seconds passed between a verdict and the next VERIFY: a round ends."""
+        stretch, self._stretch = self._stretch, None
+        if not self.ahead.trying:
+            self.exposed = self._smoothed(self.exposed, exposed)
+            if stretch is not None and self._much_to_hide():
+                self.ahead.kept()
+        elif stretch is not None and (means := self.ahead.tried(exposed, stretch)):
+            self._end_trial(*means)
+
+    def _end_trial(self, exposed: float, slowdown: float) -> None:
+        """Drafting ahead, or not, was tried; it is what rounds do from now on if they were shorter."""
+        step = self._advertised(1 + self._tree_nodes())
+        better = exposed + slowdown * step < (self.exposed or 0.0) + (self.slowdown or slowdown) * step
+        self.ahead.ended(better)
+        if better:
+            self.exposed, self.slowdown = exposed, slowdown
 
     def _learn(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], weight: float) -> None:
         """Learn from what came of a tree. tau is what its nodes promise, calibrated: that varies less than luck."""
@@ -197,7 +217,7 @@ class Pace:
 
     def round(self) -> float:
         """Seconds of a round of tree drafting."""
-        return max(self.config.least_seconds, self.exposed + self._fixed() + self._tree_step())
+        return max(self.config.least_seconds, self._fixed() + self._tree_step())
 
     def stream_rate(self) -> float | None:
         """Tokens per second of a stream, or None where nothing is known."""
@@ -208,7 +228,7 @@ class Pace:
     def trial_cost(self) -> float:
         """Seconds that a short stream costs in place of trees: it must be asked for, and may be slower."""
         stream = self.stream_rate() or math.inf
-        return self.exposed + self._fixed() + self.config.trial_tokens * max(0.0, 1 / stream - 1 / self.tree_rate())
+        return self._fixed() + self.config.trial_tokens * max(0.0, 1 / stream - 1 / self.tree_rate())
 
     def compare_every(self, streamed: int) -> int:
         """Tokens of a stream between trees drafted beside it for comparison: each costs the device time and energy.
@@ -226,11 +246,15 @@ class Pace:
         return max(every, math.ceil(self.compared * stream / config.comparison_share))
 
     def drafts_ahead(self) -> bool:
+        """Whether to draft on while the next verdict is awaited."""
+        return self.ahead.now and self._much_to_hide()
+
+    def _much_to_hide(self) -> bool:
         """Whether drafting is enough of a round to be hidden."""
         drafting = self.from_scratch
         if drafting is None:
             return False
-        return drafting >= self.config.ahead_share * (drafting + self._fixed() + self._tree_step())
+        return drafting >= self.config.ahead_share * (drafting + self._between() + self._tree_step())
 
     def gain(self) -> float:
         """Accepted tokens that one more drafting step must promise to be worth its time."""
@@ -244,7 +268,7 @@ class Pace:
         """How many nodes of `tree`, best first, make most tokens per second; scores: log path probabilities."""
         if not scores:
             return len(tree)
-        fixed = self.exposed + self._fixed()
+        fixed = self._fixed()
         least = self.config.least_seconds
         times = np.array([max(least, fixed + self.step(count)) for count in range(1, len(tree) + 1)])
         return 1 + int(np.argmax(self._expected(tree, scores) / times))
@@ -262,6 +286,10 @@ class Pace:
         return self.config.first_nodes if self.nodes is None else self.nodes
 
     def _fixed(self) -> float:
+        """A round's time without the verifier's engine."""
+        return (self.exposed or 0.0) + self._between()
+
+    def _between(self) -> float:
         """A round's time without drafting and the verifier's engine."""
         return (self.rtt or 0.0) + self.queue
 

@@ -44,6 +44,7 @@ class Tuning:
     ahead: bool | None = None
 
     def __post_init__(self) -> None:
+        self.pace.ahead.fixed = self.ahead is not None
         self._verdict_at: float | None = None
         self._comparison: _Comparison | None = None  # whose outcome is not known yet
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from edge_runtime.pace import Controller, Pace
+from edge_runtime.policy import Mode
 from outrider_core.drafting.drafter import Draft, Drafter, TreeShape
 from outrider_core.drafting.engines import Floats, Ints
 from outrider_core.protocol.constraint import Constraint, Rules, pack_bias
@@ -161,7 +162,11 @@ def flat(rows: Floats) -> list[float]:
 
 def pace_vectors() -> list[dict[str, Any]]:
     """Measurements one after another, and what follows from each."""
-    return [measured(number) for number in range(12)] + [steady(number) for number in range(4)]
+    return [
+        *(measured(number) for number in range(12)),
+        *(steady(number) for number in range(4)),
+        *(tried_ahead(slowed) for slowed in (1.0, 2.0)),
+    ]
 
 
 def measured(number: int) -> dict[str, Any]:
@@ -218,6 +223,29 @@ def steady(number: int) -> dict[str, Any]:
             pace.streamed(*arguments)
         steps.append([call, arguments, what_follows(controller, tree, [], "choose")])
     return {"pinned": None, "steps": steps}
+
+
+def tried_ahead(slowed: float) -> dict[str, Any]:
+    """Rounds where drafting ahead is tried; it makes a step `slowed` times as long. At last another verifier."""
+    tree, pace = TokenTree.chain([1, 2, 3]), Pace()
+    controller, steps = Controller(pace, Mode.TREE), list[list[Any]]()
+    follows = lambda: what_follows(controller, tree, [], "choose")  # noqa: E731
+    for first in (0.01, 0.02):
+        curve = CostCurve((1, 16, 64), (first, 0.03, 0.08))
+        steps.append(["linked", link(pace, curve.pack(), 0.001), follows()])
+        for number in range(60):
+            drafts = pace.drafts_ahead()
+            engine = curve.at(4) * (slowed if drafts else 1.0)
+            verified = [[], [0], engine + 0.001, 0.0 if number == 9 else engine, 0.0]
+            pace.verified(tree, *verified)
+            steps.append(["verified", [list(tree.tokens), list(tree.parents), *verified], follows()])
+            drafted = [0.01, 4, not drafts]
+            pace.drafted(*drafted)
+            steps.append(["drafted", drafted, follows()])
+            waited = [0.004 if drafts else 0.01]
+            pace.waited(*waited)
+            steps.append(["waited", waited, follows()])
+    return {"pinned": controller.pinned, "steps": steps}
 
 
 def link(pace: Pace, costs: bytes, rtt: float) -> list[Any]:

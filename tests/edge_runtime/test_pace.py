@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from edge_runtime.ahead import TRIAL_ROUNDS, Ahead
 from edge_runtime.pace import Controller, Pace, PaceConfig
 from edge_runtime.policy import Mode
 from edge_runtime.tuning import LARGEST
@@ -338,11 +339,64 @@ def test_little_more_is_drafted_than_was_worth_sending() -> None:
 
 @pytest.mark.parametrize(("draft", "ahead"), [(0.005, False), (0.08, True)])
 def test_drafting_ahead_wants_something_to_hide(draft: float, ahead: bool) -> None:
-    pace = Pace(curve=GPU, rtt=0.06)
+    pace = Pace(curve=GPU, rtt=0.06, ahead=Ahead(on=True))
     pace.drafted(0.5, 9, from_scratch=False)  # a prompt was read
     assert not pace.drafts_ahead()
     pace.drafted(draft, 4, from_scratch=True)
     assert pace.drafts_ahead() == ahead
+
+
+def rounds(pace: Pace, count: int, slowed: float) -> list[bool]:
+    """Rounds on one machine: whether each drafted ahead, which makes the step `slowed` times as long."""
+    tree, was = TokenTree.chain([1, 2, 3]), list[bool]()
+    for _ in range(count):
+        was.append(ahead := pace.drafts_ahead())
+        engine = CPU.at(4) * (slowed if ahead else 1.0)
+        pace.verified(tree, [], [0], engine + 0.001, engine, 0.0)
+        pace.drafted(0.01, 4, from_scratch=not ahead)
+        pace.waited(0.004 if ahead else 0.01)
+    return was
+
+
+def machine() -> Pace:
+    pace = Pace()
+    pace.linked(welcome(CPU), 0.001)
+    pace.drafted(0.01, 4, from_scratch=True)
+    return pace
+
+
+@pytest.mark.parametrize(("slowed", "pays"), [(1.0, True), (2.0, False)])
+def test_drafting_ahead_is_tried_and_kept_where_rounds_become_shorter(slowed: float, pays: bool) -> None:
+    pace = machine()
+    was = rounds(pace, 300, slowed)
+    assert was[: 2 * TRIAL_ROUNDS] == [False] * TRIAL_ROUNDS + [True] * TRIAL_ROUNDS
+    assert was[2 * TRIAL_ROUNDS :].count(pays) > 0.9 * len(was[2 * TRIAL_ROUNDS :])
+    assert pace.slowdown == pytest.approx(1.0)  # trials leave no trace where they changed nothing
+    assert pace.exposed == pytest.approx(0.004 if pays else 0.01)
+
+
+def test_drafting_ahead_is_given_up_where_it_no_longer_pays() -> None:
+    pace = machine()
+    rounds(pace, 100, 1.0)
+    assert pace.ahead.on
+    rounds(pace, 300, 2.0)
+    assert not pace.ahead.on
+    assert pace.slowdown == pytest.approx(1.0)
+
+
+def test_what_is_fixed_is_not_tried() -> None:
+    pace = machine()
+    pace.ahead.fixed = True
+    assert not any(rounds(pace, 100, 1.0))
+
+
+def test_another_verifier_begins_anew() -> None:
+    pace = machine()
+    rounds(pace, 100, 1.0)
+    pace.linked(welcome(CPU), 0.002)
+    assert pace.ahead.on  # it is the same one
+    pace.linked(welcome(GPU), 0.002)
+    assert not pace.ahead.on
 
 
 def test_one_tree_beside_a_stream_tells_what_trees_cost() -> None:

@@ -9,6 +9,7 @@
 import { CostCurve } from "../protocol/costs.js";
 import { argmax } from "../protocol/sampling.js";
 import type { TokenTree } from "../protocol/tree.js";
+import { Ahead } from "./ahead.js";
 
 /** The constants behind every choice of `Pace` and `Controller`; the Python runtime has the same. */
 export const PACE = {
@@ -73,7 +74,7 @@ export class Pace {
   rtt: number | null = null;
   private queue = 0;
   /** Drafting between a verdict and the next VERIFY. */
-  private exposed = 0;
+  private exposed: number | null = null;
   private drafterStep: number | null = null;
   /** Drafting a tree of which nothing was there, and a tree for comparison. */
   private fromScratch: number | null = null;
@@ -85,6 +86,9 @@ export class Pace {
   /** Tokens of a tree round, and nodes of a tree. */
   tau = 2;
   private nodes: number | null = null;
+  ahead = new Ahead();
+  /** A step's measured time over the advertised one, in the round under way. */
+  private stretch: number | null = null;
   /** Accepted nodes by depth: as the drafter predicted them, and as they came. */
   private readonly predicted: number[] = Array(PACE.depths + 1).fill(PACE.prior);
   private readonly accepted: number[] = [...this.predicted];
@@ -97,8 +101,9 @@ export class Pace {
     this.rtt = rtt;
     if (curve?.equals(this.curve)) return;
     this.curve = curve;
-    this.slowdown = this.tokenSlowdown = this.gap = null;
+    this.slowdown = this.tokenSlowdown = this.gap = this.stretch = null;
     this.gaps = 0;
+    this.ahead = new Ahead(this.ahead.fixed);
   }
 
   /** fromScratch: nothing of the tree was there before, and no prompt had to be read. */
@@ -109,7 +114,8 @@ export class Pace {
 
   /** A tree's verdict came after `wait`: `path` nodes were accepted; engine, queue: the verifier's own part of it. */
   verified(tree: TokenTree, scores: readonly number[], path: number, wait: number, engine: number, queue: number) {
-    this.stepped(1 + tree.size, engine);
+    this.stretch = engine > 0 ? engine / this.advertised(1 + tree.size) : null;
+    if (!this.ahead.trying) this.stepped(1 + tree.size, engine);
     this.rtt = blend(this.rtt, Math.max(0, wait - engine - queue));
     this.queue = blend(this.queue, queue);
     this.learn(tree, scores, path, PACE.smoothing);
@@ -130,9 +136,25 @@ export class Pace {
     this.comparing = blend(this.comparing, seconds);
   }
 
-  /** `exposed` seconds passed between a verdict and the next VERIFY. */
+  /** `exposed` seconds passed between a verdict and the next VERIFY: a round ends. */
   waited(exposed: number): void {
-    this.exposed = blend(this.exposed, exposed);
+    const stretch = this.stretch;
+    this.stretch = null;
+    if (!this.ahead.trying) {
+      this.exposed = blend(this.exposed, exposed);
+      if (stretch !== null && this.muchToHide()) this.ahead.kept();
+    } else if (stretch !== null) {
+      const means = this.ahead.tried(exposed, stretch);
+      if (means) this.endTrial(means.exposed, means.stretch);
+    }
+  }
+
+  /** Drafting ahead, or not, was tried; it is what rounds do from now on if they were shorter. */
+  private endTrial(exposed: number, slowdown: number): void {
+    const step = this.advertised(1 + this.treeNodes());
+    const better = exposed + slowdown * step < (this.exposed ?? 0) + (this.slowdown || slowdown) * step;
+    this.ahead.ended(better);
+    if (better) [this.exposed, this.slowdown] = [exposed, slowdown];
   }
 
   /** Learn from what came of a tree. tau is what its nodes promise, calibrated: that varies less than luck does. */
@@ -185,7 +207,7 @@ export class Pace {
 
   /** Seconds of a round of tree drafting. */
   round(): number {
-    return Math.max(PACE.leastSeconds, this.exposed + this.fixed() + this.treeStep());
+    return Math.max(PACE.leastSeconds, this.fixed() + this.treeStep());
   }
 
   /** Tokens per second of a stream, or null where nothing is known. */
@@ -198,7 +220,7 @@ export class Pace {
   /** Seconds that a short stream costs in place of trees: it must be asked for, and may be slower. */
   trialCost(): number {
     const token = 1 / (this.streamRate() || Number.POSITIVE_INFINITY);
-    return this.exposed + this.fixed() + PACE.trialTokens * Math.max(0, token - 1 / this.treeRate());
+    return this.fixed() + PACE.trialTokens * Math.max(0, token - 1 / this.treeRate());
   }
 
   /** Tokens of a stream between trees drafted beside it for comparison. streamed: of this answer's streams so far. */
@@ -211,10 +233,15 @@ export class Pace {
     return Math.max(every, Math.ceil((this.comparing * stream) / PACE.comparisonShare));
   }
 
-  /** Whether drafting is enough of a round to be hidden. */
+  /** Whether to draft on while the next verdict is awaited. */
   draftsAhead(): boolean {
+    return this.ahead.now && this.muchToHide();
+  }
+
+  /** Whether drafting is enough of a round to be hidden. */
+  private muchToHide(): boolean {
     const drafting = this.fromScratch;
-    return drafting !== null && drafting >= PACE.aheadShare * (drafting + this.fixed() + this.treeStep());
+    return drafting !== null && drafting >= PACE.aheadShare * (drafting + this.between() + this.treeStep());
   }
 
   /** Accepted tokens that one more drafting step must promise to be worth its time. */
@@ -224,25 +251,35 @@ export class Pace {
 
   /** Nodes to draft of the next tree, so that there is a choice of what to send. */
   worthDrafting(): number {
-    return Math.max(PACE.leastNodes, Math.ceil(PACE.spare * (this.nodes ?? PACE.firstNodes)));
+    return Math.max(PACE.leastNodes, Math.ceil(PACE.spare * this.treeNodes()));
   }
 
   /** How many nodes of `tree`, best first, make most tokens per second; scores: log path probabilities. */
   worthSending(tree: TokenTree, scores: readonly number[]): number {
     if (!scores.length) return tree.size;
-    const fixed = this.exposed + this.fixed();
+    const fixed = this.fixed();
     const time = (nodes: number) => Math.max(PACE.leastSeconds, fixed + this.step(nodes));
     return 1 + argmax(this.expected(tree, scores).map((tokens, node) => tokens / time(node + 1)));
   }
 
-  /** A round's time without drafting and the verifier's engine. */
+  /** A round's time without the verifier's engine. */
   private fixed(): number {
+    return (this.exposed ?? 0) + this.between();
+  }
+
+  /** A round's time without drafting and the verifier's engine. */
+  private between(): number {
     return (this.rtt ?? 0) + this.queue;
   }
 
   /** Seconds of the verifier's engine for a tree as they are now. */
   private treeStep(): number {
-    return this.step(this.nodes ?? PACE.firstNodes);
+    return this.step(this.treeNodes());
+  }
+
+  /** Nodes of a tree as they are now. */
+  private treeNodes(): number {
+    return this.nodes ?? PACE.firstNodes;
   }
 
   /** Seconds of the verifier's engine for a tree of `nodes` nodes; 0: for a token of a stream. */

@@ -17,7 +17,7 @@ export const LARGEST = treeShape({ nodes: 48 });
 export interface TuningOptions {
   largest?: TreeShape;
   shaping?: boolean;
-  /** Draft on while a verdict is awaited; null: where it hides enough. */
+  /** Draft on while a verdict is awaited; null: where it makes rounds shorter. */
   ahead?: boolean | null;
 }
 
@@ -37,6 +37,7 @@ export class Tuning {
     this.largest = options.largest ?? LARGEST;
     this.shaping = options.shaping ?? true;
     this.ahead = options.ahead ?? null;
+    this.pace.ahead.fixed = this.ahead !== null;
   }
 
   get pace(): Pace {

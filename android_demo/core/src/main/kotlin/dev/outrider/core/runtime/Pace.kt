@@ -77,7 +77,7 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     private var queue = 0.0
 
     /** Drafting between a verdict and the next VERIFY. */
-    private var exposed = 0.0
+    private var exposed: Double? = null
     private var drafterStep: Double? = null
 
     /** Drafting a tree of which nothing was there, and a tree for comparison. */
@@ -92,6 +92,11 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     /** Tokens of a tree round, and nodes of a tree. */
     private var tau = 2.0
     private var nodes: Double? = null
+    internal var ahead = Ahead()
+        private set
+
+    /** A step's measured time over the advertised one, in the round under way. */
+    private var stretch: Double? = null
 
     /** Accepted nodes, by depth: as the drafter predicted them, and as they came. */
     private val predicted = DoubleArray(config.depths + 1) { config.prior }
@@ -109,6 +114,8 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         tokenSlowdown = null
         gap = null
         gaps = 0
+        stretch = null
+        ahead = Ahead(ahead.fixed)
     }
 
     /** [fromScratch]: nothing of the tree was there before, and no prompt had to be read. */
@@ -121,7 +128,8 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     fun verified(
         tree: TokenTree, scores: List<Double>, path: List<Int>, wait: Double, engine: Double, queue: Double,
     ) {
-        stepped(1 + tree.size, engine)
+        stretch = if (engine > 0) engine / advertised(1.0 + tree.size) else null
+        if (!ahead.trying) stepped(1 + tree.size, engine)
         rtt = blend(rtt, maxOf(0.0, wait - engine - queue))
         this.queue = blend(this.queue, queue)
         brought(tree, scores, path)
@@ -168,8 +176,26 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         }
     }
 
+    /** [exposed] seconds passed between a verdict and the next VERIFY: a round ends. */
     fun waited(exposed: Double) {
-        this.exposed = blend(this.exposed, exposed)
+        val stretched = stretch
+        stretch = null
+        if (!ahead.trying) {
+            this.exposed = blend(this.exposed, exposed)
+            if (stretched != null && muchToHide()) ahead.kept()
+        } else if (stretched != null) {
+            ahead.tried(Ahead.Round(exposed, stretched))?.let(::endTrial)
+        }
+    }
+
+    /** Drafting ahead, or not, was tried; it is what rounds do from now on if they were shorter. */
+    private fun endTrial(mean: Ahead.Round) {
+        val step = advertised(1 + treeNodes())
+        val better = mean.exposed + mean.stretch * step < (exposed ?: 0.0) + (slowdown ?: mean.stretch) * step
+        ahead.ended(better)
+        if (!better) return
+        exposed = mean.exposed
+        slowdown = mean.stretch
     }
 
     private fun stepped(tokens: Int, seconds: Double) {
@@ -189,7 +215,7 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     fun treeRate(): Double = tau / round()
 
     /** Seconds of a round of tree drafting. */
-    fun round(): Double = maxOf(config.leastSeconds, exposed + fixed() + treeStep())
+    fun round(): Double = maxOf(config.leastSeconds, fixed() + treeStep())
 
     /** Tokens per second of a stream, or null where nothing is known. */
     fun streamRate(): Double? {
@@ -201,7 +227,7 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     /** Seconds that a short stream costs in place of trees: it must be asked for, and may be slower. */
     fun trialCost(): Double {
         val token = streamRate()?.let { 1 / it } ?: 0.0
-        return exposed + fixed() + config.trialTokens * maxOf(0.0, token - 1 / treeRate())
+        return fixed() + config.trialTokens * maxOf(0.0, token - 1 / treeRate())
     }
 
     /**
@@ -217,29 +243,39 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         return maxOf(every, ceil(compared * stream / config.comparisonShare).toInt())
     }
 
+    /** Whether to draft on while the next verdict is awaited. */
+    fun draftsAhead(): Boolean = ahead.now && muchToHide()
+
     /** Whether drafting is enough of a round to be hidden. */
-    fun draftsAhead(): Boolean = fromScratch.let { it != null && it >= config.aheadShare * (it + fixed() + treeStep()) }
+    private fun muchToHide(): Boolean =
+        fromScratch.let { it != null && it >= config.aheadShare * (it + between() + treeStep()) }
 
     /** Accepted tokens that one more drafting step must promise to be worth its time. */
     fun gain(): Double = (treeRate() * (drafterStep ?: 0.0)).coerceIn(config.leastGain, config.mostGain)
 
     /** Nodes to draft of the next tree, so that there is a choice of what to send. */
-    fun worthDrafting(): Int = maxOf(config.leastNodes, ceil(config.spare * (nodes ?: config.firstNodes)).toInt())
+    fun worthDrafting(): Int = maxOf(config.leastNodes, ceil(config.spare * treeNodes()).toInt())
 
     /** How many nodes of [tree], best first, make most tokens per second; scores: log path probabilities. */
     fun worthSending(tree: TokenTree, scores: List<Double>): Int {
         if (scores.isEmpty()) return tree.size
         val rates = expected(tree, scores).mapIndexed { node, tokens ->
-            tokens / maxOf(config.leastSeconds, exposed + fixed() + step(node + 1.0))
+            tokens / maxOf(config.leastSeconds, fixed() + step(node + 1.0))
         }
         return 1 + rates.indices.maxBy { rates[it] }
     }
 
+    /** A round's time without the verifier's engine. */
+    private fun fixed() = (exposed ?: 0.0) + between()
+
     /** A round's time without drafting and the verifier's engine. */
-    private fun fixed() = (rtt ?: 0.0) + queue
+    private fun between() = (rtt ?: 0.0) + queue
 
     /** Seconds of the verifier's engine for a tree as they are now. */
-    private fun treeStep() = step(nodes ?: config.firstNodes)
+    private fun treeStep() = step(treeNodes())
+
+    /** Nodes of a tree as they are now. */
+    private fun treeNodes() = nodes ?: config.firstNodes
 
     /** Seconds of the verifier's engine for a tree of [nodes] nodes; 0: for a token of a stream. */
     private fun step(nodes: Double): Double {

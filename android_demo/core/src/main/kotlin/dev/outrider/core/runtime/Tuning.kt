@@ -14,7 +14,7 @@ val LARGEST = TreeShape(nodes = 48)
  * Choices of one answer. controller: measurements and mode, which outlive it. Times are handed in.
  *
  * largest: bounds of every tree. shaping: draft and send less where that brings more tokens per second. ahead: draft on
- * while a verdict is awaited; null: where it hides enough.
+ * while a verdict is awaited; null: where it makes rounds shorter.
  */
 class Tuning(
     internal val controller: Controller = Controller(Pace()),
@@ -27,6 +27,10 @@ class Tuning(
     private val pace = controller.pace
     private var verdictAt: Double? = null
     private var comparison: Comparison? = null // whose outcome is not known yet
+
+    init {
+        pace.ahead.fixed = ahead != null
+    }
 
     // --- what was measured ---
 
