@@ -16,8 +16,8 @@ SMALLEST_NORM = 1e-7
 class Muon(torch.optim.Optimizer):
     """Steps of `torch.optim.Muon(params, lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")`.
 
-    That one multiplies in bfloat16 whatever the machine: on CPUs without AVX-512 it took 24 of 25 parts of a training
-    step. dtype: what the products are computed in.
+    That one multiplies in bfloat16 whatever the machine, which CPUs without AVX-512 emulate: it took four fifths of a
+    training step there. dtype: what the products are computed in.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float, dtype: torch.dtype, momentum: float = 0.95) -> None:
