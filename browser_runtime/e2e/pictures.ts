@@ -18,17 +18,14 @@ if (!executable) throw new Error("no Chromium here: install one, or name it in O
 const verifier = await Verifier.start();
 const browser = await Chromium.start(executable);
 
-type Scheme = "light" | "dark";
-type Stage = "online" | "alone" | "repaired";
 const taken: string[] = [];
 
-/** One answer from its question over a cut to its repair, with pictures of `stages`. */
-async function pictures(name: string, viewport: typeof PHONE, colorScheme: Scheme, stages: Stage[]): Promise<void> {
+/** One answer from its question over a cut to its repair, with a picture of each. */
+async function pictures(name: string, viewport: typeof PHONE, colorScheme: "light" | "dark"): Promise<void> {
   const context = await browser.context({ viewport, colorScheme, deviceScaleFactor: SHARPNESS });
   const settings = { maxNewTokens: 200, mode: "tree", offline: "continue" };
   const chat = await ChatPage.open(context, verifier.url, settings);
-  const take = async (stage: Stage) => {
-    if (!stages.includes(stage)) return;
+  const take = async (stage: "online" | "alone" | "repaired") => {
     const path = join(ROOT, `docs/web-${name}-${colorScheme}-${stage}.png`);
     await chat.page.screenshot({ path });
     taken.push(path);
@@ -50,10 +47,10 @@ async function pictures(name: string, viewport: typeof PHONE, colorScheme: Schem
 }
 
 try {
-  await pictures("phone", PHONE, "light", ["online", "alone", "repaired"]);
-  await pictures("phone", PHONE, "dark", ["alone"]);
-  await pictures("desktop", DESKTOP, "light", ["repaired"]);
-  await pictures("desktop", DESKTOP, "dark", ["online", "alone", "repaired"]);
+  for (const scheme of ["light", "dark"] as const) {
+    await pictures("phone", PHONE, scheme);
+    await pictures("desktop", DESKTOP, scheme);
+  }
   execFileSync(PYTHON, [join(ROOT, "browser_runtime/tools/screens.py"), "still", ...taken], { stdio: "inherit" });
 } finally {
   await browser.close();
