@@ -5,13 +5,34 @@ It hides drafting. But where device and verifier share processors, it slows the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import median
+from typing import NamedTuple
 
 #: rounds of a trial, and measured rounds before the first one
 TRIAL_ROUNDS = 4
 #: rounds between trials: at least so many, and twice as many after each trial that changed nothing, up to so many
 OFTEN, RARELY = 24, 192
+#: rounds outside of trials that a trial is compared with
+COMPARED = 8
+#: the rounds tried must be shorter by this factor
+MARGIN = 1.03
+
+
+class Round(NamedTuple):
+    """A round of trees in seconds, but for `stretch`: the step's time over the advertised one.
+
+    exposed: between a verdict and the next VERIFY. between: of the wait, what was neither the engine nor its queue.
+    """
+
+    exposed: float
+    between: float
+    stretch: float
+
+    def seconds(self, step: float) -> float:
+        """step: the advertised time of a step."""
+        return self.exposed + self.between + self.stretch * step
 
 
 @dataclass
@@ -20,34 +41,52 @@ class Ahead:
 
     on: bool = False
     fixed: bool = False
-    trying: bool = False
     _until: int = TRIAL_ROUNDS  # rounds until the next trial
     _pause: int = OFTEN
-    _tried: list[tuple[float, float]] = field(default_factory=list)
+    _kept: list[Round] = field(default_factory=list)
+    _tried: list[Round] = field(default_factory=list)
+
+    @property
+    def trying(self) -> bool:
+        """Whether a trial is under way."""
+        return self._until <= 0 and not self.fixed
 
     @property
     def now(self) -> bool:
         """Whether this round drafts ahead."""
         return self.on != self.trying
 
-    def kept(self) -> None:
-        """A round was measured as rounds are now."""
-        self._until -= 1
-        self.trying = self._until <= 0 and not self.fixed
+    def measured(self, ahead: bool, measured: Round, step: float) -> Round | None:
+        """A round was drafted ahead, or not. step: seconds of an advertised step for a tree as they are.
 
-    def tried(self, exposed: float, stretch: float) -> tuple[float, float] | None:
-        """A round of a trial: seconds of exposed drafting, and the step's time over the advertised one.
-
-        Returns the means of both at the trial's end, for `ended` to be told what they are worth.
+        Returns what rounds are like from now on, where a trial has ended that showed them to be shorter.
         """
-        self._tried.append((exposed, stretch))
-        if len(self._tried) < TRIAL_ROUNDS:
-            return None
-        exposures, stretches = zip(*self._tried, strict=True)
-        return fmean(exposures), fmean(stretches)
+        if ahead != self.now:
+            self.given_up()
+        elif not self.trying:
+            self._until -= 1
+            self._kept = [*self._kept, measured][-COMPARED:]
+        else:
+            self._tried.append(measured)
+            if len(self._tried) == TRIAL_ROUNDS:
+                return self._ended(step)
+        return None
 
-    def ended(self, better: bool) -> None:
-        """Whether the rounds tried were the shorter ones."""
-        self.on = self.on != better
+    def given_up(self) -> None:
+        """A round cannot be told from others: a trial begins again later."""
+        if self.trying:
+            self._until, self._tried = TRIAL_ROUNDS, []
+
+    def _ended(self, step: float) -> Round | None:
+        tried, kept = _median(self._tried), _median(self._kept)
+        better = MARGIN * tried.seconds(step) < kept.seconds(step)
         self._pause = OFTEN if better else min(2 * self._pause, RARELY)
-        self.trying, self._until, self._tried = False, self._pause, []
+        self._until = self._pause
+        if better:
+            self.on, self._kept = not self.on, self._tried
+        self._tried = []
+        return tried if better else None
+
+
+def _median(rounds: Sequence[Round]) -> Round:
+    return Round(*map(median, zip(*rounds, strict=True)))

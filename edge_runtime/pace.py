@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.ahead import Ahead
+from edge_runtime.ahead import Ahead, Round
 from edge_runtime.policy import Mode
 from outrider_core.protocol.costs import CostCurve, unpack_costs
 from outrider_core.protocol.tree import TokenTree
@@ -69,7 +69,7 @@ class PaceConfig:
     compare_rarely: int = 64
     #: share of a stream's time that drafting these trees may take
     comparison_share: float = 0.02
-    #: an answer's first streamed tokens, where that share does not apply: what is known is about other answers
+    #: an answer's first streamed tokens, of whose time only what the stream loses counts: what is known is about others
     early_tokens: int = 32
     #: drafting ahead costs energy and hides a third of the drafting at most: not below this share of a round
     ahead_share: float = 0.2
@@ -90,13 +90,14 @@ class Pace:
     token_slowdown: float | None = None  # of steps for single tokens
     rtt: float | None = None  # of a round, without the verifier's engine and queue
     queue: float = 0.0
-    exposed: float | None = None  # drafting between a verdict and the next VERIFY
+    exposed: float = 0.0  # drafting between a verdict and the next VERIFY
     drafter_step: float | None = None
     from_scratch: float | None = None  # drafting a tree of which nothing was there
     gap: float | None = None  # between tokens of a stream
     gaps: int = 0  # measurements behind `gap`
     late: bool = False  # tokens arrive that an outage held back
     compared: float = 0.0  # drafting a tree for comparison
+    lost: float = 0.0  # of a stream by it, where device and verifier share processors
     tau: float = 2.0  # tokens of a tree round
     nodes: float | None = None  # of a tree
     ahead: Ahead = field(default_factory=Ahead)
@@ -106,7 +107,10 @@ class Pace:
         #: accepted nodes by depth: as the drafter predicted them, and as they came
         self.predicted = [self.config.prior] * (self.config.depths + 1)
         self.accepted = list(self.predicted)
-        self._stretch: float | None = None  # a step's measured time over the advertised one, in the round under way
+        self._losing: float | None = None  # what the stream loses by the tree under way
+        self._round: tuple[bool, Round] | None = (
+            None  # the one that ends with the next VERIFY, and whether it drafts ahead
+        )
 
     # --- measurements ---
 
@@ -115,7 +119,8 @@ class Pace:
         curve, self.rtt = unpack_costs(welcome.costs), rtt
         if curve is None or curve != self.curve:
             self.curve, self.slowdown, self.token_slowdown = curve, None, None
-            self.gap, self.gaps, self._stretch = None, 0, None
+            self.gap, self.gaps, self.exposed, self._round = None, 0, 0.0, None
+            self.lost, self._losing = 0.0, None
             self.ahead = Ahead(fixed=self.ahead.fixed)
 
     def drafted(self, seconds: float, steps: int, from_scratch: bool) -> None:
@@ -129,16 +134,28 @@ class Pace:
         self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], wait: float, engine: float, queue: float
     ) -> None:
         """A tree's verdict came after `wait`: `path` was accepted; engine, queue: the verifier's own part of it."""
-        self._stretch = engine / self._advertised(1 + len(tree)) if engine > 0 else None
+        between, tokens = max(0.0, wait - engine - queue), 1 + len(tree)
+        measured = Round(0.0, between, engine / self._advertised(tokens)) if engine > 0 else None
+        self._round = (self.drafts_ahead(), measured) if measured else None
         if not self.ahead.trying:
-            self._stepped(1 + len(tree), engine)
-        self.rtt = self._smoothed(self.rtt, max(0.0, wait - engine - queue))
+            self._stepped(tokens, engine)
+            self.rtt = self._smoothed(self.rtt, between)
         self.queue = self._smoothed(self.queue, queue)
         self._learn(tree, scores, path, self.config.smoothing)
 
-    def streamed(self, gap: float, engine: float, overdue: bool) -> None:
-        """A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing."""
-        self._stepped(1, engine)
+    def streamed(self, gap: float, engine: float, overdue: bool, beside: bool = False) -> None:
+        """A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing.
+
+        beside: a tree for comparison was drafted meanwhile.
+        """
+        self._round = None
+        if beside and self.token_slowdown is not None:
+            self._losing = (self._losing or 0.0) + engine - self.step(0)
+        else:
+            self._stepped(1, engine)
+            if self._losing is not None:
+                self.lost = _blend(self.lost, max(0.0, self._losing), self.config.comparison_smoothing)
+                self._losing = None
         self.late = overdue or (self.late and gap < engine / 2)
         if not self.late:
             self.gaps += 1
@@ -151,21 +168,16 @@ class Pace:
 
     def waited(self, exposed: float) -> None:
         """`exposed` seconds passed between a verdict and the next VERIFY: a round ends."""
-        stretch, self._stretch = self._stretch, None
+        ended, self._round = self._round, None
         if not self.ahead.trying:
             self.exposed = self._smoothed(self.exposed, exposed)
-            if stretch is not None and self._much_to_hide():
-                self.ahead.kept()
-        elif stretch is not None and (means := self.ahead.tried(exposed, stretch)):
-            self._end_trial(*means)
-
-    def _end_trial(self, exposed: float, slowdown: float) -> None:
-        """Drafting ahead, or not, was tried; it is what rounds do from now on if they were shorter."""
+        if ended is None or not self._much_to_hide():
+            self.ahead.given_up()
+            return
+        ahead, measured = ended
         step = self._advertised(1 + self._tree_nodes())
-        better = exposed + slowdown * step < (self.exposed or 0.0) + (self.slowdown or slowdown) * step
-        self.ahead.ended(better)
-        if better:
-            self.exposed, self.slowdown = exposed, slowdown
+        if better := self.ahead.measured(ahead, measured._replace(exposed=exposed), step):
+            self.exposed, self.rtt, self.slowdown = better
 
     def _learn(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], weight: float) -> None:
         """Learn from what came of a tree. tau is what its nodes promise, calibrated: that varies less than luck."""
@@ -241,9 +253,8 @@ class Pace:
         config = self.config
         ahead = max(1.0, stream / self.tree_rate())
         every = min(config.compare_rarely, math.floor(config.compare_every * ahead * ahead * ahead))
-        if streamed <= config.early_tokens:
-            return every
-        return max(every, math.ceil(self.compared * stream / config.comparison_share))
+        cost = self.lost if streamed <= config.early_tokens else max(self.lost, self.compared)
+        return max(every, math.ceil(cost * stream / config.comparison_share))
 
     def drafts_ahead(self) -> bool:
         """Whether to draft on while the next verdict is awaited."""
@@ -287,7 +298,7 @@ class Pace:
 
     def _fixed(self) -> float:
         """A round's time without the verifier's engine."""
-        return (self.exposed or 0.0) + self._between()
+        return self.exposed + self._between()
 
     def _between(self) -> float:
         """A round's time without drafting and the verifier's engine."""

@@ -66,9 +66,9 @@ class EdgeRuntime:
     policy: who writes, and what becomes of text written alone (`edge_runtime.policy.Policy`).
     engine: "onnx", "executorch", an engine object, or None: the first that is in the bundle and installed.
     shape: the largest trees. shaping: choose smaller ones where they bring more tokens per second. ahead: draft on
-    while a verdict is awaited; None: where that hides a good part of a round, and the target does not run in this
-    process. mode: "tree" or "stream", pinned; None: whichever is faster. token: for an address that asks for one.
-    ca_file: certificates to trust beside the system's.
+    while a verdict is awaited; None: where that makes rounds shorter, and the target does not run in this process.
+    mode: "tree" or "stream", pinned; None: whichever is faster. token: for an address that asks for one. ca_file:
+    certificates to trust beside the system's.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class Tuning:
     """Choices of one answer. controller: measurements and mode, which outlive it.
 
     largest: bounds of every tree. shaping: draft and send less where that brings more tokens per second. ahead: draft
-    on while a verdict is awaited; None: where it hides enough.
+    on while a verdict is awaited; None: where it makes rounds shorter.
     """
 
     controller: Controller = field(default_factory=lambda: Controller(Pace()))
@@ -47,6 +47,7 @@ class Tuning:
         self.pace.ahead.fixed = self.ahead is not None
         self._verdict_at: float | None = None
         self._comparison: _Comparison | None = None  # whose outcome is not known yet
+        self._drafting = self._beside = False  # a tree for comparison is under way; was since the last token
 
     @property
     def pace(self) -> Pace:
@@ -78,7 +79,8 @@ class Tuning:
         self._verdict_at = now
         if flight.tree is None:
             if flight.streaming:  # the first token had to be asked for
-                self.pace.streamed(wait, engine, overdue)
+                self.pace.streamed(wait, engine, overdue, self._beside)
+                self._beside = self._drafting
         elif not flight.catching_up and not flight.after_open:
             stats.wait_seconds += wait
             stats.engine_seconds += engine
@@ -87,7 +89,7 @@ class Tuning:
 
     def compared(self, draft: Draft, base: int, seconds: float) -> None:
         """A tree for comparison is ready, below the first `base` tokens; drafting it took `seconds`."""
-        self._comparison = _Comparison(draft, base, seconds)
+        self._comparison, self._drafting = _Comparison(draft, base, seconds), False
 
     def committed(self, tokens: list[int]) -> None:
         """The text is `tokens` now. What came of the tree for comparison is measured once it is known."""
@@ -131,10 +133,10 @@ class Tuning:
 
     def comparison(self, tokens: list[int], streamed: int) -> list[Compare]:
         """`streamed` tokens into an answer's streams: a tree to draft below `tokens` now and then, so that tau stays
-        known. Where neither mode nor size is open, nobody wants to know it."""
-        wanted = self.shaping or self.controller.pinned is None
-        if not wanted or streamed % self.pace.compare_every(streamed):
+        known. Where the mode is pinned, nobody wants to know it."""
+        if self.controller.pinned or streamed % self.pace.compare_every(streamed):
             return []
+        self._drafting = self._beside = True
         return [Compare(list(tokens), *self.tree_size(MAX_NODES, self.largest.depth))]
 
 

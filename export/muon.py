@@ -43,7 +43,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """The nearest orthogonal matrix, roughly: singular values end between about 0.7 and 1.2. Same shape [m, n]."""
+    """The nearest orthogonal matrix, roughly: most singular values end between 0.7 and 1.2. Same shape [m, n]."""
     a, b, c = COEFFICIENTS
     x = matrix.to(dtype)
     if tall := x.shape[0] > x.shape[1]:

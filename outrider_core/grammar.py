@@ -140,7 +140,7 @@ class GrammarMatcher:
     """`outrider_core.protocol.constraint.Matcher`. words: of a mask. One thread at a time.
 
     It goes back by copies. llguidance's own rollback leaves traces: asked for a mask behind other tokens that spell the
-    same bytes, it gave that of the text before (1.9.1; tests/outrider_core/test_grammar.py).
+    same bytes, it gave that of the text before (1.9.1; tests/test_grammar.py).
     """
 
     def __init__(self, start: LLMatcher, words: int) -> None:
@@ -182,9 +182,12 @@ class GrammarMatcher:
         length, there = self._copies[-1]
         self._now = there.deep_copy()
         if length < len(tokens):
-            self._now.consume_tokens(list(tokens[length:]))
+            for token in tokens[length:]:  # an end of text, too, which consume_tokens refuses
+                self._now.consume_token(token)
             self._copies.append((len(tokens), self._now.deep_copy()))
-            del self._copies[1:-COPIES]
+            if len(self._copies) > COPIES:  # one whose neighbours are near
+                places = [length for length, _ in self._copies]
+                del self._copies[min(range(1, COPIES), key=lambda at: places[at + 1] - places[at - 1])]
 
 
 def check_grammars(eos_ids: Sequence[int]) -> None:

@@ -90,13 +90,20 @@ def test_a_tree_is_walked_as_each_of_its_paths(schema: dict[str, Any], seed: int
     matcher, path = grammar.matcher(), list[int]()
     for _ in range(60):
         if path and (path[-1] == EOS or rng.random() < 0.4):
+            before = path
             path = path[: -rng.randrange(1, 1 + min(6, len(path)))]
             matcher.rewind(path)
+            if rng.random() < 0.3:  # and back again
+                path = before
+                for length in (rng.randrange(len(path)), len(path)):
+                    matcher.rewind(path[:length])
         allowed = next_tokens(matcher)
+        assert bool(matcher.error) == bool(fresh(grammar, path).error)
         assert allowed == next_tokens(fresh(grammar, path))
         assert matcher.forced() == fresh(grammar, path).forced()
-        path.append(rng.choice(allowed))
-        matcher.advance(path[-1])
+        if path[-1:] != [EOS]:
+            path.append(rng.choice(allowed))
+            matcher.advance(path[-1])
 
 
 def test_other_tokens_of_the_same_bytes_are_told_apart() -> None:

@@ -112,7 +112,7 @@ def adjusted(logits: NDArray[np.floating], adjustment: Adjustment) -> NDArray[np
 
 
 class Matcher(Protocol):
-    """A grammar along one text. After an error nothing is allowed any more until `rollback` or a new matcher."""
+    """A grammar along one text. After an error nothing is allowed any more until `rewind` or a new matcher."""
 
     @property
     def error(self) -> str:

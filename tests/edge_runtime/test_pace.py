@@ -304,6 +304,20 @@ def test_comparing_takes_no_more_than_its_share(gap: float, seconds: float, rtt:
     assert CONFIG.compare_every <= pace.compare_every(CONFIG.early_tokens) <= CONFIG.compare_rarely
 
 
+@given(st.floats(0.005, 1), st.floats(0, 1))
+def test_a_stream_loses_no_more_than_its_share_to_comparing(gap: float, lost: float) -> None:
+    """Device and verifier share processors: the two tokens beside a tree take longer."""
+    pace = Pace()
+    for _ in range(40):
+        for beside in (False, True, True, False):
+            pace.streamed(gap, gap + (lost / 2 if beside else 0.0), overdue=False, beside=beside)
+        pace.foreseen(TokenTree.chain([1, 2, 3]), [], [0], 0.0)
+    assert pace.lost == pytest.approx(lost, rel=0.01, abs=1e-9)
+    for streamed in (1, 1000):
+        assert pace.lost <= CONFIG.comparison_share * pace.compare_every(streamed) * gap * (1 + 1e-9)
+    assert pace.token_slowdown == pytest.approx(gap)  # what was beside a tree says nothing of a token alone
+
+
 def test_an_outage_does_not_make_a_stream_slow() -> None:
     """Half a second of silence, then what it held back at once."""
     pace = Pace()
@@ -346,13 +360,13 @@ def test_drafting_ahead_wants_something_to_hide(draft: float, ahead: bool) -> No
     assert pace.drafts_ahead() == ahead
 
 
-def rounds(pace: Pace, count: int, slowed: float) -> list[bool]:
-    """Rounds on one machine: whether each drafted ahead, which makes the step `slowed` times as long."""
+def rounds(pace: Pace, count: int, slowed: float, delayed: float = 0.0) -> list[bool]:
+    """Rounds on one machine: whether each drafted ahead, which slows the step and `delayed` the way."""
     tree, was = TokenTree.chain([1, 2, 3]), list[bool]()
     for _ in range(count):
         was.append(ahead := pace.drafts_ahead())
         engine = CPU.at(4) * (slowed if ahead else 1.0)
-        pace.verified(tree, [], [0], engine + 0.001, engine, 0.0)
+        pace.verified(tree, [], [0], engine + 0.001 + (delayed if ahead else 0.0), engine, 0.0)
         pace.drafted(0.01, 4, from_scratch=not ahead)
         pace.waited(0.004 if ahead else 0.01)
     return was
@@ -382,6 +396,43 @@ def test_drafting_ahead_is_given_up_where_it_no_longer_pays() -> None:
     rounds(pace, 300, 2.0)
     assert not pace.ahead.on
     assert pace.slowdown == pytest.approx(1.0)
+
+
+def test_what_drafting_ahead_delays_outside_of_the_engine_counts() -> None:
+    pace = machine()
+    was = rounds(pace, 300, 1.0, delayed=0.05)
+    assert was.count(True) < 0.1 * len(was)
+    assert pace.rtt == pytest.approx(0.001)
+
+
+def test_a_trial_that_a_stream_interrupts_begins_again() -> None:
+    """What was drafted ahead is thrown away then, so the next round says nothing of it."""
+    pace = machine()
+    rounds(pace, TRIAL_ROUNDS + 1, 1.0)
+    assert pace.ahead.trying
+    pace.streamed(0.02, 0.012, overdue=False)
+    pace.waited(0.25)
+    assert not pace.ahead.trying
+    assert rounds(pace, 3 * TRIAL_ROUNDS, 1.0) == [False] * TRIAL_ROUNDS + [True] * 2 * TRIAL_ROUNDS
+
+
+def test_a_trial_ends_where_the_verifier_says_nothing_of_its_engine() -> None:
+    pace = machine()
+    rounds(pace, TRIAL_ROUNDS + 1, 1.0)
+    pace.verified(TokenTree.chain([1, 2, 3]), [], [0], 0.02, 0.0, 0.0)
+    pace.waited(0.004)
+    assert not pace.ahead.trying
+
+
+def test_one_slow_draft_does_not_make_trees_slow_for_good() -> None:
+    """An answer's first draft reads the prompt; what was exposed of it must not decide for a stream."""
+    pace = Pace()
+    pace.linked(welcome(CPU), 0.001)
+    controller = Controller(pace)
+    pace.verified(TokenTree.chain([1, 2, 3]), [], [0, 1], 0.016, 0.015, 0.0)
+    before = pace.tree_rate()
+    pace.waited(0.05)
+    assert pace.tree_rate() > before / 2 and controller.choose() == "tree"
 
 
 def test_what_is_fixed_is_not_tried() -> None:

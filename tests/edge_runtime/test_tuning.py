@@ -65,8 +65,8 @@ def test_a_stream_is_compared_with_trees_and_what_comes_true_is_measured() -> No
     assert pace.compared == pytest.approx(0.2 * 0.003) and pace.nodes is not None
 
 
-def test_a_pinned_stream_of_fixed_trees_is_compared_with_nothing() -> None:
-    world = streaming_world(0.5, Tuning(Controller(Pace(), Mode.STREAM), shaping=False))
+def test_a_pinned_stream_is_compared_with_nothing() -> None:
+    world = streaming_world(0.5, Tuning(Controller(Pace(), Mode.STREAM)))
     while not world.done:
         world.deliver()
     assert "Compare" not in world.trace and world.session.stats.streamed > 8

@@ -9,12 +9,26 @@ const TRIAL_ROUNDS = 4;
 /** Rounds between trials: at least so many, and twice as many after each trial that changed nothing, up to so many. */
 const OFTEN = 24;
 const RARELY = 192;
+/** Rounds outside of trials that a trial is compared with. */
+const COMPARED = 8;
+/** The rounds tried must be shorter by this factor. */
+const MARGIN = 1.03;
+
+/**
+ * A round of trees in seconds, but for `stretch`: the step's time over the advertised one. exposed: between a verdict and
+ * the next VERIFY. between: of the wait, what was neither the engine nor its queue.
+ */
+export interface Round {
+  exposed: number;
+  between: number;
+  stretch: number;
+}
 
 export class Ahead {
-  trying = false;
   private until = TRIAL_ROUNDS; // rounds until the next trial
   private pause = OFTEN;
-  private rounds: { exposed: number; stretch: number }[] = [];
+  private kept: Round[] = [];
+  private tried: Round[] = [];
 
   /** on: the way that is kept. fixed: there is no choice, so that nothing is tried. */
   constructor(
@@ -22,33 +36,59 @@ export class Ahead {
     public on = false,
   ) {}
 
+  /** Whether a trial is under way. */
+  get trying(): boolean {
+    return this.until <= 0 && !this.fixed;
+  }
+
   /** Whether this round drafts ahead. */
   get now(): boolean {
     return this.on !== this.trying;
   }
 
-  /** A round was measured as rounds are now. */
-  kept(): void {
-    this.until--;
-    this.trying = this.until <= 0 && !this.fixed;
-  }
-
   /**
-   * A round of a trial: seconds of exposed drafting, and the step's time over the advertised one. Returns the means of
-   * both at the trial's end, for `ended` to be told what they are worth.
+   * A round was drafted ahead, or not. step: seconds of an advertised step for a tree as they are. Returns what rounds
+   * are like from now on, where a trial has ended that showed them to be shorter.
    */
-  tried(exposed: number, stretch: number): { exposed: number; stretch: number } | null {
-    this.rounds.push({ exposed, stretch });
-    if (this.rounds.length < TRIAL_ROUNDS) return null;
-    const mean = (of: "exposed" | "stretch") => this.rounds.reduce((sum, round) => sum + round[of], 0) / TRIAL_ROUNDS;
-    return { exposed: mean("exposed"), stretch: mean("stretch") };
+  measured(ahead: boolean, round: Round, step: number): Round | null {
+    if (ahead !== this.now) {
+      this.givenUp();
+    } else if (!this.trying) {
+      this.until--;
+      this.kept = [...this.kept, round].slice(-COMPARED);
+    } else {
+      this.tried.push(round);
+      if (this.tried.length === TRIAL_ROUNDS) return this.ended(step);
+    }
+    return null;
   }
 
-  /** Whether the rounds tried were the shorter ones. */
-  ended(better: boolean): void {
-    this.on = this.on !== better;
-    this.until = this.pause = better ? OFTEN : Math.min(2 * this.pause, RARELY);
-    this.trying = false;
-    this.rounds = [];
+  /** A round cannot be told from others: a trial begins again later. */
+  givenUp(): void {
+    if (!this.trying) return;
+    this.until = TRIAL_ROUNDS;
+    this.tried = [];
   }
+
+  private ended(step: number): Round | null {
+    const [tried, kept] = [medians(this.tried), medians(this.kept)];
+    const better = MARGIN * secondsOf(tried, step) < secondsOf(kept, step);
+    this.until = this.pause = better ? OFTEN : Math.min(2 * this.pause, RARELY);
+    if (better) [this.on, this.kept] = [!this.on, this.tried];
+    this.tried = [];
+    return better ? tried : null;
+  }
+}
+
+function secondsOf({ exposed, between, stretch }: Round, step: number): number {
+  return exposed + between + stretch * step;
+}
+
+function medians(rounds: readonly Round[]): Round {
+  const median = (of: keyof Round) => {
+    const values = rounds.map(round => round[of]).sort((one, other) => one - other);
+    const middle = values.length >> 1;
+    return values.length % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+  };
+  return { exposed: median("exposed"), between: median("between"), stretch: median("stretch") };
 }

@@ -33,7 +33,7 @@ export interface Options {
   patience?: Partial<Patience>;
   /** Of `openUnderstudy`: who writes alone once it has read the text, as the policy says. It is closed with the runtime. */
   understudy?: UnderstudyThread | null;
-  /** Draft on while a verdict is awaited; null: where that hides a good part of a round. */
+  /** Draft on while a verdict is awaited; null: where that makes rounds shorter. */
   ahead?: boolean | null;
   /** Pinned; null: whichever is faster. */
   mode?: Mode | null;

@@ -9,7 +9,7 @@
 import { CostCurve } from "../protocol/costs.js";
 import { argmax } from "../protocol/sampling.js";
 import type { TokenTree } from "../protocol/tree.js";
-import { Ahead } from "./ahead.js";
+import { Ahead, type Round } from "./ahead.js";
 
 /** The constants behind every choice of `Pace` and `Controller`; the Python runtime has the same. */
 export const PACE = {
@@ -54,7 +54,7 @@ export const PACE = {
    */
   compareEvery: 8,
   compareRarely: 64,
-  /** Share of a stream's time that drafting these trees may take, but for an answer's first streamed tokens. */
+  /** Share of a stream's time that drafting these trees may take; of an answer's first tokens, what the stream loses. */
   comparisonShare: 0.02,
   earlyTokens: 32,
   /** Drafting ahead costs energy and hides a third of the drafting at most: not below this share of a round. */
@@ -74,11 +74,14 @@ export class Pace {
   rtt: number | null = null;
   private queue = 0;
   /** Drafting between a verdict and the next VERIFY. */
-  private exposed: number | null = null;
+  private exposed = 0;
   private drafterStep: number | null = null;
   /** Drafting a tree of which nothing was there, and a tree for comparison. */
   private fromScratch: number | null = null;
   private comparing = 0;
+  /** Of a stream by such a tree, where device and verifier share processors; `losing`: by the one under way. */
+  private lost = 0;
+  private losing: number | null = null;
   /** Between tokens of a stream, of which there were `gaps`; late: tokens arrive that an outage held back. */
   private gap: number | null = null;
   private gaps = 0;
@@ -87,8 +90,8 @@ export class Pace {
   tau = 2;
   private nodes: number | null = null;
   ahead = new Ahead();
-  /** A step's measured time over the advertised one, in the round under way. */
-  private stretch: number | null = null;
+  /** The round that ends with the next VERIFY, and whether it drafts ahead. */
+  private ending: { ahead: boolean; round: Round } | null = null;
   /** Accepted nodes by depth: as the drafter predicted them, and as they came. */
   private readonly predicted: number[] = Array(PACE.depths + 1).fill(PACE.prior);
   private readonly accepted: number[] = [...this.predicted];
@@ -101,8 +104,8 @@ export class Pace {
     this.rtt = rtt;
     if (curve?.equals(this.curve)) return;
     this.curve = curve;
-    this.slowdown = this.tokenSlowdown = this.gap = this.stretch = null;
-    this.gaps = 0;
+    this.slowdown = this.tokenSlowdown = this.gap = this.ending = this.losing = null;
+    this.gaps = this.lost = this.exposed = 0;
     this.ahead = new Ahead(this.ahead.fixed);
   }
 
@@ -114,16 +117,29 @@ export class Pace {
 
   /** A tree's verdict came after `wait`: `path` nodes were accepted; engine, queue: the verifier's own part of it. */
   verified(tree: TokenTree, scores: readonly number[], path: number, wait: number, engine: number, queue: number) {
-    this.stretch = engine > 0 ? engine / this.advertised(1 + tree.size) : null;
-    if (!this.ahead.trying) this.stepped(1 + tree.size, engine);
-    this.rtt = blend(this.rtt, Math.max(0, wait - engine - queue));
+    const [between, stretch] = [Math.max(0, wait - engine - queue), engine / this.advertised(1 + tree.size)];
+    this.ending = engine > 0 ? { ahead: this.draftsAhead(), round: { exposed: 0, between, stretch } } : null;
+    if (!this.ahead.trying) {
+      this.stepped(1 + tree.size, engine);
+      this.rtt = blend(this.rtt, between);
+    }
     this.queue = blend(this.queue, queue);
     this.learn(tree, scores, path, PACE.smoothing);
   }
 
-  /** A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing. */
-  streamed(gap: number, engine: number, overdue: boolean): void {
-    this.stepped(1, engine);
+  /**
+   * A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing. beside: a tree
+   * for comparison was drafted meanwhile.
+   */
+  streamed(gap: number, engine: number, overdue: boolean, beside = false): void {
+    this.ending = null;
+    if (beside && this.tokenSlowdown !== null) {
+      this.losing = (this.losing ?? 0) + engine - this.step(0);
+    } else {
+      this.stepped(1, engine);
+      if (this.losing !== null) this.lost = blend(this.lost, Math.max(0, this.losing), PACE.comparisonSmoothing);
+      this.losing = null;
+    }
     this.late = overdue || (this.late && gap < engine / 2);
     if (this.late) return;
     this.gaps++;
@@ -138,23 +154,16 @@ export class Pace {
 
   /** `exposed` seconds passed between a verdict and the next VERIFY: a round ends. */
   waited(exposed: number): void {
-    const stretch = this.stretch;
-    this.stretch = null;
-    if (!this.ahead.trying) {
-      this.exposed = blend(this.exposed, exposed);
-      if (stretch !== null && this.muchToHide()) this.ahead.kept();
-    } else if (stretch !== null) {
-      const means = this.ahead.tried(exposed, stretch);
-      if (means) this.endTrial(means.exposed, means.stretch);
+    const ended = this.ending;
+    this.ending = null;
+    if (!this.ahead.trying) this.exposed = blend(this.exposed, exposed);
+    if (!ended || !this.muchToHide()) {
+      this.ahead.givenUp();
+      return;
     }
-  }
-
-  /** Drafting ahead, or not, was tried; it is what rounds do from now on if they were shorter. */
-  private endTrial(exposed: number, slowdown: number): void {
     const step = this.advertised(1 + this.treeNodes());
-    const better = exposed + slowdown * step < (this.exposed ?? 0) + (this.slowdown || slowdown) * step;
-    this.ahead.ended(better);
-    if (better) [this.exposed, this.slowdown] = [exposed, slowdown];
+    const better = this.ahead.measured(ended.ahead, { ...ended.round, exposed }, step);
+    if (better) [this.exposed, this.rtt, this.slowdown] = [better.exposed, better.between, better.stretch];
   }
 
   /** Learn from what came of a tree. tau is what its nodes promise, calibrated: that varies less than luck does. */
@@ -229,8 +238,8 @@ export class Pace {
     if (stream === null) return PACE.compareEvery;
     const ahead = Math.max(1, stream / this.treeRate());
     const every = Math.min(PACE.compareRarely, Math.floor(PACE.compareEvery * ahead * ahead * ahead));
-    if (streamed <= PACE.earlyTokens) return every;
-    return Math.max(every, Math.ceil((this.comparing * stream) / PACE.comparisonShare));
+    const cost = streamed <= PACE.earlyTokens ? this.lost : Math.max(this.lost, this.comparing);
+    return Math.max(every, Math.ceil((cost * stream) / PACE.comparisonShare));
   }
 
   /** Whether to draft on while the next verdict is awaited. */
@@ -264,7 +273,7 @@ export class Pace {
 
   /** A round's time without the verifier's engine. */
   private fixed(): number {
-    return (this.exposed ?? 0) + this.between();
+    return this.exposed + this.between();
   }
 
   /** A round's time without drafting and the verifier's engine. */

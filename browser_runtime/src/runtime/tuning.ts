@@ -29,6 +29,9 @@ export class Tuning {
   private verdictAt: number | null = null;
   /** A tree for comparison alone, below the first `base` tokens, whose outcome is not known yet. */
   private comparing: { draft: Draft; base: number; seconds: number } | null = null;
+  /** One is under way; was since the last token. */
+  private drafting = false;
+  private beside = false;
 
   constructor(
     readonly controller = new Controller(),
@@ -71,7 +74,9 @@ export class Tuning {
     const [engine, queue, wait] = [verdict.engineUs / 1e6, verdict.queueUs / 1e6, now - flight.sent];
     this.verdictAt = now;
     if (!flight.tree) {
-      if (flight.streaming) this.pace.streamed(wait, engine, overdue); // the first token had to be asked for
+      if (!flight.streaming) return; // the first token had to be asked for
+      this.pace.streamed(wait, engine, overdue, this.beside);
+      this.beside = this.drafting;
     } else if (!flight.catchingUp && !flight.afterOpen) {
       stats.waitSeconds += wait;
       stats.engineSeconds += engine;
@@ -82,6 +87,7 @@ export class Tuning {
   /** A tree for comparison is ready, below the first `base` tokens; drafting it took `seconds`. */
   compared(draft: Draft, base: number, seconds: number): void {
     this.comparing = { draft, base, seconds };
+    this.drafting = false;
   }
 
   /** The text is `tokens` now. What came of the tree for comparison is measured once it is known. */
@@ -128,11 +134,11 @@ export class Tuning {
 
   /**
    * `streamed` tokens into an answer's streams: a tree to draft below `tokens` now and then, so that tau stays known.
-   * Where neither mode nor size is open, nobody wants to know it.
+   * Where the mode is pinned, nobody wants to know it.
    */
   comparison(tokens: readonly number[], streamed: number): Compare[] {
-    const wanted = this.shaping || this.controller.pinned === null;
-    if (!wanted || streamed % this.pace.compareEvery(streamed)) return [];
+    if (this.controller.pinned !== null || streamed % this.pace.compareEvery(streamed)) return [];
+    this.drafting = this.beside = true;
     return [{ type: "Compare", prefix: [...tokens], ...this.treeSize(MAX_NODES, this.largest.depth) }];
   }
 }

@@ -12,41 +12,79 @@ private const val TRIAL_ROUNDS = 4
 private const val OFTEN = 24
 private const val RARELY = 192
 
+/** Rounds outside of trials that a trial is compared with. */
+private const val COMPARED = 8
+
+/** The rounds tried must be shorter by this factor. */
+private const val MARGIN = 1.03
+
 /** [fixed]: there is no choice, so that nothing is tried. */
 internal class Ahead(var fixed: Boolean = false) {
-    /** Seconds of exposed drafting, and a step's time over the advertised one. */
-    data class Round(val exposed: Double, val stretch: Double)
+    /**
+     * A round of trees in seconds, but for [stretch]: the step's time over the advertised one. exposed: between a verdict
+     * and the next VERIFY. between: of the wait, what was neither the engine nor its queue.
+     */
+    data class Round(val exposed: Double, val between: Double, val stretch: Double) {
+        /** [step]: the advertised time of a step. */
+        fun seconds(step: Double) = exposed + between + stretch * step
+    }
 
     /** The way that is kept. */
     private var on = false
-    var trying = false
-        private set
     private var until = TRIAL_ROUNDS // rounds until the next trial
     private var pause = OFTEN
-    private val rounds = mutableListOf<Round>()
+    private var kept = emptyList<Round>()
+    private var tried = emptyList<Round>()
+
+    /** Whether a trial is under way. */
+    val trying: Boolean get() = until <= 0 && !fixed
 
     /** Whether this round drafts ahead. */
     val now: Boolean get() = on != trying
 
-    /** A round was measured as rounds are now. */
-    fun kept() {
-        until--
-        trying = until <= 0 && !fixed
+    /**
+     * A round was drafted [ahead], or not. [step]: seconds of an advertised step for a tree as they are. Returns what
+     * rounds are like from now on, where a trial has ended that showed them to be shorter.
+     */
+    fun measured(ahead: Boolean, round: Round, step: Double): Round? {
+        if (ahead != now) {
+            givenUp()
+        } else if (!trying) {
+            until--
+            kept = (kept + round).takeLast(COMPARED)
+        } else {
+            tried = tried + round
+            if (tried.size == TRIAL_ROUNDS) return ended(step)
+        }
+        return null
     }
 
-    /** A round of a trial; the mean of all at the trial's end, for [ended] to be told what it is worth. */
-    fun tried(round: Round): Round? {
-        rounds += round
-        if (rounds.size < TRIAL_ROUNDS) return null
-        return Round(rounds.map { it.exposed }.average(), rounds.map { it.stretch }.average())
+    /** A round cannot be told from others: a trial begins again later. */
+    fun givenUp() {
+        if (!trying) return
+        until = TRIAL_ROUNDS
+        tried = emptyList()
     }
 
-    /** Whether the rounds tried were the shorter ones. */
-    fun ended(better: Boolean) {
-        on = on != better
+    private fun ended(step: Double): Round? {
+        val found = medians(tried)
+        val better = MARGIN * found.seconds(step) < medians(kept).seconds(step)
         pause = if (better) OFTEN else minOf(2 * pause, RARELY)
         until = pause
-        trying = false
-        rounds.clear()
+        if (better) {
+            on = !on
+            kept = tried
+        }
+        tried = emptyList()
+        return if (better) found else null
+    }
+
+    private fun medians(rounds: List<Round>): Round {
+        fun median(of: (Round) -> Double): Double {
+            val values = rounds.map(of).sorted()
+            val middle = values.size / 2
+            return if (values.size % 2 == 1) values[middle] else (values[middle - 1] + values[middle]) / 2
+        }
+        return Round(median { it.exposed }, median { it.between }, median { it.stretch })
     }
 }

@@ -22,9 +22,9 @@ private const val CLOSE_SECONDS = 5L
 
 /**
  * policy: who writes, and what becomes of text written alone. shape: the largest trees. shaping: choose smaller ones
- * where they bring more tokens per second. ahead: draft on while a verdict is awaited; null: where that hides a good
- * part of a round. mode: pinned; null: whichever is faster. lookup: mix prompt lookup in. token: for an address that
- * asks for one. tls: whom to trust ([trusting]). clearText: hosts that may be spoken to without TLS.
+ * where they bring more tokens per second. ahead: draft on while a verdict is awaited; null: where that makes rounds
+ * shorter. mode: pinned; null: whichever is faster. lookup: mix prompt lookup in. token: for an address that asks for
+ * one. tls: whom to trust ([trusting]). clearText: hosts that may be spoken to without TLS.
  */
 data class Options(
     val policy: Policy = Policy(),

@@ -53,7 +53,7 @@ class PaceConfig(
     /** Tokens of a stream between trees drafted beside it: where they promise its rate, and where they promise half. */
     val compareEvery: Int = 8,
     val compareRarely: Int = 64,
-    /** Share of a stream's time that drafting these trees may take, but for an answer's first streamed tokens. */
+    /** Share of a stream's time that drafting these trees may take; of an answer's first tokens, what the stream loses. */
     val comparisonShare: Double = 0.02,
     val earlyTokens: Int = 32,
     /** Drafting ahead costs energy and hides a third of the drafting at most: not below this share of a round. */
@@ -77,12 +77,16 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     private var queue = 0.0
 
     /** Drafting between a verdict and the next VERIFY. */
-    private var exposed: Double? = null
+    private var exposed = 0.0
     private var drafterStep: Double? = null
 
     /** Drafting a tree of which nothing was there, and a tree for comparison. */
     private var fromScratch: Double? = null
     private var compared = 0.0
+
+    /** Of a stream by such a tree, where device and verifier share processors; [losing]: by the one under way. */
+    private var lost = 0.0
+    private var losing: Double? = null
 
     /** Between tokens of a stream, of which there were [gaps]; late: tokens arrive that an outage held back. */
     private var gap: Double? = null
@@ -95,8 +99,8 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     internal var ahead = Ahead()
         private set
 
-    /** A step's measured time over the advertised one, in the round under way. */
-    private var stretch: Double? = null
+    /** The round that ends with the next VERIFY, and whether it drafts ahead. */
+    private var ending: Pair<Boolean, Ahead.Round>? = null
 
     /** Accepted nodes, by depth: as the drafter predicted them, and as they came. */
     private val predicted = DoubleArray(config.depths + 1) { config.prior }
@@ -114,7 +118,10 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         tokenSlowdown = null
         gap = null
         gaps = 0
-        stretch = null
+        exposed = 0.0
+        ending = null
+        lost = 0.0
+        losing = null
         ahead = Ahead(ahead.fixed)
     }
 
@@ -128,16 +135,30 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     fun verified(
         tree: TokenTree, scores: List<Double>, path: List<Int>, wait: Double, engine: Double, queue: Double,
     ) {
-        stretch = if (engine > 0) engine / advertised(1.0 + tree.size) else null
-        if (!ahead.trying) stepped(1 + tree.size, engine)
-        rtt = blend(rtt, maxOf(0.0, wait - engine - queue))
+        val between = maxOf(0.0, wait - engine - queue)
+        val measured = Ahead.Round(0.0, between, engine / advertised(1.0 + tree.size))
+        ending = if (engine > 0) draftsAhead() to measured else null
+        if (!ahead.trying) {
+            stepped(1 + tree.size, engine)
+            rtt = blend(rtt, between)
+        }
         this.queue = blend(this.queue, queue)
         brought(tree, scores, path)
     }
 
-    /** A streamed token came [gap] after the one before it. An outage, and what it held back, say nothing. */
-    fun streamed(gap: Double, engine: Double, overdue: Boolean) {
-        stepped(1, engine)
+    /**
+     * A streamed token came [gap] after the one before it. An outage, and what it held back, say nothing. [beside]: a
+     * tree for comparison was drafted meanwhile.
+     */
+    fun streamed(gap: Double, engine: Double, overdue: Boolean, beside: Boolean = false) {
+        ending = null
+        if (beside && tokenSlowdown != null) {
+            losing = (losing ?: 0.0) + engine - step(0.0)
+        } else {
+            stepped(1, engine)
+            losing?.let { lost = blend(lost, maxOf(0.0, it), config.comparisonSmoothing) }
+            losing = null
+        }
         late = overdue || (late && gap < engine / 2)
         if (late) return
         gaps++
@@ -178,24 +199,15 @@ class Pace(val config: PaceConfig = PaceConfig()) {
 
     /** [exposed] seconds passed between a verdict and the next VERIFY: a round ends. */
     fun waited(exposed: Double) {
-        val stretched = stretch
-        stretch = null
-        if (!ahead.trying) {
-            this.exposed = blend(this.exposed, exposed)
-            if (stretched != null && muchToHide()) ahead.kept()
-        } else if (stretched != null) {
-            ahead.tried(Ahead.Round(exposed, stretched))?.let(::endTrial)
-        }
-    }
-
-    /** Drafting ahead, or not, was tried; it is what rounds do from now on if they were shorter. */
-    private fun endTrial(mean: Ahead.Round) {
-        val step = advertised(1 + treeNodes())
-        val better = mean.exposed + mean.stretch * step < (exposed ?: 0.0) + (slowdown ?: mean.stretch) * step
-        ahead.ended(better)
-        if (!better) return
-        exposed = mean.exposed
-        slowdown = mean.stretch
+        val ended = ending
+        ending = null
+        if (!ahead.trying) this.exposed = blend(this.exposed, exposed)
+        if (ended == null || !muchToHide()) return ahead.givenUp()
+        val (drafted, round) = ended
+        val better = ahead.measured(drafted, round.copy(exposed = exposed), advertised(1 + treeNodes())) ?: return
+        this.exposed = better.exposed
+        rtt = better.between
+        slowdown = better.stretch
     }
 
     private fun stepped(tokens: Int, seconds: Double) {
@@ -239,8 +251,8 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         val stream = streamRate() ?: return config.compareEvery
         val ahead = maxOf(1.0, stream / treeRate())
         val every = minOf(config.compareRarely.toDouble(), config.compareEvery * ahead * ahead * ahead).toInt()
-        if (streamed <= config.earlyTokens) return every
-        return maxOf(every, ceil(compared * stream / config.comparisonShare).toInt())
+        val cost = if (streamed <= config.earlyTokens) lost else maxOf(lost, compared)
+        return maxOf(every, ceil(cost * stream / config.comparisonShare).toInt())
     }
 
     /** Whether to draft on while the next verdict is awaited. */
@@ -266,7 +278,7 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     }
 
     /** A round's time without the verifier's engine. */
-    private fun fixed() = (exposed ?: 0.0) + between()
+    private fun fixed() = exposed + between()
 
     /** A round's time without drafting and the verifier's engine. */
     private fun between() = (rtt ?: 0.0) + queue

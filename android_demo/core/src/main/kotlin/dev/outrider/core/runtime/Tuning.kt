@@ -27,6 +27,8 @@ class Tuning(
     private val pace = controller.pace
     private var verdictAt: Double? = null
     private var comparison: Comparison? = null // whose outcome is not known yet
+    private var drafting = false // a tree for comparison is under way
+    private var beside = false // one was since the last token
 
     init {
         pace.ahead.fixed = ahead != null
@@ -58,7 +60,9 @@ class Tuning(
         val wait = now - flight.sent
         verdictAt = now
         if (flight.tree == null) {
-            if (flight.streaming) pace.streamed(wait, engine, overdue) // the first token had to be asked for
+            if (!flight.streaming) return // the first token had to be asked for
+            pace.streamed(wait, engine, overdue, beside)
+            beside = drafting
         } else if (!flight.catchingUp && !flight.afterOpen) {
             stats.waitSeconds += wait
             stats.engineSeconds += engine
@@ -70,6 +74,7 @@ class Tuning(
     /** A tree for comparison is ready, below the first [base] tokens; drafting it took [seconds]. */
     internal fun compared(draft: Draft, base: Int, seconds: Double) {
         comparison = Comparison(draft, base, seconds)
+        drafting = false
     }
 
     /** The text is [tokens] now. What came of the tree for comparison is measured once it is known. */
@@ -108,11 +113,12 @@ class Tuning(
 
     /**
      * [streamed] tokens into an answer's streams: a tree to draft below [tokens] now and then, so that tau stays known.
-     * Where neither mode nor size is open, nobody wants to know it.
+     * Where the mode is pinned, nobody wants to know it.
      */
     internal fun comparison(tokens: List<Int>, streamed: Int): List<Action> {
-        val wanted = shaping || controller.pinned == null
-        if (!wanted || streamed % pace.compareEvery(streamed) != 0) return emptyList()
+        if (controller.pinned != null || streamed % pace.compareEvery(streamed) != 0) return emptyList()
+        drafting = true
+        beside = true
         return listOf(Compare(tokens.toList(), treeSize(MAX_NODES, largest.depth)))
     }
 }

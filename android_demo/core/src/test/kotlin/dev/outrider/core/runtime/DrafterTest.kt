@@ -141,7 +141,7 @@ class DrafterTest {
                 TokenTree(ints(arguments[0]), ints(arguments[1])), doubles(arguments[2]), ints(arguments[3]),
                 double(4), double(5), double(6),
             )
-            "streamed" -> streamed(double(0), double(1), arguments[2] as Boolean)
+            "streamed" -> streamed(double(0), double(1), arguments[2] as Boolean, arguments[3] as Boolean)
             "foreseen" -> foreseen(
                 TokenTree(ints(arguments[0]), ints(arguments[1])), doubles(arguments[2]), ints(arguments[3]), double(4),
             )
