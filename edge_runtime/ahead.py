@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-#: rounds of a trial, and measured rounds before the first one
-TRIAL_ROUNDS = 4
-#: rounds between trials: at least so many, and twice as many after each trial that changed nothing, up to so many
-OFTEN, RARELY = 24, 192
+#: rounds of a trial, and measured rounds before the first one; after SURE_ROUNDS, all of them longer than usual by the
+#: factor HOPELESS, it ends
+TRIAL_ROUNDS, SURE_ROUNDS, HOPELESS = 4, 2, 1.25
+#: rounds between trials, at least and at most
+OFTEN, RARELY = 24, 400
+#: share of the time between two trials that the first of them may have lost
+TRIAL_SHARE = 0.02
 #: rounds outside of trials that a trial is compared with
 COMPARED = 8
 #: the rounds tried must be shorter by this factor
@@ -42,7 +45,6 @@ class Ahead:
     on: bool = False
     fixed: bool = False
     _until: int = TRIAL_ROUNDS  # rounds until the next trial
-    _pause: int = OFTEN
     _kept: list[Round] = field(default_factory=list)
     _tried: list[Round] = field(default_factory=list)
 
@@ -68,7 +70,7 @@ class Ahead:
             self._kept = [*self._kept, measured][-COMPARED:]
         else:
             self._tried.append(measured)
-            if len(self._tried) == TRIAL_ROUNDS:
+            if len(self._tried) == TRIAL_ROUNDS or self._hopeless(step):
                 return self._ended(step)
         return None
 
@@ -77,14 +79,19 @@ class Ahead:
         if self.trying:
             self._until, self._tried = TRIAL_ROUNDS, []
 
+    def _hopeless(self, step: float) -> bool:
+        best = min(each.seconds(step) for each in self._tried)
+        return len(self._tried) >= SURE_ROUNDS and best > HOPELESS * _median(self._kept).seconds(step)
+
     def _ended(self, step: float) -> Round | None:
         tried, kept = _median(self._tried), _median(self._kept)
+        lost = len(self._tried) * (tried.seconds(step) - kept.seconds(step))
         better = MARGIN * tried.seconds(step) < kept.seconds(step)
-        self._pause = OFTEN if better else min(2 * self._pause, RARELY)
-        self._until = self._pause
         if better:
             self.on, self._kept = not self.on, self._tried
-        self._tried = []
+        self._tried, self._until = [], OFTEN
+        while self._until < RARELY and lost > TRIAL_SHARE * self._until * kept.seconds(step):
+            self._until += 1
         return tried if better else None
 
 

@@ -6,9 +6,14 @@
 
 /** Rounds of a trial, and measured rounds before the first one. */
 const TRIAL_ROUNDS = 4;
-/** Rounds between trials: at least so many, and twice as many after each trial that changed nothing, up to so many. */
+/** After so many, all of them longer than usual by this factor, a trial ends. */
+const SURE_ROUNDS = 2;
+const HOPELESS = 1.25;
+/** Rounds between trials, at least and at most. */
 const OFTEN = 24;
-const RARELY = 192;
+const RARELY = 400;
+/** Share of the time between two trials that the first of them may have lost. */
+const TRIAL_SHARE = 0.02;
 /** Rounds outside of trials that a trial is compared with. */
 const COMPARED = 8;
 /** The rounds tried must be shorter by this factor. */
@@ -26,7 +31,6 @@ export interface Round {
 
 export class Ahead {
   private until = TRIAL_ROUNDS; // rounds until the next trial
-  private pause = OFTEN;
   private kept: Round[] = [];
   private tried: Round[] = [];
 
@@ -58,7 +62,7 @@ export class Ahead {
       this.kept = [...this.kept, round].slice(-COMPARED);
     } else {
       this.tried.push(round);
-      if (this.tried.length === TRIAL_ROUNDS) return this.ended(step);
+      if (this.tried.length === TRIAL_ROUNDS || this.hopeless(step)) return this.ended(step);
     }
     return null;
   }
@@ -70,12 +74,18 @@ export class Ahead {
     this.tried = [];
   }
 
+  private hopeless(step: number): boolean {
+    const best = Math.min(...this.tried.map(round => secondsOf(round, step)));
+    return this.tried.length >= SURE_ROUNDS && best > HOPELESS * secondsOf(medians(this.kept), step);
+  }
+
   private ended(step: number): Round | null {
     const [tried, kept] = [medians(this.tried), medians(this.kept)];
+    const lost = this.tried.length * (secondsOf(tried, step) - secondsOf(kept, step));
     const better = MARGIN * secondsOf(tried, step) < secondsOf(kept, step);
-    this.until = this.pause = better ? OFTEN : Math.min(2 * this.pause, RARELY);
     if (better) [this.on, this.kept] = [!this.on, this.tried];
-    this.tried = [];
+    [this.tried, this.until] = [[], OFTEN];
+    while (this.until < RARELY && lost > TRIAL_SHARE * this.until * secondsOf(kept, step)) this.until++;
     return better ? tried : null;
   }
 }

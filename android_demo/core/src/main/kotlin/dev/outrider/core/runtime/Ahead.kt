@@ -8,9 +8,16 @@ package dev.outrider.core.runtime
 /** Rounds of a trial, and measured rounds before the first one. */
 private const val TRIAL_ROUNDS = 4
 
-/** Rounds between trials: at least so many, and twice as many after each trial that changed nothing, up to so many. */
+/** After so many, all of them longer than usual by this factor, a trial ends. */
+private const val SURE_ROUNDS = 2
+private const val HOPELESS = 1.25
+
+/** Rounds between trials, at least and at most. */
 private const val OFTEN = 24
-private const val RARELY = 192
+private const val RARELY = 400
+
+/** Share of the time between two trials that the first of them may have lost. */
+private const val TRIAL_SHARE = 0.02
 
 /** Rounds outside of trials that a trial is compared with. */
 private const val COMPARED = 8
@@ -32,7 +39,6 @@ internal class Ahead(var fixed: Boolean = false) {
     /** The way that is kept. */
     private var on = false
     private var until = TRIAL_ROUNDS // rounds until the next trial
-    private var pause = OFTEN
     private var kept = emptyList<Round>()
     private var tried = emptyList<Round>()
 
@@ -54,7 +60,7 @@ internal class Ahead(var fixed: Boolean = false) {
             kept = (kept + round).takeLast(COMPARED)
         } else {
             tried = tried + round
-            if (tried.size == TRIAL_ROUNDS) return ended(step)
+            if (tried.size == TRIAL_ROUNDS || hopeless(step)) return ended(step)
         }
         return null
     }
@@ -66,16 +72,21 @@ internal class Ahead(var fixed: Boolean = false) {
         tried = emptyList()
     }
 
+    private fun hopeless(step: Double): Boolean =
+        tried.size >= SURE_ROUNDS && tried.minOf { it.seconds(step) } > HOPELESS * medians(kept).seconds(step)
+
     private fun ended(step: Double): Round? {
         val found = medians(tried)
-        val better = MARGIN * found.seconds(step) < medians(kept).seconds(step)
-        pause = if (better) OFTEN else minOf(2 * pause, RARELY)
-        until = pause
+        val usual = medians(kept).seconds(step)
+        val lost = tried.size * (found.seconds(step) - usual)
+        val better = MARGIN * found.seconds(step) < usual
         if (better) {
             on = !on
             kept = tried
         }
         tried = emptyList()
+        until = OFTEN
+        while (until < RARELY && lost > TRIAL_SHARE * until * usual) until++
         return if (better) found else null
     }
 
