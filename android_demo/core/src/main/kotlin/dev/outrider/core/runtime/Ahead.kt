@@ -28,8 +28,8 @@ private const val MARGIN = 1.03
 /** [fixed]: there is no choice, so that nothing is tried. */
 internal class Ahead(var fixed: Boolean = false) {
     /**
-     * A round of trees in seconds, but for [stretch]: the step's time over the advertised one. exposed: between a verdict
-     * and the next VERIFY. between: of the wait, what was neither the engine nor its queue.
+     * A round of trees in seconds, but for [stretch]: the step's time over the advertised one. exposed: between a
+     * verdict and the next VERIFY. between: of the wait, what was neither the engine nor its queue.
      */
     data class Round(val exposed: Double, val between: Double, val stretch: Double) {
         /** [step]: the advertised time of a step. */

@@ -53,7 +53,7 @@ class PaceConfig(
     /** Tokens of a stream between trees drafted beside it: where they promise its rate, and where they promise half. */
     val compareEvery: Int = 8,
     val compareRarely: Int = 64,
-    /** Share of a stream's time that drafting these trees may take; of an answer's first tokens, what the stream loses. */
+    /** Share of a stream's time that drafting these trees may take; of its first tokens, what the stream loses. */
     val comparisonShare: Double = 0.02,
     val earlyTokens: Int = 32,
     /** Drafting ahead costs energy and hides a third of the drafting at most: not below this share of a round. */
