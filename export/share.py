@@ -12,6 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+#: characters of what ranks agree on, at most
+LONGEST_WORD = 32
+
 
 @dataclass(frozen=True)
 class Share:
@@ -55,6 +58,14 @@ class Share:
     def _meet(self) -> None:
         if self.size > 1:
             dist.barrier()
+
+    def agreed(self, word: str, device: str) -> str:
+        """The first rank's `word`, on all of them. device: this rank's own."""
+        if self.size == 1:
+            return word
+        text = torch.tensor(list(word.ljust(LONGEST_WORD).encode()), dtype=torch.uint8, device=device)
+        dist.broadcast(text, src=0)
+        return bytes(text.tolist()).decode().strip()
 
     def average(self, parameters: Iterable[Tensor]) -> None:
         """Make the parameters' gradients the mean over all ranks."""

@@ -49,7 +49,8 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
     share, device = Share.join(options.torch_device())
     say: Callable[[str], None] = print if share.first else lambda _: None
     conversations = [] if options.answers else plan_conversations(options)
-    target = load_target(options.target, dtype=training_dtype(device), device=device)
+    dtype = share.agreed(training_dtype(device), device)
+    target = load_target(options.target, dtype=dtype, device=device)
     longest = target.config.max_position_embeddings
     if options.max_tokens > longest:
         raise ValueError(f"--max-tokens {options.max_tokens} is more than the target's context of {longest}")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from torch.multiprocessing import spawn
 
 from export.share import ALONE, Share
 
@@ -40,3 +43,18 @@ def test_the_first_rank_goes_through_a_block_before_the_others_and_all_leave_it_
 def test_a_process_alone_waits_for_nobody() -> None:
     with ALONE.first_then_all():
         pass
+    assert ALONE.agreed("float32", "cpu") == "float32"
+
+
+def says(rank: int, folder: str) -> None:
+    """A rank's own value, and what all agree on, into a file."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    agreed = Share(rank, 2).agreed(("float32", "bfloat16")[rank], "cpu")
+    Path(folder, str(rank)).write_text(agreed)
+    dist.destroy_process_group()
+
+
+def test_ranks_agree_on_what_the_first_one_measured(tmp_path: Path) -> None:
+    """Two processes. Ranks that train in different formats would drift apart: only gradients are averaged."""
+    spawn(says, (str(tmp_path),), nprocs=2)
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["float32", "float32"]
