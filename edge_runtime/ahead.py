@@ -5,6 +5,7 @@ It hides drafting. But where device and verifier share processors, it slows the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -84,15 +85,14 @@ class Ahead:
         return len(self._tried) >= SURE_ROUNDS and best > HOPELESS * _median(self._kept).seconds(step)
 
     def _ended(self, step: float) -> Round | None:
-        tried, kept = _median(self._tried), _median(self._kept)
-        lost = len(self._tried) * (tried.seconds(step) - kept.seconds(step))
-        better = MARGIN * tried.seconds(step) < kept.seconds(step)
+        found, usual = _median(self._tried), _median(self._kept).seconds(step)
+        lost = len(self._tried) * (found.seconds(step) - usual)
+        self._until = max(OFTEN, min(RARELY, math.ceil(lost / (TRIAL_SHARE * usual))))
+        better = MARGIN * found.seconds(step) < usual
         if better:
             self.on, self._kept = not self.on, self._tried
-        self._tried, self._until = [], OFTEN
-        while self._until < RARELY and lost > TRIAL_SHARE * self._until * kept.seconds(step):
-            self._until += 1
-        return tried if better else None
+        self._tried = []
+        return found if better else None
 
 
 def _median(rounds: Sequence[Round]) -> Round:

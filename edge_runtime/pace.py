@@ -108,7 +108,7 @@ class Pace:
         self.predicted = [self.config.prior] * (self.config.depths + 1)
         self.accepted = list(self.predicted)
         self._losing: float | None = None  # what the stream loses by the tree under way
-        self._round: tuple[bool, Round] | None = (
+        self._ending: tuple[bool, Round] | None = (
             None  # the one that ends with the next VERIFY, and whether it drafts ahead
         )
 
@@ -119,7 +119,7 @@ class Pace:
         curve, self.rtt = unpack_costs(welcome.costs), rtt
         if curve is None or curve != self.curve:
             self.curve, self.slowdown, self.token_slowdown = curve, None, None
-            self.gap, self.gaps, self.exposed, self._round = None, 0, 0.0, None
+            self.gap, self.gaps, self.exposed, self._ending = None, 0, 0.0, None
             self.lost, self._losing = 0.0, None
             self.ahead = Ahead(fixed=self.ahead.fixed)
 
@@ -136,7 +136,7 @@ class Pace:
         """A tree's verdict came after `wait`: `path` was accepted; engine, queue: the verifier's own part of it."""
         between, tokens = max(0.0, wait - engine - queue), 1 + len(tree)
         measured = Round(0.0, between, engine / self._advertised(tokens)) if engine > 0 else None
-        self._round = (self.drafts_ahead(), measured) if measured else None
+        self._ending = (self.drafts_ahead(), measured) if measured else None
         if not self.ahead.trying:
             self._stepped(tokens, engine)
             self.rtt = self._smoothed(self.rtt, between)
@@ -148,7 +148,7 @@ class Pace:
 
         beside: a tree for comparison was drafted meanwhile.
         """
-        self._round = None
+        self._ending = None
         if beside and self.token_slowdown is not None:
             self._losing = (self._losing or 0.0) + engine - self.step(0)
         else:
@@ -168,7 +168,7 @@ class Pace:
 
     def waited(self, exposed: float) -> None:
         """`exposed` seconds passed between a verdict and the next VERIFY: a round ends."""
-        ended, self._round = self._round, None
+        ended, self._ending = self._ending, None
         if not self.ahead.trying:
             self.exposed = self._smoothed(self.exposed, exposed)
         if ended is None or not self._much_to_hide():

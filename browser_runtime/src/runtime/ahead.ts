@@ -80,13 +80,13 @@ export class Ahead {
   }
 
   private ended(step: number): Round | null {
-    const [tried, kept] = [medians(this.tried), medians(this.kept)];
-    const lost = this.tried.length * (secondsOf(tried, step) - secondsOf(kept, step));
-    const better = MARGIN * secondsOf(tried, step) < secondsOf(kept, step);
+    const [found, usual] = [medians(this.tried), secondsOf(medians(this.kept), step)];
+    const lost = this.tried.length * (secondsOf(found, step) - usual);
+    this.until = Math.max(OFTEN, Math.min(RARELY, Math.ceil(lost / (TRIAL_SHARE * usual))));
+    const better = MARGIN * secondsOf(found, step) < usual;
     if (better) [this.on, this.kept] = [!this.on, this.tried];
-    [this.tried, this.until] = [[], OFTEN];
-    while (this.until < RARELY && lost > TRIAL_SHARE * this.until * secondsOf(kept, step)) this.until++;
-    return better ? tried : null;
+    this.tried = [];
+    return better ? found : null;
   }
 }
 

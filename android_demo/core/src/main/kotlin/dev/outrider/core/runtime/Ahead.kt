@@ -5,6 +5,8 @@
  */
 package dev.outrider.core.runtime
 
+import kotlin.math.ceil
+
 /** Rounds of a trial, and measured rounds before the first one. */
 private const val TRIAL_ROUNDS = 4
 
@@ -79,14 +81,13 @@ internal class Ahead(var fixed: Boolean = false) {
         val found = medians(tried)
         val usual = medians(kept).seconds(step)
         val lost = tried.size * (found.seconds(step) - usual)
+        until = ceil(lost / (TRIAL_SHARE * usual)).toInt().coerceIn(OFTEN, RARELY)
         val better = MARGIN * found.seconds(step) < usual
         if (better) {
             on = !on
             kept = tried
         }
         tried = emptyList()
-        until = OFTEN
-        while (until < RARELY && lost > TRIAL_SHARE * until * usual) until++
         return if (better) found else null
     }
 
