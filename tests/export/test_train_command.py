@@ -98,6 +98,20 @@ def test_training_without_prompts_of_ones_own(training: Training) -> None:
     assert (notes["self_prompts"], notes["prompt_files"]) == (30, []) and notes["conversations"] > 2
 
 
+def test_the_last_stage_alone(training: Training) -> None:
+    """From an earlier drafter, the text that it writes itself and as much of the target's; nothing before."""
+    assert run(*training.arguments(1)).returncode == 0
+    first, _, _ = load_drafter(training.output)
+    again = training.folder / "again"
+    options = {"output-dir": again, "start-from": training.output, "own-text": 6}
+    result = run(*training.arguments(0, **options))
+    assert result.returncode == 0, result.stderr
+    assert load_drafter(again)[0] == first
+    notes = json.loads((again / "config.json").read_text())["notes"]
+    assert notes["own_text"] == 6 and 0 < notes["steps"] <= 12 and notes["last_run"]["tokens"] > 0
+    assert (again / "drafter.safetensors").read_bytes() != (training.output / "drafter.safetensors").read_bytes()
+
+
 def test_two_ranks_train_one_drafter(training: Training) -> None:
     """torchrun: each answers and learns its share; the drafter is one. A run by one rank goes on from their files."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "export"]
