@@ -27,6 +27,9 @@ TIMED_TOKENS = (1, 4, 8, 16, 32, 64, 128)
 REPEATS, SAME = 4, 0.1
 #: seconds of a step behind which larger ones are not warmed up: a start is waited for
 LONG = 0.1
+#: where a step of at least so many tokens takes so many times as long as the smallest, larger ones are not timed: nobody
+#: asks for such trees, and the curve goes on as a line
+DEAR_TOKENS, DEAR = 32, 4.0
 #: as many tokens by several sessions as by one: what that adds is what a session costs beside its tokens
 SHARING, SHARED_TOKENS = 8, 32
 #: weight of the newest observation
@@ -45,7 +48,7 @@ def measure_costs(
 
     Each size counts with its fastest run of several, taken in turns until two of them agree, and never with more than a
     larger step took: a disturbance only ever adds time, and one that hit a single size would make trees or single
-    tokens look expensive for as long as the verifier runs.
+    tokens look expensive for as long as the verifier runs. Sizes behind one that is dear (`DEAR`) are left out.
     """
     timed = [tokens for tokens in timed if tokens <= rows] or [1]
     past = min(GRANULE, rows - max(timed))
@@ -53,11 +56,16 @@ def measure_costs(
     if shared := rows >= SHARING * 2 * GRANULE:
         steps.append([_part(2 * GRANULE * i, past, SHARED_TOKENS // SHARING) for i in range(SHARING)])
     runs: list[list[float]] = [[] for _ in steps]  # seconds, the fastest first
+
+    def needless(size: int) -> bool:
+        smaller = zip(timed[:size], runs[:size], strict=True) if size < len(timed) else ()
+        return any(tokens >= DEAR_TOKENS and seconds and seconds[0] > DEAR * runs[0][0] for tokens, seconds in smaller)
+
     for turn in range(1 + REPEATS):
         took = 0.0
-        for seconds, parts in zip(runs, steps, strict=True):
+        for size, (seconds, parts) in enumerate(zip(runs, steps, strict=True)):
             settled = len(seconds) > 1 and seconds[1] < (1 + SAME) * seconds[0]
-            if settled or (not turn and took > LONG):
+            if settled or (not turn and took > LONG) or needless(size):
                 continue
             begun = clock()
             logits = runner.forward(parts)
@@ -68,10 +76,15 @@ def measure_costs(
                 seconds.sort()
     runner.rest()
     runner.forward(steps[0])  # the small step that gives back what the large ones took
-    fastest = [seconds[0] for seconds in runs]
-    curve = CostCurve(tuple(timed), tuple(min(fastest[size : len(timed)]) for size in range(len(timed))))
-    more = fastest[-1] - curve.at(SHARED_TOKENS) if shared else 0.0
+    curve = _curve({tokens: seconds[0] for tokens, seconds in zip(timed, runs, strict=False) if seconds})
+    more = runs[-1][0] - curve.at(SHARED_TOKENS) if shared else 0.0
     return StepCosts(curve, max(0.0, more) / (SHARING - 1))
+
+
+def _curve(fastest: dict[int, float]) -> CostCurve:
+    """Seconds by tokens, ascending; none counts with more than a larger step took."""
+    seconds = list(fastest.values())
+    return CostCurve(tuple(fastest), tuple(min(seconds[size:]) for size in range(len(seconds))))
 
 
 def _part(base: int, past: int, tokens: int) -> Part:

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifie
 
 
 def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | None) -> int:
-    """Load, print the ready line, serve."""
+    """Load, serve, print the ready line."""
     if sys.stderr.isatty():
         print(f"loading target {settings.model} ...", file=sys.stderr, flush=True)
     from rich.console import Console
@@ -80,20 +80,20 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
             verifier = load_verifier(settings, bar if sys.stderr.isatty() else None)
     except (TargetError, DrafterError, AuthError) as error:
         return _fail(str(error))
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    ready = (
+        f"verifier ready: {'wss' if context else 'ws'}://{shown}:{port}/v1/verify target={verifier.target_hash} "
+        f"drafter={verifier.drafter_hash} max_context={verifier.max_context} max_nodes={verifier.max_nodes} "
+        f"max_sessions={settings.max_sessions} kv_tokens={settings.kv_tokens}"
+    )
     try:
-        server = HttpServer(verifier, settings, context)
+        server = HttpServer(verifier, settings, context, lambda: _say(ready))
     except PageError as error:
         return _fail(str(error))
     if _leaving.is_set():
         return 0
     listener.listen(server.config.backlog)
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    _say(
-        f"verifier ready: {'wss' if context else 'ws'}://{shown}:{port}/v1/verify target={verifier.target_hash} "
-        f"drafter={verifier.drafter_hash} max_context={verifier.max_context} max_nodes={verifier.max_nodes} "
-        f"max_sessions={settings.max_sessions} kv_tokens={settings.kv_tokens}"
-    )
     server.run(sockets=[listener])
     if server.status:
         log.settle()

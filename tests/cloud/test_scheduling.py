@@ -137,15 +137,27 @@ def test_a_disturbance_makes_no_size_look_dear(seed: int) -> None:
 
 
 def test_an_undisturbed_start_takes_two_runs_of_each_size() -> None:
-    calm = Disturbed(StepCosts(CostCurve((1, 128), (0.01, 0.1))), 0, disturbed=0.0)
+    calm = Disturbed(StepCosts(CostCurve((1, 128), (0.03, 0.1))), 0, disturbed=0.0)
     measure_costs(calm, 512, clock=lambda: calm.now)  # type: ignore[arg-type]
     assert calm.steps == len(TIMED_TOKENS) * (1 + 2) + 1  # one of three warms up; the last gives memory back
 
 
 def test_larger_steps_than_a_long_one_are_not_warmed_up() -> None:
-    slow = Disturbed(StepCosts(CostCurve((1, 32, 128), (0.02, 0.11, 0.4))), 0, disturbed=0.0)
+    slow = Disturbed(StepCosts(CostCurve((1, 32, 128), (0.06, 0.11, 0.23))), 0, disturbed=0.0)
     measure_costs(slow, 512, clock=lambda: slow.now)  # type: ignore[arg-type]
     assert slow.steps == len(TIMED_TOKENS) * (1 + 2) - 2 + 1  # without 64 and 128; the last as above
+
+
+def test_sizes_behind_a_dear_one_are_not_timed() -> None:
+    """The curve goes on as a line there; a disturbance of smaller sizes leaves none out."""
+    true = CostCurve((1, 16, 64, 128), (0.025, 0.05, 0.17, 0.34))
+    calm = Disturbed(StepCosts(true), 0, disturbed=0.0)
+    found = measure_costs(calm, 512, clock=lambda: calm.now).curve  # type: ignore[arg-type]
+    assert found.tokens == (1, 4, 8, 16, 32, 64) and found.at(128) == pytest.approx(true.at(128), rel=0.05)
+    for seed in range(20):
+        disturbed = Disturbed(StepCosts(true), seed)
+        tokens = measure_costs(disturbed, 512, clock=lambda: disturbed.now).curve.tokens  # type: ignore[arg-type]
+        assert tokens[:5] == (1, 4, 8, 16, 32)
 
 
 def test_what_a_session_costs_beside_its_tokens_is_measured() -> None:
