@@ -1,20 +1,24 @@
-"""Resident memory of a verifier process: when it is ready, and with a session of 1,024 tokens.
+"""Resident memory of a verifier process, when it is ready and with a session of 1,024 tokens, and of a device.
 
     python -m benchmarks.memory                         the default target, as `python -m cloud.verifier` starts it
     python -m benchmarks.memory -- --engine torch       what follows `--` are the verifier's own flags
 
-The session's text is read as one prompt, its last tokens are written one by one. Memory is counted as the system counts
-it: pages in memory, those of mapped files and shared libraries among them.
+The session's text is read as one prompt, its last tokens are written one by one. A device is a process of its own that
+gets one short answer, without an understudy, with one that is loaded when it is needed, and with one that reads along.
+Memory is counted as the system counts it: pages in memory, those of mapped files and shared libraries among them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
+import resource
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import psutil
 from rich.console import Console
@@ -23,11 +27,14 @@ from rich.table import Table
 from benchmarks.baseline import plain_decode
 from benchmarks.command import common_arguments, conclude
 from cloud.process import VerifierProcess
+from edge_runtime.policy import Policy
+from edge_runtime.runtime import EdgeRuntime
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.protocol.sampling import Sampling
 
 #: tokens that the target writes behind the prompt
 WRITTEN = 32
+Understudy = Literal["off", "cold", "warm"]
 TEXT = "The keeper of the lighthouse wrote down what he had seen: ships, weather, birds and the colour of the sea. "
 
 
@@ -37,8 +44,26 @@ def prompt_of(bundle: Bundle, tokens: int) -> list[int]:
     return (ids * (1 + tokens // len(ids)))[:tokens]
 
 
+def device_peak(address: str, bundle: Path, understudy: Understudy) -> int:
+    """MiB that this process took at most, once it has had an answer from the verifier at `address`."""
+
+    async def answer() -> None:
+        async with EdgeRuntime.from_bundle(bundle, address, policy=Policy(understudy=understudy)) as runtime:
+            async for _ in runtime.generate(TEXT, max_new_tokens=WRITTEN):
+                pass
+
+    asyncio.run(answer())
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10)
+
+
+def in_its_own_process(address: str, bundle: Path, understudy: Understudy) -> int:
+    """`device_peak` of a process that did nothing before."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(device_peak, address, bundle, understudy).result()
+
+
 def measure(verifier: VerifierProcess, bundle: Bundle, tokens: int) -> dict[str, Any]:
-    """Start the verifier, let it hold a session of `tokens` tokens and end it. Sizes in MiB."""
+    """Start the verifier, let it hold a session of `tokens` tokens and end it; devices beside it. Sizes in MiB."""
     begun = time.perf_counter()
     verifier.start()
     try:
@@ -50,6 +75,8 @@ def measure(verifier: VerifierProcess, bundle: Bundle, tokens: int) -> dict[str,
         prompt = prompt_of(bundle, tokens - WRITTEN)
         [answer] = asyncio.run(plain_decode(verifier.address, bundle, [prompt], Sampling(), WRITTEN))
         held = process.memory_info().rss
+        ways = get_args(Understudy) if bundle.has_understudy else ("off",)
+        peaks = {way: in_its_own_process(verifier.address, bundle.folder, way) for way in ways}
     finally:
         verifier.stop()
     return {
@@ -57,16 +84,19 @@ def measure(verifier: VerifierProcess, bundle: Bundle, tokens: int) -> dict[str,
         "ready_seconds": round(ready, 1),
         "resident_mib_ready": round(idle / 2**20),
         "resident_mib_with_session": round(held / 2**20),
+        "device_peak_mib": peaks,
     }
 
 
 def show(figures: dict[str, Any], console: Console) -> None:
-    table = Table(title="A verifier's resident memory", title_justify="left")
+    table = Table(title="Resident memory of a verifier and of a device", title_justify="left")
     table.add_column("figure")
     table.add_column("value", justify="right")
     table.add_row("seconds until it was ready", f"{figures['ready_seconds']:.1f}")
     table.add_row("MiB when ready", str(figures["resident_mib_ready"]))
     table.add_row(f"MiB with a session of {figures['tokens']} tokens", str(figures["resident_mib_with_session"]))
+    for way, peak in figures["device_peak_mib"].items():
+        table.add_row(f"MiB of a device at most, understudy {way}", str(peak))
     console.print(table)
 
 

@@ -7,15 +7,17 @@
 
 Modes: `ahead` trees with drafting ahead; `tree` without; `stream` the target writes and streams; `stream+drafter` the
 same with the drafter beside the target; `token` a call for each token; `controller` whatever the device chooses;
-`device` the drafter alone, unverified. The modes take turns with every question, so that a disturbance meets all of
-them; a profile's outages meet all of them at the same moments of an answer, and its delays and losses are drawn
-alike. Device and verifier each have half of the cores for themselves, as on machines of their own (Linux;
---shared-cores lets them share all). --step-ms makes every step of the target take at least that long, to stand for a
-larger one; the tables say so. Where a tree's step takes this machine longer than that, --dilation 4 lets link and
-slowed steps take four times as long and divides what was measured by four; the runtime's own constants, such as how
-fast it writes alone, are not stretched. --sweep compares the device's tree shaping with trees of fixed sizes. --cuts
-breaks the link at random moments of random answers (resets and silences), compares every answer with the target's
-own, and fails where one differs.
+`device` the drafter alone, unverified. With a bundle that carries an understudy: `controller` loads it when it is
+needed, `warm` lets it read along, `no understudy` never loads it; `drafter first` and `understudy first` write on the
+device and let the target correct it (`prefer-device`), so that the understudy drafts a chain. The modes take turns
+with every question, so that a disturbance meets all of them; a profile's outages meet all of them at the same moments
+of an answer, and its delays and losses are drawn alike. Device and verifier each have half of the cores for
+themselves, as on machines of their own (Linux; --shared-cores lets them share all). --step-ms makes every step of the
+target take at least that long, to stand for a larger one; the tables say so. Where a tree's step takes this machine
+longer than that, --dilation 4 lets link and slowed steps take four times as long and divides what was measured by
+four; the runtime's own constants, such as how fast it writes alone, are not stretched. --sweep compares the device's
+tree shaping with trees of fixed sizes. --cuts breaks the link at random moments of random answers (resets and
+silences), compares every answer with the target's own, and fails where one differs.
 
 Columns: `hit` trees whose root was expanded before the verdict that made it one; `hidden` share of the drafting that is
 done while a verdict is awaited; `drafting spared` how much less of it is left to do behind a verdict than without
@@ -68,7 +70,13 @@ MODES: dict[str, dict[str, Any] | None] = {
     "token": None,
     "controller": {},
     "device": {"policy": Policy(writer="device-only")},
+    "no understudy": {"policy": Policy(understudy="off")},
+    "warm": {"policy": Policy(understudy="warm")},
+    "drafter first": {"policy": Policy("prefer-device", understudy="off")},
+    "understudy first": {"policy": Policy("prefer-device", understudy="warm")},
 }
+#: those that need an understudy are asked for by name
+DEFAULT_MODES = ("ahead", "tree", "stream", "stream+drafter", "token", "controller", "device")
 #: the shares of its multiples lie evenly in [0, 1)
 GOLDEN_RATIO = (1 + 5**0.5) / 2
 
@@ -293,10 +301,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--modes",
         nargs="+",
-        default=list(MODES),
+        default=list(DEFAULT_MODES),
         choices=list(MODES),
         metavar="NAME",
-        help=f"of {', '.join(MODES)}; default: all",
+        help=f"of {', '.join(MODES)}; default: all that need no understudy",
     )
     parser.add_argument(
         "--sweep",

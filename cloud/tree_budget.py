@@ -27,8 +27,8 @@ TIMED_TOKENS = (1, 4, 8, 16, 32, 64, 128)
 REPEATS, SAME = 4, 0.1
 #: seconds of a step behind which larger ones are not warmed up: a start is waited for
 LONG = 0.1
-#: where a step of at least so many tokens takes so many times as long as the smallest, larger ones are not timed: nobody
-#: asks for such trees, and the curve goes on as a line
+#: where a step of at least so many tokens takes so many times as long as the smallest, larger ones are not timed:
+#: nobody asks for such trees, and the curve goes on as a line
 DEAR_TOKENS, DEAR = 32, 4.0
 #: as many tokens by several sessions as by one: what that adds is what a session costs beside its tokens
 SHARING, SHARED_TOKENS = 8, 32
