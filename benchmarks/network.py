@@ -75,7 +75,8 @@ MODES: dict[str, dict[str, Any] | None] = {
     "drafter first": {"policy": Policy("prefer-device", understudy="off")},
     "understudy first": {"policy": Policy("prefer-device", understudy="warm")},
 }
-#: those that need an understudy are asked for by name
+#: those that need an understudy, and what they are compared with, are asked for by name
+UNDERSTUDY_MODES = {"warm", "understudy first"}
 DEFAULT_MODES = ("ahead", "tree", "stream", "stream+drafter", "token", "controller", "device")
 #: the shares of its multiples lie evenly in [0, 1)
 GOLDEN_RATIO = (1 + 5**0.5) / 2
@@ -203,6 +204,8 @@ async def measure(options: argparse.Namespace, console: Console) -> Figures:
         bench = Bench(options, stack, console)
         if not bench.prompts:
             raise ValueError(f"{options.prompts}: no question fits the bundle's context")
+        if (asked := UNDERSTUDY_MODES.intersection(options.modes)) and not bench.bundle.has_understudy:
+            raise ValueError(f"--modes {', '.join(sorted(asked))}: {options.bundle} carries no understudy")
         await bench.learn_truth()
         if options.cuts:
             return await break_answers(bench)
@@ -304,7 +307,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=list(DEFAULT_MODES),
         choices=list(MODES),
         metavar="NAME",
-        help=f"of {', '.join(MODES)}; default: all that need no understudy",
+        help=f"of {', '.join(MODES)}; default: {', '.join(DEFAULT_MODES)}",
     )
     parser.add_argument(
         "--sweep",

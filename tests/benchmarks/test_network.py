@@ -17,7 +17,7 @@ from benchmarks.baseline import PlainAnswer, call_per_token
 from benchmarks.cores import Cores
 from benchmarks.link_faults import harmed
 from benchmarks.links import EmulatedLink
-from benchmarks.network import MODES, main
+from benchmarks.network import DEFAULT_MODES, main
 from benchmarks.network_report import CHOICES, as_markdown, ratios, uncertainty
 from cloud.process import VerifierProcess
 from export.bundle import write_bundle
@@ -41,20 +41,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *more: str) -> tuple[int, dict[str, Any]]:
-    (folder / "out.json").unlink(missing_ok=True)
+    found = folder / "out.json"
+    found.unlink(missing_ok=True)
     status = main([
-        "--prompts", str(folder / "questions.jsonl"), "--json", str(folder / "out.json"), "--count", "2",
+        "--prompts", str(folder / "questions.jsonl"), "--json", str(found), "--count", "2",
         "--target", str(folder / "target"), "--drafter", str(folder / "drafter"), "--bundle", str(folder / "bundle"),
         "--threads", "1", "--max-new-tokens", str(NEW), *more,
     ])  # fmt: skip
-    return status, json.loads((folder / "out.json").read_text())
+    return status, json.loads(found.read_text()) if found.is_file() else {}
 
 
 def test_every_mode_and_size_is_measured_and_right(folder: Path) -> None:
-    status, figures = run(folder, "--profiles", "lan", "wifi", "--sweep", "4", "--plot", str(folder / "out.svg"))
+    modes = [*DEFAULT_MODES, "no understudy", "drafter first"]
+    wanted = ["--profiles", "lan", "wifi", "--sweep", "4", "--modes", *modes]
+    status, figures = run(folder, *wanted, "--plot", str(folder / "out.svg"))
     assert status == 0 and set(figures["profiles"]) == {"lan", "wifi"} and figures["questions"] == 2
     for rows in figures["profiles"].values():
-        assert set(rows) == {*MODES, "4 nodes"}
+        assert set(rows) == {*modes, "4 nodes"}
         for name, row in rows.items():
             assert row["different_from_target"] == 0 and row["tokens_per_second"] > 0
             assert row["unverified"] == (name == "device")
@@ -70,6 +73,11 @@ def test_every_mode_and_size_is_measured_and_right(folder: Path) -> None:
     assert compared["controller / best mode"] == pytest.approx(rows["controller"]["tokens_per_second"] / best, abs=1e-3)
     assert lines[3].startswith("| wifi | ") and lines[3].endswith(f"| {compared['trees / stream']:.2f} |")
     assert (folder / "out.svg").is_file()
+
+
+def test_what_needs_an_understudy_is_refused_without_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "--modes", "warm", "stream") == (1, {})
+    assert f"--modes warm: {folder / 'bundle'} carries no understudy" in capsys.readouterr().err
 
 
 def test_ratios_compare_what_was_measured() -> None:
