@@ -76,7 +76,8 @@ def measure_costs(
                 seconds.sort()
     runner.rest()
     runner.forward(steps[0])  # the small step that gives back what the large ones took
-    curve = _curve({tokens: seconds[0] for tokens, seconds in zip(timed, runs, strict=False) if seconds})
+    kept = [size for size in range(len(timed)) if runs[size] and not needless(size)]
+    curve = _curve({timed[size]: runs[size][0] for size in kept})
     more = runs[-1][0] - curve.at(SHARED_TOKENS) if shared else 0.0
     return StepCosts(curve, max(0.0, more) / (SHARING - 1))
 
