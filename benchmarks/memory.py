@@ -4,7 +4,8 @@
     python -m benchmarks.memory -- --engine torch       what follows `--` are the verifier's own flags
 
 The session's text is read as one prompt, its last tokens are written one by one. A device is a process of its own that
-gets one short answer, without an understudy, with one that is loaded when it is needed, and with one that reads along.
+gets one short answer over a link that holds: without an understudy, with a cold one, which is not loaded then, and with
+a warm one, which reads along.
 Memory is counted as the system counts it: pages in memory, those of mapped files and shared libraries among them.
 """
 
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
-import resource
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -53,7 +53,9 @@ def device_peak(address: str, bundle: Path, understudy: Understudy) -> int:
                 pass
 
     asyncio.run(answer())
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10)
+    # not getrusage, where the peak of the process that started this one counts too
+    [peak] = (line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+    return round(int(peak) / 2**10)
 
 
 def in_its_own_process(address: str, bundle: Path, understudy: Understudy) -> int:

@@ -8,7 +8,6 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable
 from functools import partial
 from types import FrameType
 
@@ -38,16 +37,10 @@ class HttpServer(uvicorn.Server):
     SIGTERM or SIGINT drains it: /readyz turns 503, devices get ERROR 9, answers under way end, sockets close with 1012,
     the process exits with 0. A second signal ends the process at once. SIGHUP reads token file and certificate
     again. A broken engine ends the process too, with `status` EXIT_BROKEN. Whatever hangs, the end takes at most
-    LAST_SECONDS more than answers under way are given. on_ready: called once it answers, signals included.
+    LAST_SECONDS more than answers under way are given.
     """
 
-    def __init__(
-        self,
-        verifier: Verifier,
-        settings: Settings,
-        tls: ssl.SSLContext | None = None,
-        on_ready: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, verifier: Verifier, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
         raise_descriptors()
         self.app = App(verifier, settings)
         options = {} if tls is None else {"ssl_context_factory": lambda _config, _default: tls}
@@ -55,7 +48,6 @@ class HttpServer(uvicorn.Server):
         if settings.max_connections > (most := self.app.gate.most_sockets):
             log.warning("fewer sockets than --max-connections: raise the limit of open files", sockets_at_most=most)
         self.status = 0
-        self._on_ready = on_ready
         self._verifier = verifier
         self._settings, self._tls = settings, tls
         self._accounts, self._seconds = verifier.accounts, settings.shutdown_timeout
@@ -72,7 +64,6 @@ class HttpServer(uvicorn.Server):
             )
         await super().startup(sockets)
         self._watching = asyncio.create_task(self._watch())
-        self._on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None:  # uvicorn has yet to start: there is nobody to drain

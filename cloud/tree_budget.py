@@ -27,9 +27,9 @@ TIMED_TOKENS = (1, 4, 8, 16, 32, 64, 128)
 REPEATS, SAME = 4, 0.1
 #: seconds of a step behind which larger ones are not warmed up: a start is waited for
 LONG = 0.1
-#: where a step of at least so many tokens takes so many times as long as the smallest, larger ones are not timed:
-#: nobody asks for such trees, and the curve goes on as a line
-DEAR_TOKENS, DEAR = 32, 4.0
+#: where a step of at least so many tokens is LONG, and takes so many times as long as the smallest, larger ones are not
+#: timed: nobody asks for such trees, and the curve goes on as a line
+DEAR_TOKENS, DEAR = 64, 4.0
 #: as many tokens by several sessions as by one: what that adds is what a session costs beside its tokens
 SHARING, SHARED_TOKENS = 8, 32
 #: weight of the newest observation
@@ -59,7 +59,8 @@ def measure_costs(
 
     def needless(size: int) -> bool:
         smaller = zip(timed[:size], runs[:size], strict=True) if size < len(timed) else ()
-        return any(tokens >= DEAR_TOKENS and seconds and seconds[0] > DEAR * runs[0][0] for tokens, seconds in smaller)
+        known = [seconds[0] for tokens, seconds in smaller if tokens >= DEAR_TOKENS and seconds]
+        return any(seconds > max(LONG, DEAR * runs[0][0]) for seconds in known)
 
     for turn in range(1 + REPEATS):
         took = 0.0

@@ -11,6 +11,7 @@ import socket
 import ssl
 import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from types import FrameType
 
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifie
 
 
 def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | None) -> int:
-    """Load, serve, print the ready line."""
+    """Load, print the ready line, serve."""
     if sys.stderr.isatty():
         print(f"loading target {settings.model} ...", file=sys.stderr, flush=True)
     from rich.console import Console
@@ -80,20 +81,22 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
             verifier = load_verifier(settings, bar if sys.stderr.isatty() else None)
     except (TargetError, DrafterError, AuthError) as error:
         return _fail(str(error))
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    ready = (
-        f"verifier ready: {'wss' if context else 'ws'}://{shown}:{port}/v1/verify target={verifier.target_hash} "
-        f"drafter={verifier.drafter_hash} max_context={verifier.max_context} max_nodes={verifier.max_nodes} "
-        f"max_sessions={settings.max_sessions} kv_tokens={settings.kv_tokens}"
-    )
     try:
-        server = HttpServer(verifier, settings, context, lambda: _say(ready))
+        server = HttpServer(verifier, settings, context)
     except PageError as error:
         return _fail(str(error))
     if _leaving.is_set():
         return 0
     listener.listen(server.config.backlog)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    _say(
+        f"verifier ready: {'wss' if context else 'ws'}://{shown}:{port}/v1/verify target={verifier.target_hash} "
+        f"drafter={verifier.drafter_hash} max_context={verifier.max_context} max_nodes={verifier.max_nodes} "
+        f"max_sessions={settings.max_sessions} kv_tokens={settings.kv_tokens}"
+    )
+    # of a signal that comes before uvicorn has taken them: it ends the process, and nothing is lost
+    warnings.filterwarnings("ignore", "coroutine 'Server.serve' was never awaited")
     server.run(sockets=[listener])
     if server.status:
         log.settle()
