@@ -5,7 +5,7 @@
 
 The session's text is read as one prompt, its last tokens are written one by one. A device is a process of its own that
 gets one short answer over a link that holds: without an understudy, with a cold one, which is not loaded then, and with
-a warm one, which reads along.
+a warm one, which reads along (Linux).
 Memory is counted as the system counts it: pages in memory, those of mapped files and shared libraries among them.
 """
 
@@ -34,6 +34,8 @@ from outrider_core.protocol.sampling import Sampling
 
 #: tokens that the target writes behind the prompt
 WRITTEN = 32
+#: where Linux keeps a process's peak; getrusage counts that of the process that started it too
+STATUS = Path("/proc/self/status")
 Understudy = Literal["off", "cold", "warm"]
 TEXT = "The keeper of the lighthouse wrote down what he had seen: ships, weather, birds and the colour of the sea. "
 
@@ -53,8 +55,7 @@ def device_peak(address: str, bundle: Path, understudy: Understudy) -> int:
                 pass
 
     asyncio.run(answer())
-    # not getrusage, where the peak of the process that started this one counts too
-    [peak] = (line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+    [peak] = (line.split()[1] for line in STATUS.read_text().splitlines() if "VmHWM" in line)
     return round(int(peak) / 2**10)
 
 
@@ -78,7 +79,7 @@ def measure(verifier: VerifierProcess, bundle: Bundle, tokens: int) -> dict[str,
         [answer] = asyncio.run(plain_decode(verifier.address, bundle, [prompt], Sampling(), WRITTEN))
         held = process.memory_info().rss
         ways = get_args(Understudy) if bundle.has_understudy else ("off",)
-        peaks = {way: in_its_own_process(verifier.address, bundle.folder, way) for way in ways}
+        peaks = {way: in_its_own_process(verifier.address, bundle.folder, way) for way in ways if STATUS.exists()}
     finally:
         verifier.stop()
     return {

@@ -8,7 +8,7 @@
 Modes: `ahead` trees with drafting ahead; `tree` without; `stream` the target writes and streams; `stream+drafter` the
 same with the drafter beside the target; `token` a call for each token; `controller` whatever the device chooses;
 `device` the drafter alone, unverified. With a bundle that carries an understudy: `controller` loads it when it is
-needed, `warm` lets it read along, `no understudy` never loads it; `drafter first` and `understudy first` write on the
+needed, `warm` lets it read along, `no-understudy` never loads it; `drafter-first` and `understudy-first` write on the
 device and let the target correct it (`prefer-device`), so that the understudy drafts a chain. The modes take turns
 with every question, so that a disturbance meets all of them; a profile's outages meet all of them at the same moments
 of an answer, and its delays and losses are drawn alike. Device and verifier each have half of the cores for
@@ -70,13 +70,14 @@ MODES: dict[str, dict[str, Any] | None] = {
     "token": None,
     "controller": {},
     "device": {"policy": Policy(writer="device-only")},
-    "no understudy": {"policy": Policy(understudy="off")},
+    "no-understudy": {"policy": Policy(understudy="off")},
     "warm": {"policy": Policy(understudy="warm")},
-    "drafter first": {"policy": Policy("prefer-device", understudy="off")},
-    "understudy first": {"policy": Policy("prefer-device", understudy="warm")},
+    "drafter-first": {"policy": Policy("prefer-device", understudy="off")},
+    "understudy-first": {"policy": Policy("prefer-device", understudy="warm")},
 }
-#: those that need an understudy, and what they are compared with, are asked for by name
-UNDERSTUDY_MODES = {"warm", "understudy first"}
+#: those for which the bundle must carry an understudy
+UNDERSTUDY_MODES = {"warm", "understudy-first"}
+#: those that are measured where none are asked for by name
 DEFAULT_MODES = ("ahead", "tree", "stream", "stream+drafter", "token", "controller", "device")
 #: the shares of its multiples lie evenly in [0, 1)
 GOLDEN_RATIO = (1 + 5**0.5) / 2

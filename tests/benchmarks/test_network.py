@@ -52,7 +52,7 @@ def run(folder: Path, *more: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_every_mode_and_size_is_measured_and_right(folder: Path) -> None:
-    modes = [*DEFAULT_MODES, "no understudy", "drafter first"]
+    modes = [*DEFAULT_MODES, "no-understudy", "drafter-first"]
     wanted = ["--profiles", "lan", "wifi", "--sweep", "4", "--modes", *modes]
     status, figures = run(folder, *wanted, "--plot", str(folder / "out.svg"))
     assert status == 0 and set(figures["profiles"]) == {"lan", "wifi"} and figures["questions"] == 2

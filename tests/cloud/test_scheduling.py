@@ -137,7 +137,7 @@ def test_a_disturbance_makes_no_size_look_dear(seed: int) -> None:
 
 
 def test_an_undisturbed_start_takes_two_runs_of_each_size() -> None:
-    calm = Disturbed(StepCosts(CostCurve((1, 128), (0.03, 0.1))), 0, disturbed=0.0)
+    calm = Disturbed(StepCosts(CostCurve((1, 128), (0.01, 0.1))), 0, disturbed=0.0)
     measure_costs(calm, 512, clock=lambda: calm.now)  # type: ignore[arg-type]
     assert calm.steps == len(TIMED_TOKENS) * (1 + 2) + 1  # one of three warms up; the last gives memory back
 
