@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,15 @@ def logged(verifier: Verifier) -> Iterator[tuple[str, list[Any]]]:
         yield address, logs  # type: ignore[misc]
 
 
+def line_of(logs: list[Any], event: str, seconds: float = 10) -> Any:
+    """The one line of this event; a reply may be with its client before it is written."""
+    deadline = time.monotonic() + seconds
+    while not (lines := [line for line in logs if line["event"] == event]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    [line] = lines
+    return line
+
+
 def ask(address: str, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
     return httpx.post(f"http://{address}/v1/chat/completions", json={**ASK, **fields}, headers=headers or {})
 
@@ -42,11 +52,11 @@ def test_a_completion_is_followed_by_its_ids(logged: tuple[str, list[Any]]) -> N
     address, logs = logged
     answer = ask(address, {"X-Request-Id": "my-request.1", "traceparent": PARENT})
     assert (answer.headers["x-request-id"], answer.headers["traceparent"]) == ("my-request.1", PARENT)
-    [line] = [line for line in logs if line["event"] == "completion"]
+    line = line_of(logs, "completion")
     assert (line["request"], line["trace"]) == ("my-request.1", "0af7651916cd43dd8448eb211c80319c")
     assert line["completion"] == answer.json()["id"] and line["completion"].startswith("chatcmpl-")
     assert (line["finish"], line["tokens"], line["prompt_tokens"]) == ("length", 3, 4)
-    [opened] = [line for line in logs if line["event"] == "session opened"]
+    opened = line_of(logs, "session opened")
     assert opened["request"] == "my-request.1"
 
 
@@ -71,9 +81,9 @@ def test_a_device_finds_its_session_in_the_log(logged: tuple[str, list[Any]]) ->
     with Client(address, headers={"X-Request-Id": "phone-7"}) as client:
         assert client.socket.response is not None and client.socket.response.headers["x-request-id"] == "phone-7"
         client.open([5, 6, 7], session=session)
-    [opened] = [line for line in logs if line["event"] == "session opened"]
+    opened = line_of(logs, "session opened")
     assert (opened["session"], opened["request"]) == (session[:4].hex(), "phone-7")
-    [connected] = [line for line in logs if line["event"] == "device connected"]
+    connected = line_of(logs, "device connected")
     assert connected["request"] == "phone-7"
 
 
