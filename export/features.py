@@ -1,13 +1,14 @@
 """What the target knows about its own text: K and V of chosen layers, and the last hidden state.
 
-Either computed whenever a batch asks (`OnlineFeatures`: on a GPU that costs less than reading them), or once per
-sequence and kept in a memory-mapped file (`FeatureCache`), so that later epochs cost no forward pass of the target and
-an interrupted run loses nothing.
+Either computed whenever a batch asks (`OnlineFeatures`: on a GPU that costs less than reading them), or once per text
+and kept in a file (`FeatureCache`), so that later epochs, stages and runs cost no forward pass of the target.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import os
 import shutil
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -74,26 +75,22 @@ class OnlineFeatures:
 
 
 class FeatureCache(OnlineFeatures):
-    """The same, filled into a file as they are asked for.
+    """The same, kept in a folder: one file for each text, so that every stage and every later run finds it again.
 
-    A token's row: K and V as int8 with one float16 scale per head, then the hidden state in float16.
+    A token's row: K and V as int8 with one float16 scale per head, then the hidden state in float16. Raises OSError
+    where the disk has no room for what is not there yet.
     """
 
-    def __init__(self, target: Target, config: MoAConfig, sequences: Seq[Sequence], path: Path) -> None:
+    def __init__(self, target: Target, config: MoAConfig, sequences: Seq[Sequence], folder: Path) -> None:
         super().__init__(target, config, sequences)
-        self.offsets = np.cumsum([0] + [len(s.ids) for s in sequences])
         self._values = len(config.target_layers) * config.kv_width
         self._groups = self._values // config.target_head_dim
-        row = self._values + 2 * self._groups + 2 * config.hidden_size
-        shape = (int(self.offsets[-1]), row)
-        fresh = not path.is_file() or path.stat().st_size != shape[0] * shape[1]
-        if fresh:
-            _check_room(path, shape[0] * shape[1])
-        self.rows = np.memmap(path, np.uint8, "w+" if fresh else "r+", shape=shape)
-        flags = path.with_suffix(".filled")
-        if fresh or not flags.is_file():
-            np.zeros(len(sequences), np.uint8).tofile(flags)
-        self.filled = np.memmap(flags, np.uint8, "r+", shape=(len(sequences),))
+        self._width = self._values + 2 * self._groups + 2 * config.hidden_size  # bytes of a token's row
+        folder.mkdir(parents=True, exist_ok=True)
+        self.files = [folder / f"{_name(sequence.ids)}.u8" for sequence in sequences]
+        there = {file.name for file in folder.iterdir()}
+        missing = {f: len(s.ids) for f, s in zip(self.files, sequences, strict=True) if f.name not in there}
+        _check_room(folder, sum(missing.values()) * self._width)
 
     def batch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """See OnlineFeatures.batch; on the CPU, float32 and float16."""
@@ -104,12 +101,14 @@ class FeatureCache(OnlineFeatures):
         )
 
     def _one(self, index: int) -> tuple[Tensor, Tensor]:
-        span = slice(self.offsets[index], self.offsets[index + 1])
-        if not self.filled[index]:
+        file = self.files[index]
+        if not file.is_file():
             kv, hidden = super().batch([index])
-            self.rows[span] = self._pack(kv[0].float().cpu().numpy(), hidden[0].float().cpu().numpy())
-            self.filled[index] = 1
-        return self._unpack(np.array(self.rows[span]))
+            rows = self._pack(kv[0].float().cpu().numpy(), hidden[0].float().cpu().numpy())
+            aside = file.with_suffix(f".{os.getpid()}")
+            rows.tofile(aside)
+            aside.rename(file)
+        return self._unpack(np.fromfile(file, np.uint8).reshape(-1, self._width))
 
     def _pack(self, kv: NDArray[np.float32], hidden: NDArray[np.float32]) -> NDArray[np.uint8]:
         groups = kv.reshape(len(kv), self._groups, -1)
@@ -128,11 +127,15 @@ class FeatureCache(OnlineFeatures):
         return torch.from_numpy(kv).reshape(shape), torch.from_numpy(halves.view(np.float16))
 
 
-def _check_room(path: Path, size: int) -> None:
-    """A full disk under a memory-mapped file would end the process without a word. Raises OSError."""
-    free = shutil.disk_usage(path.parent).free + (path.stat().st_size if path.is_file() else 0)
+def _name(ids: list[int]) -> str:
+    return hashlib.sha256(np.array(ids, np.int64).tobytes()).hexdigest()[:24]
+
+
+def _check_room(folder: Path, size: int) -> None:
+    """Hours in, a full disk would be a poor surprise. Raises OSError."""
+    free = shutil.disk_usage(folder).free
     if size > free:
         raise OSError(
-            f"{path.parent} has {free / 1e9:.1f} GB free, the target's features take {size / 1e9:.1f}; give another "
+            f"{folder} has {free / 1e9:.1f} GB free, the target's features take {size / 1e9:.1f} more; give another "
             "--work-dir, or --features online, which computes them again for every batch"
         )

@@ -15,6 +15,7 @@ class TrainSettings:
     final_rate: float = 0.05  # of learning_rate, where the cosine ends
     warmup: int = 50  # steps
     distribution_weight: float = 1.0  # soft cross-entropy with the target's distribution (as in the paper)
+    total_variation: float = 0.0  # how soon total variation takes its place: `eta` of export.loss.HeadLoss
     feature_weight: float = 0.1  # SmoothL1 to the target's last hidden state (as in the paper)
     lag_decay: float = 0.9  # loss weight per extra token of lag, floored at 0.25
     prompt_weight: float = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -11,10 +12,12 @@ from typing import Any
 import torch
 
 from export.answers import Limits, generate_answers, read_answers
+from export.features import Sequence
 from export.own_text import write_alone
 from export.precision import training_dtype
 from export.progress import Meter
 from export.prompts import OPENINGS, Conversation, plan, read_prompts
+from export.recipe import TrainSettings
 from export.share import Share
 from export.train_options import TrainOptions
 from export.trainer import Trainer
@@ -63,8 +66,10 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
     with share.first_then_all():
         sequences = read_sequences(answers)
     shapes = (options.layers, options.draft_vocab, options.max_context)
-    data = TrainingSet(target, sequences, *shapes, start_from=options.start_from)
     settings = options.settings()
+    if not options.epochs:  # the texts of the last stage are all that is read
+        sequences = some_of(sequences, options.own_text, settings)
+    data = TrainingSet(target, sequences, *shapes, start_from=options.start_from)
     say(f"{len(data.sequences)} conversations, {data.answered:,} answer tokens, {data.tokens:,} in all")
     student = data.student(kind, options.seed)
     with share.first_then_all():  # the first makes the file of features, and all read the checkpoint before it changes
@@ -184,16 +189,28 @@ def answer(target: Target, conversations: list[Conversation], options: TrainOpti
     return path
 
 
+def drawn(among: range, count: int, seed: int) -> list[int]:
+    """`count` of them in their order, or all; each seed draws others."""
+    return sorted(random.Random(seed).sample(among, min(count, len(among))))
+
+
+def some_of(sequences: list[Sequence], count: int, settings: TrainSettings) -> list[Sequence]:
+    """Of all texts the `count` that a last stage would draw, behind as many held-out ones as their trainer may keep."""
+    held_out = min(settings.held_out, len(sequences) // 10)
+    some = drawn(range(held_out, len(sequences)), count, settings.seed)
+    return [sequences[i] for i in (*range(min(held_out, len(some) // 9)), *some)]
+
+
 def own_text_trainer(student: MoA, data: TrainingSet, trainer: Trainer, count: int, where: str, work: Path) -> Trainer:
     """The last stage, ready to run: `count` texts that the drafter writes alone, and as much of the rest beside them.
 
     where: as in TrainingSet.features.
     """
     share, first = trainer.share, len(trainer.held_out)
-    some = [first + i for i in range(min(count, len(trainer.features.sequences) - first))]
+    some = drawn(range(first, len(trainer.features.sequences)), count, trainer.settings.seed)
     path = trainer.checkpoint.with_suffix(".alone.jsonl")
     with share.first_then_all(), Meter("own text", len(some), quiet=not share.first) as meter:
-        own = write_alone(student, trainer.features, some, OWN_TOKENS, path, lambda _: meter.update(meter.done + 1, ""))
+        own = write_alone(student, trainer.features, some, OWN_TOKENS, path, lambda done: meter.update(done, ""))
     # a trainer holds out a tenth of its sequences at most
     held_out = [data.sequences[i] for i in trainer.held_out[: 2 * len(some) // 9]]
     mixed = replace(data, sequences=[*held_out, *own, *(data.sequences[i] for i in some)])

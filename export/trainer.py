@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from export.batches import Batch, build_batch, epoch_order
 from export.features import OnlineFeatures
-from export.loss import HeadCrossEntropy
+from export.loss import HeadLoss
 from export.muon import Muon
 from export.recipe import TrainSettings
 from export.share import ALONE, Share
@@ -68,7 +68,8 @@ def losses(student: Student, batch: Batch, settings: TrainSettings) -> tuple[Ten
     truth, weight = batch.hidden[chosen], batch.weight[chosen]
     state = forward(student, batch)[chosen].to(truth.dtype)
     weight = weight / weight.sum()
-    loss, agreement = HeadCrossEntropy.apply(state, truth, student.head.weight.to(truth.dtype), weight)
+    head = student.head.weight.to(truth.dtype)
+    loss, agreement = HeadLoss.apply(state, truth, head, weight, settings.total_variation)
     loss = settings.distribution_weight * loss
     if settings.feature_weight:
         feature = functional.smooth_l1_loss(state.float(), truth.float(), reduction="none").mean(-1)

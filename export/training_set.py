@@ -99,7 +99,8 @@ class TrainingSet:
         """What the target knows of these texts. where: "online", "cache", or "auto": online on a GPU, else cache."""
         if where == "online" or (where == "auto" and self.target.model.device.type == "cuda"):
             return OnlineFeatures(self.target, self.config, self.sequences)
-        return FeatureCache(self.target, self.config, self.sequences, work / f"features-{self._key()}.u8")
+        folder = f"features-{key_of(self.target.model_hash, self.config.target_layers)}"
+        return FeatureCache(self.target, self.config, self.sequences, work / folder)
 
     def checkpoint(self, student: Student, settings: TrainSettings, work: Path) -> Path:
         """The file of a training run with these settings."""

@@ -55,6 +55,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "more long windows": ("moa", {"long_windows": 0.4}, {}),
     "loss weights 0.1 and 1 (paper)": ("moa", {"distribution_weight": 0.1, "feature_weight": 1.0}, {}),
     "token loss alone": ("moa", {"feature_weight": 0.0}, {}),
+    "total variation where much is accepted (LK hybrid)": ("moa", {"total_variation": 3.0}, {}),
     "all lags weigh the same": ("moa", {"lag_decay": 1.0}, {}),
     "early lags weigh more": ("moa", {"lag_decay": 0.75}, {}),
     "answers alone are learnt": ("moa", {"prompt_weight": 0.0}, {}),

@@ -252,4 +252,4 @@ def config(target: Target) -> MoAConfig:
 
 @pytest.fixture
 def cache(target: Target, config: MoAConfig, tmp_path: Path) -> FeatureCache:
-    return FeatureCache(target, config, some_sequences(23), tmp_path / "features.u8")
+    return FeatureCache(target, config, some_sequences(23), tmp_path / "features")

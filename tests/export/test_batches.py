@@ -13,7 +13,7 @@ from torch import Tensor
 
 from export.batches import MASKED, build_batch, draft_vocabulary, draw_window, epoch_order, row_mask_of
 from export.features import FeatureCache, Sequence
-from export.loss import HeadCrossEntropy
+from export.loss import HeadLoss
 from export.recipe import TrainSettings
 from export.trainer import forward, losses
 from outrider_core.models.moa_config import MoAConfig
@@ -149,19 +149,25 @@ def test_first_column_of_the_row_mask_is_the_null_row(cache: FeatureCache, targe
 # losses
 
 
-def composed(logits: Tensor, wanted: Tensor, weight: Tensor) -> Tensor:
-    return -(weight * (torch.softmax(wanted, -1) * torch.log_softmax(logits, -1)).sum(-1)).sum()
+def composed(logits: Tensor, wanted: Tensor, weight: Tensor, eta: float) -> Tensor:
+    target, drafter = torch.softmax(wanted, -1), torch.softmax(logits, -1)
+    cross_entropy = -(target * drafter.log()).sum(-1)
+    total_variation = (target - drafter).abs().sum(-1) / 2
+    share = torch.exp(-eta * torch.minimum(target, drafter).sum(-1)).detach()
+    return (weight * (share * cross_entropy + (1 - share) * total_variation)).sum()
 
 
-@given(st.integers(0, 999), st.integers(1, 300), st.integers(2, 30), st.floats(0.1, 5))
-def test_cross_entropy_equals_the_composed_form(seed: int, n: int, vocab: int, scale: float) -> None:
+@given(
+    st.integers(0, 999), st.integers(1, 300), st.integers(2, 30), st.floats(0.1, 5), st.sampled_from([0.0, 0.5, 3.0])
+)
+def test_the_loss_equals_its_composed_form(seed: int, n: int, vocab: int, scale: float, eta: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     state, truth = (scale * torch.randn(n, 5, generator=generator, dtype=torch.float64) for _ in range(2))
     head = torch.randn(vocab, 5, generator=generator, dtype=torch.float64)
     weight = torch.rand(n, generator=generator, dtype=torch.float64)
     one, other = state.clone().requires_grad_(), state.clone().requires_grad_()
-    loss, agreement = HeadCrossEntropy.apply(one, truth, head, weight)
-    wanted = composed(other @ head.T, truth @ head.T, weight)
+    loss, agreement = HeadLoss.apply(one, truth, head, weight, eta)
+    wanted = composed(other @ head.T, truth @ head.T, weight, eta)
     (3.0 * loss).backward()  # a factor from outside reaches the gradient
     (3.0 * wanted).backward()
     torch.testing.assert_close(loss, wanted.detach(), rtol=1e-6, atol=1e-9)
@@ -170,11 +176,12 @@ def test_cross_entropy_equals_the_composed_form(seed: int, n: int, vocab: int, s
     assert agreement.item() == pytest.approx(same.double().mean().item())
 
 
-def test_cross_entropy_is_least_at_the_teacher() -> None:
+@pytest.mark.parametrize("eta", [0.0, 3.0])
+def test_the_loss_is_least_at_the_teacher(eta: float) -> None:
     generator = torch.Generator().manual_seed(0)
     truth, head = torch.randn(4, 7, generator=generator), torch.randn(9, 7, generator=generator)
     leaf = truth.clone().requires_grad_()
-    loss, agreement = HeadCrossEntropy.apply(leaf, truth, head, torch.ones(4))
+    loss, agreement = HeadLoss.apply(leaf, truth, head, torch.ones(4), eta)
     loss.backward()
     assert leaf.grad is not None and leaf.grad.abs().max() < 1e-6 and agreement == 1.0
 

@@ -85,14 +85,13 @@ def test_a_full_disk_is_told_before_anything_is_written(
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 100}))
     with pytest.raises(OSError, match=r"GB free, the target's features take .* --features online"):
-        FeatureCache(target, config, some_sequences(23), tmp_path / "features.u8")
-    assert not list(tmp_path.iterdir())
+        FeatureCache(target, config, some_sequences(23), tmp_path / "features")
+    assert not list((tmp_path / "features").iterdir())
 
 
 def test_features_survive_reopening(cache: FeatureCache, config: MoAConfig, tmp_path: Path) -> None:
     expected = [one(cache, index) for index in (2, 5)]
-    del cache.rows, cache.filled
-    reopened = FeatureCache(None, config, cache.sequences, tmp_path / "features.u8")  # type: ignore[arg-type]
+    reopened = FeatureCache(None, config, cache.sequences, tmp_path / "features")  # type: ignore[arg-type]
     for index, (kv, hidden) in zip((2, 5), expected, strict=True):  # no target is asked again
         got = one(reopened, index)
         assert torch.equal(got[0], kv) and torch.equal(got[1], hidden)
@@ -101,8 +100,8 @@ def test_features_survive_reopening(cache: FeatureCache, config: MoAConfig, tmp_
 
 
 def test_features_of_other_sequences_are_computed_anew(target: Target, config: MoAConfig, tmp_path: Path) -> None:
-    one(FeatureCache(target, config, some_sequences(3), tmp_path / "features.u8"), 0)
+    one(FeatureCache(target, config, some_sequences(3), tmp_path / "features"), 0)
     other = some_sequences(4, seed=8)
-    kv, _ = one(FeatureCache(target, config, other, tmp_path / "features.u8"), 0)
-    fresh, _ = one(FeatureCache(target, config, other, tmp_path / "elsewhere.u8"), 0)
+    kv, _ = one(FeatureCache(target, config, other, tmp_path / "features"), 0)
+    fresh, _ = one(FeatureCache(target, config, other, tmp_path / "elsewhere"), 0)
     assert torch.equal(kv, fresh)

@@ -36,8 +36,8 @@ class Training:
 
     @property
     def training_began(self) -> bool:
-        """Features are filled by the steps of the first epoch; most of it is over."""
-        return any(sum(path.read_bytes()) >= 8 for path in self.work.glob("*.filled"))
+        """Features are written by the steps of the first epoch; most of it is over."""
+        return len(list(self.work.glob("features-*/*.u8"))) >= 8
 
 
 @pytest.fixture
@@ -103,12 +103,18 @@ def test_the_last_stage_alone(training: Training) -> None:
     assert run(*training.arguments(1)).returncode == 0
     first, _, _ = load_drafter(training.output)
     again = training.folder / "again"
-    options = {"output-dir": again, "start-from": training.output, "own-text": 6}
-    result = run(*training.arguments(0, **options))
+    options = {"output-dir": again, "start-from": training.output, "own-text": 6, "work-dir": training.folder / "other"}
+    (answers,) = training.work.glob("answers-*.jsonl")
+    arguments = training.arguments(0, **options)
+    at = arguments.index("--prompts")
+    arguments[at : at + 2] = ["--answers", answers]
+    result = run(*arguments)
     assert result.returncode == 0, result.stderr
     assert load_drafter(again)[0] == first
     notes = json.loads((again / "config.json").read_text())["notes"]
-    assert notes["own_text"] == 6 and 0 < notes["steps"] <= 12 and notes["last_run"]["tokens"] > 0
+    assert notes["own_text"] == notes["conversations"] == 6  # texts that it does not draw are not read
+    assert len(list((training.folder / "other").glob("features-*/*.u8"))) <= 12
+    assert 0 < notes["steps"] <= 12 and notes["last_run"]["tokens"] > 0
     assert (again / "drafter.safetensors").read_bytes() != (training.output / "drafter.safetensors").read_bytes()
 
 

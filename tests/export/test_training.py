@@ -13,8 +13,8 @@ import torch
 
 from export import precision
 from export import trainer as module
-from export.batches import build_batch
-from export.features import FeatureCache, OnlineFeatures
+from export.batches import Batch, build_batch, row_mask_of
+from export.features import FeatureCache, OnlineFeatures, Sequence
 from export.own_text import write_alone
 from export.precision import training_dtype
 from export.recipe import TrainSettings
@@ -50,7 +50,7 @@ class Bench:
 
     def __init__(self, target: Target, config: MoAConfig, folder: Path) -> None:
         self.target, self.config, self.folder = target, config, folder
-        self.cache = FeatureCache(target, config, some_sequences(23), folder / "features.u8")
+        self.cache = FeatureCache(target, config, some_sequences(23), folder / "features")
 
     def trainer(self, name: str, settings: TrainSettings = SETTINGS, seed: int = 0) -> Trainer:
         moa = fresh_moa(self.target, self.config, seed)
@@ -190,35 +190,58 @@ def test_evaluation_counts_what_the_head_agrees_on(bench: Bench, monkeypatch: py
 # text of the drafter's own
 
 
+def states_of(student: MoA, target: Target, sequence: Sequence) -> Batch:
+    """A batch of one text, its features as the target has them."""
+    batch = build_batch(OnlineFeatures(target, student.config, [sequence]), [0], random.Random(0), TrainSettings())
+    return replace(batch, kv=batch.kv.float())
+
+
+@torch.no_grad()
 def test_text_written_alone_is_the_drafters(cache: FeatureCache, target: Target, tmp_path: Path) -> None:
-    """Greedy tokens of a whole forward that sees the rows before the last verified token and no later one."""
-    lab = TrainingSet(target, cache.sequences, layers=2, draft_vocab=64)
-    student = lab.student().eval()
+    """Greedy tokens of a whole forward that sees the rows before the last verified token and no later one.
+
+    They begin where the drafter, with the rows of all tokens before the newest, does not foresee the answer.
+    """
+    student = TrainingSet(target, cache.sequences, layers=2, draft_vocab=64).student().eval()
     assert isinstance(student, MoA)
-    with torch.no_grad():
-        for parameter in student.parameters():
-            if parameter.requires_grad and parameter.dim() > 1:
-                parameter.normal_(0, 0.3)
+    for parameter in student.parameters():
+        if parameter.requires_grad and parameter.dim() > 1:
+            parameter.normal_(0, 0.3)
     ended: list[int] = []
-    own = write_alone(student, cache, [3, 9], 5, tmp_path / "own.jsonl", ended.append)
-    assert ended == [5, 5]
-    for index, sequence in zip([3, 9], own, strict=True):
+    some = list(range(20))  # two batches, of texts of several lengths
+    own = write_alone(student, cache, some, 5, tmp_path / "own.jsonl", ended.append)
+    assert ended == [0, 16, 20]
+    for index, sequence in zip(some, own, strict=True):
         cut, whole = sequence.alone, cache.sequences[index]
         [(begin, end)] = whole.answers
-        assert begin < cut < end and sequence.ids[:cut] == whole.ids[:cut] and len(sequence.ids) == cut + 5
-        batch = build_batch(OnlineFeatures(target, lab.config, [sequence]), [0], random.Random(0), TrainSettings())
-        batch = replace(batch, kv=batch.kv.float())
-        assert batch.weight[0].nonzero()[:, 0].tolist() == list(range(cut - 1, cut + 4))
-        assert batch.lag[0, cut - 1 :].tolist() == [1, 2, 3, 4, 5, 6]
+        assert begin < cut <= max(begin + 1, end - 1) and sequence.ids[:cut] == whole.ids[:cut]
+        assert len(sequence.ids) == cut + 5
+        batch = states_of(student, target, sequence)
+        length = len(sequence.ids) - cut
+        assert batch.weight[0].nonzero()[:, 0].tolist() == list(range(cut - 1, cut + length - 1))
+        assert batch.lag[0, cut - 1 :].tolist() == list(range(1, length + 2))
         visible = batch.row_mask[0, cut - 1 :] == 0
         assert (visible.nonzero()[:, 1] < cut).all() and visible[:, :cut].all()  # column 0 is the null row
-        with torch.no_grad():
-            logits = student.head(module.forward(student, batch)[0, cut - 1 : -1])
-        # rows travel as int8, so a near-tie may fall either way
-        best, written = logits.max(-1).values, logits.gather(-1, torch.tensor(sequence.ids[cut:])[:, None])[:, 0]
-        assert (best - written < 0.1).all()
-    again = write_alone(student, cache, [3, 9], 5, tmp_path / "own.jsonl", ended.append)
+        logits = student.head(module.forward(student, batch)[0, cut - 1 : -1])
+        # the cache keeps keys and values as int8, so a near-tie may fall either way
+        written = [student.device_half.draft_ids.tolist().index(token) for token in sequence.ids[cut:]]
+        assert (logits.amax(-1) - logits.gather(-1, torch.tensor(written)[:, None])[:, 0] < 0.1).all()
+        batch = states_of(student, target, whole)
+        batch = replace(batch, row_mask=row_mask_of(len(whole.ids), 1, 0)[0][None])
+        best = student.device_half.draft_ids[student.head(module.forward(student, batch)[0]).argmax(-1)].tolist()
+        failed = [place + 1 for place in range(begin, end - 1) if best[place] != whole.ids[place + 1]]
+        assert cut in failed or not failed
+    again = write_alone(student, cache, some, 5, tmp_path / "own.jsonl", ended.append)
     assert again == own
+
+    end = own[0].ids[own[0].alone + 2]
+    cache.target = replace(target, eos_ids=(end,))
+    shorter = write_alone(student, cache, some, 5, tmp_path / "ended.jsonl", ended.append)
+    assert len(shorter[0].ids) <= own[0].alone + 3
+    for sequence, longer in zip(shorter, own, strict=True):
+        written = longer.ids[longer.alone :]
+        kept = written.index(end) + 1 if end in written else 5
+        assert sequence.ids == longer.ids[: longer.alone + kept]
 
 
 # the number format

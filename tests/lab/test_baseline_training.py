@@ -40,7 +40,7 @@ def target() -> Target:
 @pytest.fixture
 def cache(target: Target, tmp_path: Path) -> FeatureCache:
     config = MoAConfig.for_target(target.config, target.model_hash, layers=2, draft_vocab=64)
-    return FeatureCache(target, config, some_sequences(23), tmp_path / "features.u8")
+    return FeatureCache(target, config, some_sequences(23), tmp_path / "features")
 
 
 @pytest.fixture
