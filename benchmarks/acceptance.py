@@ -48,13 +48,16 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
             await asyncio.to_thread(verifier.wait_ready)
         async with EdgeRuntime(bundle, verifier.address, shape=shape, lookup=not options.no_lookup, **FIXED) as runtime:
             for question in track(questions, "questions", console=console):
-                async for event in runtime.generate(
-                    question.prompt,
-                    max_new_tokens=options.max_new_tokens,
-                    temperature=options.temperature,
-                    seed=options.seed,
-                ):
-                    last = event
+                if options.earlier != "others":
+                    runtime.forget()
+                for _ in range(2 if options.earlier == "same" else 1):
+                    async for event in runtime.generate(
+                        question.prompt,
+                        max_new_tokens=options.max_new_tokens,
+                        temperature=options.temperature,
+                        seed=options.seed,
+                    ):
+                        last = event
                 assert isinstance(last, Finished)
                 by_category[question.group].append(last.stats)
                 assert runtime.link is not None
@@ -73,6 +76,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         "machine": describe_machine(),
         "tree": {"nodes": options.nodes, "depth": options.depth, "breadth": options.breadth},
         "lookup": not options.no_lookup,
+        "earlier": options.earlier,
         "temperature": options.temperature,
         "dtype": options.dtype,
         "questions": len(everything),
@@ -144,7 +148,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--depth", type=int, default=TreeShape.depth)
     parser.add_argument("--breadth", type=int, default=TreeShape.breadth)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--no-lookup", action="store_true", help="draft without prompt lookup")
+    parser.add_argument("--no-lookup", action="store_true", help="draft without lookup")
+    parser.add_argument(
+        "--earlier",
+        choices=["none", "others", "same"],
+        default="none",
+        help="earlier answers that drafts may look up: none; those to the questions before; the answer to the\n"
+        "same question, which is asked twice, and the second time counts",
+    )
     parser.add_argument("--plain", action="store_true", help="also decode plainly and compare, side by side")
     options = parser.parse_args(argv)
     console = Console()

@@ -157,7 +157,7 @@ class Plain:
         """So many tokens behind the context; all but the first call are undone."""
         first = self._cache.get_seq_length() == 0
         ids = torch.full((1, tokens), 5, device=self._device)
-        self.model(ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1 if first else 0)
+        self.model(ids, cache=self._cache, use_cache=True, logits_to_keep=1 if first else 0)
         if not first:
             self._cache.crop(-tokens)
 

@@ -185,6 +185,7 @@ class Bench:
     async def answer(self, runtime: EdgeRuntime, number: int, run: Run) -> Finished:
         """Answer question `number`, adding to `run`."""
         began = last = self.now()
+        runtime.forget()  # a question that is repeated is not drafted from its first answer
         async for event in runtime.generate(self.prompts[number], max_new_tokens=self.options.max_new_tokens):
             now = self.now()
             if isinstance(event, Verified) or (isinstance(event, Provisional) and not runtime.link):

@@ -62,6 +62,7 @@ async def answered(runtime: EdgeRuntime, number: int, options: argparse.Namespac
     question, schema = ASKED[number]
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     said = [{"role": "user", "content": f"{question} Answer in JSON."}]
+    runtime.forget()  # no answer is drafted from another
     async for event in runtime.generate(
         said,
         max_new_tokens=options.max_new_tokens,

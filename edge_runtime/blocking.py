@@ -97,6 +97,14 @@ class BlockingRuntime:
         """As `EdgeRuntime.proceed`."""
         self._call(self.runtime.proceed())
 
+    def forget(self) -> None:
+        """As `EdgeRuntime.forget`."""
+
+        async def forget() -> None:
+            self.runtime.forget()
+
+        self._call(forget())
+
     def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
         if not self._thread.is_alive():
             work.close()

@@ -67,6 +67,7 @@ class EdgeRuntime:
     engine: "onnx", "executorch", an engine object, or None: the first that is in the bundle and installed.
     shape: the largest trees. shaping: choose smaller ones where they bring more tokens per second. ahead: draft on
     while a verdict is awaited; None: where that makes rounds shorter, and the target does not run in this process.
+    lookup: draft what followed when this text, or an earlier answer of this runtime, stood at the same tokens.
     mode: "tree" or "stream", pinned; None: whichever is faster. token: for an address that asks for one. ca_file:
     certificates to trust beside the system's.
     """
@@ -140,7 +141,7 @@ class EdgeRuntime:
         """Open and check the bundle `folder`. Raises BundleError with one clear line.
 
         options: threads (engine threads, 0 = all cores), shape (TreeShape), policy (Policy), patience (Patience),
-        lookup (False: draft without prompt lookup), ahead, shaping, mode, engine, token, ca_file: as of the class.
+        lookup, ahead, shaping, mode, engine, token, ca_file: as of the class.
         """
         return cls(open_bundle(folder), server, **options)
 
@@ -317,6 +318,14 @@ class EdgeRuntime:
         if self._answer:
             await self._answer.proceed()
 
+    def forget(self) -> None:
+        """Forget the answers that are over, e.g. as another user comes: no draft looks them up again.
+
+        They are kept in memory alone, the last 8,192 tokens of them.
+        """
+        self._text, self._rows_seen = [], RowsSeen()
+        self._worker.submit(self.drafter.forget)
+
     async def _run(self, begin: Callable[[], tuple[Session, list[str]]]) -> AsyncGenerator[Event, None]:
         """begin: makes the session, once no other answer is on its way, and names the stop strings."""
         async with self._alone():
@@ -377,6 +386,8 @@ class EdgeRuntime:
         same = 0
         while same < min(len(ids), len(self._text)) and ids[same] == self._text[same]:
             same += 1
+        if same < len(self._text):  # another conversation, or a turn said anew
+            self._worker.submit(partial(self.drafter.remember, self._text))
         self._worker.submit(partial(self.drafter.keep_rows, same))
         deaf = constraint is not None and bool(self._obedience.missing(constraint))
         return Session(

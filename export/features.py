@@ -68,7 +68,7 @@ class OnlineFeatures:
         texts = [torch.tensor(self.sequences[index].ids) for index in indices]
         tokens = pad_sequence(texts, batch_first=True).to(model.device)  # causal: padding behind changes nothing before
         cache = DynamicCache(config=model.config)
-        hidden = model.model(tokens, past_key_values=cache, use_cache=True).last_hidden_state
+        hidden = model.model(tokens, cache=cache, use_cache=True).last_hidden_state
         layers = [cache.layers[layer] for layer in self.config.target_layers]
         kv = [torch.stack([layer.keys, layer.values], 2).permute(0, 3, 1, 2, 4).flatten(2) for layer in layers]
         return torch.stack(kv, 2), hidden

@@ -111,7 +111,7 @@ def target_passages(
 def _rows(target: Target, server: ServerHalf, ids: torch.Tensor) -> Floats:
     config = server.config
     cache = DynamicCache(config=target.config)
-    target.model.model(ids[None], past_key_values=cache, use_cache=True)
+    target.model.model(ids[None], cache=cache, use_cache=True)
     layers = [cache.layers[layer] for layer in config.target_layers]
     kv = torch.stack([torch.stack([x.keys[0], x.values[0]], 1).permute(2, 0, 1, 3).flatten(1) for x in layers], 1)
     exact = server(kv.float(), torch.arange(len(ids))).numpy()

@@ -1,8 +1,9 @@
-"""How often prompt lookup guesses the target's token, by length of the longest match.
+"""How often lookup guesses the target's token, by length of the longest match, in the text and in earlier ones.
 
     python -m lab.lookup_rates build/train/answers-*.jsonl
 
-`outrider_core.drafting.lookup.HIT_RATES` comes from this, on the default target's training answers.
+`HIT_RATES` and `EARLIER_RATES` of outrider_core.drafting.lookup come from this, on training answers of the default
+target.
 """
 
 from __future__ import annotations
@@ -12,13 +13,22 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from outrider_core.drafting.lookup import HIT_RATES, LONGEST, Lookup
+from outrider_core.drafting.lookup import EARLIER_RATES, HIT_RATES, LONGEST, Lookup
+
+RUNS = {rate: length for length, rate in EARLIER_RATES.items()}
 
 
-def measure(path: Path, limit: int) -> list[tuple[int, int, float]]:
-    """(match length, positions, hit rate) over the answers of an answers file of `python -m export train`."""
-    seen: Counter[int] = Counter()
-    hits: Counter[int] = Counter()
+Rates = list[tuple[int, int, float]]  # (match length, positions, hit rate)
+
+
+def measure(path: Path, limit: int) -> tuple[Rates, Rates]:
+    """Rates of matches in the text itself, and of runs in earlier texts that are longer than the text's own match.
+
+    path: answers file of `python -m export train`. The earlier texts are those of the lines before.
+    """
+    seen, hits = Counter[int](), Counter[int]()
+    seen_earlier, hits_earlier = Counter[int](), Counter[int]()
+    earlier = Lookup()
     with path.open(encoding="utf-8") as file:
         for _, line in zip(range(limit), file, strict=False):
             row = json.loads(line)
@@ -29,7 +39,14 @@ def measure(path: Path, limit: int) -> list[tuple[int, int, float]]:
                 length = 0 if guess is None else HIT_RATES.index(guess[1]) + 1
                 seen[length] += 1
                 hits[length] += guess is not None and guess[0] == text[end]
-    return [(length, seen[length], hits[length] / max(1, seen[length])) for length in range(LONGEST + 1)]
+                if remembered := earlier.guess(text[max(0, end - max(EARLIER_RATES)) : end]):
+                    run = RUNS[remembered[1]]
+                    if run > length:
+                        seen_earlier[run] += 1
+                        hits_earlier[run] += remembered[0] == text[end]
+            earlier.remember(text)
+    rates = [(length, seen[length], hits[length] / max(1, seen[length])) for length in range(LONGEST + 1)]
+    return rates, [(run, seen_earlier[run], hits_earlier[run] / max(1, seen_earlier[run])) for run in EARLIER_RATES]
 
 
 def main() -> None:
@@ -37,9 +54,10 @@ def main() -> None:
     parser.add_argument("answers", type=Path, help="answers file of `python -m export train`")
     parser.add_argument("--limit", type=int, default=700, help="answers read")
     options = parser.parse_args()
-    print("match  positions  hit rate")
-    for length, positions, rate in measure(options.answers, options.limit):
-        print(f"{length:5}  {positions:9}  {rate:.3f}")
+    for where, rates in zip(("in the text", "in earlier ones"), measure(options.answers, options.limit), strict=True):
+        print(f"{where}\nmatch  positions  hit rate")
+        for length, positions, rate in rates:
+            print(f"{length:5}  {positions:9}  {rate:.3f}")
 
 
 if __name__ == "__main__":

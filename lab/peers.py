@@ -109,12 +109,12 @@ class TransformersPeer:
     def answer(self, prompt: list[int], new: int) -> tuple[list[int], float]:
         cache, ids = DynamicCache(config=self.model.config), torch.tensor([prompt], device=self.model.device)
         if len(prompt) > 1:
-            self.model(ids[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+            self.model(ids[:, :-1], cache=cache, use_cache=True, logits_to_keep=1)
         begun = time.perf_counter()
         output = self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            past_key_values=cache,
+            cache=cache,
             max_new_tokens=new,
             do_sample=False,
             pad_token_id=0,
@@ -136,6 +136,7 @@ class DevicePeer:
 
     def answer(self, prompt: list[int], new: int) -> tuple[list[int], float]:
         first = begun = 0.0
+        self.runtime.forget()  # what is repeated is not drafted from the first time
         for event in self.runtime.generate(prompt, max_new_tokens=new):
             if isinstance(event, Verified) and not first:
                 first, begun = len(event.tokens), time.perf_counter()
@@ -200,9 +201,15 @@ def weight_megabytes(config: Any, dtype: torch.dtype) -> float:
 
 
 def measure(
-    peers: Sequence[Peer], prompts: list[list[int]], new: int, repeats: int, eos: frozenset[int], console: Console
+    peers: Sequence[Peer],
+    prompts: list[list[int]],
+    new: int,
+    repeats: int,
+    eos: frozenset[int],
+    console: Console,
+    groups: Sequence[str] = (),
 ) -> Figures:
-    """Figures by peer; see `summarise`."""
+    """Figures by peer; see `summarise`. groups: of the prompts, for the speed over plain decoding in each."""
     texts: dict[str, list[list[int]]] = defaultdict(list)
     seconds: dict[str, list[float]] = defaultdict(list)
     for number, prompt in enumerate(track(prompts, "questions", console=console)):
@@ -222,7 +229,21 @@ def measure(
         if peer.plain in texts:
             both = zip(texts[peer.name], texts[peer.plain], strict=True)
             figures[peer.name]["same_as_plain"] = sum(ended(mine, eos) == ended(plain, eos) for mine, plain in both)
+            figures[peer.name]["over_plain"] = {
+                group: round(
+                    speed(texts[peer.name], seconds[peer.name], groups, group)
+                    / speed(texts[peer.plain], seconds[peer.plain], groups, group),
+                    3,
+                )
+                for group in sorted(set(groups))
+            }
     return figures
+
+
+def speed(texts: list[list[int]], seconds: list[float], groups: Sequence[str], group: str) -> float:
+    """Tokens per second of the group's answers."""
+    own = [(len(text), took) for text, took, its in zip(texts, seconds, groups, strict=True) if its == group]
+    return sum(tokens for tokens, _ in own) / sum(took for _, took in own)
 
 
 def summarise(peer: Peer, texts: list[list[int]], seconds: list[float], truths: list[list[int]]) -> Figures:
@@ -267,6 +288,10 @@ def show(figures: Figures, console: Console) -> None:
             f"{row['same_as_plain']} of {figures['questions']}" if "same_as_plain" in row else "",
         )
     console.print(table)
+    for name, row in figures["peers"].items():
+        if ratios := row.get("over_plain"):
+            by_group = ", ".join(f"{group} {ratio:.2f}" for group, ratio in ratios.items())
+            console.print(f"{name} over plain: {by_group}", soft_wrap=True)
     if figures["left_out"]:
         console.print(f"no llama.cpp: {figures['left_out']}", style="yellow", soft_wrap=True)
 
@@ -283,6 +308,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--bundle", type=Path, metavar="FOLDER", help="adds this project on a single device")
     parser.add_argument("--gguf", type=Path, help="llama.cpp's file (default: the one the default target is made from)")
+    parser.add_argument(
+        "--only", nargs="+", metavar="WORD", default=[], help="rows whose names contain one of these words, and float32"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="runs of every answer, of which the median counts")
     options = parser.parse_args(argv)
     console = Console()
@@ -298,12 +326,15 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
         lab = engines[0].lab
         longest = lab.verifier.max_context - options.max_new_tokens
         questions, too_long = read_questions(options.prompts, options.count, lab.encode, longest)
-        prompts = [question.prompt for question in questions]
+        prompts, groups = [question.prompt for question in questions], [question.group for question in questions]
         # 8 bits a weight, where the first engine has 16
         peers = [*llamas, *open_devices(options, engines[0].megabytes / 2, threads, stack), *peers]
+        if options.only:
+            wanted = [*options.only, REFERENCE]
+            peers = [peer for peer in peers if any(word in peer.name for word in wanted)]
         for peer in peers:  # kernels are made at the first call
             peer.answer(prompts[0], 2)
-        measured = measure(peers, prompts, options.max_new_tokens, options.repeats, engines[0].eos, console)
+        measured = measure(peers, prompts, options.max_new_tokens, options.repeats, engines[0].eos, console, groups)
     return {
         "machine": describe_device(lab.device),
         "options": {key: value for key, value in vars(options).items() if isinstance(value, int | str)},

@@ -39,6 +39,10 @@ test("the same trees are drafted bit for bit, with the same probabilities", asyn
         const written = await drafter.nextToken(given[0], sampling(given[1]), held);
         assert.equal(written.token, given[2], where);
         near(written.probability, given[3], 1e-9, where);
+      } else if (call === "remember") {
+        drafter.remember(given[0]);
+      } else if (call === "forget") {
+        drafter.forget();
       } else {
         assert.equal(call, "keep");
         drafter.keepRows(given[0]);
@@ -86,6 +90,19 @@ test("lookup finds the longest run", () => {
   assert.deepEqual(lookup.guess([1, 2, 3]), { token: 4, weight: 0.61 });
   assert.equal(lookup.guess([77]), null);
   lookup.follow([8]);
+  assert.equal(lookup.guess([]), null);
+});
+
+test("earlier texts are looked up and forgotten", () => {
+  const lookup = new Lookup(6);
+  lookup.remember([0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+  assert.equal(lookup.guess([1, 2, 3, 4]), null);
+  assert.deepEqual(lookup.guess([5, 6, 7, 8]), { token: 9, weight: 0.33 });
+  assert.deepEqual(lookup.guess([1, 2, 3, 4, 5, 6, 7, 8]), { token: 9, weight: 0.65 });
+  lookup.follow([1, 2, 3, 4, 5, 6, 7, 8, 77, 2, 3, 4, 5, 6, 7, 8]); // what it says itself is surer
+  assert.deepEqual(lookup.guess([]), { token: 77, weight: 0.84 });
+  lookup.forget();
+  lookup.follow([5, 6, 7, 8]);
   assert.equal(lookup.guess([]), null);
 });
 

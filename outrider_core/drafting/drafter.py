@@ -3,8 +3,9 @@
 A tree grows in batches: the likeliest nodes that are not expanded yet are run together, until no node can join the
 best ones any more (docs/design.md). With sampling, candidates are ranked by log q + g with the verifier's own noise g,
 so the target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
-Prompt lookup (outrider_core.drafting.lookup) is mixed into q. Under an answer's constraint q is of what that allows,
-and what its grammar forces hangs in the tree without a step of the engine (outrider_core.drafting.guide).
+Lookup in this text and in earlier ones (outrider_core.drafting.lookup) is mixed into q. Under an answer's constraint q
+is of what that allows, and what its grammar forces hangs in the tree without a step of the engine
+(outrider_core.drafting.guide).
 
 A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
 text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
@@ -12,7 +13,7 @@ text's, and what hangs below it is the next tree already: so growing on while th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -123,6 +124,16 @@ class Drafter:
     def keep_rows(self, length: int) -> None:
         """Forget the rows of positions `length` and above: another text stands there now."""
         self.row_filled[length:] = False
+
+    def remember(self, text: Sequence[int]) -> None:
+        """Look up in `text`, whose conversation is over, what the next ones may say."""
+        if self.lookup:
+            self.lookup.remember(text)
+
+    def forget(self) -> None:
+        """Forget the texts of earlier conversations."""
+        if self.lookup:
+            self.lookup.forget()
 
     def add_rows(self, positions: Ints, rows: Floats) -> None:
         """Feature rows [n, 2, heads, head_dim] of the tokens at `positions` [n].

@@ -60,17 +60,25 @@ class HashEngine:
 
 
 def drafter_vectors() -> list[dict[str, Any]]:
-    """Conversations with a drafter: each step is a call and what it gave; the last ones under biases and penalties."""
-    return [conversation(number) for number in range(24)] + [conversation(number, True) for number in range(24, 32)]
+    """Conversations with a drafter: each step is a call and what it gave.
+
+    Some are under biases and penalties, some behind other texts.
+    """
+    return [
+        *(conversation(number) for number in range(24)),
+        *(conversation(number, ruled=True) for number in range(24, 32)),
+        *(conversation(number, others=True) for number in range(32, 38)),
+    ]
 
 
-def conversation(number: int, ruled: bool = False) -> dict[str, Any]:
+def conversation(number: int, ruled: bool = False, others: bool = False) -> dict[str, Any]:
+    """ruled: under biases and penalties. others: every now and then the text is over, and the next one resembles it."""
     rng = random.Random(number)
     wide = number % 8 == 7  # more columns than candidates
     draft_ids = sorted(rng.sample(range(900), 700)) if wide else sorted(rng.sample(range(VOCAB), rng.choice([5, 24])))
     shape = RowShape(rng.choice([1, 2]), 2)
     null_row = None if rng.random() < 0.3 else rng_rows(rng, 1, shape)[0]
-    lookup = rng.random() < 0.6
+    lookup = others or rng.random() < 0.6
     drafter = Drafter(
         HashEngine(len(draft_ids)), np.array(draft_ids), shape, rng.choice([1, 2]), MAX_CONTEXT, lookup, null_row
     )
@@ -84,7 +92,15 @@ def conversation(number: int, ruled: bool = False) -> dict[str, Any]:
     if rules:
         setup["constraint"] = plain(rules.constraint)
     steps: list[list[Any]] = []
-    for _ in range(12):
+    for turn in range(12):
+        if others and turn % 3 == 2:
+            drafter.remember(text)
+            steps.append(["remember", list(text)])
+            begin = rng.randrange(len(text))
+            text = [*(rng.randrange(VOCAB) for _ in range(rng.randrange(4))), *text[begin : begin + 40], *text[:8]]
+            if rng.random() < 0.2:
+                drafter.forget()
+                steps.append(["forget"])
         call = rng.choices(["draft", "ahead", "rows", "write", "keep"], [6, 3, 3, 1, 1])[0]
         if call == "draft":
             tree_shape = TreeShape(

@@ -22,12 +22,12 @@ from outrider_core.drafting.drafter import (
 )
 from outrider_core.drafting.engines import Floats, Ints
 from outrider_core.drafting.growth import Growth
-from outrider_core.drafting.lookup import HIT_RATES, LONGEST, Lookup
+from outrider_core.drafting.lookup import EARLIER_RATES, HIT_RATES, LONGEST, Lookup
 from outrider_core.protocol.constraint import GRAMMAR_JSON_OBJECT, Constraint, Disobeyed, Rules, pack_bias
 from outrider_core.protocol.noise import gumbel_noise
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling, draw
-from outrider_core.protocol.tree import MAX_NODES, ROOT
+from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
 
 VOCAB = 40
 DRAFT_IDS = np.array(sorted(random.Random(0).sample(range(VOCAB), 24)), np.int64)
@@ -245,6 +245,66 @@ def test_lookup_equals_a_search_through_the_text(texts: list[list[int]], path: l
             expected = (text[ends[-1]], HIT_RATES[length - 1])
             break
     assert lookup.guess(path) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 1), max_size=40), max_size=4), st.lists(st.integers(0, 1), max_size=20))
+def test_earlier_texts_are_looked_up_too(earlier: list[list[int]], text: list[int]) -> None:
+    """The last place of all where the longest run went on, if that is surer than what the text itself says."""
+    lookup, own = Lookup(), Lookup()
+    for one in earlier:
+        lookup.remember(one)
+    for index in (lookup, own):
+        index.follow(text)
+    here = own.guess([])
+    expected = here
+    for length, rate in sorted(EARLIER_RATES.items(), reverse=True):
+        run = text[-length:]
+        ends = [one[e] for one in earlier for e in range(length, len(one)) if one[e - length : e] == run]
+        if len(run) == length and ends and rate > (here[1] if here else 0.0):
+            expected = ends[-1], rate
+            break
+    assert lookup.guess([]) == expected
+    assert Lookup().guess(text) is None and lookup.guess([7, 7, 7, 7]) is None
+    lookup.forget()
+    assert lookup.guess([]) == here
+
+
+def test_the_oldest_runs_are_forgotten() -> None:
+    lookup = Lookup(memory=6)
+    first, second = list(range(10)), list(range(100, 109))  # of 6 and 5 runs of four tokens, 2 and 1 of eight
+    lookup.remember(first)
+    assert lookup.guess([1, 2, 3, 4]) is None and lookup.guess([5, 6, 7, 8]) == (9, EARLIER_RATES[4])
+    lookup.remember(first[4:])  # seen again: these two runs are the newest now
+    lookup.remember(second)
+    assert lookup.guess([5, 6, 7, 8]) is None and lookup.guess([104, 105, 106, 107]) == (108, EARLIER_RATES[4])
+
+
+def test_an_answer_that_is_asked_for_again_is_drafted_from_the_first_time() -> None:
+    drafter = make_drafter(lookup=True)
+    rng = random.Random(5)
+    text = [rng.randrange(VOCAB) for _ in range(60)]
+    shape = TreeShape(8, 8, 8, 0.0)
+    wanted = text[30:38]
+    before = drafter.draft(text[:30], GREEDY, shape).tree
+    drafter.next_token([1], GREEDY)  # another conversation, so that trees begin anew
+    drafter.remember(text)
+    after = drafter.draft(text[:30], GREEDY, shape).tree
+    assert foreseen(after, wanted) == 8 > foreseen(before, wanted)
+    drafter.next_token([1], GREEDY)
+    drafter.forget()
+    assert drafter.draft(text[:30], GREEDY, shape).tree == before
+
+
+def foreseen(tree: TokenTree, tokens: list[int]) -> int:
+    """How many of `tokens` are a path of the tree."""
+    node = ROOT
+    for done, token in enumerate(tokens):
+        child = tree.children[node + 1].get(token)
+        if child is None:
+            return done
+        node = child
+    return len(tokens)
 
 
 def test_no_step_is_wider_than_an_engine_takes() -> None:

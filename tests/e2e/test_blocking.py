@@ -25,6 +25,7 @@ def test_answers_one_after_the_other(folders: Folders, bundle: Bundle) -> None:
     with serve(make_verifier(folders)) as address:
         with BlockingRuntime(EdgeRuntime(bundle, address, patience=PATIENCE)) as runtime:
             events = list(runtime.generate(PROMPT, max_new_tokens=MAX_NEW))
+            runtime.forget()
             drawn = runtime.answer(PROMPT, max_new_tokens=MAX_NEW, temperature=0.9, seed=4)
         runtime.close()  # once more
     assert isinstance(events[-1], Finished) and events[-1].token_ids == oracle(folders, PROMPT, Sampling())

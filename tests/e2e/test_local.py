@@ -170,6 +170,30 @@ def test_second_turn_goes_on_where_the_first_ended(folders: Folders, bundle: Bun
     assert 2 <= ran < 10, "the first turn was run again"
 
 
+def test_an_answer_that_is_asked_for_again_takes_fewer_rounds(folders: Folders, bundle: Bundle) -> None:
+    """With others in between, until it is forgotten; without lookup it never does."""
+    prompt = list(range(10, 40))
+
+    async def run(server: LocalVerifier, lookup: bool) -> tuple[list[Finished], list[int]]:
+        async with device(bundle, server, shape=TreeShape(16, 8), lookup=lookup) as runtime:
+            ends = [await answer(runtime, prompt)]
+            other = await answer(runtime, [5, 6, 7])
+            ends += [await answer(runtime, prompt), await answer(runtime, prompt)]
+            runtime.forget()
+            ends.append(await answer(runtime, prompt))
+            return ends, other.token_ids
+
+    with load(folders, bundle) as server:
+        ends, other = asyncio.run(run(server, True))
+    assert all(end.token_ids == folders.oracle(prompt, Sampling()) for end in ends)
+    assert other == folders.oracle([5, 6, 7], Sampling())
+    first, again, once_more, forgotten = [end.stats.rounds for end in ends]
+    assert max(again, once_more) < first == forgotten
+    with load(folders, bundle) as server:
+        ends, _ = asyncio.run(run(server, False))
+    assert len({end.stats.rounds for end in ends}) == 1
+
+
 def test_trees_stay_within_the_published_budget(folders: Folders, bundle: Bundle) -> None:
     async def run(server: LocalVerifier) -> Finished:
         async with device(bundle, server) as runtime:

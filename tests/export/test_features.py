@@ -29,7 +29,7 @@ def one(features: OnlineFeatures, index: int) -> tuple[Tensor, Tensor]:
 @torch.inference_mode()
 def direct(target: Target, ids: list[int]) -> tuple[DynamicCache, Tensor]:
     cache = DynamicCache(config=target.config)
-    out = target.model(torch.tensor([ids]), past_key_values=cache, use_cache=True, output_hidden_states=True)
+    out = target.model(torch.tensor([ids]), cache=cache, use_cache=True, output_hidden_states=True)
     return cache, out.hidden_states[-1][0]
 
 

@@ -236,7 +236,7 @@ def reference(tensors: dict[str, Tensor], model: Any, tokens: Tensor) -> tuple[A
 def cached(model: Any, tokens: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """The target's keys and values, per layer [kv_heads, n, head_dim]."""
     cache = DynamicCache(config=model.config)
-    model.model(tokens[None], past_key_values=cache, use_cache=True)
+    model.model(tokens[None], cache=cache, use_cache=True)
     return [layer.keys[0] for layer in cache.layers], [layer.values[0] for layer in cache.layers]
 
 

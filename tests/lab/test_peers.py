@@ -74,7 +74,9 @@ def test_figures(peers: list[EnginePeer | TransformersPeer]) -> None:
             tokens = peers[0].answer(prompt, new)[0]
             return [*tokens[:2], tokens[2] + 1, *tokens[3:]], 0.5
 
-    figures = measure([*peers, Odd()], PROMPTS, 12, 2, frozenset(), Console(quiet=True))
+    figures = measure([*peers, Odd()], PROMPTS, 12, 2, frozenset(), Console(quiet=True), ["maths", "chat", "maths"])
+    over = figures["odd"].pop("over_plain")
+    assert list(over) == ["chat", "maths"] and min(over.values()) > 0
     assert figures["odd"] == {
         "tokens": 36, "tokens_per_second": 24.0, "ms_per_token": 41.667, "weights_megabytes": 2.0,
         "weights_gigabytes_per_second": 0.05, "same_until_divergence": round(6 / 36, 4), "same_answers": 0,
@@ -123,9 +125,10 @@ def test_command_with_a_bundle(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     """This project's own speculation writes what it writes without."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(folder / "cache"))
     write_bundle(Options(str(folder / "target"), folder / "drafter", folder / "bundle", quant="fp32"))
-    assert main([*_arguments(folder), "--bundle", str(folder / "bundle")]) == 0
+    assert main([*_arguments(folder), "--bundle", str(folder / "bundle"), "--only", "8 bits"]) == 0
     rows = json.loads((folder / "out" / "peers.json").read_text())["peers"]
-    plain, *others = (name for name in rows if name.startswith("engine 8 bits"))
+    plain, *others, reference = rows
+    assert reference == REFERENCE
     assert plain == "engine 8 bits" and "same_as_plain" not in rows[plain]
     assert others == ["engine 8 bits, trees", "engine 8 bits, own choice"]
     assert all(rows[name]["same_as_plain"] == 2 and rows[name]["tokens_per_second"] > 0 for name in others)

@@ -1,4 +1,4 @@
-/** Ranks what may follow a node: the drafter's distribution, prompt lookup's guess and the noise of the draw. */
+/** Ranks what may follow a node: the drafter's distribution, lookup's guess and the noise of the draw. */
 
 import { Noise } from "../protocol/noise.js";
 import { normalise, type Sampling } from "../protocol/sampling.js";

@@ -120,6 +120,16 @@ export class Drafter {
     this.rows.keep(length);
   }
 
+  /** Look up in `text`, whose conversation is over, what the next ones may say. */
+  remember(text: readonly number[]): void {
+    this.lookup?.remember(text);
+  }
+
+  /** Forget the texts of earlier conversations. */
+  forget(): void {
+    this.lookup?.forget();
+  }
+
   /**
    * Feature rows [n, 2, heads, headDim] of the tokens at `positions` [n].
    *

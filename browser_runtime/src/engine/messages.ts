@@ -47,7 +47,9 @@ export type Request =
   | (Job & { id: number })
   | { type: "want"; key: string }
   | { type: "addRows"; positions: readonly number[]; rows: Float32Array }
-  | { type: "keepRows"; length: number };
+  | { type: "keepRows"; length: number }
+  | { type: "remember"; text: readonly number[] }
+  | { type: "forget" };
 
 /** The worker's answer to the job of this id. */
 export type Reply = { id: number; result: unknown } | { id: number; error: string };

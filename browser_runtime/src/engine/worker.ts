@@ -125,6 +125,8 @@ addEventListener("message", ({ data }: MessageEvent<Request>) => {
   if (data.type === "want") drafter?.want(data.key);
   else if (data.type === "addRows") drafter?.addRows(data.positions, data.rows);
   else if (data.type === "keepRows") drafter?.keepRows(data.length);
+  else if (data.type === "remember") drafter?.remember(data.text);
+  else if (data.type === "forget") drafter?.forget();
   else {
     const { id } = data;
     const reply = (of: Reply) => postMessage(of);

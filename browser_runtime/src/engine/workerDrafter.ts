@@ -18,7 +18,7 @@ export interface DrafterOptions {
   threads?: number;
   /** null: WebGPU where it is there and measured to be faster, else WebAssembly. */
   provider?: Provider | null;
-  /** Mix prompt lookup in. */
+  /** Draft what followed when this text, or an earlier answer, stood at the same tokens. */
   lookup?: boolean;
 }
 
@@ -110,6 +110,14 @@ export class WorkerDrafter implements DrafterThread {
 
   keepRows(length: number): void {
     this.tell({ type: "keepRows", length });
+  }
+
+  remember(text: readonly number[]): void {
+    this.tell({ type: "remember", text });
+  }
+
+  forget(): void {
+    this.tell({ type: "forget" });
   }
 
   async close(): Promise<void> {

@@ -35,6 +35,8 @@ export interface DrafterThread {
   draftAhead(shape: TreeShape, key: string): Promise<Timed<number>>;
   addRows(positions: readonly number[], rows: Float32Array): void;
   keepRows(length: number): void;
+  remember(text: readonly number[]): void;
+  forget(): void;
   /** Drop the jobs that wait, and free the engine. */
   close(): Promise<void>;
 }
@@ -89,6 +91,14 @@ export class LocalDrafter implements DrafterThread {
 
   keepRows(length: number): void {
     void this.submit(async () => this.drafter.keepRows(length));
+  }
+
+  remember(text: readonly number[]): void {
+    void this.submit(async () => this.drafter.remember(text));
+  }
+
+  forget(): void {
+    void this.submit(async () => this.drafter.forget());
   }
 
   async close(): Promise<void> {

@@ -227,6 +227,16 @@ export class EdgeRuntime {
     this.inbox.push({ type: "wish", wish: "proceed" });
   }
 
+  /**
+   * Forget the answers that are over, e.g. as another user comes: no draft looks them up again. They are kept in memory
+   * alone, the last 8,192 tokens of them.
+   */
+  forget(): void {
+    this.text = [];
+    this.rowsSeen = new RowsSeen();
+    this.drafter.forget();
+  }
+
   private linked(event: LinkEvent): void {
     if (event.type === "up") {
       this.linkError = "";
@@ -272,6 +282,7 @@ export class EdgeRuntime {
   private begin(prompt: readonly number[], sampling: Sampling, maxNew: number, constraint: Constraint | null): Session {
     let same = 0;
     while (same < Math.min(prompt.length, this.text.length) && prompt[same] === this.text[same]) same++;
+    if (same < this.text.length) this.drafter.remember(this.text); // another conversation, or a turn said anew
     this.drafter.keepRows(same);
     const { eosIds, maxContext } = this.bundle.manifest;
     const { shape = LARGEST, shaping, ahead } = this.options;

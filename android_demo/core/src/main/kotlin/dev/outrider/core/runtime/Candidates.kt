@@ -19,7 +19,7 @@ private const val CANDIDATES = 512
 /** A token behind a node, and its log-probability; with sampling: among all candidates once the noise is known. */
 internal class Candidate(val token: Int, val logProb: Double)
 
-/** Ranks what may follow a node: the drafter's distribution, prompt lookup's guess and the noise of the draw. */
+/** Ranks what may follow a node: the drafter's distribution, lookup's guess and the noise of the draw. */
 internal class Candidates(private val draftIds: IntArray, private val lookup: Lookup?) {
     /** Token id -> row of the LM head, or -1. */
     private val columns = IntArray(draftIds.max() + 1) { -1 }

@@ -101,6 +101,12 @@ class Drafter(
     /** Forget the rows of positions [length] and above: another text stands there now. */
     fun keepRows(length: Int) = features.keep(length)
 
+    /** Look up in [text], whose conversation is over, what the next ones may say. */
+    fun remember(text: List<Int>) = lookup?.remember(text)
+
+    /** Forget the texts of earlier conversations. */
+    fun forget() = lookup?.forget()
+
     /**
      * Feature rows `[n, 2, heads, headDim]`, flat, of the tokens at [positions] `[n]`. What was drafted without any is
      * drafted again: the verifier sends the first ones with an answer's first token.

@@ -23,8 +23,9 @@ private const val CLOSE_SECONDS = 5L
 /**
  * policy: who writes, and what becomes of text written alone. shape: the largest trees. shaping: choose smaller ones
  * where they bring more tokens per second. ahead: draft on while a verdict is awaited; null: where that makes rounds
- * shorter. mode: pinned; null: whichever is faster. lookup: mix prompt lookup in. token: for an address that asks for
- * one. tls: whom to trust ([trusting]). clearText: hosts that may be spoken to without TLS.
+ * shorter. mode: pinned; null: whichever is faster. lookup: draft what followed when this text, or an
+ * earlier answer of this runtime, stood at the same tokens. token: for an address that asks for one. tls: whom to trust
+ * ([trusting]). clearText: hosts that may be spoken to without TLS.
  */
 data class Options(
     val policy: Policy = Policy(),
@@ -221,9 +222,23 @@ class EdgeRuntime(
         }
     }.buffer(Channel.UNLIMITED).flowOn(Dispatchers.Default)
 
+    /**
+     * Forget the answers that are over, e.g. as another user comes: no draft looks them up again. They are kept in memory
+     * alone, the last 8,192 tokens of them. Not while an answer is on its way: raises [IllegalStateException] then.
+     */
+    fun forget() {
+        check(busy.compareAndSet(false, true)) { "an answer is on its way; collect it to its end or cancel it first" }
+        text = emptyList()
+        rowsSeen = RowsSeen()
+        worker.submit { it.forget() }
+        busy.set(false)
+    }
+
     /** A session for [ids]. What it shares with the text before keeps its rows, here and on the verifier. */
     private fun begin(ids: List<Int>, sampling: Sampling, maxNew: Int, constraint: Constraint?): Session {
         val same = ids.zip(text).takeWhile { (one, other) -> one == other }.size
+        val before = text
+        if (same < before.size) worker.submit { it.remember(before) } // another conversation, or a turn said anew
         worker.submit { it.keepRows(same) }
         return Session(
             ids, sampling, manifest.eosIds, maxNew, manifest.maxContext, manifest.rowShape, sessionId, stream,

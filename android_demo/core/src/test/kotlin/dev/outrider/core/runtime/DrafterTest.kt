@@ -50,6 +50,9 @@ class DrafterTest {
                         assertEquals((step[4] as Number).toDouble(), written.probability, 1e-9, where)
                     }
                     "keep" -> drafter.keepRows((step[1] as Long).toInt())
+                    "remember" -> drafter.remember(ints(step[1]))
+                    "forget" -> drafter.forget()
+                    else -> error(step)
                 }
             }
         }
@@ -102,6 +105,21 @@ class DrafterTest {
         assertEquals(Lookup.Guess(4, 0.61), lookup.guess(listOf(1, 2, 3)))
         assertNull(lookup.guess(listOf(77)))
         lookup.follow(listOf(8))
+        assertNull(lookup.guess(emptyList()))
+    }
+
+    @Test
+    fun earlierTextsAreLookedUpAndForgotten() {
+        val lookup = Lookup(memory = 6)
+        val first = (0..9).toList()
+        lookup.remember(first)
+        assertNull(lookup.guess(listOf(1, 2, 3, 4)))
+        assertEquals(Lookup.Guess(9, 0.33), lookup.guess(listOf(5, 6, 7, 8)))
+        assertEquals(Lookup.Guess(9, 0.65), lookup.guess((1..8).toList()))
+        lookup.follow(listOf(1, 2, 3, 4, 5, 6, 7, 8, 77, 2, 3, 4, 5, 6, 7, 8)) // what it says itself is surer
+        assertEquals(Lookup.Guess(77, 0.84), lookup.guess(emptyList()))
+        lookup.forget()
+        lookup.follow(listOf(5, 6, 7, 8))
         assertNull(lookup.guess(emptyList()))
     }
 
