@@ -98,6 +98,7 @@ class Pace:
     late: bool = False  # tokens arrive that an outage held back
     compared: float = 0.0  # drafting a tree for comparison
     lost: float = 0.0  # of a stream by it, where device and verifier share processors
+    uncompared: int = 0  # streamed tokens since; below 0: so many more than it was entitled to
     tau: float = 2.0  # tokens of a tree round
     nodes: float | None = None  # of a tree
     ahead: Ahead = field(default_factory=Ahead)
@@ -141,6 +142,7 @@ class Pace:
             self._stepped(tokens, engine)
             self.rtt = self._smoothed(self.rtt, between)
         self.queue = self._smoothed(self.queue, queue)
+        self.uncompared = 0
         self._learn(tree, scores, path, self.config.smoothing)
 
     def streamed(self, gap: float, engine: float, overdue: bool, beside: bool = False) -> None:
@@ -214,7 +216,10 @@ class Pace:
         own, other = (self.slowdown, self.token_slowdown) if tokens > 1 else (self.token_slowdown, self.slowdown)
         new = self._smoothed(own, now)
         other = other if own is None or other is None else other * new / own
+        before = self.step(0)
         self.slowdown, self.token_slowdown = (new, other) if tokens > 1 else (other, new)
+        if tokens > 1 and self.gap is not None:  # no stream tells at present how long its tokens take
+            self.gap = max(self.config.least_seconds, self.gap + self.step(0) - before)
 
     # --- what follows ---
 
@@ -255,6 +260,20 @@ class Pace:
         every = min(config.compare_rarely, math.floor(config.compare_every * ahead * ahead * ahead))
         cost = self.lost if streamed <= config.early_tokens else max(self.lost, self.compared)
         return max(every, math.ceil(cost * stream / config.comparison_share))
+
+    def compares(self, streamed: int, first: bool) -> bool:
+        """Whether to draft a tree for comparison, after `streamed` tokens of this answer's streams.
+
+        first: nothing else tells of this answer yet, so it may come early, as long as the average is kept: tokens are
+        counted over answers.
+        """
+        self.uncompared += 1
+        every = self.compare_every(streamed)
+        early = first and streamed >= self.config.compare_every and self.uncompared >= 0
+        if self.uncompared < every and not early:
+            return False
+        self.uncompared = min(0, self.uncompared - every)
+        return True
 
     def drafts_ahead(self) -> bool:
         """Whether to draft on while the next verdict is awaited."""

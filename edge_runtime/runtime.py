@@ -67,7 +67,7 @@ class EdgeRuntime:
     engine: "onnx", "executorch", an engine object, or None: the first that is in the bundle and installed.
     shape: the largest trees. shaping: choose smaller ones where they bring more tokens per second. ahead: draft on
     while a verdict is awaited; None: where that makes rounds shorter, and the target does not run in this process.
-    lookup: draft what followed when this text, or an earlier answer of this runtime, stood at the same tokens.
+    lookup: draft what followed when this text, or an earlier one of this runtime, stood at the same tokens.
     mode: "tree" or "stream", pinned; None: whichever is faster. token: for an address that asks for one. ca_file:
     certificates to trust beside the system's.
     """
@@ -130,6 +130,7 @@ class EdgeRuntime:
         self._session_id = secrets.token_bytes(16)
         self._text: list[int] = []  # committed tokens of the last answer and its conversation
         self._rows_seen = RowsSeen()  # of `_text`
+        self._forgotten = False  # since the last answer began
         self._stream = 0
         self._answer: Answer | None = None  # on its way
         self._closed = False
@@ -319,17 +320,20 @@ class EdgeRuntime:
             await self._answer.proceed()
 
     def forget(self) -> None:
-        """Forget the answers that are over, e.g. as another user comes: no draft looks them up again.
+        """Forget all conversations so far, e.g. as another user comes: no draft looks up again what they said.
 
-        They are kept in memory alone, the last 8,192 tokens of them.
+        What drafts look up stands in memory alone, and is bounded. An answer on its way goes on, and is forgotten when
+        it is over.
         """
-        self._text, self._rows_seen = [], RowsSeen()
-        self._worker.submit(self.drafter.forget)
+        self._text, self._rows_seen, self._forgotten = [], RowsSeen(), True
+        if not self._closed:
+            self._worker.submit(self.drafter.forget)
 
     async def _run(self, begin: Callable[[], tuple[Session, list[str]]]) -> AsyncGenerator[Event, None]:
         """begin: makes the session, once no other answer is on its way, and names the stop strings."""
         async with self._alone():
             session, stop = begin()
+            self._forgotten = False
             self._catch_up()
             obedience = None if session.obeys else self._obedience
             answer = self._answer = Answer(
@@ -347,7 +351,11 @@ class EdgeRuntime:
                 async for event in answer.run():
                     yield event
             finally:
-                self._text, self._rows_seen, self._answer = session.committed, session.rows_seen, None
+                self._answer = None
+                if self._forgotten:
+                    self.forget()
+                else:
+                    self._text, self._rows_seen = session.committed, session.rows_seen
                 await answer.close()
                 if session.arithmetic.pinned and self.link and not self.link.welcome:
                     self.link_error, self.link_refused = "", False  # who refused that answer may take the next

@@ -48,6 +48,7 @@ class Tuning:
         self._verdict_at: float | None = None
         self._comparison: _Comparison | None = None  # whose outcome is not known yet
         self._drafting = self._beside = False  # a tree for comparison is under way; was since the last token
+        self._told = True  # nothing of what trees bring in this answer is known but from others
 
     @property
     def pace(self) -> Pace:
@@ -84,6 +85,7 @@ class Tuning:
         elif not flight.catching_up and not flight.after_open:
             stats.wait_seconds += wait
             stats.engine_seconds += engine
+            self._told = False
             if not overdue:
                 self.pace.verified(flight.tree, flight.scores, verdict.accepted, wait, engine, queue)
 
@@ -134,9 +136,10 @@ class Tuning:
     def comparison(self, tokens: list[int], streamed: int) -> list[Compare]:
         """`streamed` tokens into an answer's streams: a tree to draft below `tokens` now and then, so that tau stays
         known. Where the mode is pinned, nobody wants to know it."""
-        if self.controller.pinned or streamed % self.pace.compare_every(streamed):
+        if self.controller.pinned or not self.pace.compares(streamed, first=self._told):
             return []
         self._drafting = self._beside = True
+        self._told = False
         return [Compare(list(tokens), *self.tree_size(MAX_NODES, self.largest.depth))]
 
 

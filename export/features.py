@@ -88,9 +88,9 @@ class FeatureCache(OnlineFeatures):
         self._width = self._values + 2 * self._groups + 2 * config.hidden_size  # bytes of a token's row
         folder.mkdir(parents=True, exist_ok=True)
         self.files = [folder / f"{_name(sequence.ids)}.u8" for sequence in sequences]
-        there = {file.name for file in folder.iterdir()}
-        missing = {f: len(s.ids) for f, s in zip(self.files, sequences, strict=True) if f.name not in there}
-        _check_room(folder, sum(missing.values()) * self._width)
+        there = {file.name: file.stat().st_size for file in os.scandir(folder)}
+        sizes = {file.name: len(s.ids) * self._width for file, s in zip(self.files, sequences, strict=True)}
+        _check_room(folder, sum(size for name, size in sizes.items() if there.get(name) != size))
 
     def batch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """See OnlineFeatures.batch; on the CPU, float32 and float16."""
@@ -102,12 +102,16 @@ class FeatureCache(OnlineFeatures):
 
     def _one(self, index: int) -> tuple[Tensor, Tensor]:
         file = self.files[index]
-        if not file.is_file():
+        size = len(self.sequences[index].ids) * self._width
+        if not file.is_file() or file.stat().st_size != size:
             kv, hidden = super().batch([index])
             rows = self._pack(kv[0].float().cpu().numpy(), hidden[0].float().cpu().numpy())
             aside = file.with_suffix(f".{os.getpid()}")
-            rows.tofile(aside)
-            aside.rename(file)
+            try:
+                aside.write_bytes(rows.tobytes())
+                aside.rename(file)
+            finally:
+                aside.unlink(missing_ok=True)
         return self._unpack(np.fromfile(file, np.uint8).reshape(-1, self._width))
 
     def _pack(self, kv: NDArray[np.float32], hidden: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -33,7 +33,7 @@ def continue_alone(moa: MoA, features: OnlineFeatures, indices: Seq[int], length
     these places in the last answer is drawn, any place where there is none. From there it writes greedily, sees no
     further rows, and stops where it ends its turn.
     """
-    half, device = moa.device_half, moa.device_half.draft_ids.device
+    half, device, room = moa.device_half, moa.device_half.draft_ids.device, moa.config.max_context
     texts = [features.sequences[index] for index in indices]
     kv, _ = features.batch(list(indices))
     count, size = kv.shape[:2]
@@ -51,7 +51,8 @@ def continue_alone(moa: MoA, features: OnlineFeatures, indices: Seq[int], length
         tokens, positions.expand(count, -1), causal[None], none, none, keys, values, newest[None]
     )  # fmt: skip
 
-    roots = [_root(half, state[b], text, index) for b, (index, text) in enumerate(zip(indices, texts, strict=True))]
+    each_text = enumerate(zip(indices, texts, strict=True))
+    roots = [_root(half, state[b], text, index, room) for b, (index, text) in each_text]
     at, each = torch.tensor(roots, device=device), torch.arange(count, device=device)
     chosen = _first_choice(half, state[each, at])
     own, mask, visible = [chosen], causal[at], newest[at][:, None]
@@ -65,7 +66,7 @@ def continue_alone(moa: MoA, features: OnlineFeatures, indices: Seq[int], length
         own.append(chosen)
     written = torch.stack(own, 1).tolist()
     return [
-        _cut_off(text.ids[: root + 1], ids, features.target.eos_ids, moa.config.max_context)
+        _cut_off(text.ids[: root + 1], ids, features.target.eos_ids, room)
         for text, root, ids in zip(texts, roots, written, strict=True)
     ]
 
@@ -75,14 +76,16 @@ def _first_choice(half: DeviceHalf, state: Tensor) -> Tensor:
     return half.draft_ids[half.head(state).argmax(-1)].long()
 
 
-def _root(half: DeviceHalf, state: Tensor, text: Sequence, index: int) -> int:
-    """The position of the last verified token, before one that the drafter does not foresee."""
+def _root(half: DeviceHalf, state: Tensor, text: Sequence, index: int, room: int) -> int:
+    """The position of the last verified token, before one of the answer that the drafter does not foresee.
+
+    room: positions of the device. Where the answer begins behind them, it is the last that leaves room for a token.
+    """
     begin, end = text.answers[-1]
-    places = range(begin, max(begin + 1, end - 1))
+    first = min(begin - 1, room - 2)
+    places = range(first, max(first + 1, min(end - 1, room - 1)))
     foreseen = _first_choice(half, state[places.start : places.stop]).tolist()
-    failed = [
-        place for place, token in zip(places, foreseen, strict=True) if text.ids[place + 1 : place + 2] != [token]
-    ]
+    failed = [place for place, token in zip(places, foreseen, strict=True) if text.ids[place + 1] != token]
     return random.Random(index).choice(failed or places)
 
 
@@ -99,7 +102,7 @@ def write_alone(
 
     on_end: called with the number of texts that are done.
     """
-    done = {row["index"]: row for row in read_answers(path)}
+    done = {row["index"]: row for row in read_answers(path) if row["index"] in set(indices)}
     moa.eval()
     left = sorted((i for i in indices if i not in done), key=lambda i: len(features.sequences[i].ids))  # little padding
     with path.open("a", encoding="utf-8") as file:

@@ -22,7 +22,7 @@ Rates = list[tuple[int, int, float]]  # (match length, positions, hit rate)
 
 
 def measure(path: Path, limit: int) -> tuple[Rates, Rates]:
-    """Rates of matches in the text itself, and of runs in earlier texts that are longer than the text's own match.
+    """Rates of matches in the text itself, and of runs in earlier texts where the text's own guess is less sure.
 
     path: answers file of `python -m export train`. The earlier texts are those of the lines before.
     """
@@ -39,11 +39,11 @@ def measure(path: Path, limit: int) -> tuple[Rates, Rates]:
                 length = 0 if guess is None else HIT_RATES.index(guess[1]) + 1
                 seen[length] += 1
                 hits[length] += guess is not None and guess[0] == text[end]
-                if remembered := earlier.guess(text[max(0, end - max(EARLIER_RATES)) : end]):
+                remembered = earlier.guess(text[max(0, end - max(EARLIER_RATES)) : end])
+                if remembered and (guess is None or remembered[1] > guess[1]):
                     run = RUNS[remembered[1]]
-                    if run > length:
-                        seen_earlier[run] += 1
-                        hits_earlier[run] += remembered[0] == text[end]
+                    seen_earlier[run] += 1
+                    hits_earlier[run] += remembered[0] == text[end]
             earlier.remember(text)
     rates = [(length, seen[length], hits[length] / max(1, seen[length])) for length in range(LONGEST + 1)]
     return rates, [(run, seen_earlier[run], hits_earlier[run] / max(1, seen_earlier[run])) for run in EARLIER_RATES]

@@ -96,14 +96,22 @@ test("lookup finds the longest run", () => {
 test("earlier texts are looked up and forgotten", () => {
   const lookup = new Lookup(6);
   lookup.remember([0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
-  assert.equal(lookup.guess([1, 2, 3, 4]), null);
-  assert.deepEqual(lookup.guess([5, 6, 7, 8]), { token: 9, weight: 0.33 });
-  assert.deepEqual(lookup.guess([1, 2, 3, 4, 5, 6, 7, 8]), { token: 9, weight: 0.65 });
-  lookup.follow([1, 2, 3, 4, 5, 6, 7, 8, 77, 2, 3, 4, 5, 6, 7, 8]); // what it says itself is surer
-  assert.deepEqual(lookup.guess([]), { token: 77, weight: 0.84 });
+  assert.equal(lookup.guess([1, 2, 3, 4]), null); // of 8 runs the first two are forgotten
+  assert.deepEqual(lookup.guess([5, 6, 7, 8]), { token: 9, weight: 0.35 });
+  assert.deepEqual(lookup.guess([1, 2, 3, 4, 5, 6, 7, 8]), { token: 9, weight: 0.64 });
+  lookup.remember([2, 3, 4, 5, 60]); // seen again: now the newest, and what followed last counts
+  lookup.remember([100, 101, 102, 103, 104, 105]);
+  assert.deepEqual(lookup.guess([2, 3, 4, 5]), { token: 60, weight: 0.35 });
+  assert.equal(lookup.guess([3, 4, 5, 6]), null);
   lookup.forget();
-  lookup.follow([5, 6, 7, 8]);
-  assert.equal(lookup.guess([]), null);
+  assert.equal(lookup.guess([2, 3, 4, 5]), null);
+  const long = Array.from({ length: 40 }, (_, at) => 70_000 + at);
+  const whole = new Lookup();
+  whole.remember(long);
+  assert.deepEqual(whole.guess(long.slice(0, 16)), { token: 70_016, weight: 0.8 });
+  whole.follow([1, 2, 3, 4, 5, 6, 77, 1, 2, 3, 4, 5, 6]);
+  whole.remember([2, 3, 4, 5, 6, 88]);
+  assert.deepEqual(whole.guess([]), { token: 77, weight: 0.84 }); // what it says itself is surer
 });
 
 test("pace measures and chooses as the vectors have it", () => {
@@ -118,6 +126,7 @@ test("pace measures and chooses as the vectors have it", () => {
       else near(pace.streamRate()!, wanted.stream_rate, 1e-9, call);
       near(pace.gain(), wanted.gain, 1e-9, call);
       assert.deepEqual([pace.compareEvery(32), pace.compareEvery(33)], wanted.compare_every);
+      assert.deepEqual([pace.compares(9, true), pace.compares(40, false)], wanted.compares);
       assert.equal(pace.draftsAhead(), wanted.drafts_ahead);
       assert.equal(pace.worthDrafting(), wanted.drafting);
       const [tokens, parents, scores] = wanted.tree;

@@ -210,6 +210,8 @@ def add_runtime_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--understudy", choices=["cold", "warm", "off"], default="cold", help=UNDERSTUDY_HELP)
     mode = "send trees, or let the target stream; default: whichever is faster"
     command.add_argument("--mode", choices=["tree", "stream"], default=None, help=mode)
+    lookup = "draft without looking up this text and earlier conversations"
+    command.add_argument("--no-lookup", action="store_true", help=lookup)
 
 
 def add_answer_flags(command: argparse.ArgumentParser) -> None:
@@ -290,4 +292,5 @@ def _runtime(flags: argparse.Namespace) -> RuntimeOptions:
         policy=Policy(flags.policy, flags.on_return, flags.alone, understudy=flags.understudy),
         shape=TreeShape(nodes=flags.nodes, depth=flags.depth),
         mode=flags.mode,
+        lookup=not flags.no_lookup,
     )

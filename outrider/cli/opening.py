@@ -48,6 +48,7 @@ def open_runtime(options: RuntimeOptions, bundle: Bundle, server: str | LinkMake
         shape=options.shape,
         engine=device.engine,
         mode=options.mode,
+        lookup=options.lookup,
         token=device.token,
         ca_file=device.ca_file,
     )

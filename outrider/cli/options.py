@@ -40,6 +40,7 @@ class RuntimeOptions:
     policy: Policy
     shape: TreeShape
     mode: Mode | None
+    lookup: bool
 
 
 @dataclass(frozen=True)

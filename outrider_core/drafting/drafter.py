@@ -131,7 +131,8 @@ class Drafter:
             self.lookup.remember(text)
 
     def forget(self) -> None:
-        """Forget the texts of earlier conversations."""
+        """Forget this text and those of earlier conversations: nothing is drafted from them any more."""
+        self._growth = None
         if self.lookup:
             self.lookup.forget()
 
@@ -240,6 +241,8 @@ class Drafter:
         depth = min(times * shape.depth, self.max_context - len(prefix))
         if depth < 1:
             return Draft()
+        if self.lookup:
+            self.lookup.follow(prefix)
         steps = self.steps
         growth = self._reroot(prefix, sampling, rules)
         ahead = growth is not None
@@ -289,8 +292,6 @@ class Drafter:
 
     def _begin(self, prefix: list[int], sampling: Sampling, rules: Rules | None = None) -> Growth:
         """A tree of the root's children alone."""
-        if self.lookup:
-            self.lookup.follow(prefix)
         logits = self._advance(prefix)[None]
         self._growth, self._sampling = Growth(len(prefix)), sampling
         self._guide = Guide(rules, self.draft_ids, self._columns) if rules else None

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 #: 700 of the default target's training answers (prompt and answer searched, the latest occurrence taken)
 HIT_RATES = (0.26, 0.53, 0.61, 0.66, 0.71, 0.84)
 LONGEST = len(HIT_RATES)
-#: the same for runs of so many tokens in earlier texts, where the text itself has a shorter one: 600 of these answers,
-#: each behind those before it
-EARLIER_RATES = {4: 0.33, 8: 0.65, 16: 0.78}
-#: runs of earlier texts that are kept, the newest ones: those of 8,192 tokens
+#: the same for runs of so many tokens in earlier texts, where the text itself has no guess that is as sure: 600 of
+#: these answers, each behind those before it
+EARLIER_RATES = {4: 0.35, 8: 0.64, 16: 0.80}
+#: runs of earlier texts that are kept, those seen last; 8,192 tokens have as many
 MEMORY = 3 * 8192
 
 
@@ -50,8 +50,8 @@ class Lookup:
             del self._earlier[run]
 
     def forget(self) -> None:
-        """Forget all earlier texts."""
-        self._earlier.clear()
+        """Forget the text and all earlier ones."""
+        self._text, self._next, self._earlier = [], {}, {}
 
     def guess(self, path: list[int]) -> tuple[int, float] | None:
         """(token, hit rate) behind the text and `path`, from the run that is the surest; or None."""

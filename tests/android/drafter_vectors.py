@@ -276,6 +276,7 @@ def what_follows(controller: Controller, tree: TokenTree, scores: list[float], c
     return {
         "tree_rate": pace.tree_rate(), "stream_rate": pace.stream_rate(), "gain": pace.gain(),
         "compare_every": [pace.compare_every(streamed) for streamed in (early, early + 1)],
+        "compares": [pace.compares(9, True), pace.compares(40, False)],
         "drafts_ahead": pace.drafts_ahead(),
         "drafting": pace.worth_drafting(),
         "tree": [list(tree.tokens), list(tree.parents), scores], "nodes": pace.worth_sending(tree, scores),

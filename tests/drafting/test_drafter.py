@@ -267,17 +267,38 @@ def test_earlier_texts_are_looked_up_too(earlier: list[list[int]], text: list[in
     assert lookup.guess([]) == expected
     assert Lookup().guess(text) is None and lookup.guess([7, 7, 7, 7]) is None
     lookup.forget()
+    assert lookup.guess([]) is None
+    lookup.follow(text)
     assert lookup.guess([]) == here
 
 
 def test_the_oldest_runs_are_forgotten() -> None:
     lookup = Lookup(memory=6)
-    first, second = list(range(10)), list(range(100, 109))  # of 6 and 5 runs of four tokens, 2 and 1 of eight
-    lookup.remember(first)
+    lookup.remember(list(range(10)))  # eight runs
     assert lookup.guess([1, 2, 3, 4]) is None and lookup.guess([5, 6, 7, 8]) == (9, EARLIER_RATES[4])
-    lookup.remember(first[4:])  # seen again: these two runs are the newest now
-    lookup.remember(second)
-    assert lookup.guess([5, 6, 7, 8]) is None and lookup.guess([104, 105, 106, 107]) == (108, EARLIER_RATES[4])
+    lookup.remember([2, 3, 4, 5, 60])  # seen again: now the newest
+    lookup.remember([100, 101, 102, 103, 104, 105])
+    assert lookup.guess([2, 3, 4, 5]) == (60, EARLIER_RATES[4]) and lookup.guess([3, 4, 5, 6]) is None
+    long = list(range(40))
+    lookup = Lookup()
+    lookup.remember(long)
+    assert lookup.guess(long[:16]) == (16, EARLIER_RATES[16]) and lookup.guess([77, *long[1:16]]) == (
+        16, EARLIER_RATES[8],
+    )  # fmt: skip
+
+
+def test_lookup_knows_the_text_where_a_tree_is_kept() -> None:
+    """A tree whose root had been expanded ahead is looked up behind the text that there is now."""
+    drafter = make_drafter(lookup=True)
+    prefix, shape = [3, 4, 5, 6, 7], TreeShape(8, 4, 4, 0.0)
+    tree = drafter.draft(prefix, GREEDY, shape).tree
+    drafter.draft_ahead(shape, lambda: False)
+    text = [*prefix, tree.tokens[0]]
+    assert drafter.draft(text, GREEDY, shape).ahead and drafter.lookup
+    own = Lookup()
+    own.follow(text)
+    assert [drafter.lookup.guess([token]) for token in range(VOCAB)] == [own.guess([token]) for token in range(VOCAB)]
+    assert drafter.lookup.guess([3]) == (4, HIT_RATES[0])
 
 
 def test_an_answer_that_is_asked_for_again_is_drafted_from_the_first_time() -> None:

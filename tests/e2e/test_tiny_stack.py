@@ -104,6 +104,36 @@ def test_cancelled_answer_leaves_the_runtime_usable(folders: tuple[Path, Path, P
         assert asyncio.run(run(address)) == oracle(folders, prompt, Sampling())
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_an_answer_that_was_left_is_forgotten_too(
+    folders: tuple[Path, Path, Path], bundle: Bundle, cancelled: bool
+) -> None:
+    """What it said so far would be kept a moment later, when it has ended."""
+
+    async def run(address: str) -> None:
+        async with EdgeRuntime(bundle, address, patience=PATIENCE) as runtime:
+            remembered: list[list[int]] = []
+            runtime.drafter.remember = lambda text: remembered.append(list(text))  # type: ignore[method-assign]
+
+            async def leave() -> None:
+                async for event in runtime.generate(list(range(20, 50)), max_new_tokens=MAX_NEW):
+                    if isinstance(event, Verified) and not cancelled:
+                        break
+                    if isinstance(event, Verified):
+                        task.cancel()
+
+            task = asyncio.create_task(leave())
+            await asyncio.wait([task])
+            runtime.forget()
+            await answer(runtime, [7, 8, 9], Sampling())
+            await answer(runtime, [9, 8, 7], Sampling())
+            assert [text[:3] for text in remembered] == [[7, 8, 9]]
+        runtime.forget()  # closed, and nothing to forget
+
+    with serve(make_verifier(folders)) as address:
+        asyncio.run(run(address))
+
+
 def test_prompts_that_do_not_fit_are_refused(bundle: Bundle) -> None:
     async def run(prompt: list[int]) -> None:
         async with EdgeRuntime(bundle, None) as runtime:

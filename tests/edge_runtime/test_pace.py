@@ -317,6 +317,39 @@ def test_a_stream_loses_no_more_than_its_share_to_comparing(gap: float, lost: fl
     assert pace.token_slowdown == pytest.approx(gap)  # what was beside a tree says nothing of a token alone
 
 
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=40), st.floats(0.0, 0.1))
+def test_comparisons_come_early_in_short_answers_and_no_more_often(lengths: list[int], lost: float) -> None:
+    """Where one is due once in more tokens than an answer has, answers that follow each other still get theirs."""
+    pace = Pace(lost=lost)
+    pace.streamed(0.02, 0.02, overdue=False)
+    every, tokens, came = pace.compare_every(1), 0, list[int]()
+    for length in lengths:
+        first = True
+        for streamed in range(1, length + 1):
+            tokens += 1
+            if pace.compares(streamed, first):
+                came.append(tokens)
+                first = False
+    assert len(came) <= 1 + tokens // every
+    if tokens >= 2 * every + max(lengths):
+        assert len(came) >= tokens // every - 1
+
+
+def test_rounds_tell_how_long_a_streams_tokens_take_meanwhile() -> None:
+    """A long text or a hot device made the last stream slow; trees are as fast as before now, so a stream would be."""
+    pace = Pace(curve=GPU)
+    tree = TokenTree.chain([1, 2, 3])
+    for _ in range(60):
+        pace.streamed(3 * GPU.at(1) + 0.001, 3 * GPU.at(1), overdue=False)
+    assert pace.gap == pytest.approx(3 * GPU.at(1) + 0.001)
+    for _ in range(60):
+        pace.verified(tree, [], [0], 3 * GPU.at(4), 3 * GPU.at(4), 0.0)
+    assert pace.gap == pytest.approx(3 * GPU.at(1) + 0.001)
+    for _ in range(60):
+        pace.verified(tree, [], [0], GPU.at(4), GPU.at(4), 0.0)
+    assert pace.gap == pytest.approx(GPU.at(1) + 0.001, rel=0.01)
+
+
 def test_an_outage_does_not_make_a_stream_slow() -> None:
     """Half a second of silence, then what it held back at once."""
     pace = Pace()

@@ -59,7 +59,9 @@ def test_a_stream_is_compared_with_trees_and_what_comes_true_is_measured() -> No
     wrong = Draft(TokenTree.chain([0, 1]), (-0.1, -0.2), 2)
     streamed = len(asked.prefix) - 3
     assert asked.prefix == world.session.committed and world.session.stats.streamed == streamed
-    assert PaceConfig.compare_every < streamed == pace.compare_every(streamed) < PaceConfig.compare_rarely
+    every = pace.compare_every(streamed)
+    assert PaceConfig.compare_every == streamed < every < PaceConfig.compare_rarely
+    assert pace.uncompared == streamed - every  # early in its answer: the next one comes as much later
     assert world.session.tree_compared(wrong, len(asked.prefix), 0.003) == [] and pace.compared == 0.0
     world.deliver()
     assert pace.compared == pytest.approx(0.2 * 0.003) and pace.nodes is not None

@@ -105,3 +105,22 @@ def test_features_of_other_sequences_are_computed_anew(target: Target, config: M
     kv, _ = one(FeatureCache(target, config, other, tmp_path / "features"), 0)
     fresh, _ = one(FeatureCache(target, config, other, tmp_path / "elsewhere"), 0)
     assert torch.equal(kv, fresh)
+
+
+@pytest.mark.parametrize("kept", [0, 100])
+def test_a_file_that_was_cut_short_is_made_again(cache: FeatureCache, target: Target, kept: int) -> None:
+    expected = one(cache, 2)[0]
+    cache.files[2].write_bytes(cache.files[2].read_bytes()[:kept])
+    assert torch.equal(one(cache, 2)[0], expected)
+
+
+def test_a_full_disk_leaves_no_half_file(cache: FeatureCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, data: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(data[:100])
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="no space left"):
+        one(cache, 2)
+    assert not list(cache.files[2].parent.iterdir())

@@ -214,7 +214,7 @@ def test_text_written_alone_is_the_drafters(cache: FeatureCache, target: Target,
     for index, sequence in zip(some, own, strict=True):
         cut, whole = sequence.alone, cache.sequences[index]
         [(begin, end)] = whole.answers
-        assert begin < cut <= max(begin + 1, end - 1) and sequence.ids[:cut] == whole.ids[:cut]
+        assert begin <= cut <= end - 1 and sequence.ids[:cut] == whole.ids[:cut]
         assert len(sequence.ids) == cut + 5
         batch = states_of(student, target, sequence)
         length = len(sequence.ids) - cut
@@ -229,7 +229,7 @@ def test_text_written_alone_is_the_drafters(cache: FeatureCache, target: Target,
         batch = states_of(student, target, whole)
         batch = replace(batch, row_mask=row_mask_of(len(whole.ids), 1, 0)[0][None])
         best = student.device_half.draft_ids[student.head(module.forward(student, batch)[0]).argmax(-1)].tolist()
-        failed = [place + 1 for place in range(begin, end - 1) if best[place] != whole.ids[place + 1]]
+        failed = [place + 1 for place in range(begin - 1, end - 1) if best[place] != whole.ids[place + 1]]
         assert cut in failed or not failed
     again = write_alone(student, cache, some, 5, tmp_path / "own.jsonl", ended.append)
     assert again == own
@@ -242,6 +242,20 @@ def test_text_written_alone_is_the_drafters(cache: FeatureCache, target: Target,
         written = longer.ids[longer.alone :]
         kept = written.index(end) + 1 if end in written else 5
         assert sequence.ids == longer.ids[: longer.alone + kept]
+
+
+@torch.no_grad()
+def test_own_text_keeps_to_the_context(target: Target, tmp_path: Path) -> None:
+    """Also where an answer begins behind it, or is a single token; all of it can be learnt."""
+    texts = [Sequence(list(range(4, 4 + n)), ((begin, n),)) for n, begin in [(30, 3), (30, 20), (5, 4), (12, 10)]]
+    student = TrainingSet(target, texts, layers=2, draft_vocab=64, max_context=12).student().eval()
+    assert isinstance(student, MoA)
+    features = OnlineFeatures(target, student.config, texts)
+    for text, own in zip(texts, write_alone(student, features, range(4), 5, tmp_path / "own", print), strict=True):
+        assert 0 < own.alone < len(own.ids) <= 12 and own.ids[: own.alone] == text.ids[: own.alone]
+        assert own.alone <= text.answers[0][1] - 1
+        batch = states_of(student, target, own)
+        assert batch.weight[0].nonzero()[:, 0].tolist() == list(range(own.alone - 1, len(own.ids) - 1))
 
 
 # the number format

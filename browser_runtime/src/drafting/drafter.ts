@@ -125,8 +125,9 @@ export class Drafter {
     this.lookup?.remember(text);
   }
 
-  /** Forget the texts of earlier conversations. */
+  /** Forget this text and those of earlier conversations: nothing is drafted from them any more. */
   forget(): void {
+    this.growth = null;
     this.lookup?.forget();
   }
 
@@ -176,6 +177,7 @@ export class Drafter {
   ): Promise<Draft> {
     const depth = Math.min(shape.depth, this.maxContext - prefix.length);
     if (depth < 1) return NO_DRAFT;
+    this.lookup?.follow(prefix);
     const before = this.steps;
     const there = this.reroot(prefix, sampling, constraint);
     const growth = there ?? (await this.begin(prefix, sampling, constraint));
@@ -279,7 +281,6 @@ export class Drafter {
 
   /** A tree of the root's children alone. */
   private async begin(prefix: readonly number[], sampling: Sampling, constraint: Constraint | null): Promise<Growth> {
-    this.lookup?.follow(prefix);
     const logits = await this.advance(prefix);
     const growth = new Growth(prefix.length);
     this.growth = growth;

@@ -14,14 +14,14 @@ const HIT_RATES = [0.26, 0.53, 0.61, 0.66, 0.71, 0.84];
 const LONGEST = HIT_RATES.length;
 
 /**
- * Lengths of runs in earlier texts, and the same rates for them where the text itself has a shorter one: 600 of these
- * answers, each behind those before it.
+ * Lengths of runs in earlier texts, and the same rates for them where the text itself has no guess that is as sure:
+ * 600 of these answers, each behind those before it.
  */
 const EARLIER_LENGTHS = [4, 8, 16];
-const EARLIER_RATES = [0.33, 0.65, 0.78];
+const EARLIER_RATES = [0.35, 0.64, 0.8];
 const EARLIER_LONGEST = 16;
 
-/** Runs of earlier texts that are kept, the newest ones: those of 8,192 tokens. */
+/** Runs of earlier texts that are kept, those seen last; 8,192 tokens have as many. */
 const MEMORY = 3 * 8192;
 
 /** weight: the share of positions where such a guess is the target's token. */
@@ -70,8 +70,10 @@ export class Lookup {
     }
   }
 
-  /** Forget all earlier texts. */
+  /** Forget the text and all earlier ones. */
   forget(): void {
+    this.text = [];
+    this.next.clear();
     this.earlier.clear();
   }
 

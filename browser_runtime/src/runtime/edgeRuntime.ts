@@ -76,6 +76,8 @@ export class EdgeRuntime {
   /** Committed tokens of the last answer and its conversation, and which of their rows the drafter holds. */
   private text: readonly number[] = [];
   private rowsSeen = new RowsSeen();
+  /** Since the last answer began. */
+  private forgotten = false;
   private stream = 0;
   private answer: Answer | null = null;
   /** Seconds between HELLO and WELCOME of the last connection. */
@@ -228,12 +230,15 @@ export class EdgeRuntime {
   }
 
   /**
-   * Forget the answers that are over, e.g. as another user comes: no draft looks them up again. They are kept in memory
-   * alone, the last 8,192 tokens of them.
+   * Forget all conversations so far, e.g. as another user comes: no draft looks up again what they said.
+   *
+   * What drafts look up stands in memory alone, and is bounded. An answer on its way goes on, and is forgotten when it is
+   * over.
    */
   forget(): void {
     this.text = [];
     this.rowsSeen = new RowsSeen();
+    this.forgotten = true;
     this.drafter.forget();
   }
 
@@ -253,6 +258,7 @@ export class EdgeRuntime {
       throw new Error("an answer is on its way; read it to its end or leave its loop, or make another runtime");
     }
     const session = begin();
+    this.forgotten = false;
     this.catchUp();
     const decode = (ids: number[]) => this.bundle.tokenizer.decode(ids);
     const { link, drafter, inbox, linkError, options } = this;
@@ -263,9 +269,13 @@ export class EdgeRuntime {
       yield* answer.run();
     } finally {
       answer.close();
-      this.text = session.committed;
-      this.rowsSeen = session.rowsSeen;
       this.answer = null;
+      if (this.forgotten) {
+        this.forget();
+      } else {
+        this.text = session.committed;
+        this.rowsSeen = session.rowsSeen;
+      }
       if (session.arithmetic.pinned && !this.connected) this.linkError = ""; // who refused that answer may take the next
       if (this.connected && this.policy.understudy !== "warm") understudy?.unload();
     }

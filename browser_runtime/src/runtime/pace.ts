@@ -82,6 +82,8 @@ export class Pace {
   /** Of a stream by such a tree, where device and verifier share processors; `losing`: by the one under way. */
   private lost = 0;
   private losing: number | null = null;
+  /** Streamed tokens since such a tree; below 0: so many more than it was entitled to. */
+  private uncompared = 0;
   /** Between tokens of a stream, of which there were `gaps`; late: tokens arrive that an outage held back. */
   private gap: number | null = null;
   private gaps = 0;
@@ -124,6 +126,7 @@ export class Pace {
       this.rtt = blend(this.rtt, between);
     }
     this.queue = blend(this.queue, queue);
+    this.uncompared = 0;
     this.learn(tree, scores, path, PACE.smoothing);
   }
 
@@ -204,7 +207,12 @@ export class Pace {
     const [own, other] = tokens > 1 ? [this.slowdown, this.tokenSlowdown] : [this.tokenSlowdown, this.slowdown];
     const fresh = blend(own, now);
     const followed = own === null || other === null ? other : (other * fresh) / own;
+    const before = this.step(0);
     [this.slowdown, this.tokenSlowdown] = tokens > 1 ? [fresh, followed] : [followed, fresh];
+    if (tokens > 1 && this.gap !== null) {
+      // no stream tells at present how long its tokens take
+      this.gap = Math.max(PACE.leastSeconds, this.gap + this.step(0) - before);
+    }
   }
 
   // --- what follows ---
@@ -240,6 +248,21 @@ export class Pace {
     const every = Math.min(PACE.compareRarely, Math.floor(PACE.compareEvery * ahead * ahead * ahead));
     const cost = streamed <= PACE.earlyTokens ? this.lost : Math.max(this.lost, this.comparing);
     return Math.max(every, Math.ceil((cost * stream) / PACE.comparisonShare));
+  }
+
+  /**
+   * Whether to draft a tree for comparison, after `streamed` tokens of this answer's streams.
+   *
+   * first: nothing else tells of this answer yet, so it may come early, as long as the average is kept: tokens are counted
+   * over answers.
+   */
+  compares(streamed: number, first: boolean): boolean {
+    this.uncompared++;
+    const every = this.compareEvery(streamed);
+    const early = first && streamed >= PACE.compareEvery && this.uncompared >= 0;
+    if (this.uncompared < every && !early) return false;
+    this.uncompared = Math.min(0, this.uncompared - every);
+    return true;
   }
 
   /** Whether to draft on while the next verdict is awaited. */

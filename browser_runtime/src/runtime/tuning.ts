@@ -32,6 +32,8 @@ export class Tuning {
   /** One is under way; was since the last token. */
   private drafting = false;
   private beside = false;
+  /** Nothing of what trees bring in this answer is known but from others. */
+  private untold = true;
 
   constructor(
     readonly controller = new Controller(),
@@ -80,6 +82,7 @@ export class Tuning {
     } else if (!flight.catchingUp && !flight.afterOpen) {
       stats.waitSeconds += wait;
       stats.engineSeconds += engine;
+      this.untold = false;
       if (!overdue) this.pace.verified(flight.tree, flight.scores, verdict.accepted.length, wait, engine, queue);
     }
   }
@@ -137,7 +140,8 @@ export class Tuning {
    * Where the mode is pinned, nobody wants to know it.
    */
   comparison(tokens: readonly number[], streamed: number): Compare[] {
-    if (this.controller.pinned !== null || streamed % this.pace.compareEvery(streamed)) return [];
+    if (this.controller.pinned !== null || !this.pace.compares(streamed, this.untold)) return [];
+    this.untold = false;
     this.drafting = this.beside = true;
     return [{ type: "Compare", prefix: [...tokens], ...this.treeSize(MAX_NODES, this.largest.depth) }];
   }

@@ -104,8 +104,11 @@ class Drafter(
     /** Look up in [text], whose conversation is over, what the next ones may say. */
     fun remember(text: List<Int>) = lookup?.remember(text)
 
-    /** Forget the texts of earlier conversations. */
-    fun forget() = lookup?.forget()
+    /** Forget this text and those of earlier conversations: nothing is drafted from them any more. */
+    fun forget() {
+        growth = null
+        lookup?.forget()
+    }
 
     /**
      * Feature rows `[n, 2, heads, headDim]`, flat, of the tokens at [positions] `[n]`. What was drafted without any is
@@ -150,6 +153,7 @@ class Drafter(
     ): Draft {
         val depth = minOf(shape.depth, maxContext - prefix.size)
         if (depth < 1) return Draft()
+        lookup?.follow(prefix)
         val before = steps
         val old = reroot(prefix, sampling, constraint)
         val growth = old ?: begin(prefix, sampling, constraint)
@@ -195,7 +199,6 @@ class Drafter(
 
     /** A tree of the root's children alone. */
     private fun begin(prefix: List<Int>, sampling: Sampling, constraint: Constraint?): Growth {
-        lookup?.follow(prefix)
         val logits = advance(prefix)
         ranked = sampling
         held = constraint

@@ -107,6 +107,8 @@ class EdgeRuntime(
     private var sessionId = ByteArray(16).also(SecureRandom()::nextBytes)
     private var text = emptyList<Int>() // committed tokens of the last answer and its conversation
     private var rowsSeen = RowsSeen() // of `text`
+    private var forgotten = false // since the last answer began
+    private val memory = Any() // held while these three change
     private var stream = 0
 
     /**
@@ -212,8 +214,10 @@ class EdgeRuntime(
                 answer.run(this) { record = session.record(manifest.targetHash, stop) }
             } finally {
                 answer.close()
-                text = session.committed.toList()
-                rowsSeen = session.rowsSeen
+                synchronized(memory) {
+                    if (forgotten) forget()
+                    else session.let { text = it.committed.toList(); rowsSeen = it.rowsSeen }
+                }
                 record = null
                 if (link?.welcome != null && policy.understudy == UnderstudyUse.COLD) understudyThread?.unload()
             }
@@ -223,26 +227,31 @@ class EdgeRuntime(
     }.buffer(Channel.UNLIMITED).flowOn(Dispatchers.Default)
 
     /**
-     * Forget the answers that are over, e.g. as another user comes: no draft looks them up again. They are kept in memory
-     * alone, the last 8,192 tokens of them. Not while an answer is on its way: raises [IllegalStateException] then.
+     * Forget all conversations so far, e.g. as another user comes: no draft looks up again what they said.
+     *
+     * What drafts look up stands in memory alone, and is bounded. An answer on its way goes on, and is forgotten when it
+     * is over. From any thread.
      */
-    fun forget() {
-        check(busy.compareAndSet(false, true)) { "an answer is on its way; collect it to its end or cancel it first" }
+    fun forget() = synchronized(memory) {
         text = emptyList()
         rowsSeen = RowsSeen()
+        forgotten = true
         worker.submit { it.forget() }
-        busy.set(false)
     }
 
     /** A session for [ids]. What it shares with the text before keeps its rows, here and on the verifier. */
     private fun begin(ids: List<Int>, sampling: Sampling, maxNew: Int, constraint: Constraint?): Session {
-        val same = ids.zip(text).takeWhile { (one, other) -> one == other }.size
-        val before = text
-        if (same < before.size) worker.submit { it.remember(before) } // another conversation, or a turn said anew
-        worker.submit { it.keepRows(same) }
+        val rowsKept = synchronized(memory) {
+            val before = text
+            val same = ids.zip(before).takeWhile { (one, other) -> one == other }.size
+            if (same < before.size) worker.submit { it.remember(before) } // another conversation, or a turn said anew
+            worker.submit { it.keepRows(same) }
+            forgotten = false
+            rowsSeen.upTo(same)
+        }
         return Session(
             ids, sampling, manifest.eosIds, maxNew, manifest.maxContext, manifest.rowShape, sessionId, stream,
-            rowsSeen.upTo(same), options.patience, timer,
+            rowsKept, options.patience, timer,
             if (constraint.unobeyed) policy.copy(writer = WhoWrites.CLOUD_ONLY) else policy,
             Tuning(controller, options.shape, options.shaping, options.ahead), understudy?.present() == true,
             bundle.sentenceEnds, constraint = constraint,

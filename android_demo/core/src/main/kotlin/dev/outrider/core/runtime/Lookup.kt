@@ -8,7 +8,7 @@ package dev.outrider.core.runtime
  * drafter mixes the guess into its own distribution; like any candidate it can only cost speed.
  *
  * An index of every run of 1 to [LONGEST] tokens in a text that mostly grows at its end, and of earlier texts. memory:
- * runs of those that are kept, the newest ones.
+ * runs of those that are kept, the ones seen last.
  */
 class Lookup(private val memory: Int = MEMORY) {
     private var text = emptyList<Int>()
@@ -48,8 +48,12 @@ class Lookup(private val memory: Int = MEMORY) {
         }
     }
 
-    /** Forget all earlier texts. */
-    fun forget() = earlier.clear()
+    /** Forget the text and all earlier ones. */
+    fun forget() {
+        text = emptyList()
+        next.clear()
+        earlier.clear()
+    }
 
     /** The token behind the text and [path], from the run that is the surest, and its hit rate; or null. */
     fun guess(path: List<Int>): Guess? {
@@ -85,13 +89,13 @@ class Lookup(private val memory: Int = MEMORY) {
         val LONGEST = HIT_RATES.size
 
         /**
-         * Lengths of runs in earlier texts, and the same rates for them where the text itself has a shorter one: 600 of
-         * these answers, each behind those before it.
+         * Lengths of runs in earlier texts, and the same rates for them where the text itself has no guess that is as
+         * sure: 600 of these answers, each behind those before it.
          */
         val EARLIER_LENGTHS = intArrayOf(4, 8, 16)
-        val EARLIER_RATES = doubleArrayOf(0.33, 0.65, 0.78)
+        val EARLIER_RATES = doubleArrayOf(0.35, 0.64, 0.80)
 
-        /** The runs of 8,192 tokens. */
+        /** 8,192 tokens have as many runs. */
         const val MEMORY = 3 * 8192
     }
 }

@@ -88,6 +88,9 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     private var lost = 0.0
     private var losing: Double? = null
 
+    /** Streamed tokens since such a tree; below 0: so many more than it was entitled to. */
+    private var uncompared = 0
+
     /** Between tokens of a stream, of which there were [gaps]; late: tokens arrive that an outage held back. */
     private var gap: Double? = null
     private var gaps = 0
@@ -143,6 +146,7 @@ class Pace(val config: PaceConfig = PaceConfig()) {
             rtt = blend(rtt, between)
         }
         this.queue = blend(this.queue, queue)
+        uncompared = 0
         brought(tree, scores, path)
     }
 
@@ -217,8 +221,12 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         val new = blend(own, now)
         // each keeps a level of its own, as the curve may be wrong for one of them, and they rise and fall together
         val followed = if (own == null || other == null) other else other * new / own
+        val before = step(0.0)
         slowdown = if (tokens > 1) new else followed
         tokenSlowdown = if (tokens > 1) followed else new
+        val known = gap ?: return
+        // no stream tells at present how long its tokens take
+        if (tokens > 1) gap = maxOf(config.leastSeconds, known + step(0.0) - before)
     }
 
     // --- what follows ---
@@ -253,6 +261,21 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         val every = minOf(config.compareRarely.toDouble(), config.compareEvery * ahead * ahead * ahead).toInt()
         val cost = if (streamed <= config.earlyTokens) lost else maxOf(lost, compared)
         return maxOf(every, ceil(cost * stream / config.comparisonShare).toInt())
+    }
+
+    /**
+     * Whether to draft a tree for comparison, after [streamed] tokens of this answer's streams.
+     *
+     * [first]: nothing else tells of this answer yet, so it may come early, as long as the average is kept: tokens are
+     * counted over answers.
+     */
+    fun compares(streamed: Int, first: Boolean): Boolean {
+        uncompared++
+        val every = compareEvery(streamed)
+        val early = first && streamed >= config.compareEvery && uncompared >= 0
+        if (uncompared < every && !early) return false
+        uncompared = minOf(0, uncompared - every)
+        return true
     }
 
     /** Whether to draft on while the next verdict is awaited. */

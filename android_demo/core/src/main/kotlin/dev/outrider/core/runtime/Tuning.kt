@@ -29,6 +29,7 @@ class Tuning(
     private var comparison: Comparison? = null // whose outcome is not known yet
     private var drafting = false // a tree for comparison is under way
     private var beside = false // one was since the last token
+    private var untold = true // nothing of what trees bring in this answer is known but from others
 
     init {
         pace.ahead.fixed = ahead != null
@@ -66,6 +67,7 @@ class Tuning(
         } else if (!flight.catchingUp && !flight.afterOpen) {
             stats.waitSeconds += wait
             stats.engineSeconds += engine
+            untold = false
             val queue = 1e-6 * verdict.queueUs
             if (!overdue) pace.verified(flight.tree, flight.scores, verdict.path, wait, engine, queue)
         }
@@ -116,7 +118,8 @@ class Tuning(
      * Where the mode is pinned, nobody wants to know it.
      */
     internal fun comparison(tokens: List<Int>, streamed: Int): List<Action> {
-        if (controller.pinned != null || streamed % pace.compareEvery(streamed) != 0) return emptyList()
+        if (controller.pinned != null || !pace.compares(streamed, untold)) return emptyList()
+        untold = false
         drafting = true
         beside = true
         return listOf(Compare(tokens.toList(), treeSize(MAX_NODES, largest.depth)))

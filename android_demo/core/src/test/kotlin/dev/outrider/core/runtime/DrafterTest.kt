@@ -111,16 +111,23 @@ class DrafterTest {
     @Test
     fun earlierTextsAreLookedUpAndForgotten() {
         val lookup = Lookup(memory = 6)
-        val first = (0..9).toList()
-        lookup.remember(first)
-        assertNull(lookup.guess(listOf(1, 2, 3, 4)))
-        assertEquals(Lookup.Guess(9, 0.33), lookup.guess(listOf(5, 6, 7, 8)))
-        assertEquals(Lookup.Guess(9, 0.65), lookup.guess((1..8).toList()))
-        lookup.follow(listOf(1, 2, 3, 4, 5, 6, 7, 8, 77, 2, 3, 4, 5, 6, 7, 8)) // what it says itself is surer
-        assertEquals(Lookup.Guess(77, 0.84), lookup.guess(emptyList()))
+        lookup.remember((0..9).toList())
+        assertNull(lookup.guess(listOf(1, 2, 3, 4))) // of 8 runs the first two are forgotten
+        assertEquals(Lookup.Guess(9, 0.35), lookup.guess(listOf(5, 6, 7, 8)))
+        assertEquals(Lookup.Guess(9, 0.64), lookup.guess((1..8).toList()))
+        lookup.remember(listOf(2, 3, 4, 5, 60)) // seen again: now the newest, and what followed last counts
+        lookup.remember((100..105).toList())
+        assertEquals(Lookup.Guess(60, 0.35), lookup.guess(listOf(2, 3, 4, 5)))
+        assertNull(lookup.guess(listOf(3, 4, 5, 6)))
         lookup.forget()
-        lookup.follow(listOf(5, 6, 7, 8))
-        assertNull(lookup.guess(emptyList()))
+        assertNull(lookup.guess(listOf(2, 3, 4, 5)))
+        val long = (70_000..70_039).toList()
+        val whole = Lookup()
+        whole.remember(long)
+        assertEquals(Lookup.Guess(70_016, 0.8), whole.guess(long.take(16)))
+        whole.follow(listOf(1, 2, 3, 4, 5, 6, 77, 1, 2, 3, 4, 5, 6))
+        whole.remember(listOf(2, 3, 4, 5, 6, 88))
+        assertEquals(Lookup.Guess(77, 0.84), whole.guess(emptyList())) // what it says itself is surer
     }
 
     @Test
@@ -136,6 +143,8 @@ class DrafterTest {
                 else assertEquals(stream.toDouble(), assertNotNull(pace.streamRate()), 1e-9)
                 assertEquals(wanted.double("gain"), pace.gain(), 1e-9)
                 assertEquals(ints(wanted.field("compare_every")), listOf(pace.compareEvery(32), pace.compareEvery(33)))
+                val compares = listOf(pace.compares(9, true), pace.compares(40, false))
+                assertEquals(wanted.field<List<Boolean>>("compares"), compares)
                 assertEquals(wanted.field<Boolean>("drafts_ahead"), pace.draftsAhead())
                 assertEquals(wanted.int("drafting"), pace.worthDrafting())
                 val (tokens, parents, scores) = wanted.field<List<Any?>>("tree")
