@@ -68,6 +68,31 @@ test("an answer is the target's own, by trees and by a stream", async () => {
   }
 });
 
+test("what was said before is remembered until it is forgotten, also where the answer is left", async () => {
+  const drafter = drafterOf();
+  const calls: string[] = [];
+  drafter.remember = text => void calls.push(`remember ${text.slice(0, PROMPT.length)}`);
+  drafter.forget = () => void calls.push("forget");
+  const { makeSocket } = new FakeVerifier();
+  const runtime = new EdgeRuntime(bundle, drafter, "127.0.0.1:1", { makeSocket });
+  const ask = (prompt: number[]) => read(runtime.generate(prompt, { maxNewTokens: 4 }));
+  await ask(PROMPT);
+  await ask([1, 2, 3]);
+  await ask([1, 2, 3, ...(await ask([1, 2, 3])).tokenIds, 7]); // a further turn of the same conversation
+  assert.deepEqual(calls, [`remember ${PROMPT}`, "remember 1,2,3"]);
+  calls.length = 0;
+  await read(runtime.generate(PROMPT, { maxNewTokens: 50 }), event => {
+    if (event.type !== "verified" || calls.includes("forget")) return;
+    runtime.cancel();
+    runtime.forget();
+  });
+  assert.deepEqual(calls, ["remember 1,2,3", "forget", "forget"]);
+  await ask([1, 2, 3]);
+  await ask(PROMPT);
+  assert.deepEqual(calls.slice(3), ["remember 1,2,3"]);
+  await runtime.close();
+});
+
 test("a cut at any moment, a silence and a killed verifier lose nothing", async () => {
   const cut = async (seed: number) => {
     const verifier = new FakeVerifier();
