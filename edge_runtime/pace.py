@@ -31,6 +31,8 @@ class PaceConfig:
     token_smoothing: float = 0.1
     #: weight of a tree drafted beside a stream: it stands for all the rounds since the last one
     comparison_smoothing: float = 0.4
+    #: weight of a tree in what trees usually bring, whatever the answer, once there were many
+    usual_smoothing: float = 0.05
     #: observations that each depth's calibration starts with, all of them "as predicted"
     prior: float = 4.0
     #: what an older observation still counts after one more tree
@@ -40,9 +42,12 @@ class PaceConfig:
     #: a node is taken to be accepted at most this many times as often as the drafter predicted
     most_correction: float = 4.0
     #: the other mode must promise this many times the tokens per second ...
-    margin: float = 1.05
+    margin: float = 1.1
     #: ... in this many consecutive rounds before trees are left for a stream
     rounds_to_leave_trees: int = 2
+    #: ... which are not an answer's first ones: how well an answer can be foreseen differs more between answers than
+    #: within one, and a round of trees tells more of it than a tree for comparison
+    first_rounds: int = 4
     #: ... for this many consecutive tokens before a stream is left: a delayed token is followed by a burst
     tokens_to_leave_stream: int = 8
     #: tokens of a trial stream
@@ -99,7 +104,9 @@ class Pace:
     compared: float = 0.0  # drafting a tree for comparison
     lost: float = 0.0  # of a stream by it, where device and verifier share processors
     uncompared: int = 0  # streamed tokens since; below 0: so many more than it was entitled to
-    tau: float = 2.0  # tokens of a tree round
+    tau: float = 2.0  # tokens of a tree round, in this answer
+    usual_tau: float = 2.0  # in the answers so far
+    trees: int = 0  # measurements behind it
     nodes: float | None = None  # of a tree
     ahead: Ahead = field(default_factory=Ahead)
     config: PaceConfig = field(default_factory=PaceConfig)
@@ -186,7 +193,7 @@ class Pace:
         prior, fading, depths = self.config.prior, self.config.fading, self.config.depths
         self.nodes = _blend(self.nodes, len(tree), weight)
         if len(scores) != len(tree) or not scores:
-            self.tau = _blend(self.tau, 1 + len(path), weight)
+            self._brought(1 + len(path), weight)
             return
         for depth in range(1, depths + 1):
             self.predicted[depth] = prior + fading * (self.predicted[depth] - prior)
@@ -195,7 +202,17 @@ class Pace:
             self.predicted[min(depth, depths)] += float(np.exp(score))
         for depth in range(1, len(path) + 1):
             self.accepted[min(depth, depths)] += 1
-        self.tau = _blend(self.tau, float(self._expected(tree, scores)[-1]), weight)
+        self._brought(float(self._expected(tree, scores)[-1]), weight)
+
+    def _brought(self, tokens: float, weight: float) -> None:
+        self.trees += 1
+        self.tau = _blend(self.tau, tokens, weight)
+        usual = max(self.config.usual_smoothing, 1 / (self.config.prior + self.trees))
+        self.usual_tau = _blend(self.usual_tau, tokens, usual)
+
+    def forget_answer(self) -> None:
+        """A new answer begins, of which nothing is known."""
+        self.tau = self.usual_tau
 
     def _expected(self, tree: TokenTree, scores: Sequence[float]) -> NDArray[np.float64]:
         """Tokens that the first 1, 2, ... nodes of `tree` promise, as far as promises were kept so far."""
@@ -341,10 +358,21 @@ class Controller:
     _better: int = 0
     _saved: float = 0.0  # seconds that a trial may cost
 
-    def begin(self) -> Mode:
-        """The mode of a new answer: no hysteresis, nothing is under way."""
-        self._better = self.pace.config.tokens_to_leave_stream
-        return self.choose()
+    def begin(self, unknown: bool = True) -> Mode:
+        """The mode of an answer, or of its rest on a new link: trees, unless they bring much less than a stream.
+
+        unknown: nothing tells of this answer yet; what answers usually bring does.
+        """
+        self.trial = self._better = 0
+        if unknown:
+            self.pace.forget_answer()
+        stream, before = self.pace.stream_rate(), self.mode
+        if not self.pinned and stream is not None:
+            self.mode = Mode.STREAM if stream > self.pace.config.margin * self.pace.tree_rate() else Mode.TREE
+            self.switches += self.mode is not before
+            if self.mode is Mode.TREE and unknown:
+                self._better = -self.pace.config.first_rounds
+        return self.pinned or self.mode
 
     def choose(self) -> Mode:
         """After every verdict."""

@@ -45,10 +45,10 @@ class Tuning:
 
     def __post_init__(self) -> None:
         self.pace.ahead.fixed = self.ahead is not None
-        self._verdict_at: float | None = None
+        self._verdict_at: float | None = None  # of a tree, if that was the last
         self._comparison: _Comparison | None = None  # whose outcome is not known yet
         self._drafting = self._beside = False  # a tree for comparison is under way; was since the last token
-        self._told = True  # nothing of what trees bring in this answer is known but from others
+        self._untold = True  # what trees bring in this answer is known from others alone
 
     @property
     def pace(self) -> Pace:
@@ -77,7 +77,7 @@ class Tuning:
     def answered(self, flight: Flight, verdict: Verdict, now: float, overdue: bool, stats: SessionStats) -> None:
         """`verdict` on `flight` came. overdue: it had been given up; an outage says nothing of the link."""
         engine, queue, wait = verdict.engine_us / 1e6, verdict.queue_us / 1e6, now - flight.sent
-        self._verdict_at = now
+        self._verdict_at = None  # before a first tree, the drafter reads what it has not seen
         if flight.tree is None:
             if flight.streaming:  # the first token had to be asked for
                 self.pace.streamed(wait, engine, overdue, self._beside)
@@ -85,7 +85,7 @@ class Tuning:
         elif not flight.catching_up and not flight.after_open:
             stats.wait_seconds += wait
             stats.engine_seconds += engine
-            self._told = False
+            self._untold, self._verdict_at = False, now
             if not overdue:
                 self.pace.verified(flight.tree, flight.scores, verdict.accepted, wait, engine, queue)
 
@@ -107,7 +107,7 @@ class Tuning:
 
     def begin(self) -> Mode:
         """The mode of an answer, or of its rest on a new link."""
-        return self.controller.begin()
+        return self.controller.begin(unknown=self._untold)
 
     def choose(self) -> Mode:
         """The mode after a verdict."""
@@ -136,10 +136,10 @@ class Tuning:
     def comparison(self, tokens: list[int], streamed: int) -> list[Compare]:
         """`streamed` tokens into an answer's streams: a tree to draft below `tokens` now and then, so that tau stays
         known. Where the mode is pinned, nobody wants to know it."""
-        if self.controller.pinned or not self.pace.compares(streamed, first=self._told):
+        if self.controller.pinned or not self.pace.compares(streamed, first=self._untold):
             return []
         self._drafting = self._beside = True
-        self._told = False
+        self._untold = False
         return [Compare(list(tokens), *self.tree_size(MAX_NODES, self.largest.depth))]
 
 

@@ -217,7 +217,7 @@ def measured(number: int) -> dict[str, Any]:
         else:
             arguments = [rng.uniform(0, 0.05)]
             pace.waited(*arguments)
-        choice = rng.choice(["begin", "choose", "choose", "choose"])
+        choice = rng.choice(["begin", "go_on", "choose", "choose", "choose"])
         steps.append([call, arguments, what_follows(controller, tree, scores, choice)])
     return {"pinned": controller.pinned, "steps": steps}
 
@@ -273,6 +273,7 @@ def link(pace: Pace, costs: bytes, rtt: float) -> list[Any]:
 def what_follows(controller: Controller, tree: TokenTree, scores: list[float], choice: str) -> dict[str, Any]:
     pace = controller.pace
     early = pace.config.early_tokens
+    calls = {"begin": controller.begin, "go_on": lambda: controller.begin(unknown=False), "choose": controller.choose}
     return {
         "tree_rate": pace.tree_rate(), "stream_rate": pace.stream_rate(), "gain": pace.gain(),
         "compare_every": [pace.compare_every(streamed) for streamed in (early, early + 1)],
@@ -280,7 +281,7 @@ def what_follows(controller: Controller, tree: TokenTree, scores: list[float], c
         "drafts_ahead": pace.drafts_ahead(),
         "drafting": pace.worth_drafting(),
         "tree": [list(tree.tokens), list(tree.parents), scores], "nodes": pace.worth_sending(tree, scores),
-        "call": choice, "mode": getattr(controller, choice)(),
+        "call": choice, "mode": calls[choice](),
     }  # fmt: skip
 
 

@@ -189,6 +189,53 @@ def test_a_switch_wants_a_margin_twice_and_a_new_answer_none() -> None:
     assert [near_tie.choose() for _ in range(9)] == ["tree"] * 9
 
 
+def test_an_answer_begins_in_trees_unless_they_usually_bring_much_less() -> None:
+    curve = CostCurve((1, 64), (0.01, 0.01))
+
+    def begun(usual: float) -> Controller:
+        pace = Pace(usual_tau=usual, tau=1.0)
+        pace.linked(welcome(curve), 0.01)  # a round takes as long as two tokens of a stream
+        controller = Controller(pace, mode=Mode.STREAM)
+        controller.begin()
+        assert pace.tau == usual
+        return controller
+
+    assert begun(1.9 / CONFIG.margin).mode == "stream"
+    controller = begun(2.1 / CONFIG.margin)
+    assert controller.mode == "tree" and controller.switches == 1
+    tree = TokenTree.chain([1, 2])
+    modes = []
+    for _ in range(CONFIG.first_rounds + CONFIG.rounds_to_leave_trees):
+        controller.pace.verified(tree, [], [], 0.02, 0.01, 0.0)
+        modes.append(controller.choose())
+    assert modes[:-1] == ["tree"] * (len(modes) - 1) and modes[-1] == "stream"
+
+
+def test_what_is_known_of_an_answer_counts_for_its_rest_and_not_for_the_next() -> None:
+    pace = Pace()
+    pace.linked(welcome(CostCurve((1, 64), (0.01, 0.01))), 0.01)
+    controller = Controller(pace)
+    tree = TokenTree.chain([1, 2, 3, 4, 5])
+    for _ in range(100):
+        pace.verified(tree, [], [0, 1], 0.02, 0.01, 0.0)
+    for _ in range(8):
+        pace.verified(tree, [], [], 0.02, 0.01, 0.0)
+    assert pace.tau < 1.5 < 2.2 < pace.usual_tau
+    assert controller.begin(unknown=False) == "stream" and pace.tau < 1.5
+    assert controller.begin() == "tree" and pace.tau == pace.usual_tau
+
+
+def test_a_trial_does_not_outlive_its_answer() -> None:
+    pace = Pace()
+    pace.linked(welcome(CostCurve((1, 64), (0.03, 0.03))), 0.001)
+    controller = Controller(pace)
+    while not controller.trial:
+        pace.verified(TokenTree.chain([1]), [], [0], 0.031, 0.03, 0.0)
+        controller.choose()
+    assert controller.choose() == "stream"
+    assert controller.begin() == "tree" and controller.choose() == "tree"
+
+
 def test_a_token_that_was_held_up_is_no_reason_to_leave_a_stream() -> None:
     pace = Pace(curve=CPU, rtt=0.05, tau=4.0)
     controller = Controller(pace, mode=Mode.STREAM)
@@ -265,7 +312,7 @@ def test_a_wrong_curve_is_found_out() -> None:
 @pytest.mark.parametrize(("rtt", "tau"), [(0.001, 1.5), (0.001, 1.9), (0.03, 1.9), (0.03, 2.5), (0.1, 2.8), (0.1, 4.0)])
 def test_trials_cost_little_where_trees_are_better(rtt: float, tau: float) -> None:
     curve = CostCurve((1, 16, 64), (0.075, 0.078, 0.09))
-    pace = Pace(tau=tau)
+    pace = Pace(usual_tau=tau)
     pace.linked(welcome(curve), rtt)
     controller, seconds = converse(pace, curve, rtt, tau, 2000)
     assert controller.trials >= 2 and controller.switches == 0

@@ -50,6 +50,36 @@ def test_the_time_to_a_streams_first_token_is_no_gap() -> None:
     assert pace.gaps == 1 and pace.gap == pytest.approx(0.022, rel=0.01)
 
 
+def test_what_is_read_before_a_first_tree_is_no_part_of_a_round() -> None:
+    """A long prompt, or what was streamed meanwhile, takes the drafter longer than what a round adds."""
+    world = streaming_world(0.0001)
+    session, pace = world.session, world.session.tuning.pace
+
+    def round_after(seconds: float) -> None:
+        world.now += seconds
+        world.run_job()
+        world.deliver()
+
+    while session.stats.rounds < 2:  # the first came with the prompt
+        round_after(3.0)
+    assert pace.exposed == 0.0
+    round_after(0.5)
+    assert pace.exposed == pytest.approx(0.2 * 0.5, rel=0.05)
+    before = pace.exposed
+    session.tuning.controller.pinned = Mode.STREAM
+    while session.mode is Mode.TREE or session.stats.streamed < 3:
+        world.run_job()
+        world.deliver()
+    session.tuning.controller.pinned = Mode.TREE
+    while session.mode is Mode.STREAM:
+        world.deliver()
+    rounds = session.stats.rounds
+    before = pace.exposed
+    while session.stats.rounds == rounds:
+        round_after(3.0)
+    assert pace.exposed == before
+
+
 def test_a_stream_is_compared_with_trees_and_what_comes_true_is_measured() -> None:
     world = streaming_world(0.03)
     pace = world.session.tuning.pace

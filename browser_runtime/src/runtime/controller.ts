@@ -22,10 +22,21 @@ export class Controller {
     public pinned: Mode | null = null,
   ) {}
 
-  /** The mode of a new answer: no hysteresis, nothing is under way. */
-  begin(): Mode {
-    this.better = this.pace.config.tokensToLeaveStream;
-    return this.choose();
+  /**
+   * The mode of an answer, or of its rest on a new link: trees, unless they bring much less than a stream.
+   *
+   * unknown: nothing tells of this answer yet; what answers usually bring does.
+   */
+  begin(unknown = true): Mode {
+    this.trial = this.better = 0;
+    if (unknown) this.pace.forgetAnswer();
+    const { config } = this.pace;
+    const stream = this.pace.streamRate();
+    if (this.pinned === null && stream !== null) {
+      this.mode = stream > config.margin * this.pace.treeRate() ? "stream" : "tree";
+      if (this.mode === "tree" && unknown) this.better = -config.firstRounds;
+    }
+    return this.pinned ?? this.mode;
   }
 
   /** After every verdict. */

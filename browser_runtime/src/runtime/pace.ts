@@ -19,6 +19,8 @@ export const PACE = {
   tokenSmoothing: 0.1,
   /** Weight of a tree drafted beside a stream: it stands for all the rounds since the last one. */
   comparisonSmoothing: 0.4,
+  /** Weight of a tree in what trees usually bring, whatever the answer, once there were many. */
+  usualSmoothing: 0.05,
   /** Observations that each depth's calibration starts with, all of them "as predicted". */
   prior: 4,
   /** What an older observation still counts after one more tree. */
@@ -28,9 +30,11 @@ export const PACE = {
   /** A node is taken to be accepted at most this many times as often as the drafter predicted. */
   mostCorrection: 4,
   /** The other mode must promise this many times the tokens per second. */
-  margin: 1.05,
+  margin: 1.1,
   /** Consecutive rounds in which it must, before trees are left for a stream. */
   roundsToLeaveTrees: 2,
+  /** An answer's first rounds, in which they are not left: how well answers can be foreseen differs between them. */
+  firstRounds: 4,
   /** Consecutive tokens for which it must, before a stream is left: a delayed token is followed by a burst. */
   tokensToLeaveStream: 8,
   /** Tokens of a trial stream. */
@@ -88,8 +92,10 @@ export class Pace {
   private gap: number | null = null;
   private gaps = 0;
   private late = false;
-  /** Tokens of a tree round, and nodes of a tree. */
+  /** Tokens of a tree round in this answer; in the answers so far, by so many trees; and nodes of a tree. */
   tau = 2;
+  private usualTau = 2;
+  private trees = 0;
   private nodes: number | null = null;
   ahead = new Ahead();
   /** The round that ends with the next VERIFY, and whether it drafts ahead. */
@@ -174,7 +180,7 @@ export class Pace {
     const { prior, fading, depths } = PACE;
     this.nodes = blend(this.nodes, tree.size, weight);
     if (scores.length !== tree.size || !scores.length) {
-      this.tau = blend(this.tau, 1 + path, weight);
+      this.brought(1 + path, weight);
       return;
     }
     for (let depth = 1; depth <= depths; depth++) {
@@ -184,7 +190,19 @@ export class Pace {
     for (const [node, score] of scores.entries())
       this.predicted[Math.min(tree.depths[node], depths)] += Math.exp(score);
     for (let depth = 1; depth <= path; depth++) this.accepted[Math.min(depth, depths)]++;
-    this.tau = blend(this.tau, this.expected(tree, scores).at(-1)!, weight);
+    this.brought(this.expected(tree, scores).at(-1)!, weight);
+  }
+
+  private brought(tokens: number, weight: number): void {
+    this.trees++;
+    this.tau = blend(this.tau, tokens, weight);
+    const usual = Math.max(this.config.usualSmoothing, 1 / (this.config.prior + this.trees));
+    this.usualTau = blend(this.usualTau, tokens, usual);
+  }
+
+  /** A new answer begins, of which nothing is known. */
+  forgetAnswer(): void {
+    this.tau = this.usualTau;
   }
 
   /** Tokens that the first 1, 2, ... nodes of `tree` promise, as far as promises were kept so far. */

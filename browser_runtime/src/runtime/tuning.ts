@@ -26,6 +26,7 @@ export class Tuning {
   readonly largest: TreeShape;
   private readonly shaping: boolean;
   private readonly ahead: boolean | null;
+  /** When a tree's verdict came, if that was the last. */
   private verdictAt: number | null = null;
   /** A tree for comparison alone, below the first `base` tokens, whose outcome is not known yet. */
   private comparing: { draft: Draft; base: number; seconds: number } | null = null;
@@ -74,7 +75,7 @@ export class Tuning {
   /** `verdict` on `flight` came. overdue: it had been given up; an outage says nothing of the link. */
   answered(flight: Flight, verdict: Verdict, now: number, overdue: boolean, stats: SessionStats): void {
     const [engine, queue, wait] = [verdict.engineUs / 1e6, verdict.queueUs / 1e6, now - flight.sent];
-    this.verdictAt = now;
+    this.verdictAt = null; // before a first tree, the drafter reads what it has not seen
     if (!flight.tree) {
       if (!flight.streaming) return; // the first token had to be asked for
       this.pace.streamed(wait, engine, overdue, this.beside);
@@ -83,6 +84,7 @@ export class Tuning {
       stats.waitSeconds += wait;
       stats.engineSeconds += engine;
       this.untold = false;
+      this.verdictAt = now;
       if (!overdue) this.pace.verified(flight.tree, flight.scores, verdict.accepted.length, wait, engine, queue);
     }
   }
@@ -107,7 +109,7 @@ export class Tuning {
 
   /** The mode of an answer, or of its rest on a new link. */
   begin(): Mode {
-    return this.controller.begin();
+    return this.controller.begin(this.untold);
   }
 
   /** The mode after a verdict. */

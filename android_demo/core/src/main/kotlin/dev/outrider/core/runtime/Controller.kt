@@ -18,10 +18,21 @@ class Controller(val pace: Pace, pinned: Mode? = null) {
     private var trial = 0
     private var saved = 0.0
 
-    /** The mode of a new answer: no hysteresis, nothing is under way. */
-    fun begin(): Mode {
-        better = config.tokensToLeaveStream
-        return choose()
+    /**
+     * The mode of an answer, or of its rest on a new link: trees, unless they bring much less than a stream.
+     *
+     * unknown: nothing tells of this answer yet; what answers usually bring does.
+     */
+    fun begin(unknown: Boolean = true): Mode {
+        trial = 0
+        better = 0
+        if (unknown) pace.forgetAnswer()
+        val stream = pace.streamRate()
+        if (pinned == null && stream != null) {
+            mode = if (stream > config.margin * pace.treeRate()) Mode.STREAM else Mode.TREE
+            if (mode == Mode.TREE && unknown) better = -config.firstRounds
+        }
+        return pinned ?: mode
     }
 
     /** After every verdict. */

@@ -229,8 +229,8 @@ class EdgeRuntime(
     /**
      * Forget all conversations so far, e.g. as another user comes: no draft looks up again what they said.
      *
-     * What drafts look up stands in memory alone, and is bounded. An answer on its way goes on, and is forgotten when it
-     * is over. From any thread.
+     * What drafts look up stands in memory alone, and is bounded. An answer on its way goes on, and is forgotten when
+     * it is over. From any thread.
      */
     fun forget() = synchronized(memory) {
         text = emptyList()

@@ -21,6 +21,8 @@ class PaceConfig(
     val tokenSmoothing: Double = 0.1,
     /** Weight of a tree drafted beside a stream: it stands for all the rounds since the last one. */
     val comparisonSmoothing: Double = 0.4,
+    /** Weight of a tree in what trees usually bring, whatever the answer, once there were many. */
+    val usualSmoothing: Double = 0.05,
     /** Observations that each depth's calibration starts with, all of them "as predicted". */
     val prior: Double = 4.0,
     /** What an older observation still counts after one more tree. */
@@ -30,9 +32,11 @@ class PaceConfig(
     /** A node is taken to be accepted at most this many times as often as the drafter predicted. */
     val mostCorrection: Double = 4.0,
     /** The other mode must promise this many times the tokens per second. */
-    val margin: Double = 1.05,
+    val margin: Double = 1.1,
     /** Consecutive rounds in which it must, before trees are left for a stream. */
     val roundsToLeaveTrees: Int = 2,
+    /** An answer's first rounds, in which they are not left: how well answers can be foreseen differs between them. */
+    val firstRounds: Int = 4,
     /** Consecutive tokens for which it must, before a stream is left: a delayed token is followed by a burst. */
     val tokensToLeaveStream: Int = 8,
     /** Tokens of a trial stream. */
@@ -96,8 +100,10 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     private var gaps = 0
     private var late = false
 
-    /** Tokens of a tree round, and nodes of a tree. */
+    /** Tokens of a tree round in this answer; in the answers so far, by so many [trees]; and nodes of a tree. */
     private var tau = 2.0
+    private var usualTau = 2.0
+    private var trees = 0
     private var nodes: Double? = null
     internal var ahead = Ahead()
         private set
@@ -179,7 +185,7 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     private fun brought(tree: TokenTree, scores: List<Double>, path: List<Int>, weight: Double = config.smoothing) {
         nodes = blend(nodes, tree.size.toDouble(), weight)
         if (scores.size != tree.size || scores.isEmpty()) {
-            tau = blend(tau, 1.0 + path.size, weight)
+            brought(1.0 + path.size, weight)
             return
         }
         for (depth in 1..config.depths) {
@@ -188,7 +194,18 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         }
         for ((node, score) in scores.withIndex()) predicted[minOf(tree.depths[node], config.depths)] += exp(score)
         for (depth in 1..path.size) accepted[minOf(depth, config.depths)] += 1.0
-        tau = blend(tau, expected(tree, scores).last(), weight)
+        brought(expected(tree, scores).last(), weight)
+    }
+
+    private fun brought(tokens: Double, weight: Double) {
+        trees++
+        tau = blend(tau, tokens, weight)
+        usualTau = blend(usualTau, tokens, maxOf(config.usualSmoothing, 1 / (config.prior + trees)))
+    }
+
+    /** A new answer begins, of which nothing is known. */
+    internal fun forgetAnswer() {
+        tau = usualTau
     }
 
     /** Tokens that the first 1, 2, ... nodes of [tree] promise, as far as the drafter's promises were kept so far. */

@@ -25,7 +25,7 @@ class Tuning(
     private class Comparison(val draft: Draft, val base: Int, val seconds: Double)
 
     private val pace = controller.pace
-    private var verdictAt: Double? = null
+    private var verdictAt: Double? = null // of a tree, if that was the last
     private var comparison: Comparison? = null // whose outcome is not known yet
     private var drafting = false // a tree for comparison is under way
     private var beside = false // one was since the last token
@@ -59,7 +59,7 @@ class Tuning(
     internal fun answered(flight: Flight, verdict: Verdict, now: Double, overdue: Boolean, stats: SessionStats) {
         val engine = 1e-6 * verdict.engineUs
         val wait = now - flight.sent
-        verdictAt = now
+        verdictAt = null // before a first tree, the drafter reads what it has not seen
         if (flight.tree == null) {
             if (!flight.streaming) return // the first token had to be asked for
             pace.streamed(wait, engine, overdue, beside)
@@ -68,6 +68,7 @@ class Tuning(
             stats.waitSeconds += wait
             stats.engineSeconds += engine
             untold = false
+            verdictAt = now
             val queue = 1e-6 * verdict.queueUs
             if (!overdue) pace.verified(flight.tree, flight.scores, verdict.path, wait, engine, queue)
         }
@@ -91,7 +92,7 @@ class Tuning(
     // --- what follows ---
 
     /** The mode of an answer, or of its rest on a new link. */
-    internal fun begin(): Mode = controller.begin()
+    internal fun begin(): Mode = controller.begin(untold)
 
     /** The mode after a verdict. */
     internal fun choose(): Mode = controller.choose()
