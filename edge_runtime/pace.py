@@ -31,7 +31,8 @@ class PaceConfig:
     token_smoothing: float = 0.1
     #: weight of a tree drafted beside a stream: it stands for all the rounds since the last one
     comparison_smoothing: float = 0.4
-    #: weight of a tree in what trees usually bring, whatever the answer, once there were many
+    #: weight of a tree in what trees usually bring, once there were many: how well text can be foreseen differs more
+    #: between answers than within one
     usual_smoothing: float = 0.05
     #: observations that each depth's calibration starts with, all of them "as predicted"
     prior: float = 4.0
@@ -42,12 +43,9 @@ class PaceConfig:
     #: a node is taken to be accepted at most this many times as often as the drafter predicted
     most_correction: float = 4.0
     #: the other mode must promise this many times the tokens per second ...
-    margin: float = 1.1
+    margin: float = 1.05
     #: ... in this many consecutive rounds before trees are left for a stream
     rounds_to_leave_trees: int = 2
-    #: ... which are not an answer's first ones: how well an answer can be foreseen differs more between answers than
-    #: within one, and a round of trees tells more of it than a tree for comparison
-    first_rounds: int = 4
     #: ... for this many consecutive tokens before a stream is left: a delayed token is followed by a burst
     tokens_to_leave_stream: int = 8
     #: tokens of a trial stream
@@ -359,7 +357,7 @@ class Controller:
     _saved: float = 0.0  # seconds that a trial may cost
 
     def begin(self, unknown: bool = True) -> Mode:
-        """The mode of an answer, or of its rest on a new link: trees, unless they bring much less than a stream.
+        """The mode of an answer, or of its rest on a new link: trees, unless a stream is faster by the margin.
 
         unknown: nothing tells of this answer yet; what answers usually bring does.
         """
@@ -370,8 +368,6 @@ class Controller:
         if not self.pinned and stream is not None:
             self.mode = Mode.STREAM if stream > self.pace.config.margin * self.pace.tree_rate() else Mode.TREE
             self.switches += self.mode is not before
-            if self.mode is Mode.TREE and unknown:
-                self._better = -self.pace.config.first_rounds
         return self.pinned or self.mode
 
     def choose(self) -> Mode:

@@ -23,7 +23,7 @@ export class Controller {
   ) {}
 
   /**
-   * The mode of an answer, or of its rest on a new link: trees, unless they bring much less than a stream.
+   * The mode of an answer, or of its rest on a new link: trees, unless a stream is faster by the margin.
    *
    * unknown: nothing tells of this answer yet; what answers usually bring does.
    */
@@ -34,7 +34,6 @@ export class Controller {
     const stream = this.pace.streamRate();
     if (this.pinned === null && stream !== null) {
       this.mode = stream > config.margin * this.pace.treeRate() ? "stream" : "tree";
-      if (this.mode === "tree" && unknown) this.better = -config.firstRounds;
     }
     return this.pinned ?? this.mode;
   }

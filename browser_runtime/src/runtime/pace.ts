@@ -19,7 +19,7 @@ export const PACE = {
   tokenSmoothing: 0.1,
   /** Weight of a tree drafted beside a stream: it stands for all the rounds since the last one. */
   comparisonSmoothing: 0.4,
-  /** Weight of a tree in what trees usually bring, whatever the answer, once there were many. */
+  /** Weight of a tree in what trees usually bring, once there were many: text varies most between answers. */
   usualSmoothing: 0.05,
   /** Observations that each depth's calibration starts with, all of them "as predicted". */
   prior: 4,
@@ -30,11 +30,9 @@ export const PACE = {
   /** A node is taken to be accepted at most this many times as often as the drafter predicted. */
   mostCorrection: 4,
   /** The other mode must promise this many times the tokens per second. */
-  margin: 1.1,
+  margin: 1.05,
   /** Consecutive rounds in which it must, before trees are left for a stream. */
   roundsToLeaveTrees: 2,
-  /** An answer's first rounds, in which they are not left: how well answers can be foreseen differs between them. */
-  firstRounds: 4,
   /** Consecutive tokens for which it must, before a stream is left: a delayed token is followed by a burst. */
   tokensToLeaveStream: 8,
   /** Tokens of a trial stream. */

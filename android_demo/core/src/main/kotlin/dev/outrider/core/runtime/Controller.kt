@@ -19,7 +19,7 @@ class Controller(val pace: Pace, pinned: Mode? = null) {
     private var saved = 0.0
 
     /**
-     * The mode of an answer, or of its rest on a new link: trees, unless they bring much less than a stream.
+     * The mode of an answer, or of its rest on a new link: trees, unless a stream is faster by the margin.
      *
      * unknown: nothing tells of this answer yet; what answers usually bring does.
      */
@@ -30,7 +30,6 @@ class Controller(val pace: Pace, pinned: Mode? = null) {
         val stream = pace.streamRate()
         if (pinned == null && stream != null) {
             mode = if (stream > config.margin * pace.treeRate()) Mode.STREAM else Mode.TREE
-            if (mode == Mode.TREE && unknown) better = -config.firstRounds
         }
         return pinned ?: mode
     }

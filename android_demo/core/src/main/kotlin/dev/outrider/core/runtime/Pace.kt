@@ -21,7 +21,7 @@ class PaceConfig(
     val tokenSmoothing: Double = 0.1,
     /** Weight of a tree drafted beside a stream: it stands for all the rounds since the last one. */
     val comparisonSmoothing: Double = 0.4,
-    /** Weight of a tree in what trees usually bring, whatever the answer, once there were many. */
+    /** Weight of a tree in what trees usually bring, once there were many: text varies most between answers. */
     val usualSmoothing: Double = 0.05,
     /** Observations that each depth's calibration starts with, all of them "as predicted". */
     val prior: Double = 4.0,
@@ -32,11 +32,9 @@ class PaceConfig(
     /** A node is taken to be accepted at most this many times as often as the drafter predicted. */
     val mostCorrection: Double = 4.0,
     /** The other mode must promise this many times the tokens per second. */
-    val margin: Double = 1.1,
+    val margin: Double = 1.05,
     /** Consecutive rounds in which it must, before trees are left for a stream. */
     val roundsToLeaveTrees: Int = 2,
-    /** An answer's first rounds, in which they are not left: how well answers can be foreseen differs between them. */
-    val firstRounds: Int = 4,
     /** Consecutive tokens for which it must, before a stream is left: a delayed token is followed by a burst. */
     val tokensToLeaveStream: Int = 8,
     /** Tokens of a trial stream. */
