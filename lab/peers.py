@@ -349,13 +349,16 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
 def open_devices(options: argparse.Namespace, megabytes: float, threads: int, stack: ExitStack) -> list[DevicePeer]:
     """This project on a single device, in each mode, behind one target of so many megabytes; none without a bundle.
 
-    The stack closes them.
+    The target computes every prompt anew, as one that nobody has asked before: drafters read it meanwhile. The stack
+    closes them.
     """
     if options.bundle is None:
         return []
     bundle = open_bundle(options.bundle)
     server = stack.enter_context(
-        LocalVerifier.load(bundle, options.target, options.drafter, engine="onnx", threads=threads)
+        LocalVerifier.load(
+            bundle, options.target, options.drafter, engine="onnx", threads=threads, prefix_cache="off"
+        )
     )
     devices = [DevicePeer(bundle, server, megabytes, threads, mode) for mode in (Mode.STREAM, Mode.TREE, None)]
     for device in devices:
