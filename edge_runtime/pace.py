@@ -97,7 +97,7 @@ class Pace:
     drafter_step: float | None = None
     from_scratch: float | None = None  # drafting a tree of which nothing was there
     gap: float | None = None  # between tokens of a stream
-    gaps: int = 0  # measurements behind `gap`
+    gaps: int = 0  # measurements behind `gap`; a guess is one
     late: bool = False  # tokens arrive that an outage held back
     compared: float = 0.0  # drafting a tree for comparison
     lost: float = 0.0  # of a stream by it, where device and verifier share processors
@@ -153,11 +153,12 @@ class Pace:
     def streamed(self, gap: float, engine: float, overdue: bool, beside: bool = False) -> None:
         """A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing.
 
-        beside: a tree for comparison was drafted meanwhile.
+        beside: a tree for comparison was drafted meanwhile; what the step lost by that is no part of the gap.
         """
-        self._ending = None
+        self._ending, losing = None, 0.0
         if beside and self.token_slowdown is not None:
-            self._losing = (self._losing or 0.0) + engine - self.step(0)
+            losing = engine - self.step(0)
+            self._losing = (self._losing or 0.0) + losing
         else:
             self._stepped(1, engine)
             if self._losing is not None:
@@ -166,6 +167,7 @@ class Pace:
         self.late = overdue or (self.late and gap < engine / 2)
         if not self.late:
             self.gaps += 1
+            gap = max(0.0, gap - max(0.0, losing))
             self.gap = _blend(self.gap, gap, max(self.config.token_smoothing, 1 / self.gaps))
 
     def foreseen(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], seconds: float) -> None:
@@ -235,6 +237,7 @@ class Pace:
         self.slowdown, self.token_slowdown = (new, other) if tokens > 1 else (other, new)
         if tokens > 1 and self.gap is not None:  # no stream tells at present how long its tokens take
             self.gap = max(self.config.least_seconds, self.gap + self.step(0) - before)
+            self.gaps = 1  # the next one tells more than this guess
 
     # --- what follows ---
 

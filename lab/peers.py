@@ -356,9 +356,7 @@ def open_devices(options: argparse.Namespace, megabytes: float, threads: int, st
         return []
     bundle = open_bundle(options.bundle)
     server = stack.enter_context(
-        LocalVerifier.load(
-            bundle, options.target, options.drafter, engine="onnx", threads=threads, prefix_cache="off"
-        )
+        LocalVerifier.load(bundle, options.target, options.drafter, engine="onnx", threads=threads, prefix_cache="off")
     )
     devices = [DevicePeer(bundle, server, megabytes, threads, mode) for mode in (Mode.STREAM, Mode.TREE, None)]
     for device in devices:

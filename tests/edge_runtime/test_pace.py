@@ -219,6 +219,32 @@ def test_what_is_known_of_an_answer_counts_for_its_rest_and_not_for_the_next() -
     assert controller.begin() == "tree" and pace.tau == pace.usual_tau
 
 
+def test_what_a_tree_for_comparison_takes_from_a_stream_is_no_part_of_its_gap() -> None:
+    pace = Pace()
+    pace.linked(welcome(CostCurve((1, 64), (0.01, 0.02))), 0.001)
+    for _ in range(40):
+        pace.streamed(0.012, 0.01, overdue=False)
+    for gap, engine in ((0.03, 0.028), (0.012, 0.01), (0.032, 0.03), (0.003, 0.01)):
+        pace.streamed(gap, engine, overdue=False, beside=True)
+    assert pace.gap is not None and 0.011 < pace.gap <= 0.0121
+    pace.streamed(0.012, 0.01, overdue=False)
+    assert pace.lost > 0.0
+
+
+def test_a_trial_tells_more_of_a_stream_than_trees_did() -> None:
+    """Trees whose steps come to take longer make a stream look slower; eight of its tokens put that right."""
+    pace = Pace()
+    pace.linked(welcome(CostCurve((1, 64), (0.01, 0.01))), 0.001)
+    for _ in range(40):
+        pace.streamed(0.01, 0.01, overdue=False)
+    for engine in (0.01, *(20 * [0.015])):
+        pace.verified(TokenTree.chain([1, 2]), [], [0], engine + 0.001, engine, 0.0)
+    assert pace.gap == pytest.approx(0.015, rel=0.05)
+    for _ in range(CONFIG.trial_tokens):
+        pace.streamed(0.01, 0.01, overdue=False)
+    assert pace.gap == pytest.approx(0.01, rel=0.07)
+
+
 def test_a_trial_does_not_outlive_its_answer() -> None:
     pace = Pace()
     pace.linked(welcome(CostCurve((1, 64), (0.03, 0.03))), 0.001)

@@ -136,12 +136,14 @@ export class Pace {
 
   /**
    * A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing. beside: a tree
-   * for comparison was drafted meanwhile.
+   * for comparison was drafted meanwhile; what the step lost by that is no part of the gap.
    */
   streamed(gap: number, engine: number, overdue: boolean, beside = false): void {
     this.ending = null;
+    let losing = 0;
     if (beside && this.tokenSlowdown !== null) {
-      this.losing = (this.losing ?? 0) + engine - this.step(0);
+      losing = engine - this.step(0);
+      this.losing = (this.losing ?? 0) + losing;
     } else {
       this.stepped(1, engine);
       if (this.losing !== null) this.lost = blend(this.lost, Math.max(0, this.losing), PACE.comparisonSmoothing);
@@ -150,7 +152,8 @@ export class Pace {
     this.late = overdue || (this.late && gap < engine / 2);
     if (this.late) return;
     this.gaps++;
-    this.gap = blend(this.gap, gap, Math.max(PACE.tokenSmoothing, 1 / this.gaps));
+    const own = Math.max(0, gap - Math.max(0, losing));
+    this.gap = blend(this.gap, own, Math.max(PACE.tokenSmoothing, 1 / this.gaps));
   }
 
   /** Of a tree drafted in `seconds` beside a stream, for comparison, `path` nodes came true. */
@@ -226,8 +229,9 @@ export class Pace {
     const before = this.step(0);
     [this.slowdown, this.tokenSlowdown] = tokens > 1 ? [fresh, followed] : [followed, fresh];
     if (tokens > 1 && this.gap !== null) {
-      // no stream tells at present how long its tokens take
+      // no stream tells at present how long its tokens take; the next one tells more than this guess
       this.gap = Math.max(PACE.leastSeconds, this.gap + this.step(0) - before);
+      this.gaps = 1;
     }
   }
 

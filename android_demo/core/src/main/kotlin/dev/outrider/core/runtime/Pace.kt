@@ -156,12 +156,14 @@ class Pace(val config: PaceConfig = PaceConfig()) {
 
     /**
      * A streamed token came [gap] after the one before it. An outage, and what it held back, say nothing. [beside]: a
-     * tree for comparison was drafted meanwhile.
+     * tree for comparison was drafted meanwhile; what the step lost by that is no part of the gap.
      */
     fun streamed(gap: Double, engine: Double, overdue: Boolean, beside: Boolean = false) {
         ending = null
+        var now = 0.0
         if (beside && tokenSlowdown != null) {
-            losing = (losing ?: 0.0) + engine - step(0.0)
+            now = engine - step(0.0)
+            losing = (losing ?: 0.0) + now
         } else {
             stepped(1, engine)
             losing?.let { lost = blend(lost, maxOf(0.0, it), config.comparisonSmoothing) }
@@ -170,7 +172,7 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         late = overdue || (late && gap < engine / 2)
         if (late) return
         gaps++
-        this.gap = blend(this.gap, gap, maxOf(config.tokenSmoothing, 1.0 / gaps))
+        this.gap = blend(this.gap, maxOf(0.0, gap - maxOf(0.0, now)), maxOf(config.tokenSmoothing, 1.0 / gaps))
     }
 
     /** Of a tree drafted in [seconds] beside a stream, for comparison, [path] came true. */
@@ -240,8 +242,10 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         slowdown = if (tokens > 1) new else followed
         tokenSlowdown = if (tokens > 1) followed else new
         val known = gap ?: return
-        // no stream tells at present how long its tokens take
-        if (tokens > 1) gap = maxOf(config.leastSeconds, known + step(0.0) - before)
+        if (tokens <= 1) return
+        // no stream tells at present how long its tokens take; the next one tells more than this guess
+        gap = maxOf(config.leastSeconds, known + step(0.0) - before)
+        gaps = 1
     }
 
     // --- what follows ---
