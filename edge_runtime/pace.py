@@ -31,9 +31,15 @@ class PaceConfig:
     token_smoothing: float = 0.1
     #: weight of a tree drafted beside a stream: it stands for all the rounds since the last one
     comparison_smoothing: float = 0.4
-    #: weight of a tree in what trees usually bring, once there were many: how well text can be foreseen differs more
-    #: between answers than within one
-    usual_smoothing: float = 0.05
+    #: weight in what trees usually bring, of a round and of a tree drafted beside a stream, once there were many: how
+    #: well text can be foreseen differs more between answers than within one
+    usual_smoothing: float = 0.02
+    usual_comparison_smoothing: float = 0.2
+    #: weight of an answer in their usual length
+    length_smoothing: float = 0.2
+    #: what an older measurement of the reading before a first tree still counts after one more answer: without trees
+    #: there is no newer one
+    reading_fading: float = 0.97
     #: observations that each depth's calibration starts with, all of them "as predicted"
     prior: float = 4.0
     #: what an older observation still counts after one more tree
@@ -93,7 +99,8 @@ class Pace:
     token_slowdown: float | None = None  # of steps for single tokens
     rtt: float | None = None  # of a round, without the verifier's engine and queue
     queue: float = 0.0
-    exposed: float = 0.0  # drafting between a verdict and the next VERIFY
+    exposed: float = 0.0  # drafting between a tree's verdict and the next VERIFY
+    reading: float = 0.0  # between another verdict and an answer's first tree: the drafter reads what is new to it
     drafter_step: float | None = None
     from_scratch: float | None = None  # drafting a tree of which nothing was there
     gap: float | None = None  # between tokens of a stream
@@ -104,7 +111,9 @@ class Pace:
     uncompared: int = 0  # streamed tokens since; below 0: so many more than it was entitled to
     tau: float = 2.0  # tokens of a tree round, in this answer
     usual_tau: float = 2.0  # in the answers so far
-    trees: int = 0  # measurements behind it
+    trees: int = 0  # measurements behind `usual_tau`
+    written: int = 0  # tokens of this answer
+    usual_length: float | None = None  # of the answers so far, in tokens
     nodes: float | None = None  # of a tree
     ahead: Ahead = field(default_factory=Ahead)
     config: PaceConfig = field(default_factory=PaceConfig)
@@ -125,7 +134,7 @@ class Pace:
         curve, self.rtt = unpack_costs(welcome.costs), rtt
         if curve is None or curve != self.curve:
             self.curve, self.slowdown, self.token_slowdown = curve, None, None
-            self.gap, self.gaps, self.exposed, self._ending = None, 0, 0.0, None
+            self.gap, self.gaps, self.exposed, self.reading, self._ending = None, 0, 0.0, 0.0, None
             self.lost, self._losing = 0.0, None
             self.ahead = Ahead(fixed=self.ahead.fixed)
 
@@ -148,7 +157,8 @@ class Pace:
             self.rtt = self._smoothed(self.rtt, between)
         self.queue = self._smoothed(self.queue, queue)
         self.uncompared = 0
-        self._learn(tree, scores, path, self.config.smoothing)
+        self.written += 1 + len(path)
+        self._learn(tree, scores, path, self.config.smoothing, self.config.usual_smoothing)
 
     def streamed(self, gap: float, engine: float, overdue: bool, beside: bool = False) -> None:
         """A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing.
@@ -156,6 +166,7 @@ class Pace:
         beside: a tree for comparison was drafted meanwhile; what the step lost by that is no part of the gap.
         """
         self._ending, losing = None, 0.0
+        self.written += 1
         if beside and self.token_slowdown is not None:
             losing = engine - self.step(0)
             self._losing = (self._losing or 0.0) + losing
@@ -172,8 +183,16 @@ class Pace:
 
     def foreseen(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], seconds: float) -> None:
         """Of a tree drafted in `seconds` beside a stream, for comparison, `path` came true."""
-        self._learn(tree, scores, path, self.config.comparison_smoothing)
+        config = self.config
+        self._learn(tree, scores, path, config.comparison_smoothing, config.usual_comparison_smoothing)
         self.compared = self._smoothed(self.compared, seconds)
+        self.exposed = min(self.exposed, seconds)
+
+    def read(self, seconds: float) -> None:
+        """`seconds` passed between a verdict and an answer's first tree, or the first behind a stream: no round."""
+        self._ending = None
+        self.ahead.given_up()
+        self.reading = max(seconds, self._smoothed(self.reading, seconds))
 
     def waited(self, exposed: float) -> None:
         """`exposed` seconds passed between a verdict and the next VERIFY: a round ends."""
@@ -188,12 +207,14 @@ class Pace:
         if better := self.ahead.measured(ahead, measured._replace(exposed=exposed), step):
             self.exposed, self.rtt, self.slowdown = better
 
-    def _learn(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], weight: float) -> None:
+    def _learn(
+        self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], weight: float, usual: float
+    ) -> None:
         """Learn from what came of a tree. tau is what its nodes promise, calibrated: that varies less than luck."""
         prior, fading, depths = self.config.prior, self.config.fading, self.config.depths
         self.nodes = _blend(self.nodes, len(tree), weight)
         if len(scores) != len(tree) or not scores:
-            self._brought(1 + len(path), weight)
+            self._brought(1 + len(path), weight, usual)
             return
         for depth in range(1, depths + 1):
             self.predicted[depth] = prior + fading * (self.predicted[depth] - prior)
@@ -202,17 +223,20 @@ class Pace:
             self.predicted[min(depth, depths)] += float(np.exp(score))
         for depth in range(1, len(path) + 1):
             self.accepted[min(depth, depths)] += 1
-        self._brought(float(self._expected(tree, scores)[-1]), weight)
+        self._brought(float(self._expected(tree, scores)[-1]), weight, usual)
 
-    def _brought(self, tokens: float, weight: float) -> None:
+    def _brought(self, tokens: float, weight: float, usual: float) -> None:
         self.trees += 1
         self.tau = _blend(self.tau, tokens, weight)
-        usual = max(self.config.usual_smoothing, 1 / (self.config.prior + self.trees))
-        self.usual_tau = _blend(self.usual_tau, tokens, usual)
+        self.usual_tau = _blend(self.usual_tau, tokens, max(usual, 1 / (self.config.prior + self.trees)))
 
     def forget_answer(self) -> None:
         """A new answer begins, of which nothing is known."""
         self.tau = self.usual_tau
+        self.reading *= self.config.reading_fading
+        if self.written:
+            self.usual_length = _blend(self.usual_length, self.written, self.config.length_smoothing)
+            self.written = 0
 
     def _expected(self, tree: TokenTree, scores: Sequence[float]) -> NDArray[np.float64]:
         """Tokens that the first 1, 2, ... nodes of `tree` promise, as far as promises were kept so far."""
@@ -249,6 +273,11 @@ class Pace:
     def tree_rate(self) -> float:
         """Tokens per second of tree drafting."""
         return self.tau / self.round()
+
+    def usual_tree_rate(self) -> float:
+        """Tokens per second of an answer of usual length in trees, with what the drafter has to read first."""
+        reading = self.reading / self.usual_length if self.usual_length else 0.0
+        return 1 / (1 / self.tree_rate() + reading)
 
     def round(self) -> float:
         """Seconds of a round of tree drafting."""
@@ -360,16 +389,22 @@ class Controller:
     _saved: float = 0.0  # seconds that a trial may cost
 
     def begin(self, unknown: bool = True) -> Mode:
-        """The mode of an answer, or of its rest on a new link: trees, unless a stream is faster by the margin.
+        """The mode of an answer: trees, unless a stream is faster by the margin in answers of usual length.
 
-        unknown: nothing tells of this answer yet; what answers usually bring does.
+        unknown: nothing tells of this answer yet; otherwise it goes on, on a new link, without hysteresis.
         """
+        config = self.pace.config
+        if not unknown:
+            self._better = config.tokens_to_leave_stream
+            return self.choose()
+        before = Mode.TREE if self.trial else self.mode
         self.trial = self._better = 0
-        if unknown:
-            self.pace.forget_answer()
-        stream, before = self.pace.stream_rate(), self.mode
-        if not self.pinned and stream is not None:
-            self.mode = Mode.STREAM if stream > self.pace.config.margin * self.pace.tree_rate() else Mode.TREE
+        self.pace.forget_answer()
+        stream = self.pace.stream_rate()
+        if self.pinned or stream is None:
+            self.mode = before
+        else:
+            self.mode = Mode.STREAM if stream > config.margin * self.pace.usual_tree_rate() else Mode.TREE
             self.switches += self.mode is not before
         return self.pinned or self.mode
 
@@ -387,7 +422,7 @@ class Controller:
                 self._end_trial(stream > config.margin * tree)
             return self.mode
         in_trees = self.mode is Mode.TREE
-        now, other = (tree, stream) if in_trees else (stream, tree)
+        now, other = (tree, stream) if in_trees else (stream, self.pace.usual_tree_rate())
         self._better = self._better + 1 if other > config.margin * now else 0
         if self._better >= (config.rounds_to_leave_trees if in_trees else config.tokens_to_leave_stream):
             self.mode = Mode.STREAM if in_trees else Mode.TREE

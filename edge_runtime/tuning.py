@@ -45,7 +45,8 @@ class Tuning:
 
     def __post_init__(self) -> None:
         self.pace.ahead.fixed = self.ahead is not None
-        self._verdict_at: float | None = None  # of a tree, if that was the last
+        self._verdict_at: float | None = None  # the last one's time, until a tree is sent
+        self._behind_tree = False  # it was on a tree; behind others, the drafter reads what is new to it
         self._comparison: _Comparison | None = None  # whose outcome is not known yet
         self._drafting = self._beside = False  # a tree for comparison is under way; was since the last token
         self._untold = True  # what trees bring in this answer is known from others alone
@@ -61,23 +62,23 @@ class Tuning:
         self.pace.linked(welcome, rtt)
 
     def drafted(self, draft: Draft, seconds: float, stats: SessionStats) -> None:
-        """Drafting `draft` took the drafter `seconds`. Before the first round it had a prompt to read."""
-        later = stats.rounds > 0
-        self.pace.drafted(seconds, draft.steps, from_scratch=later and not draft.ahead)
-        if later:
+        """Drafting `draft` took the drafter `seconds`. Before a first tree it had something to read."""
+        self.pace.drafted(seconds, draft.steps, from_scratch=self._behind_tree and not draft.ahead)
+        if stats.rounds > 0:
             stats.ahead_rounds += 1
             stats.ahead_hits += draft.ahead
             stats.ahead_used += draft.kept
 
     def asked(self, now: float) -> None:
-        """A drafted tree was sent: since the last verdict, drafting was all that happened."""
+        """A drafted tree was sent: since the last verdict, reading and drafting was all that happened."""
         if self._verdict_at is not None:
-            self.pace.waited(now - self._verdict_at)
+            (self.pace.waited if self._behind_tree else self.pace.read)(now - self._verdict_at)
+        self._verdict_at = None  # one that is sent again, behind an outage, tells nothing
 
     def answered(self, flight: Flight, verdict: Verdict, now: float, overdue: bool, stats: SessionStats) -> None:
         """`verdict` on `flight` came. overdue: it had been given up; an outage says nothing of the link."""
         engine, queue, wait = verdict.engine_us / 1e6, verdict.queue_us / 1e6, now - flight.sent
-        self._verdict_at = None  # before a first tree, the drafter reads what it has not seen
+        self._verdict_at, self._behind_tree = now, False
         if flight.tree is None:
             if flight.streaming:  # the first token had to be asked for
                 self.pace.streamed(wait, engine, overdue, self._beside)
@@ -85,7 +86,7 @@ class Tuning:
         elif not flight.catching_up and not flight.after_open:
             stats.wait_seconds += wait
             stats.engine_seconds += engine
-            self._untold, self._verdict_at = False, now
+            self._untold, self._behind_tree = False, True
             if not overdue:
                 self.pace.verified(flight.tree, flight.scores, verdict.accepted, wait, engine, queue)
 

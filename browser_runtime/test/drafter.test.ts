@@ -122,6 +122,7 @@ test("pace measures and chooses as the vectors have it", () => {
     for (const [call, given, wanted] of row.steps) {
       measure(pace, call, given);
       near(pace.treeRate(), wanted.tree_rate, 1e-9, call);
+      near(pace.usualTreeRate(), wanted.usual_tree_rate, 1e-9, call);
       if (wanted.stream_rate === null) assert.equal(pace.streamRate(), null);
       else near(pace.streamRate()!, wanted.stream_rate, 1e-9, call);
       near(pace.gain(), wanted.gain, 1e-9, call);
@@ -143,6 +144,7 @@ function measure(pace: Pace, call: string, given: Any[]): void {
   else if (call === "drafted") pace.drafted(given[0], given[1], given[2]);
   else if (call === "streamed") pace.streamed(given[0], given[1], given[2], given[3]);
   else if (call === "waited") pace.waited(given[0]);
+  else if (call === "read") pace.read(given[0]);
   else if (call === "verified") {
     pace.verified(new TokenTree(given[0], given[1]), given[2], given[3].length, given[4], given[5], given[6]);
   } else {

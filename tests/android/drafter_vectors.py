@@ -195,7 +195,7 @@ def measured(number: int) -> dict[str, Any]:
     for _ in range(40):
         tree, scores = random_tree(rng)
         shape = [list(tree.tokens), list(tree.parents)]
-        call = rng.choice(["linked", "drafted", "verified", "verified", "streamed", "foreseen", "waited"])
+        call = rng.choice(["linked", "drafted", "verified", "verified", "streamed", "foreseen", "waited", "read"])
         arguments: list[Any]
         if call == "linked":
             arguments = link(pace, rng.choice([b"", curve.pack()]), rng.uniform(0, 0.3))
@@ -216,7 +216,7 @@ def measured(number: int) -> dict[str, Any]:
             pace.foreseen(tree, *arguments[2:])
         else:
             arguments = [rng.uniform(0, 0.05)]
-            pace.waited(*arguments)
+            getattr(pace, call)(*arguments)
         choice = rng.choice(["begin", "go_on", "choose", "choose", "choose"])
         steps.append([call, arguments, what_follows(controller, tree, scores, choice)])
     return {"pinned": controller.pinned, "steps": steps}
@@ -275,7 +275,8 @@ def what_follows(controller: Controller, tree: TokenTree, scores: list[float], c
     early = pace.config.early_tokens
     calls = {"begin": controller.begin, "go_on": lambda: controller.begin(unknown=False), "choose": controller.choose}
     return {
-        "tree_rate": pace.tree_rate(), "stream_rate": pace.stream_rate(), "gain": pace.gain(),
+        "tree_rate": pace.tree_rate(), "usual_tree_rate": pace.usual_tree_rate(),
+        "stream_rate": pace.stream_rate(), "gain": pace.gain(),
         "compare_every": [pace.compare_every(streamed) for streamed in (early, early + 1)],
         "compares": [pace.compares(9, True), pace.compares(40, False)],
         "drafts_ahead": pace.drafts_ahead(),

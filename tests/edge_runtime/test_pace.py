@@ -200,8 +200,8 @@ def test_an_answer_begins_in_trees_unless_a_stream_is_usually_faster() -> None:
         assert pace.tau == usual
         return controller
 
-    assert begun(1.9 / CONFIG.margin).mode == "stream"
-    controller = begun(2.1 / CONFIG.margin)
+    assert begun(1.99 / CONFIG.margin).mode == "stream"
+    controller = begun(2.01 / CONFIG.margin)
     assert controller.mode == "tree" and controller.switches == 1
 
 
@@ -215,6 +215,8 @@ def test_what_is_known_of_an_answer_counts_for_its_rest_and_not_for_the_next() -
     for _ in range(8):
         pace.verified(tree, [], [], 0.02, 0.01, 0.0)
     assert pace.tau < 1.5 < 2.2 < pace.usual_tau
+    controller.mode = Mode.STREAM
+    controller._better = 0
     assert controller.begin(unknown=False) == "stream" and pace.tau < 1.5
     assert controller.begin() == "tree" and pace.tau == pace.usual_tau
 
@@ -229,6 +231,49 @@ def test_what_a_tree_for_comparison_takes_from_a_stream_is_no_part_of_its_gap() 
     assert pace.gap is not None and 0.011 < pace.gap <= 0.0121
     pace.streamed(0.012, 0.01, overdue=False)
     assert pace.lost > 0.0
+
+
+def test_what_must_be_read_before_a_first_tree_is_weighed_against_an_answers_usual_length() -> None:
+    pace = Pace(usual_tau=3.0)
+    pace.linked(welcome(CostCurve((1, 64), (0.01, 0.01))), 0.005)  # 200 tokens a second in trees, 100 in a stream
+    controller = Controller(pace)
+    tree = TokenTree.chain([1, 2])
+
+    def answer(rounds: int) -> str:
+        for _ in range(rounds):
+            pace.verified(tree, [], [0, 1], 0.015, 0.01, 0.0)
+        return controller.begin()
+
+    assert answer(4) == "tree" and pace.usual_length == 12
+    pace.read(0.1)
+    assert pace.usual_tree_rate() == pytest.approx(1 / (0.005 + 0.1 / 12))
+    assert answer(0) == "stream"  # 12 tokens do not pay for it
+    for _ in range(20):
+        answer(100)
+    assert answer(100) == "tree"  # 300 do
+    pace.read(5.0)
+    begun = [controller.begin() for _ in range(60)]
+    assert begun[0] == "stream" and begun[-1] == "tree"  # it is tried again at some time
+    pace.linked(welcome(CostCurve((1, 64), (0.01, 0.011))), 0.005)
+    assert pace.reading == 0.0
+
+
+def test_reading_gives_a_trial_of_drafting_ahead_up() -> None:
+    pace = Pace()
+    pace.linked(welcome(CostCurve((1, 64), (0.01, 0.01))), 0.001)
+    while not pace.ahead.trying:
+        pace.verified(TokenTree.chain([1]), [], [0], 0.011, 0.01, 0.0)
+        pace.drafted(0.01, 2, from_scratch=True)
+        pace.waited(0.01)
+    pace.verified(TokenTree.chain([1]), [], [0], 0.011, 0.01, 0.0)
+    pace.read(0.01)
+    assert not pace.ahead.trying
+
+
+def test_what_a_comparison_took_bounds_what_a_round_loses_to_drafting() -> None:
+    pace = Pace(exposed=3.0)
+    pace.foreseen(TokenTree.chain([1]), [], [0], 0.02)
+    assert pace.exposed == 0.02
 
 
 def test_a_trial_tells_more_of_a_stream_than_trees_did() -> None:
@@ -253,7 +298,11 @@ def test_a_trial_does_not_outlive_its_answer() -> None:
         pace.verified(TokenTree.chain([1]), [], [0], 0.031, 0.03, 0.0)
         controller.choose()
     assert controller.choose() == "stream"
-    assert controller.begin() == "tree" and controller.choose() == "tree"
+    assert controller.begin() == "tree" and not controller.trial and not controller.switches
+    for _ in range(CONFIG.rounds_to_leave_trees):
+        pace.verified(TokenTree.chain([1]), [], [], 0.2, 0.03, 0.0)
+        controller.choose()
+    assert controller.mode == "stream" and not controller.trial
 
 
 def test_a_token_that_was_held_up_is_no_reason_to_leave_a_stream() -> None:

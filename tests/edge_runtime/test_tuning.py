@@ -9,11 +9,13 @@ import pytest
 from edge_runtime.actions import Compare, DraftTree, Send
 from edge_runtime.pace import Controller, Pace, PaceConfig
 from edge_runtime.policy import Mode
+from edge_runtime.requests import Flight
+from edge_runtime.tokens import SessionStats
 from edge_runtime.tuning import Tuning, foreseen
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import TokenTree
-from outrider_core.protocol.wire import Generate
+from outrider_core.protocol.wire import Generate, Verdict, Welcome
 from tests.edge_runtime.world import SimulatedLink, World
 
 CURVE = CostCurve((1, 64), (0.02, 0.021))
@@ -64,8 +66,7 @@ def test_what_is_read_before_a_first_tree_is_no_part_of_a_round() -> None:
         round_after(3.0)
     assert pace.exposed == 0.0
     round_after(0.5)
-    assert pace.exposed == pytest.approx(0.2 * 0.5, rel=0.05)
-    before = pace.exposed
+    assert pace.exposed == pytest.approx(0.2 * 0.5, rel=0.05) and pace.reading > 2.0
     session.tuning.controller.pinned = Mode.STREAM
     while session.mode is Mode.TREE or session.stats.streamed < 3:
         world.run_job()
@@ -78,6 +79,30 @@ def test_what_is_read_before_a_first_tree_is_no_part_of_a_round() -> None:
     while session.stats.rounds == rounds:
         round_after(3.0)
     assert pace.exposed == before
+
+
+def test_a_tree_that_is_sent_again_behind_an_outage_tells_nothing() -> None:
+    tuning = Tuning()
+    pace, curve = tuning.pace, CostCurve((1, 64), (0.02, 0.021))
+    pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", curve.pack()), 0.001)
+    flight = Flight(1, TokenTree.chain([1]), 0.0, 1.0, False, (-0.1,))
+    verdict = Verdict(0, 1, 5, bytes([0]), 7, 0, b"", engine_us=20_000)
+    tuning.answered(flight, verdict, 0.03, False, SessionStats())
+    tuning.asked(0.035)
+    assert pace.exposed == pytest.approx(0.2 * 0.005)
+    tuning.asked(40.0)
+    assert pace.exposed == pytest.approx(0.2 * 0.005) and pace.reading == 0.0
+
+
+def test_an_answer_forgets_the_one_before_and_goes_on_as_it_was_on_a_new_link() -> None:
+    controller = Controller(Pace(tau=1.1, usual_tau=2.5))
+    Tuning(controller).begin()
+    assert controller.pace.tau == 2.5
+    controller.pace.tau = 1.1
+    going_on = Tuning(controller)
+    going_on._untold = False
+    going_on.begin()
+    assert controller.pace.tau == 1.1
 
 
 def test_a_stream_is_compared_with_trees_and_what_comes_true_is_measured() -> None:

@@ -23,18 +23,22 @@ export class Controller {
   ) {}
 
   /**
-   * The mode of an answer, or of its rest on a new link: trees, unless a stream is faster by the margin.
+   * The mode of an answer: trees, unless a stream is faster by the margin in answers of usual length.
    *
-   * unknown: nothing tells of this answer yet; what answers usually bring does.
+   * unknown: nothing tells of this answer yet; otherwise it goes on, on a new link, without hysteresis.
    */
   begin(unknown = true): Mode {
-    this.trial = this.better = 0;
-    if (unknown) this.pace.forgetAnswer();
     const { config } = this.pace;
-    const stream = this.pace.streamRate();
-    if (this.pinned === null && stream !== null) {
-      this.mode = stream > config.margin * this.pace.treeRate() ? "stream" : "tree";
+    if (!unknown) {
+      this.better = config.tokensToLeaveStream;
+      return this.choose();
     }
+    if (this.trial) this.mode = "tree";
+    this.trial = this.better = 0;
+    this.pace.forgetAnswer();
+    const stream = this.pace.streamRate();
+    if (this.pinned === null && stream !== null)
+      this.mode = stream > config.margin * this.pace.usualTreeRate() ? "stream" : "tree";
     return this.pinned ?? this.mode;
   }
 
@@ -50,7 +54,7 @@ export class Controller {
       return this.mode;
     }
     const inTrees = this.mode === "tree";
-    const [now, other] = inTrees ? [tree, stream] : [stream, tree];
+    const [now, other] = inTrees ? [tree, stream] : [stream, this.pace.usualTreeRate()];
     this.better = other > config.margin * now ? this.better + 1 : 0;
     if (this.better >= (inTrees ? config.roundsToLeaveTrees : config.tokensToLeaveStream)) {
       this.mode = inTrees ? "stream" : "tree";

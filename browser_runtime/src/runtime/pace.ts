@@ -19,8 +19,13 @@ export const PACE = {
   tokenSmoothing: 0.1,
   /** Weight of a tree drafted beside a stream: it stands for all the rounds since the last one. */
   comparisonSmoothing: 0.4,
-  /** Weight of a tree in what trees usually bring, once there were many: text varies most between answers. */
-  usualSmoothing: 0.05,
+  /** Weight in what trees usually bring, of a round and of a tree drafted beside a stream, once there were many. */
+  usualSmoothing: 0.02,
+  usualComparisonSmoothing: 0.2,
+  /** Weight of an answer in their usual length. */
+  lengthSmoothing: 0.2,
+  /** What an older measurement of the reading before a first tree still counts after one more answer. */
+  readingFading: 0.97,
   /** Observations that each depth's calibration starts with, all of them "as predicted". */
   prior: 4,
   /** What an older observation still counts after one more tree. */
@@ -75,8 +80,9 @@ export class Pace {
   /** Of a round, without the verifier's engine and queue. */
   rtt: number | null = null;
   private queue = 0;
-  /** Drafting between a verdict and the next VERIFY. */
+  /** Drafting between a tree's verdict and the next VERIFY; reading and drafting between another and a first tree. */
   private exposed = 0;
+  private reading = 0;
   private drafterStep: number | null = null;
   /** Drafting a tree of which nothing was there, and a tree for comparison. */
   private fromScratch: number | null = null;
@@ -90,10 +96,13 @@ export class Pace {
   private gap: number | null = null;
   private gaps = 0;
   private late = false;
-  /** Tokens of a tree round in this answer; in the answers so far, by so many trees; and nodes of a tree. */
+  /** Tokens of a tree round in this answer; in the answers so far, which `trees` were measured of. */
   tau = 2;
   private usualTau = 2;
   private trees = 0;
+  /** Tokens of this answer, of those so far, and nodes of a tree. */
+  private written = 0;
+  private usualLength: number | null = null;
   private nodes: number | null = null;
   ahead = new Ahead();
   /** The round that ends with the next VERIFY, and whether it drafts ahead. */
@@ -111,7 +120,7 @@ export class Pace {
     if (curve?.equals(this.curve)) return;
     this.curve = curve;
     this.slowdown = this.tokenSlowdown = this.gap = this.ending = this.losing = null;
-    this.gaps = this.lost = this.exposed = 0;
+    this.gaps = this.lost = this.exposed = this.reading = 0;
     this.ahead = new Ahead(this.ahead.fixed);
   }
 
@@ -131,7 +140,8 @@ export class Pace {
     }
     this.queue = blend(this.queue, queue);
     this.uncompared = 0;
-    this.learn(tree, scores, path, PACE.smoothing);
+    this.written += 1 + path;
+    this.learn(tree, scores, path, PACE.smoothing, PACE.usualSmoothing);
   }
 
   /**
@@ -140,6 +150,7 @@ export class Pace {
    */
   streamed(gap: number, engine: number, overdue: boolean, beside = false): void {
     this.ending = null;
+    this.written++;
     let losing = 0;
     if (beside && this.tokenSlowdown !== null) {
       losing = engine - this.step(0);
@@ -158,8 +169,16 @@ export class Pace {
 
   /** Of a tree drafted in `seconds` beside a stream, for comparison, `path` nodes came true. */
   foreseen(tree: TokenTree, scores: readonly number[], path: number, seconds: number): void {
-    this.learn(tree, scores, path, PACE.comparisonSmoothing);
+    this.learn(tree, scores, path, PACE.comparisonSmoothing, PACE.usualComparisonSmoothing);
     this.comparing = blend(this.comparing, seconds);
+    this.exposed = Math.min(this.exposed, seconds);
+  }
+
+  /** `seconds` passed between a verdict and an answer's first tree, or the first behind a stream: no round ends. */
+  read(seconds: number): void {
+    this.ending = null;
+    this.ahead.givenUp();
+    this.reading = Math.max(seconds, blend(this.reading, seconds));
   }
 
   /** `exposed` seconds passed between a verdict and the next VERIFY: a round ends. */
@@ -177,11 +196,11 @@ export class Pace {
   }
 
   /** Learn from what came of a tree. tau is what its nodes promise, calibrated: that varies less than luck does. */
-  private learn(tree: TokenTree, scores: readonly number[], path: number, weight: number): void {
+  private learn(tree: TokenTree, scores: readonly number[], path: number, weight: number, usual: number): void {
     const { prior, fading, depths } = PACE;
     this.nodes = blend(this.nodes, tree.size, weight);
     if (scores.length !== tree.size || !scores.length) {
-      this.brought(1 + path, weight);
+      this.brought(1 + path, weight, usual);
       return;
     }
     for (let depth = 1; depth <= depths; depth++) {
@@ -191,19 +210,22 @@ export class Pace {
     for (const [node, score] of scores.entries())
       this.predicted[Math.min(tree.depths[node], depths)] += Math.exp(score);
     for (let depth = 1; depth <= path; depth++) this.accepted[Math.min(depth, depths)]++;
-    this.brought(this.expected(tree, scores).at(-1)!, weight);
+    this.brought(this.expected(tree, scores).at(-1)!, weight, usual);
   }
 
-  private brought(tokens: number, weight: number): void {
+  private brought(tokens: number, weight: number, usual: number): void {
     this.trees++;
     this.tau = blend(this.tau, tokens, weight);
-    const usual = Math.max(this.config.usualSmoothing, 1 / (this.config.prior + this.trees));
-    this.usualTau = blend(this.usualTau, tokens, usual);
+    this.usualTau = blend(this.usualTau, tokens, Math.max(usual, 1 / (PACE.prior + this.trees)));
   }
 
   /** A new answer begins, of which nothing is known. */
   forgetAnswer(): void {
     this.tau = this.usualTau;
+    this.reading *= PACE.readingFading;
+    if (!this.written) return;
+    this.usualLength = blend(this.usualLength, this.written, PACE.lengthSmoothing);
+    this.written = 0;
   }
 
   /** Tokens that the first 1, 2, ... nodes of `tree` promise, as far as promises were kept so far. */
@@ -240,6 +262,12 @@ export class Pace {
   /** Tokens per second of tree drafting. */
   treeRate(): number {
     return this.tau / this.round();
+  }
+
+  /** Tokens per second of an answer of usual length in trees, with what the drafter has to read first. */
+  usualTreeRate(): number {
+    const reading = this.usualLength === null ? 0 : this.reading / this.usualLength;
+    return 1 / (1 / this.treeRate() + reading);
   }
 
   /** Seconds of a round of tree drafting. */

@@ -26,8 +26,9 @@ export class Tuning {
   readonly largest: TreeShape;
   private readonly shaping: boolean;
   private readonly ahead: boolean | null;
-  /** When a tree's verdict came, if that was the last. */
+  /** When the last verdict came, until a tree is sent. behindTree: on a tree; else the drafter reads what is new to it. */
   private verdictAt: number | null = null;
+  private behindTree = false;
   /** A tree for comparison alone, below the first `base` tokens, whose outcome is not known yet. */
   private comparing: { draft: Draft; base: number; seconds: number } | null = null;
   /** One is under way; was since the last token. */
@@ -57,25 +58,26 @@ export class Tuning {
     this.pace.linked(welcome.costs, rtt);
   }
 
-  /** Drafting `draft` took the drafter `seconds`. Before the first round it had a prompt to read. */
+  /** Drafting `draft` took the drafter `seconds`. Before a first tree it had something to read. */
   drafted(draft: Draft, seconds: number, stats: SessionStats): void {
-    const later = stats.rounds > 0;
-    this.pace.drafted(seconds, draft.steps, later && !draft.ahead);
-    if (!later) return;
+    this.pace.drafted(seconds, draft.steps, this.behindTree && !draft.ahead);
+    if (!stats.rounds) return;
     stats.aheadRounds++;
     stats.aheadHits += draft.ahead ? 1 : 0;
     stats.aheadUsed += draft.kept;
   }
 
-  /** A drafted tree was sent: since the last verdict, drafting was all that happened. */
+  /** A drafted tree was sent: since the last verdict, reading and drafting was all that happened. */
   asked(now: number): void {
-    if (this.verdictAt !== null) this.pace.waited(now - this.verdictAt);
+    if (this.verdictAt !== null) this.pace[this.behindTree ? "waited" : "read"](now - this.verdictAt);
+    this.verdictAt = null; // one that is sent again, behind an outage, tells nothing
   }
 
   /** `verdict` on `flight` came. overdue: it had been given up; an outage says nothing of the link. */
   answered(flight: Flight, verdict: Verdict, now: number, overdue: boolean, stats: SessionStats): void {
     const [engine, queue, wait] = [verdict.engineUs / 1e6, verdict.queueUs / 1e6, now - flight.sent];
-    this.verdictAt = null; // before a first tree, the drafter reads what it has not seen
+    this.verdictAt = now;
+    this.behindTree = false;
     if (!flight.tree) {
       if (!flight.streaming) return; // the first token had to be asked for
       this.pace.streamed(wait, engine, overdue, this.beside);
@@ -84,7 +86,7 @@ export class Tuning {
       stats.waitSeconds += wait;
       stats.engineSeconds += engine;
       this.untold = false;
-      this.verdictAt = now;
+      this.behindTree = true;
       if (!overdue) this.pace.verified(flight.tree, flight.scores, verdict.accepted.length, wait, engine, queue);
     }
   }

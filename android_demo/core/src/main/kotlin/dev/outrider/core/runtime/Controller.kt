@@ -19,17 +19,22 @@ class Controller(val pace: Pace, pinned: Mode? = null) {
     private var saved = 0.0
 
     /**
-     * The mode of an answer, or of its rest on a new link: trees, unless a stream is faster by the margin.
+     * The mode of an answer: trees, unless a stream is faster by the margin in answers of usual length.
      *
-     * unknown: nothing tells of this answer yet; what answers usually bring does.
+     * unknown: nothing tells of this answer yet; otherwise it goes on, on a new link, without hysteresis.
      */
     fun begin(unknown: Boolean = true): Mode {
+        if (!unknown) {
+            better = config.tokensToLeaveStream
+            return choose()
+        }
+        if (trial > 0) mode = Mode.TREE
         trial = 0
         better = 0
-        if (unknown) pace.forgetAnswer()
+        pace.forgetAnswer()
         val stream = pace.streamRate()
         if (pinned == null && stream != null) {
-            mode = if (stream > config.margin * pace.treeRate()) Mode.STREAM else Mode.TREE
+            mode = if (stream > config.margin * pace.usualTreeRate()) Mode.STREAM else Mode.TREE
         }
         return pinned ?: mode
     }
@@ -43,7 +48,7 @@ class Controller(val pace: Pace, pinned: Mode? = null) {
             if (--trial == 0) endTrial(stream > config.margin * tree)
             return mode
         }
-        val (now, other) = if (mode == Mode.TREE) tree to stream else stream to tree
+        val (now, other) = if (mode == Mode.TREE) tree to stream else stream to pace.usualTreeRate()
         better = if (other > config.margin * now) better + 1 else 0
         if (better >= if (mode == Mode.TREE) config.roundsToLeaveTrees else config.tokensToLeaveStream) {
             mode = if (mode == Mode.TREE) Mode.STREAM else Mode.TREE

@@ -21,8 +21,13 @@ class PaceConfig(
     val tokenSmoothing: Double = 0.1,
     /** Weight of a tree drafted beside a stream: it stands for all the rounds since the last one. */
     val comparisonSmoothing: Double = 0.4,
-    /** Weight of a tree in what trees usually bring, once there were many: text varies most between answers. */
-    val usualSmoothing: Double = 0.05,
+    /** Weight in what trees usually bring, of a round and of a tree drafted beside a stream, once there were many. */
+    val usualSmoothing: Double = 0.02,
+    val usualComparisonSmoothing: Double = 0.2,
+    /** Weight of an answer in their usual length. */
+    val lengthSmoothing: Double = 0.2,
+    /** What an older measurement of the reading before a first tree still counts after one more answer. */
+    val readingFading: Double = 0.97,
     /** Observations that each depth's calibration starts with, all of them "as predicted". */
     val prior: Double = 4.0,
     /** What an older observation still counts after one more tree. */
@@ -78,8 +83,9 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     private var rtt: Double? = null
     private var queue = 0.0
 
-    /** Drafting between a verdict and the next VERIFY. */
+    /** Drafting between a tree's verdict and the next VERIFY; reading and drafting between another and a first tree. */
     private var exposed = 0.0
+    private var reading = 0.0
     private var drafterStep: Double? = null
 
     /** Drafting a tree of which nothing was there, and a tree for comparison. */
@@ -98,10 +104,14 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     private var gaps = 0
     private var late = false
 
-    /** Tokens of a tree round in this answer; in the answers so far, by so many [trees]; and nodes of a tree. */
+    /** Tokens of a tree round in this answer; in the answers so far, which [trees] were measured of. */
     private var tau = 2.0
     private var usualTau = 2.0
     private var trees = 0
+
+    /** Tokens of this answer, of those so far, and nodes of a tree. */
+    private var written = 0
+    private var usualLength: Double? = null
     private var nodes: Double? = null
     internal var ahead = Ahead()
         private set
@@ -126,6 +136,7 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         gap = null
         gaps = 0
         exposed = 0.0
+        reading = 0.0
         ending = null
         lost = 0.0
         losing = null
@@ -151,7 +162,8 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         }
         this.queue = blend(this.queue, queue)
         uncompared = 0
-        brought(tree, scores, path)
+        written += 1 + path.size
+        brought(tree, scores, path, config.smoothing, config.usualSmoothing)
     }
 
     /**
@@ -160,6 +172,7 @@ class Pace(val config: PaceConfig = PaceConfig()) {
      */
     fun streamed(gap: Double, engine: Double, overdue: Boolean, beside: Boolean = false) {
         ending = null
+        written++
         var now = 0.0
         if (beside && tokenSlowdown != null) {
             now = engine - step(0.0)
@@ -177,15 +190,23 @@ class Pace(val config: PaceConfig = PaceConfig()) {
 
     /** Of a tree drafted in [seconds] beside a stream, for comparison, [path] came true. */
     fun foreseen(tree: TokenTree, scores: List<Double>, path: List<Int>, seconds: Double) {
-        brought(tree, scores, path, config.comparisonSmoothing)
+        brought(tree, scores, path, config.comparisonSmoothing, config.usualComparisonSmoothing)
         compared = blend(compared, seconds)
+        exposed = minOf(exposed, seconds)
+    }
+
+    /** [seconds] passed between a verdict and an answer's first tree, or the first behind a stream: no round ends. */
+    fun read(seconds: Double) {
+        ending = null
+        ahead.givenUp()
+        reading = maxOf(seconds, blend(reading, seconds))
     }
 
     /** Learn from what came of a tree. tau is what its nodes promise, calibrated: that varies less than luck does. */
-    private fun brought(tree: TokenTree, scores: List<Double>, path: List<Int>, weight: Double = config.smoothing) {
+    private fun brought(tree: TokenTree, scores: List<Double>, path: List<Int>, weight: Double, usual: Double) {
         nodes = blend(nodes, tree.size.toDouble(), weight)
         if (scores.size != tree.size || scores.isEmpty()) {
-            brought(1.0 + path.size, weight)
+            brought(1.0 + path.size, weight, usual)
             return
         }
         for (depth in 1..config.depths) {
@@ -194,18 +215,22 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         }
         for ((node, score) in scores.withIndex()) predicted[minOf(tree.depths[node], config.depths)] += exp(score)
         for (depth in 1..path.size) accepted[minOf(depth, config.depths)] += 1.0
-        brought(expected(tree, scores).last(), weight)
+        brought(expected(tree, scores).last(), weight, usual)
     }
 
-    private fun brought(tokens: Double, weight: Double) {
+    private fun brought(tokens: Double, weight: Double, usual: Double) {
         trees++
         tau = blend(tau, tokens, weight)
-        usualTau = blend(usualTau, tokens, maxOf(config.usualSmoothing, 1 / (config.prior + trees)))
+        usualTau = blend(usualTau, tokens, maxOf(usual, 1 / (config.prior + trees)))
     }
 
     /** A new answer begins, of which nothing is known. */
     internal fun forgetAnswer() {
         tau = usualTau
+        reading *= config.readingFading
+        if (written == 0) return
+        usualLength = blend(usualLength, written.toDouble(), config.lengthSmoothing)
+        written = 0
     }
 
     /** Tokens that the first 1, 2, ... nodes of [tree] promise, as far as the drafter's promises were kept so far. */
@@ -252,6 +277,9 @@ class Pace(val config: PaceConfig = PaceConfig()) {
 
     /** Tokens per second of tree drafting. */
     fun treeRate(): Double = tau / round()
+
+    /** Tokens per second of an answer of usual length in trees, with what the drafter has to read first. */
+    fun usualTreeRate(): Double = 1 / (1 / treeRate() + (usualLength?.let { reading / it } ?: 0.0))
 
     /** Seconds of a round of tree drafting. */
     fun round(): Double = maxOf(config.leastSeconds, fixed() + treeStep())

@@ -25,7 +25,8 @@ class Tuning(
     private class Comparison(val draft: Draft, val base: Int, val seconds: Double)
 
     private val pace = controller.pace
-    private var verdictAt: Double? = null // of a tree, if that was the last
+    private var verdictAt: Double? = null // of the last one, until a tree is sent
+    private var behindTree = false // it was on a tree; behind others, the drafter reads what is new to it
     private var comparison: Comparison? = null // whose outcome is not known yet
     private var drafting = false // a tree for comparison is under way
     private var beside = false // one was since the last token
@@ -40,26 +41,27 @@ class Tuning(
     /** A handshake took [rtt] seconds. */
     internal fun linked(welcome: Welcome, rtt: Double) = pace.linked(welcome, rtt)
 
-    /** Drafting [draft] took the drafter [seconds]. Before the first round it had a prompt to read. */
+    /** Drafting [draft] took the drafter [seconds]. Before a first tree it had something to read. */
     internal fun drafted(draft: Draft, seconds: Double, stats: SessionStats) {
-        val later = stats.rounds > 0
-        pace.drafted(seconds, draft.steps, later && !draft.ahead)
-        if (!later) return
+        pace.drafted(seconds, draft.steps, behindTree && !draft.ahead)
+        if (stats.rounds == 0) return
         stats.aheadRounds++
         if (draft.ahead) stats.aheadHits++
         stats.aheadUsed += draft.kept
     }
 
-    /** A drafted tree was sent: since the last verdict, drafting was all that happened. */
+    /** A drafted tree was sent: since the last verdict, reading and drafting was all that happened. */
     internal fun asked(now: Double) {
-        verdictAt?.let { pace.waited(now - it) }
+        verdictAt?.let { if (behindTree) pace.waited(now - it) else pace.read(now - it) }
+        verdictAt = null // one that is sent again, behind an outage, tells nothing
     }
 
     /** [verdict] on [flight] came. overdue: it had been given up; an outage says nothing of the link. */
     internal fun answered(flight: Flight, verdict: Verdict, now: Double, overdue: Boolean, stats: SessionStats) {
         val engine = 1e-6 * verdict.engineUs
         val wait = now - flight.sent
-        verdictAt = null // before a first tree, the drafter reads what it has not seen
+        verdictAt = now
+        behindTree = false
         if (flight.tree == null) {
             if (!flight.streaming) return // the first token had to be asked for
             pace.streamed(wait, engine, overdue, beside)
@@ -68,7 +70,7 @@ class Tuning(
             stats.waitSeconds += wait
             stats.engineSeconds += engine
             untold = false
-            verdictAt = now
+            behindTree = true
             val queue = 1e-6 * verdict.queueUs
             if (!overdue) pace.verified(flight.tree, flight.scores, verdict.path, wait, engine, queue)
         }

@@ -138,6 +138,7 @@ class DrafterTest {
             for ((call, arguments, wanted) in row.field<List<List<Any?>>>("steps")) {
                 pace.measure(call as String, arguments as List<*>)
                 assertEquals(wanted.double("tree_rate"), pace.treeRate(), 1e-9)
+                assertEquals(wanted.double("usual_tree_rate"), pace.usualTreeRate(), 1e-9)
                 val stream = wanted.field<Number?>("stream_rate")
                 if (stream == null) assertNull(pace.streamRate())
                 else assertEquals(stream.toDouble(), assertNotNull(pace.streamRate()), 1e-9)
@@ -174,6 +175,7 @@ class DrafterTest {
                 TokenTree(ints(arguments[0]), ints(arguments[1])), doubles(arguments[2]), ints(arguments[3]), double(4),
             )
             "waited" -> waited(double(0))
+            "read" -> read(double(0))
         }
     }
 
