@@ -1,4 +1,4 @@
-"""What the device has measured of drafter, link and target, and what follows: tree size, when to stop, which mode.
+"""What the device has measured of drafter, link and target, and what follows: tree size, when to stop, rates.
 
 A round of tree drafting commits 1 + (sum of the sent nodes' acceptance probabilities) tokens and takes
 exposed drafting + round-trip time + step(nodes). A stream commits a token per step(0). Everything below maximises or
@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.ahead import Ahead, Round
-from edge_runtime.policy import Mode
 from outrider_core.protocol.costs import CostCurve, unpack_costs
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Welcome
@@ -23,7 +22,10 @@ from outrider_core.protocol.wire import Welcome
 
 @dataclass(frozen=True)
 class PaceConfig:
-    """The constants behind every choice of `Pace` and `Controller`, tuned with `benchmarks.network`."""
+    """The constants behind every choice of `Pace` and `Controller`, tuned with `benchmarks.network`.
+
+    Those of what is usual were tuned on recorded answers of a single device (docs/notebook.md).
+    """
 
     #: weight of the newest round in a smoothed measurement
     smoothing: float = 0.2
@@ -188,7 +190,7 @@ class Pace:
         self.compared = self._smoothed(self.compared, seconds)
         self.exposed = min(self.exposed, seconds)
 
-    def read(self, seconds: float) -> None:
+    def prepared(self, seconds: float) -> None:
         """`seconds` passed between a verdict and an answer's first tree, or the first behind a stream: no round."""
         self._ending = None
         self.ahead.given_up()
@@ -369,80 +371,3 @@ class Pace:
     def _between(self) -> float:
         """A round's time without drafting and the verifier's engine."""
         return (self.rtt or 0.0) + self.queue
-
-
-@dataclass
-class Controller:
-    """Tree or stream: whichever promises more tokens per second, with hysteresis. pinned: always this one.
-
-    Beside a stream, trees are drafted for comparison. Beside trees, only the verifier's curve tells how long a stream's
-    tokens take, and the curve may be wrong: so now and then, where a stream could be the better mode, one is tried.
-    """
-
-    pace: Pace
-    pinned: Mode | None = None
-    mode: Mode = Mode.TREE
-    switches: int = 0
-    trials: int = 0
-    trial: int = 0  # tokens left of the one under way
-    _better: int = 0
-    _saved: float = 0.0  # seconds that a trial may cost
-
-    def begin(self, unknown: bool = True) -> Mode:
-        """The mode of an answer: trees, unless a stream is faster by the margin in answers of usual length.
-
-        unknown: nothing tells of this answer yet; otherwise it goes on, on a new link, without hysteresis.
-        """
-        config = self.pace.config
-        if not unknown:
-            self._better = config.tokens_to_leave_stream
-            return self.choose()
-        before = Mode.TREE if self.trial else self.mode
-        self.trial = self._better = 0
-        self.pace.forget_answer()
-        stream = self.pace.stream_rate()
-        if self.pinned or stream is None:
-            self.mode = before
-        else:
-            self.mode = Mode.STREAM if stream > config.margin * self.pace.usual_tree_rate() else Mode.TREE
-            self.switches += self.mode is not before
-        return self.pinned or self.mode
-
-    def choose(self) -> Mode:
-        """After every verdict."""
-        if self.pinned:
-            return self.pinned
-        config = self.pace.config
-        stream, tree = self.pace.stream_rate(), self.pace.tree_rate()
-        if stream is None:
-            return self.mode
-        if self.trial:
-            self.trial -= 1
-            if not self.trial:
-                self._end_trial(stream > config.margin * tree)
-            return self.mode
-        in_trees = self.mode is Mode.TREE
-        now, other = (tree, stream) if in_trees else (stream, self.pace.usual_tree_rate())
-        self._better = self._better + 1 if other > config.margin * now else 0
-        if self._better >= (config.rounds_to_leave_trees if in_trees else config.tokens_to_leave_stream):
-            self.mode = Mode.STREAM if in_trees else Mode.TREE
-            self.switches += 1
-            self._better = 0
-        elif in_trees and stream > config.worth_a_trial * tree:
-            self._maybe_try()
-        return self.mode
-
-    def _maybe_try(self) -> None:
-        """Begin a trial if enough was saved for it."""
-        config = self.pace.config
-        self._saved += config.trial_share * self.pace.round()
-        if self._saved > self.pace.trial_cost() * 2 ** min(self.trials, config.trial_halvings):
-            self.mode, self.trial, self._saved = Mode.STREAM, config.trial_tokens, 0.0
-            self.trials += 1
-
-    def _end_trial(self, better: bool) -> None:
-        self._better = 0
-        if better:
-            self.switches += 1
-        else:
-            self.mode = Mode.TREE

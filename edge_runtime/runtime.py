@@ -16,11 +16,12 @@ from typing import Any, Literal, TypedDict
 from edge_runtime.answer import Answer
 from edge_runtime.arguments import checked_length, checked_sampling, checked_stops
 from edge_runtime.context import FittedMessages, fit_messages
+from edge_runtime.controller import Controller
 from edge_runtime.events import Event
 from edge_runtime.inbox import InboxEvent
 from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from edge_runtime.obedience import Obedience
-from edge_runtime.pace import Controller, Pace
+from edge_runtime.pace import Pace
 from edge_runtime.policy import Mode, Policy
 from edge_runtime.record import constraint_of as recorded_constraint
 from edge_runtime.record import read_record, record_of, restore

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from edge_runtime.actions import Compare
-from edge_runtime.pace import Controller, Pace
+from edge_runtime.controller import Controller
+from edge_runtime.pace import Pace
 from edge_runtime.policy import Mode
 from edge_runtime.requests import Flight
 from edge_runtime.tokens import SessionStats
@@ -72,7 +73,7 @@ class Tuning:
     def asked(self, now: float) -> None:
         """A drafted tree was sent: since the last verdict, reading and drafting was all that happened."""
         if self._verdict_at is not None:
-            (self.pace.waited if self._behind_tree else self.pace.read)(now - self._verdict_at)
+            (self.pace.waited if self._behind_tree else self.pace.prepared)(now - self._verdict_at)
         self._verdict_at = None  # one that is sent again, behind an outage, tells nothing
 
     def answered(self, flight: Flight, verdict: Verdict, now: float, overdue: bool, stats: SessionStats) -> None:

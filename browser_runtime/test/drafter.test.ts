@@ -144,7 +144,7 @@ function measure(pace: Pace, call: string, given: Any[]): void {
   else if (call === "drafted") pace.drafted(given[0], given[1], given[2]);
   else if (call === "streamed") pace.streamed(given[0], given[1], given[2], given[3]);
   else if (call === "waited") pace.waited(given[0]);
-  else if (call === "read") pace.read(given[0]);
+  else if (call === "prepared") pace.prepared(given[0]);
   else if (call === "verified") {
     pace.verified(new TokenTree(given[0], given[1]), given[2], given[3].length, given[4], given[5], given[6]);
   } else {

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edge_runtime.pace import Controller, Pace
+from edge_runtime.controller import Controller
+from edge_runtime.pace import Pace
 from edge_runtime.policy import Mode
 from outrider_core.drafting.drafter import Draft, Drafter, TreeShape
 from outrider_core.drafting.engines import Floats, Ints
@@ -195,7 +196,7 @@ def measured(number: int) -> dict[str, Any]:
     for _ in range(40):
         tree, scores = random_tree(rng)
         shape = [list(tree.tokens), list(tree.parents)]
-        call = rng.choice(["linked", "drafted", "verified", "verified", "streamed", "foreseen", "waited", "read"])
+        call = rng.choice(["linked", "drafted", "verified", "verified", "streamed", "foreseen", "waited", "prepared"])
         arguments: list[Any]
         if call == "linked":
             arguments = link(pace, rng.choice([b"", curve.pack()]), rng.uniform(0, 0.3))

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from edge_runtime.actions import Compare, DraftTree, Send
-from edge_runtime.pace import Controller, Pace, PaceConfig
+from edge_runtime.controller import Controller
+from edge_runtime.pace import Pace, PaceConfig
 from edge_runtime.policy import Mode
 from edge_runtime.requests import Flight
 from edge_runtime.tokens import SessionStats

@@ -32,7 +32,8 @@ from edge_runtime.actions import (
     Stall,
     WriteToken,
 )
-from edge_runtime.pace import Controller, Pace
+from edge_runtime.controller import Controller
+from edge_runtime.pace import Pace
 from edge_runtime.policy import Mode, Policy
 from edge_runtime.session import Session
 from edge_runtime.states import Writer

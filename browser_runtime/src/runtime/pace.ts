@@ -175,7 +175,7 @@ export class Pace {
   }
 
   /** `seconds` passed between a verdict and an answer's first tree, or the first behind a stream: no round ends. */
-  read(seconds: number): void {
+  prepared(seconds: number): void {
     this.ending = null;
     this.ahead.givenUp();
     this.reading = Math.max(seconds, blend(this.reading, seconds));

@@ -69,7 +69,7 @@ export class Tuning {
 
   /** A drafted tree was sent: since the last verdict, reading and drafting was all that happened. */
   asked(now: number): void {
-    if (this.verdictAt !== null) this.pace[this.behindTree ? "waited" : "read"](now - this.verdictAt);
+    if (this.verdictAt !== null) this.pace[this.behindTree ? "waited" : "prepared"](now - this.verdictAt);
     this.verdictAt = null; // one that is sent again, behind an outage, tells nothing
   }
 

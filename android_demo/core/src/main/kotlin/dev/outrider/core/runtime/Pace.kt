@@ -196,7 +196,7 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     }
 
     /** [seconds] passed between a verdict and an answer's first tree, or the first behind a stream: no round ends. */
-    fun read(seconds: Double) {
+    fun prepared(seconds: Double) {
         ending = null
         ahead.givenUp()
         reading = maxOf(seconds, blend(reading, seconds))

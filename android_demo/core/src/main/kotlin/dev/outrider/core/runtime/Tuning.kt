@@ -52,7 +52,7 @@ class Tuning(
 
     /** A drafted tree was sent: since the last verdict, reading and drafting was all that happened. */
     internal fun asked(now: Double) {
-        verdictAt?.let { if (behindTree) pace.waited(now - it) else pace.read(now - it) }
+        verdictAt?.let { if (behindTree) pace.waited(now - it) else pace.prepared(now - it) }
         verdictAt = null // one that is sent again, behind an outage, tells nothing
     }
 

@@ -175,7 +175,7 @@ class DrafterTest {
                 TokenTree(ints(arguments[0]), ints(arguments[1])), doubles(arguments[2]), ints(arguments[3]), double(4),
             )
             "waited" -> waited(double(0))
-            "read" -> read(double(0))
+            "prepared" -> prepared(double(0))
         }
     }
 
