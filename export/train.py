@@ -67,6 +67,8 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
         sequences = read_sequences(answers)
     shapes = (options.layers, options.draft_vocab, options.max_context)
     settings = options.settings()
+    if not kind.feature_loss:
+        settings = replace(settings, feature_weight=0.0)
     if not options.epochs:  # the texts of the last stage are all that is read
         sequences = some_of(sequences, options.own_text, settings)
     data = TrainingSet(target, sequences, *shapes, start_from=options.start_from)

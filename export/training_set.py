@@ -26,10 +26,14 @@ from outrider_core.models.target import Target
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of drafter. name: its `type` in a drafter's config.json. make: builds one for shapes like MoA's."""
+    """A kind of drafter. name: its `type` in a drafter's config.json. make: builds one for shapes like MoA's.
+
+    feature_loss: it is also taught the target's last hidden states.
+    """
 
     name: str
     make: Callable[[MoAConfig], Student]
+    feature_loss: bool = True
 
 
 #: the drafter that devices run

@@ -15,9 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from cloud.runner import FeatureProducer
 from cloud.torch_engine.features import TorchFeatures
 from lab.baselines.choice import RandomChooser
-from lab.baselines.networks import Baseline, load_baseline
+from lab.baselines.eagle3 import Eagle3
+from lab.baselines.files import load_baseline
+from lab.baselines.networks import Baseline
 from lab.multi_candidate import EarlyStop, SampledDrafter
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.drafting.drafter import Drafter
@@ -46,7 +49,7 @@ class Contender:
     """
 
     name: str
-    producer: TorchFeatures | None = None
+    producer: FeatureProducer | None = None
     hash: str
     head: nn.Module | None = None
 
@@ -83,13 +86,15 @@ class MoAContender(Contender):
 
 
 class BaselineContender(Contender):
-    """EAGLE-2 or the small LM, eager."""
+    """EAGLE-2, EAGLE-3 or the small LM, eager."""
 
     def __init__(self, name: str, folder: Path, tables: Tables) -> None:
         self.name = name
         self.model, self.hash = load_baseline(folder, tables)
         pack_linears(self.model)
         self.head = self.model.head
+        if isinstance(self.model, Eagle3):
+            self.producer = self._layers = KeptLayers(self.model.config.target_layers)
 
     def fresh(self) -> Drafter:
         if self.model.fuse is not None:
@@ -101,8 +106,34 @@ class BaselineContender(Contender):
         return Drafter(_TokensOnly(self.model), ids, shape, heads, config.max_context, lookup=False)
 
     def learn(self, drafter: Drafter, start: int, packed: bytes, hidden: Floats) -> None:
+        if isinstance(self.model, Eagle3):
+            with torch.inference_mode():
+                kv = self._layers.of(range(start, start + len(hidden)))
+                hidden = self.model.known(kv, torch.from_numpy(hidden)).numpy()
         if isinstance(drafter, EagleDrafter):
             drafter.add_hidden(start, hidden)
+
+
+class KeptLayers:
+    """What the target's `layers` hold of each position of the text at hand, as a FeatureProducer is told it.
+
+    It is kept as it is: packed into feature rows it would lose precision, which no EAGLE does.
+    """
+
+    shape = RowShape(1, 2)
+
+    def __init__(self, layers: tuple[int, ...]) -> None:
+        self.layers = layers
+        self._kept: dict[int, torch.Tensor] = {}
+
+    def rows(self, kv: torch.Tensor, positions: Sequence[int]) -> Floats:
+        """See FeatureProducer.rows; there is nothing in them."""
+        self._kept |= zip(positions, kv.float().cpu(), strict=True)
+        return np.zeros((len(positions), 2, *self.shape), np.float32)
+
+    def of(self, positions: Sequence[int]) -> torch.Tensor:
+        """K and V [n, layers, kv_width] of these positions."""
+        return torch.stack([self._kept[position] for position in positions])
 
 
 class Unfed(Contender):
@@ -160,7 +191,8 @@ class _TokensOnly:
 class EagleDrafter(Drafter):
     """EAGLE's drafting state: beside every cached token, what stands for the target's hidden state of it.
 
-    That is the target's own where it is known, else the head's prediction.
+    That is the target's own where it is known (EAGLE-3: a mixture of it and of other layers), else the head's
+    prediction.
     """
 
     def __init__(self, model: Baseline) -> None:
@@ -174,7 +206,7 @@ class EagleDrafter(Drafter):
         self._known = np.zeros(len(self.keys), bool)
 
     def add_hidden(self, start: int, hidden: Floats) -> None:
-        """The target's last hidden states [n, hidden_size] of positions start.."""
+        """What stands for the target's last hidden states [n, hidden_size] of positions start.."""
         self._states[start : start + len(hidden)] = hidden
         self._known[start : start + len(hidden)] = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from export.training_set import MOA, Kind
+from lab.baselines.files import build_baseline
 from lab.baselines.networks import Baseline, BaselineConfig
 from lab.baselines.reused import ReusedLayerMoA
 from outrider_core.models.moa import MoA
@@ -14,7 +15,7 @@ from outrider_core.models.moa_config import MoAConfig
 def _baseline(name: str, layers: int) -> Callable[[MoAConfig], Baseline]:
     def make(config: MoAConfig) -> Baseline:
         budget = sum(p.numel() for p in MoA(config).parameters() if p.requires_grad)
-        return Baseline(BaselineConfig.like(name, config, budget, layers))
+        return build_baseline(BaselineConfig.like(name, config, budget, layers))
 
     return make
 
@@ -23,5 +24,6 @@ KINDS = {
     "moa": MOA,
     "tli1": Kind("tli1", ReusedLayerMoA),
     "eagle2": Kind("eagle2", _baseline("eagle2", layers=1)),
+    "eagle3": Kind("eagle3", _baseline("eagle3", layers=1), feature_loss=False),
     "lm": Kind("lm", _baseline("lm", layers=2)),
 }

@@ -21,7 +21,7 @@ from lab.kinds import KINDS
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lab.train",
-        usage="python -m lab.train --drafter {eagle2,lm,tli1} --output-dir DIR [OPTION ...]",
+        usage="python -m lab.train --drafter {eagle2,eagle3,lm,tli1} --output-dir DIR [OPTION ...]",
         description=__doc__,
         epilog=describe_presets(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -30,7 +30,8 @@ def main(argv: list[str] | None = None) -> int:
         "--drafter",
         choices=[name for name in KINDS if name != "moa"],
         required=True,
-        help="eagle2: EAGLE-2's feature head; lm: a small LM; tli1: MoA with the target's last layer behind it",
+        help="eagle2: EAGLE-2's feature head; eagle3: features of several layers, trained on its own predictions; "
+        "lm: a small LM; tli1: MoA with the target's last layer behind it",
     )
     add_train_options(parser)
     arguments = parser.parse_args(argv)

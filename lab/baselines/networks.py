@@ -2,34 +2,31 @@
 
 Both are decoder blocks over the target's frozen embedding with rows of its frozen LM head. EAGLE's also reads, beside
 every token, the target's last hidden state of the token *before* it; behind the last verified token it feeds on its
-own states instead. The small LM knows tokens only.
+own states instead. The small LM knows tokens only. EAGLE-3 stands in `lab.baselines.eagle3`.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from safetensors import deserialize
-from safetensors.torch import load
 from torch import Tensor, nn
 
-from outrider_core.models.drafter_arrays import CONFIG_FILE, WEIGHTS_FILE, hash_drafter
-from outrider_core.models.drafter_files import write_drafter
 from outrider_core.models.layers import Block, adopt_tables, rotary, rotate, tables_of
-from outrider_core.models.moa_config import DrafterError, MoAConfig
+from outrider_core.models.moa_config import MoAConfig
 
-KINDS = ("eagle2", "lm")
+KINDS = ("eagle2", "eagle3", "lm")
 #: training noise on EAGLE's features, uniform, its width over their own spread (the authors': 0.2 over spreads near 1)
 NOISE = 0.2
 
 
 @dataclass(frozen=True)
 class BaselineConfig:
-    """Shapes of a baseline drafter. kind: one of KINDS."""
+    """Shapes of a baseline drafter. kind: one of KINDS.
+
+    target_layers, target_kv_heads, target_head_dim: as MoAConfig has them; only EAGLE-3 reads so much of the target.
+    """
 
     kind: str
     target_hash: str
@@ -45,20 +42,36 @@ class BaselineConfig:
     norm_eps: float
     max_context: int
     final_norm: bool
+    target_layers: tuple[int, ...]
+    target_kv_heads: int
+    target_head_dim: int
+
+    @property
+    def known_width(self) -> int:
+        """Of what EAGLE-3 reads of a token: the values of the target's layers and its last hidden state."""
+        return len(self.target_layers) * self.target_kv_heads * self.target_head_dim + self.hidden_size
 
     @classmethod
     def like(cls, kind: str, moa: MoAConfig, budget: int, layers: int = 1) -> BaselineConfig:
         """As many trained parameters as `budget`, which the MLP's width is chosen for; the rest as in `moa`."""
         width, kv = moa.hidden_size, moa.sa_kv_heads
+        config = cls(
+            kind, moa.target_hash, moa.vocab_size, moa.draft_vocab_size, width, layers, moa.heads, kv, moa.head_dim,
+            0, moa.rope_theta, moa.norm_eps, moa.max_context, moa.final_norm,
+            moa.target_layers, moa.target_kv_heads, moa.target_head_dim,
+        )  # fmt: skip
         attention = 2 * width * moa.head_dim * (moa.heads + kv) + 2 * width
-        fixed = layers * attention + (2 * width * width if kind == "eagle2" else 0)
-        mlp = (budget - fixed) // (3 * width * layers)
+        entering = {"eagle2": 2 * width * width, "eagle3": (2 * width + config.known_width) * width, "lm": 0}
+        mlp = (budget - layers * attention - entering[kind]) // (3 * width * layers)
         if mlp < 1:
             raise ValueError(f"{budget:,} parameters are too few for {layers} layers of width {width}")
-        return cls(
-            kind, moa.target_hash, moa.vocab_size, moa.draft_vocab_size, width, layers, moa.heads, kv, moa.head_dim,
-            mlp, moa.rope_theta, moa.norm_eps, moa.max_context, moa.final_norm,
-        )  # fmt: skip
+        return replace(config, mlp=mlp)
+
+
+def begin_small(module: nn.Module) -> None:
+    """Draw a linear layer's first weights."""
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=0.02)
 
 
 class Baseline(nn.Module):
@@ -71,14 +84,20 @@ class Baseline(nn.Module):
         self.config = config
         width, shape = config.hidden_size, (config.heads, config.kv_heads, config.head_dim)
         self.blocks = nn.ModuleList(Block(width, *shape, config.mlp, config.norm_eps) for _ in range(config.layers))
-        self.fuse = nn.Linear(2 * width, width, bias=False) if config.kind == "eagle2" else None
+        self.fuse = nn.Linear(2 * width, width, bias=False) if config.kind != "lm" else None
         self.norm = nn.RMSNorm(width, config.norm_eps) if config.final_norm else nn.Identity()
         self.embedding = nn.Embedding(config.vocab_size, width).requires_grad_(False)
         self.head = nn.Linear(width, config.draft_vocab_size, bias=False).requires_grad_(False)
         self.register_buffer("draft_ids", torch.arange(config.draft_vocab_size, dtype=torch.int32))
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
+        self.apply(begin_small)
+
+    def enter(self, tokens: Tensor, features: Tensor | None) -> Tensor:
+        """What the first block reads of tokens [B, n] and features [B, n, hidden_size] of the tokens before."""
+        x = self.embedding(tokens)
+        if self.fuse is None:
+            return x
+        assert features is not None
+        return self.fuse(torch.cat([x, features.to(x.dtype)], -1))
 
     def hidden(
         self, tokens: Tensor, features: Tensor | None, positions: Tensor, mask: Tensor, keys: Tensor, values: Tensor
@@ -87,10 +106,7 @@ class Baseline(nn.Module):
 
         keys, values [B, past, layers * kv_heads, head_dim]. Returns (states [B, n, hidden_size], new keys, new values).
         """
-        config, x = self.config, self.embedding(tokens)
-        if self.fuse is not None:
-            assert features is not None
-            x = self.fuse(torch.cat([x, features.to(x.dtype)], -1))
+        config, x = self.config, self.enter(tokens, features)
         angles = rotary(positions, config.head_dim, config.rope_theta)
         new_keys, new_values = [], []
         for layer, block in enumerate(self.blocks):
@@ -122,30 +138,3 @@ class Baseline(nn.Module):
     def trained(self) -> dict[str, Tensor]:
         """Trained tensors, plus the draft vocabulary map."""
         return {k: v for k, v in self.state_dict().items() if not k.startswith(("embedding.", "head."))}
-
-
-def save_baseline(folder: Path, model: Baseline, notes: dict[str, Any]) -> None:
-    """Write a drafter folder for `load_baseline`."""
-    write_drafter(folder, model.config.kind, asdict(model.config), model.trained(), notes)
-
-
-def load_baseline(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[Baseline, str]:
-    """The drafter in `folder` on the target's embedding and LM head, each [vocab, hidden_size]; and its hash.
-
-    float32. Raises DrafterError with one clear line.
-    """
-    try:
-        values = json.loads((folder / CONFIG_FILE).read_text())
-        if values.get("type") not in KINDS:
-            raise DrafterError(f"{folder}: a {values.get('type')} drafter is not a baseline ({', '.join(KINDS)})")
-        config = BaselineConfig(**{field.name: values[field.name] for field in fields(BaselineConfig)})
-        stored = (folder / WEIGHTS_FILE).read_bytes()
-        tensors, raw = load(stored), {name: entry["data"] for name, entry in deserialize(stored)}
-        model = Baseline(config)
-        adopt_tables(model.embedding, model.head, model.draft_ids, tables, tensors["draft_ids"])
-        model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}, strict=False)
-    except DrafterError:
-        raise
-    except Exception as error:
-        raise DrafterError(f"{folder}: broken drafter files: {error}") from error
-    return model.requires_grad_(False).eval(), hash_drafter(values, config, raw)

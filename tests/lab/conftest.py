@@ -11,7 +11,7 @@ from cloud.loading import load_verifier
 from cloud.settings import Settings
 from export.features import Sequence
 from export.training_set import TrainingSet
-from lab.baselines.networks import save_baseline
+from lab.baselines.files import save_baseline
 from lab.contenders import BaselineContender, Contender, MoAContender
 from lab.kinds import KINDS
 from lab.lab import Lab
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny_drafter(folder / "moa", model, save_tiny_target(folder / "target", model))
     target = load_target(str(folder / "target"), dtype="float32")
     data = TrainingSet(target, [Sequence(list(range(4, 60)), ((2, 56),))], layers=2, draft_vocab=64, max_context=256)
-    for kind in ("eagle2", "lm"):
+    for kind in ("eagle2", "eagle3", "lm"):
         student = data.student(KINDS[kind])
         with torch.no_grad():
             for parameter in student.parameters():
@@ -56,5 +56,5 @@ def lab(folder: Path) -> Lab:
 def contenders(folder: Path, target: Target) -> dict[str, Contender]:
     tables = tables_of(target.model)
     made: dict[str, Contender] = {"moa": MoAContender("moa", folder / "moa", tables)}
-    made |= {kind: BaselineContender(kind, folder / kind, tables) for kind in ("eagle2", "lm")}
+    made |= {kind: BaselineContender(kind, folder / kind, tables) for kind in ("eagle2", "eagle3", "lm")}
     return made

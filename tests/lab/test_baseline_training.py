@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from export.features import FeatureCache
 from export.recipe import TrainSettings
 from export.trainer import Trainer, forward
 from export.training_set import TrainingSet
-from lab.baselines.networks import load_baseline, save_baseline
+from lab.baselines.eagle3 import DRAFTED, Eagle3
+from lab.baselines.files import load_baseline, save_baseline
 from lab.kinds import KINDS
 from lab.train import main
 from outrider_core.models.drafter_files import load_drafter
@@ -51,7 +53,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("kind", ["eagle2", "lm"])
+@pytest.mark.parametrize("kind", ["eagle2", "eagle3", "lm"])
 def test_baselines_have_moas_budget_and_learn(
     kind: str, target: Target, tmp_path: Path, one_thread: None, cache: FeatureCache
 ) -> None:
@@ -89,7 +91,39 @@ def test_what_a_baseline_sees_of_the_target(kind: str, sees: int | None, target:
             )
 
 
-@pytest.mark.parametrize("kind", ["eagle2", "tli1"])
+@pytest.mark.parametrize("seed", range(4))
+def test_eagle3_drafts_in_training_as_it_does_behind_a_root(seed: int, target: Target, cache: FeatureCache) -> None:
+    """Every position, token by token: the target's features before its root, the head's own states behind it."""
+    student = TrainingSet(target, cache.sequences, layers=2, draft_vocab=64).student(KINDS["eagle3"])
+    assert isinstance(student, Eagle3)
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+    batch = build_batch(cache, [4, 7], random.Random(seed), TrainSettings(long_windows=0.5))
+    batch = replace(batch, hidden=batch.hidden.float())
+    with torch.no_grad():
+        states = forward(student, batch)
+        known = student.known(batch.kv, batch.hidden)
+    checked = Counter[int]()
+    for row, index in enumerate((4, 7)):
+        for at in range(len(cache.sequences[index].ids)):
+            verified = int((batch.row_mask[row, at, 1:] == 0).sum())
+            root = at - (at - verified) % DRAFTED
+            assert root == verified or at - verified >= DRAFTED
+            features = [torch.zeros_like(known[0, 0]), *known[row, :root]]
+            for end in range(root + 1, at + 2):
+                empty = torch.zeros(1, 0, student.config.kv_heads, student.config.head_dim)
+                mask = torch.full((1, end, end), -1e9).triu(1)
+                ids, places = batch.tokens[row : row + 1, :end], torch.arange(end)[None]
+                with torch.no_grad():
+                    drafted = student.hidden(ids, torch.stack(features)[None], places, mask, empty, empty)[0][0]
+                features.append(drafted[-1])
+            torch.testing.assert_close(states[row, at], features[-1], rtol=1e-4, atol=1e-5)
+            checked[at - root] += 1
+    assert checked[0] and checked[1] and max(checked) >= 2
+
+
+@pytest.mark.parametrize("kind", ["eagle2", "eagle3", "tli1"])
 def test_the_command_trains_on_given_answers(
     kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,7 +73,7 @@ def test_examples_equal_a_whole_forward(lab: Lab, contenders: dict[str, Contende
             np.testing.assert_allclose(found.features[node], expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["moa", "eagle2", "lm"])
+@pytest.mark.parametrize("kind", ["moa", "eagle2", "eagle3", "lm"])
 @torch.inference_mode()
 def test_states_are_what_the_distributions_come_from(lab: Lab, contenders: dict[str, Contender], kind: str) -> None:
     base = contenders[kind]

@@ -13,14 +13,17 @@ from rich.console import Console
 
 from benchmarks.questions import Question
 from export.bundle import write_bundle
+from export.features import OnlineFeatures, Sequence
 from export.plan import Options
 from lab import offline_curve
+from lab.baselines.eagle3 import Eagle3
 from lab.baselines.trees import CandidateTree, How
 from lab.contenders import BaselineContender, Contender, EagleDrafter, SampledContender
 from lab.drafters import main, measure
 from lab.lab import Lab
 from lab.multi_candidate import merged
 from outrider_core.drafting.drafter import TreeShape
+from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
@@ -30,7 +33,7 @@ PROMPTS = [[10, 20, 30, 40, 50], [7, 8, 9], [101, 60, 61, 62, 63, 64, 65, 66, 67
 SHAPE = TreeShape(nodes=12, depth=4, breadth=3)
 
 
-@pytest.mark.parametrize("kind", ["moa", "eagle2", "lm"])
+@pytest.mark.parametrize("kind", ["moa", "eagle2", "eagle3", "lm"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=5)], ids=["greedy", "sampled"])
 def test_text_is_the_targets_own(lab: Lab, contenders: dict[str, Contender], kind: str, sampling: Sampling) -> None:
     for prompt in PROMPTS:
@@ -40,7 +43,7 @@ def test_text_is_the_targets_own(lab: Lab, contenders: dict[str, Contender], kin
         assert sum(answer.accepted) + len(answer.accepted) >= len(truth)
 
 
-@pytest.mark.parametrize("kind", ["moa", "eagle2", "lm"])
+@pytest.mark.parametrize("kind", ["moa", "eagle2", "eagle3", "lm"])
 def test_a_replay_accepts_what_the_run_did(lab: Lab, contenders: dict[str, Contender], kind: str) -> None:
     for prompt in PROMPTS:
         run = lab.answer(prompt, contenders[kind], Sampling(), 30, SHAPE)
@@ -70,17 +73,25 @@ def test_rejection_keeps_the_distribution_and_seeds_do_not(lab: Lab, contenders:
     assert off[0] < 4 < off[3], off
 
 
+@pytest.mark.parametrize("kind", ["eagle2", "eagle3"])
 @torch.inference_mode()
-def test_eagle_steps_equal_a_whole_forward(lab: Lab, contenders: dict[str, Contender], target: Target) -> None:
+def test_eagle_steps_equal_a_whole_forward(
+    kind: str, lab: Lab, contenders: dict[str, Contender], target: Target
+) -> None:
     """Behind a verified text: the target's features where they are known, the head's own states behind them."""
-    eagle = contenders["eagle2"]
+    eagle = contenders[kind]
     assert isinstance(eagle, BaselineContender)
     text = PROMPTS[2]
     session, drafter = lab.open(text, Sampling(), eagle), eagle.fresh()
     lab.prefill(session, eagle, drafter)
     lab.close(session)
     assert isinstance(drafter, EagleDrafter)
-    hidden = target.model.model(torch.tensor([text])).last_hidden_state[0]
+    if isinstance(eagle.model, Eagle3):
+        config = MoAConfig.for_target(target.config, target.model_hash, layers=2, draft_vocab=64)
+        kv, last = OnlineFeatures(target, config, [Sequence(text, ())]).batch([0])
+        hidden = eagle.model.known(kv, last)[0]
+    else:
+        hidden = target.model.model(torch.tensor([text])).last_hidden_state[0]
     written: list[int] = []
     for _ in range(4):
         written.append(drafter.next_token(text + written, Sampling())[0])
@@ -107,7 +118,7 @@ def test_figures_count_what_happened(lab: Lab, contenders: dict[str, Contender])
     questions = [Question(group, prompt, None) for group, prompt in zip("aab", PROMPTS, strict=True)]
     figures = measure(lab, list(contenders.values()), questions, Sampling(), SHAPE, 24, 1, Console(quiet=True))
     truths = [plain_decode(tiny_model(dtype=torch.float32), prompt, Sampling(), 24) for prompt in PROMPTS]
-    assert figures["different_from_plain"] == {"moa": 0, "eagle2": 0, "lm": 0}
+    assert figures["different_from_plain"] == {"moa": 0, "eagle2": 0, "eagle3": 0, "lm": 0}
     plain = figures["drafters"]["plain"]
     assert plain["a"]["tokens"] == len(truths[0]) + len(truths[1]) and plain["mean"]["tau"] == 1.0
     assert plain["b"]["questions"] == 1 and plain["mean"]["nodes"] == 0
@@ -118,11 +129,11 @@ def test_figures_count_what_happened(lab: Lab, contenders: dict[str, Contender])
 def test_what_is_written_alone_is_judged_by_the_target(lab: Lab, contenders: dict[str, Contender]) -> None:
     questions = [(prompt, "the end: 7") for prompt in PROMPTS]
     figures = offline_curve.measure(lab, list(contenders.values()), questions, 20, Console(quiet=True))
-    assert set(figures) == {"target", "moa", "eagle2", "lm"}
+    assert set(figures) == {"target", "moa", "eagle2", "eagle3", "lm"}
     own = figures["target"]
     assert all(row["agreed_share"] == 1.0 for row in own.values())
     assert own["0.00"]["tokens"] > own["0.50"]["tokens"] > own["0.75"]["tokens"] > 0
-    for name in ("moa", "eagle2", "lm"):
+    for name in ("moa", "eagle2", "eagle3", "lm"):
         assert all(0 <= row["agreed_share"] <= 1 for row in figures[name].values())
         # random drafters write what the target finds unlikely
         assert figures[name]["0.00"]["perplexity"] > own["0.00"]["perplexity"]
