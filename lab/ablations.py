@@ -36,8 +36,8 @@ from export.train import own_text_trainer
 from export.trainer import Trainer
 from export.training_set import TrainingSet, read_sequences
 from lab import offline_curve
-from lab.contenders import BaselineContender, Contender, MoAContender, Unfed
-from lab.drafters import first_moa
+from lab.contenders import Unfed
+from lab.drafters import first_moa, open_contenders
 from lab.kinds import KINDS
 from lab.lab import Lab
 from outrider_core.drafting.drafter import TreeShape
@@ -51,6 +51,8 @@ RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "default recipe": ("moa", {}, {}),
     "no norm before the head (paper)": ("moa", {}, {"final_norm": False}),
     "target's last layer reused (paper's TLI 1)": ("tli1", {}, {}),
+    "a second self-attention block": ("moa-second-self", {}, {}),
+    "a second cross-attention block": ("moa-second-cross", {}, {}),
     "no long windows, no dropped rows": ("moa", {"long_windows": 0.0}, {}),
     "more long windows": ("moa", {"long_windows": 0.4}, {}),
     "loss weights 0.1 and 1 (paper)": ("moa", {"distribution_weight": 0.1, "feature_weight": 1.0}, {}),
@@ -66,6 +68,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "8k draft vocabulary": ("moa", {}, {"draft_vocab": 8192}),
     "24k draft vocabulary": ("moa", {}, {"draft_vocab": 24576}),
     "EAGLE-2": ("eagle2", {}, {}),
+    "EAGLE-3": ("eagle3", {"feature_weight": 0.0}, {}),
     "small LM": ("lm", {}, {}),
 }
 SHAPE = TreeShape(nodes=62, depth=6, breadth=8)
@@ -113,10 +116,7 @@ def judge(lab: Lab, folder: Path, questions: list[Question], options: argparse.N
     stored = json.loads((folder / "config.json").read_text())
     held_out = stored["notes"]["held_out_agreement_by_lag"]
     figures = {f"held_out_{top}": round(statistics.fmean(shares), 4) for top, shares in held_out.items()}
-    if stored["type"] == "tli1":
-        return figures
-    tables = open_target(options.target).tables()
-    drafter: Contender = (MoAContender if stored["type"] == "moa" else BaselineContender)("fed", folder, tables)
+    [drafter] = open_contenders(f"fed={folder}", open_target(options.target).tables())
     new, unfed = options.max_new_tokens, Unfed("unfed", drafter)
     taus: dict[str, dict[str, list[float]]] = {"fed": defaultdict(list), "unfed": defaultdict(list)}
     for question in track(questions, "questions", console=console):

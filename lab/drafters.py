@@ -34,7 +34,8 @@ from cloud.loading import load_verifier
 from cloud.settings import Settings
 from lab import offline_curve
 from lab.baselines.decision import THRESHOLD, DecisionError, load
-from lab.contenders import BaselineContender, Contender, MoAContender, SampledContender, Tables, Unfed
+from lab.baselines.files import VARIANTS
+from lab.contenders import BaselineContender, Contender, MoAContender, SampledContender, Tables, Unfed, VariantContender
 from lab.lab import Answer, Lab
 from lab.multi_candidate import EarlyStop
 from outrider_core.arguments import positive_ints
@@ -181,8 +182,9 @@ def open_contenders(named: str, tables: Tables, lookup: bool = False, bundle: Bu
     name, _, place = named.rpartition("=")
     folder = Path(place)
     name = name or folder.name
-    if drafter_kind(folder) != "moa":
-        return [BaselineContender(name, folder, tables)]
+    kind = drafter_kind(folder)
+    if kind != "moa":
+        return [(VariantContender if kind in VARIANTS else BaselineContender)(name, folder, tables)]
     moa = MoAContender(name, folder, tables)
     contenders: list[Contender] = [moa]
     if lookup:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from export.training_set import MOA, Kind
-from lab.baselines.files import build_baseline
+from lab.baselines.files import VARIANTS, build_baseline
 from lab.baselines.networks import Baseline, BaselineConfig
-from lab.baselines.reused import ReusedLayerMoA
 from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import MoAConfig
 
@@ -22,7 +21,7 @@ def _baseline(name: str, layers: int) -> Callable[[MoAConfig], Baseline]:
 
 KINDS = {
     "moa": MOA,
-    "tli1": Kind("tli1", ReusedLayerMoA),
+    **{name: Kind(name, make) for name, make in VARIANTS.items()},
     "eagle2": Kind("eagle2", _baseline("eagle2", layers=1)),
     "eagle3": Kind("eagle3", _baseline("eagle3", layers=1), feature_loss=False),
     "lm": Kind("lm", _baseline("lm", layers=2)),

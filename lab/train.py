@@ -21,7 +21,7 @@ from lab.kinds import KINDS
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lab.train",
-        usage="python -m lab.train --drafter {eagle2,eagle3,lm,tli1} --output-dir DIR [OPTION ...]",
+        usage="python -m lab.train --drafter {eagle2,eagle3,lm,tli1,...} --output-dir DIR [OPTION ...]",
         description=__doc__,
         epilog=describe_presets(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -31,7 +31,8 @@ def main(argv: list[str] | None = None) -> int:
         choices=[name for name in KINDS if name != "moa"],
         required=True,
         help="eagle2: EAGLE-2's feature head; eagle3: features of several layers, trained on its own predictions; "
-        "lm: a small LM; tli1: MoA with the target's last layer behind it",
+        "lm: a small LM; tli1: MoA with the target's last layer behind it; moa-second-self, moa-second-cross: MoA with "
+        "another block on the device, which can --start-from a MoA drafter",
     )
     add_train_options(parser)
     arguments = parser.parse_args(argv)
@@ -49,10 +50,9 @@ def _run(options: TrainOptions, kind: str) -> None:
     notes = train(options, KINDS[kind])
     if notes:
         print(f"held-out agreement by lag 1..6: {notes['held_out_agreement_by_lag']}")
-        compared = (
-            "" if kind == "tli1" else f"; next: python -m lab.drafters --drafters {options.output_dir} --prompts FILE"
+        print(
+            f"wrote {options.output_dir}; next: python -m lab.drafters --drafters {options.output_dir} --prompts FILE"
         )
-        print(f"wrote {options.output_dir}{compared}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Baseline drafters as folders, in the form that all drafters have."""
+"""What MoA is compared with, read from and written to folders in the form that all drafters have."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +14,28 @@ from safetensors import deserialize
 from safetensors.torch import load
 from torch import Tensor
 
+from lab.baselines.deeper import DeeperMoA
 from lab.baselines.eagle3 import Eagle3
 from lab.baselines.networks import KINDS, Baseline, BaselineConfig
+from lab.baselines.reused import ReusedLayerMoA
 from outrider_core.models.drafter_arrays import CONFIG_FILE, WEIGHTS_FILE, hash_drafter
 from outrider_core.models.drafter_files import write_drafter
 from outrider_core.models.layers import adopt_tables
-from outrider_core.models.moa_config import DrafterError
+from outrider_core.models.moa import MoA
+from outrider_core.models.moa_config import DrafterError, MoAConfig
 
 
 def build_baseline(config: BaselineConfig) -> Baseline:
     """A fresh drafter of these shapes."""
     return Eagle3(config) if config.kind == "eagle3" else Baseline(config)
+
+
+#: MoA with one thing changed, by the `type` of its folder
+VARIANTS: dict[str, Callable[[MoAConfig], MoA]] = {
+    "tli1": ReusedLayerMoA,
+    "moa-second-self": partial(DeeperMoA, where="self"),
+    "moa-second-cross": partial(DeeperMoA, where="cross"),
+}
 
 
 def save_baseline(folder: Path, model: Baseline, notes: dict[str, Any]) -> None:
@@ -34,19 +48,43 @@ def load_baseline(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[Baseline
 
     float32. Raises DrafterError with one clear line.
     """
-    try:
-        values = json.loads((folder / CONFIG_FILE).read_text())
-        if values.get("type") not in KINDS:
-            raise DrafterError(f"{folder}: a {values.get('type')} drafter is not a baseline ({', '.join(KINDS)})")
+    with _broken_is_one_line(folder):
+        values, tensors, raw = _read(folder, KINDS)
         given = {field.name: values[field.name] for field in fields(BaselineConfig)}
         config = BaselineConfig(**given | {"target_layers": tuple(given["target_layers"])})
-        stored = (folder / WEIGHTS_FILE).read_bytes()
-        tensors, raw = load(stored), {name: entry["data"] for name, entry in deserialize(stored)}
         model = build_baseline(config)
         adopt_tables(model.embedding, model.head, model.draft_ids, tables, tensors["draft_ids"])
-        model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}, strict=False)
+        model.load_state_dict(tensors, strict=False)
+    return model.requires_grad_(False).eval(), hash_drafter(values, config, raw)
+
+
+def load_variant(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[MoA, str]:
+    """The same for one of VARIANTS."""
+    with _broken_is_one_line(folder):
+        values, tensors, raw = _read(folder, VARIANTS)
+        config = MoAConfig.from_dict(values)
+        model = VARIANTS[values["type"]](config)
+        half = model.device_half
+        adopt_tables(half.embedding, half.head, half.draft_ids, tables, tensors["draft_ids"])
+        model.restore(tensors)
+    return model.requires_grad_(False).eval(), hash_drafter(values, config, raw)
+
+
+def _read(folder: Path, kinds: Collection[str]) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, bytes]]:
+    """A drafter's config.json, its tensors in float32, and as they are stored."""
+    values = json.loads((folder / CONFIG_FILE).read_text())
+    if values.get("type") not in kinds:
+        raise DrafterError(f"{folder}: a {values.get('type')} drafter is none of these: {', '.join(kinds)}")
+    stored = (folder / WEIGHTS_FILE).read_bytes()
+    tensors = {k: v.float() if v.is_floating_point() else v for k, v in load(stored).items()}
+    return values, tensors, {name: entry["data"] for name, entry in deserialize(stored)}
+
+
+@contextmanager
+def _broken_is_one_line(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except DrafterError:
         raise
     except Exception as error:
         raise DrafterError(f"{folder}: broken drafter files: {error}") from error
-    return model.requires_grad_(False).eval(), hash_drafter(values, config, raw)

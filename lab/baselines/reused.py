@@ -1,21 +1,25 @@
 """MoA with the target's own last layer behind it: target layer inference, TLI 1 (arXiv 2410.03804).
 
-For training and held-out agreement alone. A device that drafts this way would keep that layer (frozen) and be sent its
-keys and values of every verified token beside the feature row, which doubles what travels; `lab.ablations` shows
-what that would buy.
+Where target and drafter share a process it costs a layer; a device behind a link would keep that layer (frozen) and be
+sent its keys and values of every verified token beside the feature row, which doubles what travels.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider_core.models.layers import Block, adopt_tables, copy_weights, rotary, rotate, tables_of
 from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import MoAConfig
+from outrider_core.protocol.rows import RowShape
 
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
 HIDDEN = -1e9
 
 
@@ -41,6 +45,11 @@ class ReusedLayerMoA(MoA):
         self.layer.requires_grad_(False)
         self.norm.requires_grad_(False)
 
+    def trained(self) -> dict[str, Tensor]:
+        """See MoA.trained; the layer and the norm are among it, so that a drafter folder is whole."""
+        own = {f"layer.{name}": tensor for name, tensor in self.layer.state_dict().items()}
+        return {**super().trained(), **own, "norm.weight": self.norm.weight}
+
     def states(self, tokens: Tensor, kv: Tensor, hidden: Tensor, causal: Tensor, row_mask: Tensor) -> Tensor:
         """As MoA.states. Verified tokens are seen as the target's last layer has them, drafts as MoA predicts them."""
         x = super().states(tokens, kv, hidden, causal, row_mask)
@@ -54,3 +63,57 @@ class ReusedLayerMoA(MoA):
         drafted = torch.where(verified < 0, causal, HIDDEN)
         attended = attn.attend(rotate(attn.query(u), *angles), keys, values, torch.cat([verified, drafted], -1))
         return self.norm(self.layer.finish(x, attended))
+
+
+class ReusedLayerEngine:
+    """The device's half of it behind the interface of outrider_core.drafting.engines.Engine, eager.
+
+    A row's heads are those of the feature row, then those of the target's last layer. The first row is the null row, of
+    which that layer sees nothing, and the others are those of the text's first tokens.
+    """
+
+    def __init__(self, model: ReusedLayerMoA) -> None:
+        self._model = model
+        self.row_shape = RowShape(model.config.ca_kv_heads + model.config.target_kv_heads, model.config.head_dim)
+        self.cache_heads = model.config.sa_kv_heads + model.config.target_kv_heads
+
+    @torch.inference_mode()
+    def step(
+        self,
+        tokens: Ints,
+        positions: Ints,
+        wanted: Ints,
+        sa_mask: Floats,
+        sa_keys: Floats,
+        sa_values: Floats,
+        row_keys: Floats,
+        row_values: Floats,
+    ) -> tuple[Floats, Floats, Floats]:
+        """See Engine.step."""
+        model, config = self._model, self._model.config
+        inputs = (tokens, positions, sa_mask, sa_keys, sa_values, row_keys, row_values)
+        ids, at, mask, *known = (torch.from_numpy(x)[None] for x in inputs)
+        (own_keys, last_keys), (own_values, last_values) = (x.tensor_split([config.sa_kv_heads], 2) for x in known[:2])
+        (moa_keys, row_last_keys), (moa_values, row_last_values) = (
+            x.tensor_split([config.ca_kv_heads], 2) for x in known[2:]
+        )
+        x, key, value = model.device_half.hidden(ids, at, mask, own_keys, own_values, moa_keys, moa_values, None)
+        attn = model.layer.self_attn
+        angles = rotary(at, config.head_dim, config.rope_theta)
+        u = model.layer.input_layernorm(x)
+        last_key, last_value = rotate(attn.key(u), *angles), attn.value(u)
+        verified = row_last_keys.shape[1] - 1
+        seen = torch.cat([mask.new_zeros(1, len(tokens), verified), mask], -1)
+        seen[..., verified : 2 * verified] = HIDDEN  # of these tokens the rows hold the target's own
+        attended = attn.attend_past(
+            rotate(attn.query(u), *angles),
+            torch.cat([row_last_keys[:, 1:], last_keys], 1),
+            torch.cat([row_last_values[:, 1:], last_values], 1),
+            last_key,
+            last_value,
+            seen,
+        )
+        state = model.norm(model.layer.finish(x, attended))
+        logits = model.head(state[0, torch.from_numpy(wanted)])
+        keys, values = torch.cat([key, last_key], 2)[0], torch.cat([value, last_value], 2)[0]
+        return logits.numpy(), keys.numpy(), values.numpy()

@@ -112,6 +112,11 @@ class DeviceHalf(nn.Module):
         self.head = nn.Linear(width, config.draft_vocab_size, bias=False)  # frozen, rows of the target's
         self.register_buffer("draft_ids", torch.arange(config.draft_vocab_size, dtype=torch.int32))
 
+    @property
+    def cache_heads(self) -> int:
+        """Heads of the keys and values that a device keeps of its tokens."""
+        return self.config.sa_kv_heads
+
     def with_null_row(self, rows: Tensor) -> Tensor:
         """Rows [m, 2, ca_kv_heads, head_dim] as `forward` wants them: the null row before them.
 
@@ -180,11 +185,11 @@ class DeviceHalf(nn.Module):
 class MoA(nn.Module):
     """Both halves together, for training; `server` and `device` are views of one set of weights."""
 
-    def __init__(self, config: MoAConfig) -> None:
+    def __init__(self, config: MoAConfig, device_half: DeviceHalf | None = None) -> None:
         super().__init__()
         config.check()
         self.config = config
-        self.server, self.device_half = ServerHalf(config), DeviceHalf(config)
+        self.server, self.device_half = ServerHalf(config), device_half or DeviceHalf(config)
         self.server.cross_attention.input_layernorm = self.device_half.cross_attention.input_layernorm
         self.device_half.embedding.requires_grad_(False)
         self.device_half.head.requires_grad_(False)
@@ -209,7 +214,7 @@ class MoA(nn.Module):
         rows = self.server(kv.flatten(0, 1), positions.repeat(count)).unflatten(0, (count, size))
         assert self.device_half.null_row is not None, "drafters are trained with a null row"
         rows = torch.cat([self.device_half.null_row.to(rows.dtype).expand(count, 1, -1, -1, -1), rows], 1)
-        empty = rows.new_zeros(count, 0, self.config.sa_kv_heads, self.config.head_dim)
+        empty = rows.new_zeros(count, 0, self.device_half.cache_heads, self.config.head_dim)
         keys, values = rows.unbind(2)
         positions = positions.expand(count, size)
         return self.device_half.hidden(tokens, positions, causal, empty, empty, keys, values, row_mask)[0]

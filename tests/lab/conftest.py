@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ from cloud.loading import load_verifier
 from cloud.settings import Settings
 from export.features import Sequence
 from export.training_set import TrainingSet
-from lab.baselines.files import save_baseline
-from lab.contenders import BaselineContender, Contender, MoAContender
+from lab.baselines.files import VARIANTS
+from lab.contenders import BaselineContender, Contender, MoAContender, VariantContender
 from lab.kinds import KINDS
 from lab.lab import Lab
+from outrider_core.models.drafter_files import write_drafter
 from outrider_core.models.layers import tables_of
 from outrider_core.models.target import Target, load_target
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
@@ -28,13 +30,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny_drafter(folder / "moa", model, save_tiny_target(folder / "target", model))
     target = load_target(str(folder / "target"), dtype="float32")
     data = TrainingSet(target, [Sequence(list(range(4, 60)), ((2, 56),))], layers=2, draft_vocab=64, max_context=256)
-    for kind in ("eagle2", "eagle3", "lm"):
+    for kind in ("eagle2", "eagle3", "lm", *VARIANTS):
         student = data.student(KINDS[kind])
         with torch.no_grad():
             for parameter in student.parameters():
                 if parameter.requires_grad and parameter.dim() > 1:
                     parameter.normal_(0, 0.25)
-        save_baseline(folder / kind, student, {})  # type: ignore[arg-type]
+        write_drafter(folder / kind, kind, asdict(student.config), student.trained(), {})
     return folder
 
 
@@ -56,5 +58,6 @@ def lab(folder: Path) -> Lab:
 def contenders(folder: Path, target: Target) -> dict[str, Contender]:
     tables = tables_of(target.model)
     made: dict[str, Contender] = {"moa": MoAContender("moa", folder / "moa", tables)}
+    made |= {kind: VariantContender(kind, folder / kind, tables) for kind in VARIANTS}
     made |= {kind: BaselineContender(kind, folder / kind, tables) for kind in ("eagle2", "eagle3", "lm")}
     return made

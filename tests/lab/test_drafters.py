@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 
@@ -12,17 +13,25 @@ import torch
 from rich.console import Console
 
 from benchmarks.questions import Question
+from export.batches import build_batch
 from export.bundle import write_bundle
 from export.features import OnlineFeatures, Sequence
 from export.plan import Options
+from export.recipe import TrainSettings
+from export.trainer import forward
+from export.training_set import TrainingSet
 from lab import offline_curve
+from lab.baselines.deeper import DeeperMoA
 from lab.baselines.eagle3 import Eagle3
+from lab.baselines.files import VARIANTS, load_variant
 from lab.baselines.trees import CandidateTree, How
 from lab.contenders import BaselineContender, Contender, EagleDrafter, SampledContender
 from lab.drafters import main, measure
 from lab.lab import Lab
 from lab.multi_candidate import merged
 from outrider_core.drafting.drafter import TreeShape
+from outrider_core.models.layers import tables_of
+from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
 from outrider_core.protocol.sampling import Sampling
@@ -33,7 +42,7 @@ PROMPTS = [[10, 20, 30, 40, 50], [7, 8, 9], [101, 60, 61, 62, 63, 64, 65, 66, 67
 SHAPE = TreeShape(nodes=12, depth=4, breadth=3)
 
 
-@pytest.mark.parametrize("kind", ["moa", "eagle2", "eagle3", "lm"])
+@pytest.mark.parametrize("kind", ["moa", "eagle2", "eagle3", "lm", *VARIANTS])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=5)], ids=["greedy", "sampled"])
 def test_text_is_the_targets_own(lab: Lab, contenders: dict[str, Contender], kind: str, sampling: Sampling) -> None:
     for prompt in PROMPTS:
@@ -43,7 +52,7 @@ def test_text_is_the_targets_own(lab: Lab, contenders: dict[str, Contender], kin
         assert sum(answer.accepted) + len(answer.accepted) >= len(truth)
 
 
-@pytest.mark.parametrize("kind", ["moa", "eagle2", "eagle3", "lm"])
+@pytest.mark.parametrize("kind", ["moa", "eagle2", "eagle3", "lm", *VARIANTS])
 def test_a_replay_accepts_what_the_run_did(lab: Lab, contenders: dict[str, Contender], kind: str) -> None:
     for prompt in PROMPTS:
         run = lab.answer(prompt, contenders[kind], Sampling(), 30, SHAPE)
@@ -108,6 +117,48 @@ def test_eagle_steps_equal_a_whole_forward(
         features.append(states[-1])
 
 
+@pytest.mark.parametrize("kind", VARIANTS)
+@torch.inference_mode()
+def test_variants_draft_as_they_were_trained(
+    kind: str, contenders: dict[str, Contender], target: Target, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step by step behind a verified text what a whole forward gives, with the rows before the root."""
+    contender, text = contenders[kind], PROMPTS[2]
+    model, _ = load_variant(folder / kind, tables_of(target.model))
+    root, written, drafter = len(text) - 1, list[int](), contender.fresh()
+    kv, _ = OnlineFeatures(target, model.config, [Sequence(text, ())]).batch([0])
+    exact = model.server(kv[0, :root], torch.arange(root)).numpy()
+    monkeypatch.setattr("lab.contenders.unpack_rows", lambda *_: exact)  # not rounded as they travel
+    assert contender.producer
+    contender.producer.rows(kv[0, :root], range(root))
+    contender.learn(drafter, 0, b"", np.zeros(0, np.float32))
+    for _ in range(5):
+        ids = text + written
+        kv, hidden = OnlineFeatures(target, model.config, [Sequence(ids, ())]).batch([0])
+        causal = torch.full((1, len(ids), len(ids)), -1e9).triu(1)
+        rows = torch.full((1, len(ids), len(ids) + 1), -1e9)
+        rows[..., : root + 1] = 0.0
+        whole = model.head(model.states(torch.tensor([ids]), kv, hidden, causal, rows)[0, -1])
+        got = drafter._advance(ids)
+        np.testing.assert_allclose(got, whole.numpy(), rtol=1e-3, atol=1e-3)
+        written.append(int(model.device_half.draft_ids[whole.argmax()]))
+
+
+def test_a_second_block_changes_nothing_before_it_is_trained(target: Target) -> None:
+    data = TrainingSet(target, [Sequence(list(range(4, 40)), ((2, 36),))], layers=2, draft_vocab=64)
+    plain = data.student()
+    assert isinstance(plain, MoA)
+    batch = build_batch(data.features("online", Path()), [0], random.Random(0), TrainSettings())
+    for where in ("self", "cross"):
+        deeper = DeeperMoA(data.config, where)
+        deeper.adopt(target.model, plain.device_half.draft_ids)
+        deeper.restore(plain.trained())
+        with torch.no_grad():
+            torch.testing.assert_close(forward(deeper, batch), forward(plain, batch))
+            deeper.device_half.second.mlp.down_proj.weight.fill_(0.1)
+            assert not torch.allclose(forward(deeper, batch), forward(plain, batch))
+
+
 def test_candidates_that_say_the_same_are_verified_once() -> None:
     tree = CandidateTree((5, 5, 6, 7, 7, 8), (-1, -1, -1, 0, 1, 1), (How.INDEPENDENT,) * 6)
     sent, places = merged(tree)
@@ -118,7 +169,7 @@ def test_figures_count_what_happened(lab: Lab, contenders: dict[str, Contender])
     questions = [Question(group, prompt, None) for group, prompt in zip("aab", PROMPTS, strict=True)]
     figures = measure(lab, list(contenders.values()), questions, Sampling(), SHAPE, 24, 1, Console(quiet=True))
     truths = [plain_decode(tiny_model(dtype=torch.float32), prompt, Sampling(), 24) for prompt in PROMPTS]
-    assert figures["different_from_plain"] == {"moa": 0, "eagle2": 0, "eagle3": 0, "lm": 0}
+    assert figures["different_from_plain"] == dict.fromkeys(contenders, 0)
     plain = figures["drafters"]["plain"]
     assert plain["a"]["tokens"] == len(truths[0]) + len(truths[1]) and plain["mean"]["tau"] == 1.0
     assert plain["b"]["questions"] == 1 and plain["mean"]["nodes"] == 0
@@ -129,11 +180,11 @@ def test_figures_count_what_happened(lab: Lab, contenders: dict[str, Contender])
 def test_what_is_written_alone_is_judged_by_the_target(lab: Lab, contenders: dict[str, Contender]) -> None:
     questions = [(prompt, "the end: 7") for prompt in PROMPTS]
     figures = offline_curve.measure(lab, list(contenders.values()), questions, 20, Console(quiet=True))
-    assert set(figures) == {"target", "moa", "eagle2", "eagle3", "lm"}
+    assert set(figures) == {"target", *contenders}
     own = figures["target"]
     assert all(row["agreed_share"] == 1.0 for row in own.values())
     assert own["0.00"]["tokens"] > own["0.50"]["tokens"] > own["0.75"]["tokens"] > 0
-    for name in ("moa", "eagle2", "eagle3", "lm"):
+    for name in contenders:
         assert all(0 <= row["agreed_share"] <= 1 for row in figures[name].values())
         # random drafters write what the target finds unlikely
         assert figures[name]["0.00"]["perplexity"] > own["0.00"]["perplexity"]
