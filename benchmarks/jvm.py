@@ -110,7 +110,7 @@ class Here:
         for text in texts:
             drafter = Drafter(
                 engine, self.bundle.draft_ids, row_shape, manifest.sa_kv_heads, manifest.max_context,
-                null_row=self.bundle.null_row,
+                null_row=self.bundle.null_row, confidence_temperature=manifest.confidence_temperature,
             )  # fmt: skip
             last = len(text) - 1
             drafter.add_rows(np.arange(last), samples(last, 2, *row_shape))

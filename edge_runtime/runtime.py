@@ -109,6 +109,7 @@ class EdgeRuntime:
             manifest.max_context,
             lookup,
             bundle.null_row,
+            manifest.confidence_temperature,
         )
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
         #: what happens: link events and finished drafter jobs

@@ -233,6 +233,7 @@ def _manifest(plan: Plan, folder: Path) -> Manifest:
         draft_vocab_size=config.draft_vocab_size,
         draft_ids_file=DRAFT_IDS_FILE,
         null_row_file=NULL_ROW_FILE if config.null_row else None,
+        confidence_temperature=config.confidence_temperature,
         tokenizer_hash=hashlib.sha256(tokenizer).hexdigest(),
         versions=_versions(),
         engines=entries,

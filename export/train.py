@@ -69,8 +69,9 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
     settings = options.settings()
     if not kind.feature_loss:
         settings = replace(settings, feature_weight=0.0)
-    if not options.epochs:  # the texts of the last stage are all that is read
-        sequences = some_of(sequences, options.own_text, settings)
+    if not options.epochs:  # the texts of the last stage, or those that are held out, are all that is read
+        few = 10 * settings.held_out
+        sequences = some_of(sequences, options.own_text, settings) if options.own_text else sequences[:few]
     data = TrainingSet(target, sequences, *shapes, start_from=options.start_from)
     say(f"{len(data.sequences)} conversations, {data.answered:,} answer tokens, {data.tokens:,} in all")
     student = data.student(kind, options.seed)
@@ -86,6 +87,7 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
     if not share.first:
         return None
 
+    agreement, calibration = trainer.evaluate()
     notes = {
         "target": target.name,
         "prompt_files": [path.name for path in options.prompts],
@@ -97,7 +99,8 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
         **({"start_from": data.start_hash} if data.start_hash else {}),
         "settings": asdict(settings),
         "steps": trainer.steps,
-        "held_out_agreement_by_lag": trainer.evaluate(),
+        "held_out_agreement_by_lag": agreement,
+        "calibration": calibration._asdict(),
         "last_run": {
             "device": device,
             "machine": describe_machine(),
@@ -106,7 +109,8 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
             "seconds": round(time.monotonic() - started),
         },
     }
-    write_drafter(options.output_dir, kind.name, asdict(student.config), student.trained(), notes)
+    config = replace(student.config, confidence_temperature=calibration.temperature)
+    write_drafter(options.output_dir, kind.name, asdict(config), student.trained(), notes)
     return notes
 
 

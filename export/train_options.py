@@ -106,7 +106,13 @@ class TrainOptions:
     start_from: Path | None = _option(  # noqa: RUF009 - a Path is immutable
         None, "training", "go on from this drafter, with its shapes and draft vocabulary", "DIR"
     )
-    epochs: int = _option(TrainSettings.epochs, "training", "passes over the text; 0: --own-text alone", "N", 0)
+    epochs: int = _option(
+        TrainSettings.epochs,
+        "training",
+        "passes over the text; 0: only --own-text, if given, and what is measured at the end",
+        "N",
+        0,
+    )
     batch_tokens: int = _option(TrainSettings.batch_tokens, "training", "tokens per step, padding included", "N", 1)
     learning_rate: float = _option(TrainSettings.learning_rate, "training", "at its highest", "RATE", 0)
     own_text: int = _option(
@@ -152,8 +158,8 @@ class TrainOptions:
             raise OptionsError(f"--start-from: {self.start_from} is not a drafter folder; it has no config.json")
         if not (self.prompts or self.self_prompts or self.answers):
             raise OptionsError("there is nothing to train on; give --prompts, --self-prompts or --answers")
-        if not self.epochs and not (self.own_text and self.start_from):
-            raise OptionsError("--epochs 0 leaves the last stage alone; give --own-text and --start-from with it")
+        if not self.epochs and not self.start_from:
+            raise OptionsError("--epochs 0 trains nothing before --own-text; give --start-from with it")
 
     @classmethod
     def from_given(cls, given: Mapping[str, Any]) -> TrainOptions:

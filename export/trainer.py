@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from export.batches import Batch, build_batch, epoch_order
+from export.calibration import Calibration, Calibrator
 from export.features import OnlineFeatures
 from export.loss import HeadLoss
 from export.muon import Muon
@@ -171,12 +172,14 @@ class Trainer:
         return Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
 
     @torch.no_grad()
-    def evaluate(self) -> dict[str, list[float]]:
-        """Held-out agreement with the target's greedy choice: share in the drafter's top 1 and top 4.
+    def evaluate(self) -> tuple[dict[str, list[float]], Calibration]:
+        """Held-out agreement with the target's greedy choice, and how sure the drafter may be of that.
 
-        One value per lag 1..6, measured within answers, with the same masks as training.
+        Agreement: the share in the drafter's top 1 and top 4, one value per lag 1..6. Measured within answers, with the
+        same masks as training.
         """
         self.student.eval()
+        calibrator = Calibrator()
         hits = {1: torch.zeros(7), 4: torch.zeros(7)}
         seen = torch.zeros(7)
         for at in range(0, len(self.held_out), EVALUATED_AT_ONCE):
@@ -186,11 +189,14 @@ class Trainer:
                 for lag in range(1, 7):
                     chosen = batch.answer & (batch.lag == lag)
                     wanted = self.student.head(batch.hidden[chosen]).argmax(-1)
-                    top = self.student.head(state[chosen]).topk(4, -1).indices == wanted[:, None]
+                    logits = self.student.head(state[chosen])
+                    calibrator.add(logits, wanted)
+                    top = logits.topk(4, -1).indices == wanted[:, None]
                     seen[lag] += len(wanted)
                     hits[1][lag] += top[:, :1].any(-1).sum().item()
                     hits[4][lag] += top.any(-1).sum().item()
-        return {f"top{k}": [round(x, 4) for x in (h[1:] / seen[1:].clamp(min=1)).tolist()] for k, h in hits.items()}
+        shares = {f"top{k}": [round(x, 4) for x in (h[1:] / seen[1:].clamp(min=1)).tolist()] for k, h in hits.items()}
+        return shares, calibrator.result()
 
     def save(self) -> None:
         """Write weights, optimiser moments and the step, aside first, then renamed. The first rank does it for all."""

@@ -99,8 +99,10 @@ def train(name: str, sequences: list[Sequence], options: argparse.Namespace) -> 
         last = own_text_trainer(student, data, trainer, own_text, "auto", place)
         _run(f"{name}: last stage", last)
         last.checkpoint.unlink()
-    notes = {"recipe": name, "held_out_agreement_by_lag": trainer.evaluate()}
-    write_drafter(folder, kind, asdict(student.config), student.trained(), notes)
+    agreement, calibration = trainer.evaluate()
+    notes = {"recipe": name, "held_out_agreement_by_lag": agreement, "calibration": calibration._asdict()}
+    config = replace(student.config, confidence_temperature=calibration.temperature)
+    write_drafter(folder, kind, asdict(config), student.trained(), notes)
     trainer.checkpoint.unlink(missing_ok=True)
     return folder
 

@@ -80,7 +80,8 @@ class MoAContender(Contender):
 
     def fresh(self) -> Drafter:
         heads, context = self.config.sa_kv_heads, self.config.max_context
-        return Drafter(self._engine, self._draft_ids, self._shape, heads, context, self._lookup, self._null_row)
+        sure = self.config.confidence_temperature
+        return Drafter(self._engine, self._draft_ids, self._shape, heads, context, self._lookup, self._null_row, sure)
 
     def learn(self, drafter: Drafter, start: int, packed: bytes, hidden: Floats) -> None:
         rows = unpack_rows(packed, self._shape)
@@ -108,8 +109,11 @@ class VariantContender(Contender):
         self.head = self._model.head
 
     def fresh(self) -> Drafter:
-        ids, context = self._model.device_half.draft_ids.numpy().astype(np.int64), self._model.config.max_context
-        return Drafter(self._engine, ids, self._shape, self._cache_heads, context, False, self._null_row)
+        ids, config = self._model.device_half.draft_ids.numpy().astype(np.int64), self._model.config
+        return Drafter(
+            self._engine, ids, self._shape, self._cache_heads, config.max_context, False, self._null_row,
+            config.confidence_temperature,
+        )  # fmt: skip
 
     def learn(self, drafter: Drafter, start: int, packed: bytes, hidden: Floats) -> None:
         rows = unpack_rows(packed, self._rows.shape)
@@ -152,7 +156,10 @@ class BaselineContender(Contender):
         heads = config.layers * config.kv_heads
         shape = RowShape(1, config.head_dim)
         ids = self.model.draft_ids.numpy().astype(np.int64)
-        return Drafter(_TokensOnly(self.model), ids, shape, heads, config.max_context, lookup=False)
+        return Drafter(
+            _TokensOnly(self.model), ids, shape, heads, config.max_context, lookup=False,
+            confidence_temperature=config.confidence_temperature,
+        )  # fmt: skip
 
     def learn(self, drafter: Drafter, start: int, packed: bytes, hidden: Floats) -> None:
         if isinstance(self.model, Eagle3):
@@ -249,7 +256,10 @@ class EagleDrafter(Drafter):
         heads = config.layers * config.kv_heads
         ids = model.draft_ids.numpy().astype(np.int64)
         shape = RowShape(1, config.head_dim)
-        super().__init__(_TokensOnly(model), ids, shape, heads, config.max_context, lookup=False)
+        super().__init__(
+            _TokensOnly(model), ids, shape, heads, config.max_context, lookup=False,
+            confidence_temperature=config.confidence_temperature,
+        )  # fmt: skip
         self._model = model
         self._states = np.zeros((len(self.keys), config.hidden_size), np.float32)
         self._known = np.zeros(len(self.keys), bool)

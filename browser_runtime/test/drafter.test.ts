@@ -163,5 +163,6 @@ function drafterOf(setup: Any): Drafter {
     maxContext: setup.max_context,
     lookup: setup.lookup,
     nullRow: setup.null_row && Float32Array.from(setup.null_row),
+    confidenceTemperature: setup.confidence_temperature,
   });
 }

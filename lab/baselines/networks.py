@@ -45,6 +45,7 @@ class BaselineConfig:
     target_layers: tuple[int, ...]
     target_kv_heads: int
     target_head_dim: int
+    confidence_temperature: float = 1.0  # see MoAConfig
 
     @property
     def known_width(self) -> int:

@@ -82,7 +82,8 @@ class Manifest(Struct, kw_only=True):
     """manifest.json. Widths in values; hashes as outrider_core.models.target and outrider_core.models.moa define them.
 
     tokenizer_hash: sha256 of tokenizer.json. null_row_file: float32 [2 (K, V), ca_kv_heads, head_dim], the row
-    that cross-attention always sees, or null for a drafter without one. versions: what wrote the bundle.
+    that cross-attention always sees, or null for a drafter without one. confidence_temperature: see MoAConfig.
+    versions: what wrote the bundle.
     """
 
     format_version: int
@@ -99,6 +100,7 @@ class Manifest(Struct, kw_only=True):
     draft_vocab_size: Positive
     draft_ids_file: str
     null_row_file: str | None
+    confidence_temperature: Annotated[float, Meta(gt=0)] = 1.0
     tokenizer_hash: str
     versions: dict[str, str]
     engines: Annotated[dict[str, EngineEntry], Meta(min_length=1)]

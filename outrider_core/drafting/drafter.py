@@ -101,6 +101,7 @@ class Drafter:
         max_context: int,
         lookup: bool = True,
         null_row: Floats | None = None,
+        confidence_temperature: float = 1.0,
     ) -> None:
         self.engine, self.draft_ids, self.max_context = engine, draft_ids, max_context
         capacity = max_context + TREE_ROWS
@@ -116,6 +117,7 @@ class Drafter:
         self.row_keys = np.zeros((1 + max_context, *row_shape), np.float32)
         self.row_values = np.zeros_like(self.row_keys)
         self.row_filled = np.zeros(max_context, bool)
+        self._confidence_temperature = confidence_temperature
         self.null_row = null_row  # [2 (K, V), kv_heads, head_dim], or None: the drafter has none
         self.lookup = Lookup() if lookup else None
         self._columns = np.full(int(draft_ids.max()) + 1, -1, np.int32)  # token id -> row of the LM head
@@ -199,10 +201,12 @@ class Drafter:
         last: Floats = logits[0]
         return last
 
+    def _temperature(self, sampling: Sampling) -> float:
+        """What logits are divided by: a drafter's distribution is the target's, and greedy is its likeliest token."""
+        return self._confidence_temperature if sampling.greedy else sampling.temperature
+
     def _log_q(self, logits: NDArray[np.floating], sampling: Sampling) -> NDArray[np.float64]:
-        x = logits.astype(np.float64)
-        if not sampling.greedy:
-            x /= sampling.temperature
+        x = logits.astype(np.float64) / self._temperature(sampling)
         x -= x.max(-1, keepdims=True)
         x -= np.log(np.exp(x).sum(-1, keepdims=True))
         return x
@@ -340,7 +344,7 @@ class Drafter:
         A guess of hit rate w gets w, the drafter's distribution the rest. The last column is for guesses that are not
         candidates of the drafter, at probability 0 where there is none. Only candidates go through float64.
         """
-        x = logits if sampling.greedy else logits / np.float32(sampling.temperature)
+        x = logits / np.float32(self._temperature(sampling))
         total = _log_sum_exp(x)
         vocab = x.shape[1]
         count = min(CHILDREN if sampling.greedy else CANDIDATES, vocab)

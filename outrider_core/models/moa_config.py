@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
@@ -37,6 +38,8 @@ class MoAConfig:
     max_context: int
     null_row: bool  # cross-attention sees one learned row besides the text's; the authors' checkpoints have none
     final_norm: bool = False  # a norm before the LM head; the authors' checkpoints have none
+    #: of greedy decoding: logits over it make a token's probability that of being the target's choice
+    confidence_temperature: float = 1.0
 
     @property
     def kv_width(self) -> int:
@@ -45,6 +48,8 @@ class MoAConfig:
 
     def check(self) -> None:
         """Raise DrafterError where widths do not fit together."""
+        if not 0 < self.confidence_temperature < math.inf:
+            raise DrafterError(f"confidence_temperature is above 0, not {self.confidence_temperature}")
         if self.kv_width % self.lsa_heads or (self.kv_width // self.lsa_heads) % 2:
             raise DrafterError(f"lsa_heads {self.lsa_heads} must cut {self.kv_width} into even head widths")
         for name, kv_heads, heads in (

@@ -80,12 +80,14 @@ def conversation(number: int, ruled: bool = False, others: bool = False) -> dict
     shape = RowShape(rng.choice([1, 2]), 2)
     null_row = None if rng.random() < 0.3 else rng_rows(rng, 1, shape)[0]
     lookup = others or rng.random() < 0.6
+    sure = [1.0, 0.8, 1.25][number % 3]
     drafter = Drafter(
-        HashEngine(len(draft_ids)), np.array(draft_ids), shape, rng.choice([1, 2]), MAX_CONTEXT, lookup, null_row
+        HashEngine(len(draft_ids)), np.array(draft_ids), shape, rng.choice([1, 2]), MAX_CONTEXT, lookup, null_row, sure
     )
     setup = {
         "draft_ids": draft_ids, "heads": shape.heads, "head_dim": shape.head_dim, "sa_kv_heads": drafter.keys.shape[1],
         "max_context": MAX_CONTEXT, "lookup": lookup, "null_row": None if null_row is None else flat(null_row),
+        "confidence_temperature": sure,
     }  # fmt: skip
     sampling = rng.choice([Sampling(), Sampling(0.8, seed=rng.randrange(2**40)), Sampling(1.0, seed=number)])
     text = [rng.randrange(VOCAB) for _ in range(rng.choice([1, 7, 40, 90]))]

@@ -73,26 +73,29 @@ class TransparentEngine:
 
 def make_drafter(
     lookup: bool = False, null_row: Floats | None = NULL_ROW, engine: TransparentEngine | None = None,
-    max_context: int = MAX_CONTEXT,
+    max_context: int = MAX_CONTEXT, sure: float = 1.0,
 ) -> Drafter:  # fmt: skip
-    return Drafter(engine or TransparentEngine(), DRAFT_IDS, RowShape(1, 2), 1, max_context, lookup, null_row)
+    return Drafter(engine or TransparentEngine(), DRAFT_IDS, RowShape(1, 2), 1, max_context, lookup, null_row, sure)
 
 
-def log_q(sequence: list[int], sampling: Sampling) -> np.ndarray:
+def log_q(sequence: list[int], sampling: Sampling, sure: float = 1.0) -> np.ndarray:
+    """sure: the drafter's confidence_temperature."""
     x = logits_of(tuple(sequence), 1).astype(np.float64)
+    if sampling.greedy:
+        x = x / sure
     if not sampling.greedy:
         x = x / sampling.temperature
         x = x - np.log(np.exp(x).sum()) + gumbel_noise(sampling.seed, len(sequence), VOCAB)[DRAFT_IDS]
     return x - np.log(np.exp(x).sum())
 
 
-def reference_tree(prefix: list[int], sampling: Sampling, shape: TreeShape) -> set[tuple[int, ...]]:
+def reference_tree(prefix: list[int], sampling: Sampling, shape: TreeShape, sure: float = 1.0) -> set[tuple[int, ...]]:
     """The likeliest nodes of all: whoever can still bring one of them is expanded."""
     pool: dict[tuple[int, ...], float] = {}
     todo: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     while todo:
         path, score = todo.pop()
-        distribution = log_q(prefix + list(path), sampling)
+        distribution = log_q(prefix + list(path), sampling, sure)
         for rank, column in enumerate(np.argsort(-distribution)[:CHILDREN]):
             if rank >= LEAST_CHILDREN and distribution[column] <= LIKELY_CHILD:
                 break
@@ -114,11 +117,21 @@ shapes = st.builds(
 
 
 @settings(max_examples=60, deadline=None)
-@given(prefixes, samplings, shapes)
-def test_tree_holds_the_likeliest_nodes(prefix: list[int], sampling: Sampling, shape: TreeShape) -> None:
-    tree = make_drafter().draft(prefix, sampling, shape).tree
+@given(prefixes, samplings, shapes, st.sampled_from([1.0, 0.6]))
+def test_tree_holds_the_likeliest_nodes(prefix: list[int], sampling: Sampling, shape: TreeShape, sure: float) -> None:
+    tree = make_drafter(sure=sure).draft(prefix, sampling, shape).tree
     paths = {tuple(tree.tokens[n] for n in tree.path(node)) for node in range(len(tree))}
-    assert paths == reference_tree(prefix, sampling, shape)
+    assert paths == reference_tree(prefix, sampling, shape, sure)
+
+
+def test_confidence_is_of_a_greedy_choice() -> None:
+    prefix, sure = [1, 2, 3], 0.5
+    for sampling, temperature in ((GREEDY, sure), (Sampling(temperature=0.8, seed=1), 0.8)):
+        token, probability = make_drafter(sure=sure).next_token(prefix, sampling)
+        x = logits_of((1, 2, 3), 1).astype(np.float64) / temperature
+        wanted = np.exp(x - np.log(np.exp(x).sum()))[DRAFT_IDS.tolist().index(token)]
+        assert probability == pytest.approx(wanted)
+    assert make_drafter(sure=sure).next_token(prefix, GREEDY)[0] == make_drafter().next_token(prefix, GREEDY)[0]
 
 
 @settings(max_examples=40, deadline=None)

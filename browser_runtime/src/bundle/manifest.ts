@@ -35,6 +35,8 @@ export interface Manifest {
   draftVocabSize: number;
   draftIdsFile: string;
   nullRowFile: string | null;
+  /** Of greedy decoding: logits over it make a token's probability that of being the target's choice. */
+  confidenceTemperature: number;
   engineFile: string;
   engineData: string | null;
   files: Record<string, FileEntry>;
@@ -73,6 +75,7 @@ export function parseManifest(text: string): Manifest {
     draftVocabSize: count(raw, "draft_vocab_size"),
     draftIdsFile: text_(raw, "draft_ids_file"),
     nullRowFile: raw.null_row_file === null ? null : text_(raw, "null_row_file"),
+    confidenceTemperature: temperature(raw.confidence_temperature),
     engineFile: text_(engine, "file"),
     engineData: engine.data === null || engine.data === undefined ? null : text_(engine, "data"),
     files: raw.files as Record<string, FileEntry>,
@@ -123,6 +126,13 @@ function count(of: Record<string, unknown>, name: string): number {
   const value = of[name];
   if (typeof value !== "number" || !Number.isSafeInteger(value) || value < 1) throw broken(name);
   return value;
+}
+
+/** Older bundles have none. */
+function temperature(given: unknown): number {
+  if (given === undefined) return 1;
+  if (typeof given !== "number" || !(given > 0)) throw broken("confidence_temperature");
+  return given;
 }
 
 function broken(name: string): BundleError {

@@ -27,6 +27,7 @@ export class Candidates {
   constructor(
     private readonly draftIds: ArrayLike<number>,
     private readonly lookup: Lookup | null,
+    private readonly confidenceTemperature: number,
   ) {
     this.columns = new Map(Array.from(draftIds, (token, column) => [token, column]));
     this.x = new Float32Array(draftIds.length);
@@ -47,7 +48,7 @@ export class Candidates {
   ): Candidate[] {
     const { x, draftIds } = this;
     const vocab = draftIds.length;
-    const scale = sampling.greedy ? 1 : Math.fround(sampling.temperature);
+    const scale = Math.fround(this.temperature(sampling));
     for (let column = 0; column < vocab; column++) x[column] = logits[row * vocab + column];
     for (const [token, amount] of amounts) {
       const column = this.columns.get(token);
@@ -73,6 +74,11 @@ export class Candidates {
     return best
       .filter((place, rank) => rank < LEAST_CHILDREN || scores[place] > LIKELY_CHILD)
       .map(place => ({ token: ids[place], logProb: scores[place] }));
+  }
+
+  /** What logits are divided by: a drafter's distribution is the target's, and greedy is its likeliest token. */
+  temperature(sampling: Sampling): number {
+    return sampling.greedy ? this.confidenceTemperature : sampling.temperature;
   }
 
   /** The row of the LM head that `token` has. */

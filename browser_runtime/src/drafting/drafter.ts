@@ -70,7 +70,10 @@ export interface Draft {
 
 export const NO_DRAFT: Draft = { tree: TokenTree.EMPTY, scores: [], steps: 0, ahead: false, kept: 0 };
 
-/** What of a bundle the drafter needs. draftIds: target token id of each row of the LM head. */
+/**
+ * What of a bundle the drafter needs. draftIds: target token id of each row of the LM head; confidenceTemperature: of
+ * greedy decoding, 1 where it is left out.
+ */
 export interface DrafterSetup {
   draftIds: ArrayLike<number>;
   rowShape: RowShape;
@@ -78,6 +81,7 @@ export interface DrafterSetup {
   maxContext: number;
   lookup?: boolean;
   nullRow?: Float32Array | null;
+  confidenceTemperature?: number;
 }
 
 /** Drafting state of one conversation: self-attention cache and feature rows. One call at a time, in order. */
@@ -107,7 +111,7 @@ export class Drafter {
     this.draftIds = setup.draftIds;
     this.maxContext = setup.maxContext;
     this.lookup = (setup.lookup ?? true) ? new Lookup() : null;
-    this.candidates = new Candidates(setup.draftIds, this.lookup);
+    this.candidates = new Candidates(setup.draftIds, this.lookup, setup.confidenceTemperature ?? 1);
     this.rows = new FeatureRows(setup.rowShape, setup.maxContext, setup.nullRow ?? null);
     this.width = setup.saKvHeads * setup.rowShape.headDim;
     this.capacity = setup.maxContext + TREE_ROWS;
@@ -155,9 +159,8 @@ export class Drafter {
       const column = this.candidates.columnOf(token);
       if (column !== undefined) logits[column] += amount;
     }
-    const { temperature, seed } = sampling;
-    const logQ = logProbs(logits, new Sampling({ temperature, seed }));
-    const noise = new Noise(seed, prefix.length);
+    const logQ = logProbs(logits, new Sampling({ temperature: this.candidates.temperature(sampling) }));
+    const noise = new Noise(sampling.seed, prefix.length);
     const drawn = sampling.greedy ? logQ : logQ.map((value, column) => value + noise.gumbel(this.draftIds[column]));
     const best = argmax(drawn);
     return { token: this.draftIds[best], probability: Math.exp(logQ[best]) };

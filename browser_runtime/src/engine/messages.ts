@@ -13,6 +13,7 @@ export interface Setup {
   files: EngineFiles;
   draftIds: Uint32Array;
   nullRow: Float32Array | null;
+  confidenceTemperature: number;
   saKvHeads: number;
   caKvHeads: number;
   headDim: number;

@@ -33,6 +33,7 @@ export async function startDrafter(bundle: Bundle, options: DrafterOptions): Pro
     files: { model, data, dataName: engineData },
     draftIds: bundle.draftIds,
     nullRow: bundle.nullRow,
+    confidenceTemperature: manifest.confidenceTemperature,
     saKvHeads: manifest.saKvHeads,
     caKvHeads: manifest.caKvHeads,
     headDim: manifest.headDim,

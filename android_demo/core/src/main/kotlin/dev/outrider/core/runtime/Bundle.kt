@@ -48,6 +48,7 @@ data class Manifest(
     val headDim: Int,
     val engines: Map<String, EngineEntry>,
     val understudy: UnderstudyEntry? = null,
+    val confidenceTemperature: Double = 1.0,
 ) {
     val rowShape: RowShape get() = RowShape(caKvHeads, headDim)
 }
@@ -161,8 +162,15 @@ private class BundleReader(private val folder: File, private val raw: Any?, priv
                 row.int("max_width"),
             )
         },
-        (raw as Map<*, *>)["understudy"]?.let(::understudy),
+        (raw as Map<*, *>)["understudy"]?.let(::understudy), confidenceTemperature(),
     )
+
+    /** Older bundles have none. */
+    private fun confidenceTemperature(): Double {
+        val name = "confidence_temperature"
+        val given = if (name in (raw as Map<*, *>)) raw.double(name) else 1.0
+        return given.also { if (it <= 0) throw JsonError("$name is $it") }
+    }
 
     private fun understudy(entry: Any): UnderstudyEntry {
         val understudy = UnderstudyEntry(

@@ -20,13 +20,20 @@ private const val CANDIDATES = 512
 internal class Candidate(val token: Int, val logProb: Double)
 
 /** Ranks what may follow a node: the drafter's distribution, lookup's guess and the noise of the draw. */
-internal class Candidates(private val draftIds: IntArray, private val lookup: Lookup?) {
+internal class Candidates(
+    private val draftIds: IntArray,
+    private val lookup: Lookup?,
+    private val confidenceTemperature: Double,
+) {
     /** Token id -> row of the LM head, or -1. */
     private val columns = IntArray(draftIds.max() + 1) { -1 }
 
     /** Scratch `[draftVocab]`: the logits of one row over the temperature. */
     private val x = FloatArray(draftIds.size)
     private val top = Likeliest(draftIds.size)
+
+    /** What logits are divided by: a drafter's distribution is the target's, and greedy is its likeliest token. */
+    fun temperature(sampling: Sampling) = if (sampling.greedy) confidenceTemperature else sampling.temperature
 
     /** The row of the LM head that [token] has, or -1. */
     fun columnOf(token: Int): Int = columns.getOrElse(token) { -1 }
@@ -49,7 +56,7 @@ internal class Candidates(private val draftIds: IntArray, private val lookup: Lo
         amounts: Map<Int, Double> = emptyMap(),
     ): List<Candidate> {
         val vocab = draftIds.size
-        val scale = if (sampling.greedy) 1f else sampling.temperature.toFloat()
+        val scale = temperature(sampling).toFloat()
         for (column in 0 until vocab) x[column] = logits[row * vocab + column]
         for ((token, amount) in amounts) columnOf(token).let { if (it >= 0) x[it] = (x[it] + amount).toFloat() }
         if (scale != 1f) for (column in 0 until vocab) x[column] /= scale

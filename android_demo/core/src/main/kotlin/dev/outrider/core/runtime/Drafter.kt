@@ -70,7 +70,7 @@ data class Written(val token: Int, val probability: Double)
  * text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
  *
  * draftIds: token ids of the LM head's rows. saKvHeads: of self-attention. nullRow `[2, heads, headDim]`, flat: what
- * cross-attention always sees, or null.
+ * cross-attention always sees, or null. confidenceTemperature: of the bundle's manifest.
  */
 class Drafter(
     private val engine: Engine,
@@ -80,12 +80,13 @@ class Drafter(
     private val maxContext: Int,
     lookup: Boolean = true,
     nullRow: FloatArray? = null,
+    confidenceTemperature: Double = 1.0,
 ) {
     private val keys = Cache(maxContext + TREE_ROWS, saKvHeads * rowShape.headDim)
     private val values = Cache(maxContext + TREE_ROWS, saKvHeads * rowShape.headDim)
     private val features = FeatureRows(maxContext, rowShape, nullRow)
     private val lookup = if (lookup) Lookup() else null
-    private val candidates = Candidates(draftIds, this.lookup)
+    private val candidates = Candidates(draftIds, this.lookup, confidenceTemperature)
 
     /** Token ids whose keys and values stand in the first cache rows. */
     private val cached = ArrayList<Int>()
@@ -130,7 +131,7 @@ class Drafter(
             candidates.columnOf(token).let { if (it >= 0) logits[it] += amount }
         }
         val high = logits.max()
-        val scale = if (sampling.greedy) 1.0 else sampling.temperature
+        val scale = candidates.temperature(sampling)
         val logQ = DoubleArray(logits.size) { (logits[it] - high) / scale }
         normalise(logQ)
         val noise = Noise(sampling.seed, prefix.size)

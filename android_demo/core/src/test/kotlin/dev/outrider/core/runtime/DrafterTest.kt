@@ -186,6 +186,7 @@ class DrafterTest {
         return Drafter(
             HashEngine(ids, heads * shape.headDim, shape.values / 2), ids, shape, heads, setup.int("max_context"),
             setup.field<Boolean>("lookup"), setup.field<Any?>("null_row")?.let(::floats),
+            setup.double("confidence_temperature"),
         )
     }
 

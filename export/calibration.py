@@ -1,0 +1,63 @@
+"""How sure a drafter may be: the temperature at which its probabilities are what they say (arXiv 1706.04599).
+
+A drafter learns the target's distribution. Greedy decoding takes the likeliest token of that, so that the token is the
+target's choice more often than its probability says. Divided by one temperature, logits say how often.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: temperatures that are tried
+TEMPERATURES = tuple(round(0.3 + 0.05 * step, 2) for step in range(35))
+BINS = 15
+
+
+class Calibration(NamedTuple):
+    """temperature: the one of TEMPERATURES with the least -log p of the target's choices. error, error_before:
+    expected calibration errors of the first choice at it and at 1, mean gaps between confidence and accuracy over bins
+    of equal width."""
+
+    temperature: float
+    error: float
+    error_before: float
+
+
+class Calibrator:
+    """Collects what a drafter said and what the target chose."""
+
+    def __init__(self) -> None:
+        self._nats = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
+        self._confidence: list[Tensor] = []  # [temperatures, rows]
+        self._right: list[Tensor] = []  # [rows]
+
+    def add(self, logits: Tensor, chosen: Tensor) -> None:
+        """logits [rows, vocab] of the drafter, chosen [rows] the columns of the target's choices."""
+        x = logits.float()
+        own, best = x.gather(1, chosen[:, None])[:, 0], x.amax(1)
+        confidence = []
+        for number, temperature in enumerate(TEMPERATURES):
+            total = (x / temperature).logsumexp(1)
+            self._nats[number] += (total - own / temperature).sum().double().cpu()
+            confidence.append((best / temperature - total).exp().cpu())
+        self._confidence.append(torch.stack(confidence))
+        self._right.append((own >= best).cpu())
+
+    def result(self) -> Calibration:
+        """Of all that was added; without anything the temperature is 1 and the errors are 0."""
+        one = TEMPERATURES.index(1.0)
+        if not self._right:
+            return Calibration(1.0, 0.0, 0.0)
+        number = int(self._nats.argmin())
+        confidence, right = torch.cat(self._confidence, 1), torch.cat(self._right).double()
+        errors = [_error(confidence[place].double(), right) for place in (number, one)]
+        return Calibration(TEMPERATURES[number], *(round(error, 4) for error in errors))
+
+
+def _error(confidence: Tensor, right: Tensor) -> float:
+    bins = (confidence * BINS).long().clamp(max=BINS - 1)
+    gaps = torch.zeros(BINS, dtype=torch.float64).index_add(0, bins, right - confidence)
+    return float(gaps.abs().sum() / len(right))
