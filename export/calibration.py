@@ -1,7 +1,7 @@
-"""How sure a drafter may be: the temperature at which its probabilities are what they say (arXiv 1706.04599).
+"""How sure a drafter may be: the temperature at which its probabilities say how often it is right (arXiv 1706.04599).
 
-A drafter learns the target's distribution. Greedy decoding takes the likeliest token of that, so that the token is the
-target's choice more often than its probability says. Divided by one temperature, logits say how often.
+A drafter learns the target's distribution. But greedy decoding always takes the likeliest token, so the drafter's first
+choice is the target's more often than its probability says.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from torch import Tensor
 #: temperatures that are tried
 TEMPERATURES = tuple(round(0.3 + 0.05 * step, 2) for step in range(35))
 BINS = 15
+#: of fewer choices the temperature is noise
+LEAST_ROWS = 500
 
 
 class Calibration(NamedTuple):
@@ -46,12 +48,11 @@ class Calibrator:
         self._confidence.append(torch.stack(confidence))
         self._right.append((own >= best).cpu())
 
-    def result(self) -> Calibration:
-        """Of all that was added; without anything the temperature is 1 and the errors are 0."""
-        one = TEMPERATURES.index(1.0)
-        if not self._right:
-            return Calibration(1.0, 0.0, 0.0)
-        number = int(self._nats.argmin())
+    def result(self) -> Calibration | None:
+        """Of all that was added; None where that is too little to tell."""
+        if sum(map(len, self._right)) < LEAST_ROWS:
+            return None
+        one, number = TEMPERATURES.index(1.0), int(self._nats.argmin())
         confidence, right = torch.cat(self._confidence, 1), torch.cat(self._right).double()
         errors = [_error(confidence[place].double(), right) for place in (number, one)]
         return Calibration(TEMPERATURES[number], *(round(error, 4) for error in errors))

@@ -46,7 +46,7 @@ def continue_alone(moa: MoA, features: OnlineFeatures, indices: Seq[int], length
     keys, values = torch.cat([half.null_row.expand(count, 1, -1, -1, -1), rows], 1).unbind(2)
     causal = torch.full((size, size), MASKED, device=device).triu(1)
     newest = row_mask_of(size, 1, 0)[0].to(device)  # every token is a root
-    none = rows.new_zeros(count, 0, moa.config.sa_kv_heads, moa.config.head_dim)
+    none = rows.new_zeros(count, 0, half.cache_heads, moa.config.head_dim)
     state, sa_keys, sa_values = half.hidden(
         tokens, positions.expand(count, -1), causal[None], none, none, keys, values, newest[None]
     )  # fmt: skip

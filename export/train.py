@@ -78,7 +78,7 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
     with share.first_then_all():  # the first makes the file of features, and all read the checkpoint before it changes
         features = data.features(options.features, options.work_dir)
         checkpoint = data.checkpoint(student, settings, options.work_dir)
-        trainer = Trainer(student, features, settings, checkpoint, share)
+        trainer = main_stage = Trainer(student, features, settings, checkpoint, share)
     started, seen = time.monotonic(), run_trainer(trainer)
     if options.own_text:
         assert isinstance(student, MoA), "only MoA can write alone"
@@ -87,7 +87,10 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
     if not share.first:
         return None
 
-    agreement, calibration = trainer.evaluate()
+    agreement, calibration = main_stage.evaluate()  # which has the most text that was held out
+    config = student.config
+    if calibration:
+        config = replace(config, confidence_temperature=calibration.temperature)
     notes = {
         "target": target.name,
         "prompt_files": [path.name for path in options.prompts],
@@ -100,7 +103,7 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
         "settings": asdict(settings),
         "steps": trainer.steps,
         "held_out_agreement_by_lag": agreement,
-        "calibration": calibration._asdict(),
+        "calibration": calibration._asdict() if calibration else None,
         "last_run": {
             "device": device,
             "machine": describe_machine(),
@@ -109,7 +112,6 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
             "seconds": round(time.monotonic() - started),
         },
     }
-    config = replace(student.config, confidence_temperature=calibration.temperature)
     write_drafter(options.output_dir, kind.name, asdict(config), student.trained(), notes)
     return notes
 

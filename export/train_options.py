@@ -159,7 +159,7 @@ class TrainOptions:
         if not (self.prompts or self.self_prompts or self.answers):
             raise OptionsError("there is nothing to train on; give --prompts, --self-prompts or --answers")
         if not self.epochs and not self.start_from:
-            raise OptionsError("--epochs 0 trains nothing before --own-text; give --start-from with it")
+            raise OptionsError("--epochs 0 needs a drafter to begin with; give --start-from")
 
     @classmethod
     def from_given(cls, given: Mapping[str, Any]) -> TrainOptions:

@@ -172,11 +172,11 @@ class Trainer:
         return Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
 
     @torch.no_grad()
-    def evaluate(self) -> tuple[dict[str, list[float]], Calibration]:
+    def evaluate(self) -> tuple[dict[str, list[float]], Calibration | None]:
         """Held-out agreement with the target's greedy choice, and how sure the drafter may be of that.
 
         Agreement: the share in the drafter's top 1 and top 4, one value per lag 1..6. Measured within answers, with the
-        same masks as training.
+        same masks as training; None where too little is held out to say how sure it may be.
         """
         self.student.eval()
         calibrator = Calibrator()

@@ -20,7 +20,7 @@ from export.trainer import Student
 from outrider_core.models.drafter_arrays import check_target
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.moa import MoA
-from outrider_core.models.moa_config import MoAConfig
+from outrider_core.models.moa_config import DrafterError, MoAConfig
 from outrider_core.models.target import Target
 
 
@@ -64,6 +64,10 @@ class TrainingSet:
         if self.start_from is not None:
             self.config, self._start, self.start_hash = load_drafter(self.start_from)
             check_target(self.config.target_hash, self.target.name, self.target.model_hash, self.start_from)
+            if not self.config.null_row:
+                raise DrafterError(
+                    f"{self.start_from} has no null row, as imported drafters; it cannot be gone on with"
+                )
             return
         self.config = MoAConfig.for_target(
             self.target.config,
@@ -108,7 +112,8 @@ class TrainingSet:
 
     def checkpoint(self, student: Student, settings: TrainSettings, work: Path) -> Path:
         """The file of a training run with these settings."""
-        parts = [self._key(), type(student).__name__, asdict(student.config), asdict(settings)]
+        shapes = {k: v for k, v in asdict(student.config).items() if k != "confidence_temperature"}
+        parts = [self._key(), type(student).__name__, shapes, asdict(settings)]
         parts += [self.start_hash] if self.start_hash else []
         return work / f"checkpoint-{key_of(*parts)}.safetensors"
 

@@ -37,7 +37,7 @@ from export.trainer import Trainer
 from export.training_set import TrainingSet, read_sequences
 from lab import offline_curve
 from lab.contenders import Unfed
-from lab.drafters import first_moa, open_contenders
+from lab.drafters import first_moa, open_contender
 from lab.kinds import KINDS
 from lab.lab import Lab
 from outrider_core.drafting.drafter import TreeShape
@@ -100,8 +100,10 @@ def train(name: str, sequences: list[Sequence], options: argparse.Namespace) -> 
         _run(f"{name}: last stage", last)
         last.checkpoint.unlink()
     agreement, calibration = trainer.evaluate()
-    notes = {"recipe": name, "held_out_agreement_by_lag": agreement, "calibration": calibration._asdict()}
-    config = replace(student.config, confidence_temperature=calibration.temperature)
+    notes = {"recipe": name, "held_out_agreement_by_lag": agreement}
+    config = student.config
+    if calibration:
+        config = replace(config, confidence_temperature=calibration.temperature)
     write_drafter(folder, kind, asdict(config), student.trained(), notes)
     trainer.checkpoint.unlink(missing_ok=True)
     return folder
@@ -118,7 +120,7 @@ def judge(lab: Lab, folder: Path, questions: list[Question], options: argparse.N
     stored = json.loads((folder / "config.json").read_text())
     held_out = stored["notes"]["held_out_agreement_by_lag"]
     figures = {f"held_out_{top}": round(statistics.fmean(shares), 4) for top, shares in held_out.items()}
-    [drafter] = open_contenders(f"fed={folder}", open_target(options.target).tables())
+    drafter = open_contender("fed", folder, open_target(options.target).tables())
     new, unfed = options.max_new_tokens, Unfed("unfed", drafter)
     taus: dict[str, dict[str, list[float]]] = {"fed": defaultdict(list), "unfed": defaultdict(list)}
     for question in track(questions, "questions", console=console):

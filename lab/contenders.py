@@ -72,6 +72,7 @@ class MoAContender(Contender):
         half = device_half_on(self.config, tensors, *tables)
         self.producer = TorchFeatures(self.config, server_half(self.config, tensors), torch.device("cpu"))
         self._engine = open_engine(bundle, None, torch.get_num_threads()) if bundle else EagerEngine(half)
+        self._confidence_temperature = (bundle.manifest if bundle else self.config).confidence_temperature
         pack_linears(half)
         self.head = None if bundle else half.head
         self._draft_ids = half.draft_ids.numpy().astype(np.int64)
@@ -80,8 +81,10 @@ class MoAContender(Contender):
 
     def fresh(self) -> Drafter:
         heads, context = self.config.sa_kv_heads, self.config.max_context
-        sure = self.config.confidence_temperature
-        return Drafter(self._engine, self._draft_ids, self._shape, heads, context, self._lookup, self._null_row, sure)
+        return Drafter(
+            self._engine, self._draft_ids, self._shape, heads, context, self._lookup, self._null_row,
+            self._confidence_temperature,
+        )  # fmt: skip
 
     def learn(self, drafter: Drafter, start: int, packed: bytes, hidden: Floats) -> None:
         rows = unpack_rows(packed, self._shape)
@@ -94,12 +97,14 @@ class VariantContender(Contender):
     def __init__(self, name: str, folder: Path, tables: Tables) -> None:
         self.name = name
         self._model, self.hash = load_variant(folder, tables)
+        pack_linears(self._model.device_half)
         config, half = self._model.config, self._model.device_half
         self._kept: KeptLayers | None = None
         self._engine: Engine = EagerEngine(half)
         self._shape, self._cache_heads = RowShape(config.ca_kv_heads, config.head_dim), half.cache_heads
         if isinstance(self._model, ReusedLayerMoA):
             self._kept = KeptLayers(config.target_layers[-1:])
+            pack_linears(self._model.layer)
             reused = ReusedLayerEngine(self._model)
             self._engine, self._shape, self._cache_heads = reused, reused.row_shape, reused.cache_heads
         self.producer = self._rows = _RowsAndLayer(config, self._model.server, torch.device("cpu"), self._kept)
@@ -118,7 +123,9 @@ class VariantContender(Contender):
     def learn(self, drafter: Drafter, start: int, packed: bytes, hidden: Floats) -> None:
         rows = unpack_rows(packed, self._rows.shape)
         places = range(start, start + len(rows))
-        if self._kept and places:
+        if not places:
+            return
+        if self._kept:
             heads = self._kept.of(places)[:, 0].unflatten(-1, (-1, 2, self._shape.head_dim))
             rows = np.concatenate([rows, heads.transpose(1, 2).numpy()], 2)
         drafter.add_rows(np.array(places, np.int64), rows)
@@ -162,7 +169,7 @@ class BaselineContender(Contender):
         )  # fmt: skip
 
     def learn(self, drafter: Drafter, start: int, packed: bytes, hidden: Floats) -> None:
-        if isinstance(self.model, Eagle3):
+        if isinstance(self.model, Eagle3) and len(hidden):
             with torch.inference_mode():
                 kv = self._layers.of(range(start, start + len(hidden)))
                 hidden = self.model.known(kv, torch.from_numpy(hidden)).numpy()

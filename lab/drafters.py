@@ -174,6 +174,14 @@ def plot(figures: Figures, path: Path) -> None:
     figure.savefig(path)
 
 
+def open_contender(name: str, folder: Path, tables: Tables) -> Contender:
+    """The drafter in `folder`, by its kind."""
+    kind = drafter_kind(folder)
+    if kind in VARIANTS:
+        return VariantContender(name, folder, tables)
+    return (MoAContender if kind == "moa" else BaselineContender)(name, folder, tables)
+
+
 def open_contenders(named: str, tables: Tables, lookup: bool = False, bundle: Bundle | None = None) -> list[Contender]:
     """The drafter in `[NAME=]FOLDER`, by its kind; MoA also with prompt lookup, and through the engine of its bundle.
 
@@ -182,14 +190,13 @@ def open_contenders(named: str, tables: Tables, lookup: bool = False, bundle: Bu
     name, _, place = named.rpartition("=")
     folder = Path(place)
     name = name or folder.name
-    kind = drafter_kind(folder)
-    if kind != "moa":
-        return [(VariantContender if kind in VARIANTS else BaselineContender)(name, folder, tables)]
-    moa = MoAContender(name, folder, tables)
-    contenders: list[Contender] = [moa]
+    drafter = open_contender(name, folder, tables)
+    contenders = [drafter]
+    if not isinstance(drafter, MoAContender):
+        return contenders
     if lookup:
         contenders.append(MoAContender(f"{name} lookup", folder, tables, lookup=True))
-    if bundle and bundle.manifest.drafter_hash == moa.hash:
+    if bundle and bundle.manifest.drafter_hash == drafter.hash:
         contenders.append(MoAContender(f"{name} bundle", folder, tables, lookup=True, bundle=bundle))
     return contenders
 

@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         required=True,
         help="eagle2: EAGLE-2's feature head; eagle3: features of several layers, trained on its own predictions; "
         "lm: a small LM; tli1: MoA with the target's last layer behind it; moa-second-self, moa-second-cross: MoA with "
-        "another block on the device, which can --start-from a MoA drafter",
+        "another block on the device, alone or behind those of a MoA drafter (--start-from)",
     )
     add_train_options(parser)
     arguments = parser.parse_args(argv)

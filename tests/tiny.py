@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.device import DEVICE
 
 FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "mistral": MistralConfig}
 EOS = 3
+TEMPERATURE = 0.8  # of tiny drafters' confidence
 
 
 def tiny_model(
@@ -83,6 +85,7 @@ def tiny_drafter_config(
     """
     ids = torch.arange(64) if draft_ids is None else draft_ids
     config = MoAConfig.for_target(model.config, target_hash, layers=3, draft_vocab=len(ids), max_context=256)
+    config = replace(config, confidence_temperature=TEMPERATURE)
     torch.manual_seed(seed)
     moa = MoA(config)
     with torch.no_grad():

@@ -3,7 +3,7 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
 import { Bundle } from "../src/bundle/bundle.js";
-import { parseManifest } from "../src/bundle/manifest.js";
+import { BundleError, parseManifest } from "../src/bundle/manifest.js";
 import { constraintOrNull, plainConstraint } from "../src/protocol/constraint.js";
 import { constraintOf, type FormOptions, toolUseOf } from "../src/runtime/form.js";
 import { type Any, BUNDLE, constraint, counted, read } from "./vectors.js";
@@ -53,6 +53,16 @@ test("biases and penalties add to logits what Python adds", () => {
     assert.deepEqual(order([...constraint(fields).amounts(text)]), order(amounts));
   }
   counted("amounts", rows.length);
+});
+
+test("a manifest says how sure the drafter may be", () => {
+  const { confidence_temperature: _, ...without } = JSON.parse(readFileSync(join(BUNDLE, "manifest.json"), "utf8"));
+  const parsed = (given: object) => parseManifest(JSON.stringify({ ...without, ...given })).confidenceTemperature;
+  assert.equal(parsed({}), 1);
+  for (const given of [0.75, 1]) assert.equal(parsed({ confidence_temperature: given }), given);
+  for (const given of [0, -1, 1e9, "0.8", null, true]) {
+    assert.throws(() => parsed({ confidence_temperature: given }), BundleError, `${given}`);
+  }
 });
 
 test("conversations with tools have the token ids that they have in Python", async () => {

@@ -100,9 +100,9 @@ def _drafters(half: DeviceHalf, context: int) -> Callable[[RowShape], Drafter]:
     """Drafters that share this device half."""
     engine, draft_ids = EagerEngine(half), half.draft_ids.cpu().numpy().astype(np.int64)
     null_row = None if half.null_row is None else half.null_row.detach().float().cpu().numpy()
-    kv_heads, sure = half.config.sa_kv_heads, half.config.confidence_temperature
+    kv_heads, temperature = half.config.sa_kv_heads, half.config.confidence_temperature
     return lambda shape: Drafter(
-        engine, draft_ids, shape, kv_heads, context, null_row=null_row, confidence_temperature=sure
+        engine, draft_ids, shape, kv_heads, context, null_row=null_row, confidence_temperature=temperature
     )
 
 

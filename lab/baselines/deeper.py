@@ -8,6 +8,7 @@ behind the first, with queries of its own on the same rows: no more travels and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +67,10 @@ class DeeperHalf(DeviceHalf):
 class DeeperMoA(MoA):
     """MoA whose second block changes nothing before it is trained, so that it can go on from a drafter without one."""
 
-    def __init__(self, config: MoAConfig, where: str) -> None:
-        half = DeeperHalf(config, where)
+    where: Literal["self", "cross"]
+
+    def __init__(self, config: MoAConfig) -> None:
+        half = DeeperHalf(config, self.where)
         super().__init__(config, half)
         nn.init.zeros_(half.second.self_attn.o_proj.weight)
         nn.init.zeros_(half.second.mlp.down_proj.weight)
@@ -76,3 +79,11 @@ class DeeperMoA(MoA):
         """See MoA.restore; after a drafter without a second block that block stays as it is."""
         begun = {name: own for name, own in self.trained().items() if name.startswith("second.")}
         super().restore(begun | dict(tensors))
+
+
+class SecondSelfMoA(DeeperMoA):
+    where = "self"
+
+
+class SecondCrossMoA(DeeperMoA):
+    where = "cross"

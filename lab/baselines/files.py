@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from safetensors import deserialize
 from safetensors.torch import load
 from torch import Tensor
 
-from lab.baselines.deeper import DeeperMoA
+from lab.baselines.deeper import SecondCrossMoA, SecondSelfMoA
 from lab.baselines.eagle3 import Eagle3
 from lab.baselines.networks import KINDS, Baseline, BaselineConfig
 from lab.baselines.reused import ReusedLayerMoA
@@ -33,8 +32,8 @@ def build_baseline(config: BaselineConfig) -> Baseline:
 #: MoA with one thing changed, by the `type` of its folder
 VARIANTS: dict[str, Callable[[MoAConfig], MoA]] = {
     "tli1": ReusedLayerMoA,
-    "moa-second-self": partial(DeeperMoA, where="self"),
-    "moa-second-cross": partial(DeeperMoA, where="cross"),
+    "moa-second-self": SecondSelfMoA,
+    "moa-second-cross": SecondCrossMoA,
 }
 
 
@@ -50,8 +49,7 @@ def load_baseline(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[Baseline
     """
     with _broken_is_one_line(folder):
         values, tensors, raw = _read(folder, KINDS)
-        given = {field.name: values[field.name] for field in fields(BaselineConfig)}
-        config = BaselineConfig(**given | {"target_layers": tuple(given["target_layers"])})
+        config = BaselineConfig.from_dict(values)
         model = build_baseline(config)
         adopt_tables(model.embedding, model.head, model.draft_ids, tables, tensors["draft_ids"])
         model.load_state_dict(tensors, strict=False)

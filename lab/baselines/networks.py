@@ -7,14 +7,14 @@ own states instead. The small LM knows tokens only. EAGLE-3 stands in `lab.basel
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from outrider_core.models.layers import Block, adopt_tables, rotary, rotate, tables_of
-from outrider_core.models.moa_config import MoAConfig
+from outrider_core.models.moa_config import MoAConfig, check_temperature
 
 KINDS = ("eagle2", "eagle3", "lm")
 #: training noise on EAGLE's features, uniform, its width over their own spread (the authors': 0.2 over spreads near 1)
@@ -42,9 +42,9 @@ class BaselineConfig:
     norm_eps: float
     max_context: int
     final_norm: bool
-    target_layers: tuple[int, ...]
-    target_kv_heads: int
-    target_head_dim: int
+    target_layers: tuple[int, ...] = ()
+    target_kv_heads: int = 0
+    target_head_dim: int = 0
     confidence_temperature: float = 1.0  # see MoAConfig
 
     @property
@@ -67,6 +67,14 @@ class BaselineConfig:
         if mlp < 1:
             raise ValueError(f"{budget:,} parameters are too few for {layers} layers of width {width}")
         return replace(config, mlp=mlp)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> BaselineConfig:
+        """From a folder's config.json; one of before EAGLE-3 lacks what only that reads."""
+        given = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        config = cls(**given | {"target_layers": tuple(given.get("target_layers", ()))})
+        check_temperature(config.confidence_temperature)
+        return config
 
 
 def begin_small(module: nn.Module) -> None:

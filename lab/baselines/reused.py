@@ -6,6 +6,7 @@ sent its keys and values of every verified token beside the feature row, which d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,13 @@ class ReusedLayerMoA(MoA):
 
     def trained(self) -> dict[str, Tensor]:
         """See MoA.trained; the layer and the norm are among it, so that a drafter folder is whole."""
-        own = {f"layer.{name}": tensor for name, tensor in self.layer.state_dict().items()}
-        return {**super().trained(), **own, "norm.weight": self.norm.weight}
+        own = {f"target_layer.{name}": tensor for name, tensor in self.layer.state_dict().items()}
+        return {**super().trained(), **own, "target_norm.weight": self.norm.weight.detach()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """See MoA.restore; after a MoA drafter the target's layer and norm stay as they were adopted."""
+        adopted = {name: own for name, own in self.trained().items() if name.startswith("target_")}
+        super().restore(adopted | dict(tensors))
 
     def states(self, tokens: Tensor, kv: Tensor, hidden: Tensor, causal: Tensor, row_mask: Tensor) -> Tensor:
         """As MoA.states. Verified tokens are seen as the target's last layer has them, drafts as MoA predicts them."""

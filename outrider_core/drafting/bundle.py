@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from outrider_core.chat_tokenizer import ChatTokenizer, token_text
+from outrider_core.models.moa_config import TEMPERATURE_RANGE
 from outrider_core.protocol.rows import RowShape
 
 FORMAT_VERSION = 2
@@ -100,7 +101,7 @@ class Manifest(Struct, kw_only=True):
     draft_vocab_size: Positive
     draft_ids_file: str
     null_row_file: str | None
-    confidence_temperature: Annotated[float, Meta(gt=0)] = 1.0
+    confidence_temperature: Annotated[float, Meta(ge=TEMPERATURE_RANGE[0], le=TEMPERATURE_RANGE[1])] = 1.0
     tokenizer_hash: str
     versions: dict[str, str]
     engines: Annotated[dict[str, EngineEntry], Meta(min_length=1)]

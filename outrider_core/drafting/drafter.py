@@ -202,7 +202,7 @@ class Drafter:
         return last
 
     def _temperature(self, sampling: Sampling) -> float:
-        """What logits are divided by: a drafter's distribution is the target's, and greedy is its likeliest token."""
+        """What logits are divided by; for greedy decoding, so that probabilities say how often a token is chosen."""
         return self._confidence_temperature if sampling.greedy else sampling.temperature
 
     def _log_q(self, logits: NDArray[np.floating], sampling: Sampling) -> NDArray[np.float64]:

@@ -65,9 +65,10 @@ def hash_drafter(stored: Mapping[str, Any], config: Any, raw: Mapping[str, bytes
     """16 hex digits over the shapes that are `stored` in a config file and the bytes of the weights as they are stored.
 
     A shape that a config has by default and the file does not name is left out, so that the hash of an older drafter
-    stays what it is.
+    stays what it is. So is the confidence temperature: whoever finds a better one has the same drafter.
     """
-    shapes = {name: value for name, value in asdict(config).items() if name in stored}
+    left_out = {"confidence_temperature"}
+    shapes = {name: value for name, value in asdict(config).items() if name in stored.keys() - left_out}
     digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode())
     for name in sorted(raw):
         digest.update(name.encode())

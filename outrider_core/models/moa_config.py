@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
@@ -11,6 +10,17 @@ from outrider_core.models.target import head_dim_of
 
 class DrafterError(RuntimeError):
     """A drafter folder cannot be used. The message is one line that says what to do."""
+
+
+#: a drafter's confidence temperature is between these
+TEMPERATURE_RANGE = (0.05, 20.0)
+
+
+def check_temperature(value: Any) -> None:
+    """Raise DrafterError unless `value` can be a drafter's confidence temperature."""
+    low, high = TEMPERATURE_RANGE
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise DrafterError(f"confidence_temperature must be a number from {low:g} to {high:g}, not {value!r}")
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,8 @@ class MoAConfig:
     max_context: int
     null_row: bool  # cross-attention sees one learned row besides the text's; the authors' checkpoints have none
     final_norm: bool = False  # a norm before the LM head; the authors' checkpoints have none
-    #: of greedy decoding: logits over it make a token's probability that of being the target's choice
+    #: No shape, and no part of the drafter's hash. Where decoding is greedy, devices divide logits by it, so that a
+    #: token's probability is how often it is the target's choice.
     confidence_temperature: float = 1.0
 
     @property
@@ -48,8 +59,7 @@ class MoAConfig:
 
     def check(self) -> None:
         """Raise DrafterError where widths do not fit together."""
-        if not 0 < self.confidence_temperature < math.inf:
-            raise DrafterError(f"confidence_temperature is above 0, not {self.confidence_temperature}")
+        check_temperature(self.confidence_temperature)
         if self.kv_width % self.lsa_heads or (self.kv_width // self.lsa_heads) % 2:
             raise DrafterError(f"lsa_heads {self.lsa_heads} must cut {self.kv_width} into even head widths")
         for name, kv_heads, heads in (

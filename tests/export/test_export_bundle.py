@@ -20,6 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from edge_runtime.runtime import EdgeRuntime
 from export import bundle as module
 from export import to_executorch, to_onnx
 from export.__main__ import main
@@ -32,8 +33,9 @@ from outrider_core.models.drafter_files import load_drafter, save_drafter
 from outrider_core.models.moa import SERVER_PREFIXES, DeviceHalf, server_half
 from outrider_core.models.moa_config import DrafterError
 from outrider_core.models.target import TargetError, load_target
+from outrider_core.protocol.sampling import Sampling
 from tests.export.conftest import Bundles, Folders, Reused, correlation, edit_manifest, snapshot, tree_inputs
-from tests.tiny import EOS, save_tiny_drafter, save_tiny_target, tiny_model
+from tests.tiny import EOS, TEMPERATURE, save_tiny_drafter, save_tiny_target, tiny_model
 
 ROOT = Path(module.__file__).parents[1]
 ENGINE_FILE = "drafter.onnx"
@@ -730,6 +732,24 @@ def rewrite(folder: Path, name: str, data: bytes) -> None:
     (folder / name).write_bytes(data)
     entry = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
     edit_manifest(folder, lambda m: m["files"].update({name: entry}))
+
+
+def test_the_confidence_temperature_reaches_the_device(copied: Path) -> None:
+    manifest = json.loads((copied / MANIFEST).read_text())
+    assert manifest["confidence_temperature"] == TEMPERATURE
+    for given, wanted in ((TEMPERATURE, TEMPERATURE), (2, 2.0), (None, 1.0)):
+        edit_manifest(copied, lambda m, given=given: m.update(confidence_temperature=given))
+        if given is None:  # a bundle of before
+            edit_manifest(copied, lambda m: m.pop("confidence_temperature"))
+        drafter = EdgeRuntime(open_bundle(copied), None).drafter
+        assert drafter._temperature(Sampling()) == wanted
+        assert drafter._temperature(Sampling(temperature=0.3)) == 0.3
+
+
+@pytest.mark.parametrize("given", [0, -1, 0.01, 1e9, "0.8", None, True])
+def test_confidence_temperatures_that_are_none(copied: Path, given: object) -> None:
+    edit_manifest(copied, lambda m: m.update(confidence_temperature=given))
+    assert "confidence_temperature" in open_error(copied)
 
 
 @pytest.mark.parametrize("name", [DRAFT_IDS_FILE, NULL_ROW_FILE])

@@ -81,7 +81,7 @@ def test_a_file_that_cannot_be_used_says_why(text: str, message: str, tmp_path: 
         (["--self-prompts", "--sampled", "1.5"], "--sampled 1.5 is too large; give 1 or less"),
         (
             ["--self-prompts", "--epochs", "0"],
-            "--epochs 0 trains nothing before --own-text; give --start-from",
+            "--epochs 0 needs a drafter to begin with; give --start-from",
         ),
         (["--self-prompts", "-1"], "--self-prompts -1 is too small"),
         (["--config", "nowhere.toml"], "--config: nowhere.toml cannot be read: No such file or directory"),

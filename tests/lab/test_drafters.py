@@ -21,7 +21,7 @@ from export.recipe import TrainSettings
 from export.trainer import forward
 from export.training_set import TrainingSet
 from lab import offline_curve
-from lab.baselines.deeper import DeeperMoA
+from lab.baselines.deeper import SecondCrossMoA, SecondSelfMoA
 from lab.baselines.eagle3 import Eagle3
 from lab.baselines.files import VARIANTS, load_variant
 from lab.baselines.trees import CandidateTree, How
@@ -149,8 +149,8 @@ def test_a_second_block_changes_nothing_before_it_is_trained(target: Target) -> 
     plain = data.student()
     assert isinstance(plain, MoA)
     batch = build_batch(data.features("online", Path()), [0], random.Random(0), TrainSettings())
-    for where in ("self", "cross"):
-        deeper = DeeperMoA(data.config, where)
+    for kind in (SecondSelfMoA, SecondCrossMoA):
+        deeper = kind(data.config)
         deeper.adopt(target.model, plain.device_half.draft_ids)
         deeper.restore(plain.trained())
         with torch.no_grad():

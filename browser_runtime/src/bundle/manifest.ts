@@ -35,7 +35,7 @@ export interface Manifest {
   draftVocabSize: number;
   draftIdsFile: string;
   nullRowFile: string | null;
-  /** Of greedy decoding: logits over it make a token's probability that of being the target's choice. */
+  /** Where decoding is greedy, logits are divided by it: a token's probability is how often it is the target's choice. */
   confidenceTemperature: number;
   engineFile: string;
   engineData: string | null;
@@ -131,7 +131,7 @@ function count(of: Record<string, unknown>, name: string): number {
 /** Older bundles have none. */
 function temperature(given: unknown): number {
   if (given === undefined) return 1;
-  if (typeof given !== "number" || !(given > 0)) throw broken("confidence_temperature");
+  if (typeof given !== "number" || !(given >= 0.05 && given <= 20)) throw broken("confidence_temperature");
   return given;
 }
 

@@ -76,7 +76,7 @@ export class Candidates {
       .map(place => ({ token: ids[place], logProb: scores[place] }));
   }
 
-  /** What logits are divided by: a drafter's distribution is the target's, and greedy is its likeliest token. */
+  /** What logits are divided by; for greedy decoding, so that probabilities say how often a token is chosen. */
   temperature(sampling: Sampling): number {
     return sampling.greedy ? this.confidenceTemperature : sampling.temperature;
   }

@@ -169,7 +169,7 @@ private class BundleReader(private val folder: File, private val raw: Any?, priv
     private fun confidenceTemperature(): Double {
         val name = "confidence_temperature"
         val given = if (name in (raw as Map<*, *>)) raw.double(name) else 1.0
-        return given.also { if (it <= 0) throw JsonError("$name is $it") }
+        return given.also { if (it !in 0.05..20.0) throw JsonError("$name is $it") }
     }
 
     private fun understudy(entry: Any): UnderstudyEntry {

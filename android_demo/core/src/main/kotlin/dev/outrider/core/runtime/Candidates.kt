@@ -32,7 +32,7 @@ internal class Candidates(
     private val x = FloatArray(draftIds.size)
     private val top = Likeliest(draftIds.size)
 
-    /** What logits are divided by: a drafter's distribution is the target's, and greedy is its likeliest token. */
+    /** What logits are divided by; for greedy decoding, so that probabilities say how often a token is chosen. */
     fun temperature(sampling: Sampling) = if (sampling.greedy) confidenceTemperature else sampling.temperature
 
     /** The row of the LM head that [token] has, or -1. */

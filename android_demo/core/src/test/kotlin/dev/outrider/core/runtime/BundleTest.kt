@@ -57,6 +57,23 @@ class BundleTest {
     }
 
     @Test
+    fun readsHowSureTheDrafterMayBe() {
+        for (file in Vectors.bundle.listFiles()!!.filter(File::isFile)) file.copyTo(File(copy, file.name))
+        val file = File(copy, "manifest.json")
+        val without = (Json.parse(file.readText()) as Map<*, *>) - "confidence_temperature"
+        file.writeText(Json.write(without))
+        assertEquals(1.0, Bundle.open(copy).manifest.confidenceTemperature)
+        for (given in listOf("0.75", "1")) {
+            file.writeText(Json.write(without).replaceFirst("{", "{\"confidence_temperature\": $given,"))
+            assertEquals(given.toDouble(), Bundle.open(copy).manifest.confidenceTemperature)
+        }
+        for (given in listOf("0", "-1", "1e9", "1e400", "\"0.8\"", "null", "true")) {
+            file.writeText(Json.write(without).replaceFirst("{", "{\"confidence_temperature\": $given,"))
+            assertFailsWith<BundleError>(given) { Bundle.open(copy) }
+        }
+    }
+
+    @Test
     fun anUnderstudyMayComeLater() {
         for (file in Vectors.bundle.listFiles()!!.filter(File::isFile)) file.copyTo(File(copy, file.name))
         val file = File(copy, "manifest.json")
