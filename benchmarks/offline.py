@@ -198,7 +198,7 @@ def _loops(written: list[int]) -> bool:
 
 def show(figures: dict[str, Any], console: Console) -> None:
     title = f"Written alone: {figures['target']}; understudy: {figures['understudy']}"
-    table = Table(title=title, title_justify="left", box=SIMPLE)
+    table = Table(title=title, title_justify="left", box=SIMPLE, collapse_padding=True, pad_edge=False)
     names = ("writer", "s", "tokens", "own", "kept", "1st ms", "20th ms", "loops", "ppl", "target")
     for name in names:
         table.add_column(name, justify="left" if name == "writer" else "right")
