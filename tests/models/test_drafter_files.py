@@ -177,13 +177,17 @@ def test_draft_id_outside_the_vocabulary(folder: Path, token: int) -> None:
 
 
 def test_the_hash_of_an_older_drafter_stays(tmp_path: Path) -> None:
-    """Its file does not name `final_norm`; bundles made of it carry the hash it had then."""
+    """Its file does not name `final_norm`; bundles made of it carry the hash it had then. How sure it may be is no part
+    of it."""
     moa = MoA(ODD)
     save_drafter(tmp_path, ODD, moa.trained(), {})
     path = tmp_path / "config.json"
     values = json.loads(path.read_text())
     named = load_drafter(tmp_path)[2]
-    del values["final_norm"]
+    path.write_text(json.dumps(values | {"confidence_temperature": 0.8}))
+    config, _, surer = load_drafter(tmp_path)
+    assert config.confidence_temperature == 0.8 and surer == named
+    del values["final_norm"], values["confidence_temperature"]
     path.write_text(json.dumps(values))
     config, _, older = load_drafter(tmp_path)
     assert config == ODD and older != named
