@@ -66,9 +66,7 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
     with share.first_then_all():
         sequences = read_sequences(answers)
     shapes = (options.layers, options.draft_vocab, options.max_context)
-    settings = options.settings()
-    if not kind.feature_loss:
-        settings = replace(settings, feature_weight=0.0)
+    settings = kind.taught(options.settings())
     if not options.epochs:  # the texts of the last stage, or those that are held out, are all that is read
         few = 10 * settings.held_out
         sequences = some_of(sequences, options.own_text, settings) if options.own_text else sequences[:few]

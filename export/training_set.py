@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -34,6 +34,10 @@ class Kind:
     name: str
     make: Callable[[MoAConfig], Student]
     feature_loss: bool = True
+
+    def taught(self, settings: TrainSettings) -> TrainSettings:
+        """`settings` as they are for drafters of this kind."""
+        return settings if self.feature_loss else replace(settings, feature_weight=0.0)
 
 
 #: the drafter that devices run
@@ -66,7 +70,7 @@ class TrainingSet:
             check_target(self.config.target_hash, self.target.name, self.target.model_hash, self.start_from)
             if not self.config.null_row:
                 raise DrafterError(
-                    f"{self.start_from} has no null row, as imported drafters; it cannot be gone on with"
+                    f"{self.start_from} was imported and has no null row, so it cannot be trained further"
                 )
             return
         self.config = MoAConfig.for_target(

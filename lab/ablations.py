@@ -68,7 +68,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "8k draft vocabulary": ("moa", {}, {"draft_vocab": 8192}),
     "24k draft vocabulary": ("moa", {}, {"draft_vocab": 24576}),
     "EAGLE-2": ("eagle2", {}, {}),
-    "EAGLE-3": ("eagle3", {"feature_weight": 0.0}, {}),
+    "EAGLE-3": ("eagle3", {}, {}),
     "small LM": ("lm", {}, {}),
 }
 SHAPE = TreeShape(nodes=62, depth=6, breadth=8)
@@ -89,7 +89,7 @@ def train(name: str, sequences: list[Sequence], options: argparse.Namespace) -> 
     target = load_target(options.target, dtype=training_dtype(device), device=device)
     data = TrainingSet(target, sequences, **shapes)
     student = data.student(KINDS[kind], options.seed)
-    settings = replace(TrainSettings(epochs=options.epochs, seed=options.seed), **changes)
+    settings = KINDS[kind].taught(replace(TrainSettings(epochs=options.epochs, seed=options.seed), **changes))
     place.mkdir(parents=True, exist_ok=True)
     features = data.features("auto", options.work_dir).first(options.conversations)
     trainer = Trainer(student, features, settings, data.checkpoint(student, settings, place))

@@ -21,7 +21,7 @@ from lab.baselines.eagle3 import DRAFTED, Eagle3
 from lab.baselines.files import VARIANTS, load_baseline, save_baseline
 from lab.kinds import KINDS
 from lab.train import main
-from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.drafter_files import load_drafter, save_drafter
 from outrider_core.models.layers import tables_of
 from outrider_core.models.moa_config import DrafterError, MoAConfig
 from outrider_core.models.target import Target
@@ -169,3 +169,11 @@ def test_variants_go_on_from_a_moa_drafter_and_do_not_share_their_work(
         assert stored["confidence_temperature"] == TEMPERATURE  # too little is held out to find another
         written.add((tmp_path / kind / "drafter.safetensors").read_bytes())
     assert len(written) == len(VARIANTS)
+
+
+def test_an_imported_drafter_is_not_trained_further(folder: Path, tmp_path: Path, target: Target) -> None:
+    config, tensors, _ = load_drafter(folder / "moa")
+    config = replace(config, null_row=False, target_hash=target.model_hash)
+    save_drafter(tmp_path, config, {name: tensor for name, tensor in tensors.items() if name != "null_row"}, {})
+    with pytest.raises(DrafterError, match="no null row"):
+        TrainingSet(target, some_sequences(12), start_from=tmp_path)
