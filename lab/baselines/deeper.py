@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from outrider_core.models.layers import Block, rotary, rotate
-from outrider_core.models.moa import DeviceHalf, MoA
+from outrider_core.models.layers import Block, rotary
+from outrider_core.models.moa import DeviceHalf, MoA, read_rows, see_own
 from outrider_core.models.moa_config import MoAConfig
 
 
@@ -51,16 +51,11 @@ class DeeperHalf(DeviceHalf):
         own = [self.self_attention, *([self.second] if self.where == "self" else [])]
         for number, block in enumerate(own):
             heads = slice(number * self.config.sa_kv_heads, (number + 1) * self.config.sa_kv_heads)
-            attn, u = block.self_attn, block.input_layernorm(x)
-            key, value = rotate(attn.key(u), *angles), attn.value(u)
-            query = rotate(attn.query(u), *angles)
-            past = sa_keys[:, :, heads], sa_values[:, :, heads]
-            x = block.finish(x, attn.attend_past(query, *past, key, value, sa_mask))
+            x, key, value = see_own(block, x, angles, sa_keys[:, :, heads], sa_values[:, :, heads], sa_mask)
             own_keys.append(key)
             own_values.append(value)
         for block in [self.cross_attention, *([self.second] if self.where == "cross" else [])]:
-            query = rotate(block.self_attn.query(block.input_layernorm(x)), *angles)
-            x = block.finish(x, block.self_attn.attend(query, row_keys, row_values, row_mask))
+            x = read_rows(block, x, angles, row_keys, row_values, row_mask)
         return x if self.norm is None else self.norm(x), torch.cat(own_keys, 2), torch.cat(own_values, 2)
 
 

@@ -90,6 +90,25 @@ class ServerHalf(nn.Module):
         return torch.stack([key, value], 1)
 
 
+Angles = tuple[Tensor, Tensor]
+
+
+def see_own(
+    block: Block, x: Tensor, angles: Angles, past_keys: Tensor, past_values: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Self-attention of the device's tokens [B, n, hidden_size]; -> (x, new keys, new values)."""
+    attn, u = block.self_attn, block.input_layernorm(x)
+    key, value = rotate(attn.key(u), *angles), attn.value(u)
+    query = rotate(attn.query(u), *angles)
+    return block.finish(x, attn.attend_past(query, past_keys, past_values, key, value, mask)), key, value
+
+
+def read_rows(block: Block, x: Tensor, angles: Angles, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Cross-attention of the device's tokens [B, n, hidden_size] over feature rows."""
+    query = rotate(block.self_attn.query(block.input_layernorm(x)), *angles)
+    return block.finish(x, block.self_attn.attend(query, keys, values, mask))
+
+
 class DeviceHalf(nn.Module):
     """Draft tokens -> logits over the draft vocabulary (self-attention, cross-attention; TLI 0)."""
 
@@ -144,17 +163,9 @@ class DeviceHalf(nn.Module):
         among them; row_mask additive [B, n, m] or None: every query sees every row.
         Returns (hidden [B, n, hidden_size], new keys, new values [B, n, sa_kv_heads, head_dim]).
         """
-        block, attn = self.self_attention, self.self_attention.self_attn
         angles = rotary(positions, self.config.head_dim, self.config.rope_theta)
-        x = self.embedding(tokens)
-        u = block.input_layernorm(x)
-        key, value = rotate(attn.key(u), *angles), attn.value(u)
-        query = rotate(attn.query(u), *angles)
-        x = block.finish(x, attn.attend_past(query, sa_keys, sa_values, key, value, sa_mask))
-
-        block, attn = self.cross_attention, self.cross_attention.self_attn
-        query = rotate(attn.query(block.input_layernorm(x)), *angles)
-        x = block.finish(x, attn.attend(query, row_keys, row_values, row_mask))
+        x, key, value = see_own(self.self_attention, self.embedding(tokens), angles, sa_keys, sa_values, sa_mask)
+        x = read_rows(self.cross_attention, x, angles, row_keys, row_values, row_mask)
         return x if self.norm is None else self.norm(x), key, value
 
     def forward(
