@@ -20,7 +20,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.baseline import plain_decode
-from benchmarks.command import common_arguments, conclude
+from benchmarks.command import VERIFIER_DTYPE, common_arguments, conclude
 from benchmarks.questions import as_question, read_questions
 from cloud.process import UNPRUNED_TREES, VerifierProcess
 from edge_runtime.events import AnswerStats, Finished
@@ -138,12 +138,7 @@ def main(argv: list[str] | None = None) -> int:
         max_new_tokens=128,
         json=Path("build/acceptance.json"),
     )
-    parser.add_argument(
-        "--dtype",
-        choices=["auto", "float32", "bfloat16", "float16"],
-        default="float32",
-        help="the target's number format in torch; auto: as a verifier chooses, on a CPU the 8-bit engine",
-    )
+    parser.add_argument("--dtype", **VERIFIER_DTYPE)
     parser.add_argument("--nodes", type=int, default=TreeShape.nodes)
     parser.add_argument("--depth", type=int, default=TreeShape.depth)
     parser.add_argument("--breadth", type=int, default=TreeShape.breadth)

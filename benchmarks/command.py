@@ -34,6 +34,13 @@ COMMON: dict[str, dict[str, Any]] = {
     "json": {"type": Path, "help": "where the figures go"},
 }
 
+#: --dtype of commands that start a verifier
+VERIFIER_DTYPE: dict[str, Any] = {
+    "choices": ["auto", "float32", "bfloat16", "float16"],
+    "default": "float32",
+    "help": "the target's number format in torch; auto: as a verifier chooses, on a CPU the 8-bit engine",
+}
+
 
 def common_arguments(parser: argparse.ArgumentParser, *names: str, **defaults: object) -> None:
     """Add arguments of COMMON: `names` as they stand there, and those in `defaults` with a default of this command.

@@ -43,7 +43,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.baseline import call_per_token
-from benchmarks.command import Figures, common_arguments, conclude
+from benchmarks.command import VERIFIER_DTYPE, Figures, common_arguments, conclude
 from benchmarks.cores import Cores
 from benchmarks.link_faults import break_answers, harmed
 from benchmarks.links import PROFILES, EmulatedLink, Profile
@@ -292,9 +292,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "seed",
         count=6,
         max_new_tokens=96,
-        dtype="float32",
         json=Path("build/network.json"),
     )
+    parser.add_argument("--dtype", **VERIFIER_DTYPE)
     parser.add_argument(
         "--profiles",
         nargs="+",

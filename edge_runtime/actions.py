@@ -40,19 +40,32 @@ class DraftTree:
 
 
 @dataclass(frozen=True)
+class DraftChain:
+    """Let the understudy draft a chain of `tokens` tokens behind `prefix`; answer with `Session.tree_ready`, where the
+    seconds are those of the draft's steps: those of what was known, and of reading the text, do not count."""
+
+    prefix: list[int]
+    version: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Compare:
     """Draft a tree below `prefix` that is not sent: what comes of it is seen in the stream. Answer with
-    `Session.tree_compared`. nodes, depth, gain: as of DraftTree."""
+    `Session.tree_compared`. nodes, depth, gain: as of DraftTree. chain: in place of a tree, the understudy is to draft
+    a chain of so many tokens, as of DraftChain."""
 
     prefix: list[int]
     nodes: int
     depth: int
     gain: float | None = None
+    chain: int | None = None
 
 
 @dataclass(frozen=True)
 class DraftAhead:
-    """Grow the tree that was just sent on, where `Session.drafts_ahead`, until the session's version changes."""
+    """Grow the tree that was just sent on, where `Session.drafts_ahead`, until the session's version changes; behind a
+    chain, the understudy writes on."""
 
     version: int
 
@@ -159,6 +172,7 @@ Action = (
     Send
     | Pin
     | DraftTree
+    | DraftChain
     | Compare
     | DraftAhead
     | WriteToken

@@ -14,6 +14,7 @@ from edge_runtime.actions import (
     Commit,
     Compare,
     DraftAhead,
+    DraftChain,
     DraftTree,
     Pin,
     ReadText,
@@ -186,15 +187,18 @@ class Answer:
                         self._link.pin(arithmetic)
                 case DraftTree():
                     self._jobs.draft(action)
+                case DraftChain():
+                    self._understudy.draft(action)
                 case WriteToken():
                     self._held.hold(action)
                     await self._release()
                 case ReadText():
                     self._understudy.read(action)
                 case Compare():
-                    self._jobs.compare(action)
+                    (self._understudy if action.chain else self._jobs).compare(action)
                 case DraftAhead():
                     self._jobs.draft_ahead()
+                    self._understudy.draft_ahead()
                 case AddRows():
                     self._jobs.add_rows(action)
                     self._jobs.draft_ahead()  # which the job before has ended

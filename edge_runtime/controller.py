@@ -41,7 +41,7 @@ class Controller:
         if self.pinned or stream is None:
             self.mode = before
         else:
-            self.mode = Mode.STREAM if stream > config.margin * self.pace.usual_tree_rate() else Mode.TREE
+            self.mode = Mode.STREAM if stream > config.margin * self.pace.usual_draft_rate() else Mode.TREE
             self.switches += self.mode is not before
         return self.pinned or self.mode
 
@@ -50,7 +50,7 @@ class Controller:
         if self.pinned:
             return self.pinned
         config = self.pace.config
-        stream, tree = self.pace.stream_rate(), self.pace.tree_rate()
+        stream, tree = self.pace.stream_rate(), self.pace.draft_rate()
         if stream is None:
             return self.mode
         if self.trial:
@@ -59,7 +59,7 @@ class Controller:
                 self._end_trial(stream > config.margin * tree)
             return self.mode
         in_trees = self.mode is Mode.TREE
-        now, other = (tree, stream) if in_trees else (stream, self.pace.usual_tree_rate())
+        now, other = (tree, stream) if in_trees else (stream, self.pace.usual_draft_rate())
         self._better = self._better + 1 if other > config.margin * now else 0
         if self._better >= (config.rounds_to_leave_trees if in_trees else config.tokens_to_leave_stream):
             self.mode = Mode.STREAM if in_trees else Mode.TREE

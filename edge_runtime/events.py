@@ -95,6 +95,7 @@ class AnswerStats:
     rounds: int = 0
     tau: float = 0.0  # accepted + bonus tokens per tree round
     nodes: int = 0
+    chains: int = 0  # of the rounds, those whose tree the understudy drafted
     calls: int = 0  # requests to the verifier
     streamed: int = 0  # tokens that the target wrote alone
     seconds: float = 0.0

@@ -12,6 +12,7 @@ from edge_runtime.transport import VerifierLink
 COUNTED = (
     "rounds",
     "nodes",
+    "chains",
     "calls",
     "streamed",
     "wait_seconds",

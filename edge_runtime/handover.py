@@ -46,6 +46,11 @@ class Handover:
         """Who writes the next token alone."""
         return Writer.UNDERSTUDY if self.reading is Reading.DONE else Writer.DRAFTER
 
+    @property
+    def drafts(self) -> bool:
+        """It has read along, and can draft what the target verifies."""
+        return self._warm and self.reading is Reading.DONE
+
     def read(self, text: list[int], base: int, holds: bool = False) -> ReadText:
         """Ask for `text` to be read, of which the tokens from `base` on are the drafter's own."""
         self.reading, self.text, self.base, self.holds = Reading.UNDER_WAY, text, base, holds

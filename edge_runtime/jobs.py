@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from edge_runtime.actions import AddRows, Compare, DraftTree, ReadText, WriteToken
+from edge_runtime.actions import AddRows, Compare, DraftChain, DraftTree, ReadText, WriteToken
+from edge_runtime.chains import MOST_TOKENS
 from edge_runtime.figures import Figures
 from edge_runtime.inbox import Compared, Drafted, Failed, InboxEvent, TextRead, UnderstudyFailed, Written
 from edge_runtime.obedience import unobeyed
@@ -16,6 +18,7 @@ from edge_runtime.session import Session
 from edge_runtime.worker import DrafterFailed, DrafterThread, UnderstudyThread
 from outrider_core.drafting.drafter import Draft, TreeShape
 from outrider_core.protocol.constraint import Disobeyed, Rules
+from outrider_core.protocol.tree import TokenTree
 
 
 class DrafterJobs:
@@ -72,7 +75,7 @@ class DrafterJobs:
     def draft_ahead(self) -> None:
         """Draft on below the tree under way, if the session wants it; any other job ends that."""
         session, version = self._session, self._session.version
-        if session.drafts_ahead:
+        if session.drafts_ahead and not session.drafts_chains:
             self._worker.draft_ahead(
                 session.tuning.largest, lambda: session.version == version, self._figures.drafted_ahead
             )
@@ -133,6 +136,53 @@ class UnderstudyJobs:
             return Written(session, token, probability, action.version, time.monotonic() - asked)
 
         self._submit(work)
+
+    def draft(self, action: DraftChain) -> None:
+        session, asked = self._session, time.monotonic()
+
+        def work() -> InboxEvent:
+            draft, seconds = self._chain(action.prefix, action.tokens, lambda: session.version == action.version)
+            return Drafted(session, draft, action.version, time.monotonic() - asked, seconds)
+
+        self._submit(work)
+
+    def compare(self, action: Compare) -> None:
+        session = self._session
+
+        def work() -> InboxEvent:
+            draft, seconds = self._chain(action.prefix, action.chain or 0, lambda: True)
+            return Compared(session, draft, len(action.prefix), seconds)
+
+        self._submit(work)
+
+    def draft_ahead(self) -> None:
+        """Write on behind the chain under way, if the session wants it, until its version changes."""
+        session, worker, version = self._session, self._worker, self._session.version
+        if not (session.drafts_ahead and session.drafts_chains):
+            return
+
+        def wanted() -> bool:
+            return session.version == version and not (session.finished or worker.waits or worker.closed)
+
+        def job() -> None:
+            with suppress(Exception):  # the next chain tells
+                worker.understudy.draft_ahead(MOST_TOKENS, wanted)
+
+        worker.submit(job)
+
+    def _chain(self, prefix: list[int], count: int, current: Callable[[], bool]) -> tuple[Draft, float]:
+        """A chain of at most `count` tokens behind `prefix`, and the seconds of its steps: the first token ends the
+        reading, and what is known takes none."""
+        session, worker, understudy = self._session, self._worker, self._worker.understudy
+
+        def wanted() -> bool:
+            return current() and not session.finished and not worker.closed
+
+        understudy.draft(prefix, min(1, count), session.sampling, wanted, self.rules)
+        began, before = time.monotonic(), understudy.drafted
+        tokens, scores = understudy.draft(prefix, count, session.sampling, wanted, self.rules)
+        steps, seconds = understudy.drafted - before, time.monotonic() - began
+        return Draft(TokenTree.chain(tokens), tuple(scores), steps, chain=True), seconds
 
     def _submit(self, work: Callable[[], InboxEvent]) -> None:
         def job() -> None:

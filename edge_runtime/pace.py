@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.ahead import Ahead, Round
+from edge_runtime.chains import FIRST_TOKENS, Chains
 from outrider_core.protocol.costs import CostCurve, unpack_costs
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Welcome
@@ -118,6 +119,7 @@ class Pace:
     usual_length: float | None = None  # of the answers so far, in tokens
     nodes: float | None = None  # of a tree
     ahead: Ahead = field(default_factory=Ahead)
+    chains: Chains = field(default_factory=Chains)  # of the understudy
     config: PaceConfig = field(default_factory=PaceConfig)
 
     def __post_init__(self) -> None:
@@ -161,6 +163,16 @@ class Pace:
         self.uncompared = 0
         self.written += 1 + len(path)
         self._learn(tree, scores, path, self.config.smoothing, self.config.usual_smoothing)
+
+    def chain_verified(self, tokens: int, accepted: int, wait: float, engine: float, queue: float) -> None:
+        """The verdict on a chain of `tokens` of the understudy came after `wait`: the first `accepted` were right."""
+        self._ending = None
+        self._stepped(1 + tokens, engine)
+        self.rtt = self._smoothed(self.rtt, max(0.0, wait - engine - queue))
+        self.queue = self._smoothed(self.queue, queue)
+        self.uncompared = 0
+        self.written += 1 + accepted
+        self.chains.verified(tokens, accepted)
 
     def streamed(self, gap: float, engine: float, overdue: bool, beside: bool = False) -> None:
         """A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing.
@@ -280,6 +292,30 @@ class Pace:
         """Tokens per second of an answer of usual length in trees, with what the drafter has to read first."""
         reading = self.reading / self.usual_length if self.usual_length else 0.0
         return 1 / (1 / self.tree_rate() + reading)
+
+    def draft_rate(self) -> float:
+        """Tokens per second of trees or of the understudy's chains, whichever are faster."""
+        return max(self.tree_rate(), self._chain()[1])
+
+    def usual_draft_rate(self) -> float:
+        """The same, of an answer of usual length in trees."""
+        return max(self.usual_tree_rate(), self._chain()[1])
+
+    def chain(self, going_on: bool) -> int:
+        """Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree.
+
+        going_on: the last one was a chain too; leaving them takes the margin, and so does coming to them.
+        """
+        length, rate = self._chain()
+        margin = 1 / self.config.margin if going_on else self.config.margin
+        if length and rate > margin * self.tree_rate():
+            self.chains.chosen()
+            return length
+        return FIRST_TOKENS if self.chains.try_now() else 0
+
+    def _chain(self) -> tuple[int, float]:
+        """(length, tokens per second) of the understudy's best chain; 0, 0 where nothing is known of them."""
+        return self.chains.best(self._between(), self.step) if self.chains.known else (0, 0.0)
 
     def round(self) -> float:
         """Seconds of a round of tree drafting."""

@@ -17,9 +17,10 @@ from outrider_core.protocol.wire import Generate, Open, Verify, pack_ids, pack_t
 class Flight:
     """A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue.
 
-    tree: None for a GENERATE. scores: log path probabilities of the tree's nodes. catching_up: the tree is the chain of
-    provisional tokens. after_open: the reply may take longer, as the verifier may have to read the whole text first.
-    streaming: of a GENERATE that brought a token already; `sent` is when the last one came.
+    tree: None for a GENERATE. scores: log path probabilities of the tree's nodes. chain: the understudy drafted it.
+    catching_up: it is the chain of provisional tokens. after_open: the reply may take longer, as the verifier may have
+    to read the whole text first. streaming: of a GENERATE that brought a token already; `sent` is when the last one
+    came.
     """
 
     seq: int
@@ -30,6 +31,7 @@ class Flight:
     scores: tuple[float, ...] = ()
     catching_up: bool = False
     streaming: bool = False
+    chain: bool = False
 
 
 class Requests:
@@ -64,10 +66,16 @@ class Requests:
         return Send(Open(self._stream, self._session_id, self.seq, ids, held, self._sampling, self._constraint))
 
     def verify(
-        self, tree: TokenTree, base: int, now: float, scores: tuple[float, ...] = (), catching_up: bool = False
+        self,
+        tree: TokenTree,
+        base: int,
+        now: float,
+        scores: tuple[float, ...] = (),
+        catching_up: bool = False,
+        chain: bool = False,
     ) -> Send:
         """VERIFY `tree` below the first `base` tokens."""
-        self._fly(tree, now, scores, catching_up)
+        self._fly(tree, now, scores, catching_up, chain)
         tokens, parents = pack_tree(tree)
         return Send(Verify(self._stream, self.seq, base, tokens, parents))
 
@@ -85,10 +93,15 @@ class Requests:
             self.flight = Flight(flight.seq, None, now, now + self._gaps.timeout(), False, streaming=True)
 
     def _fly(
-        self, tree: TokenTree | None, now: float, scores: tuple[float, ...] = (), catching_up: bool = False
+        self,
+        tree: TokenTree | None,
+        now: float,
+        scores: tuple[float, ...] = (),
+        catching_up: bool = False,
+        chain: bool = False,
     ) -> None:
         self.seq += 1
         self._stats.calls += 1
         after_open, self.fresh_open = self.fresh_open, False
         wait = max(self._timer.timeout(), self._patience.open) if after_open else self._timer.timeout()
-        self.flight = Flight(self.seq, tree, now, now + wait, after_open, scores, catching_up)
+        self.flight = Flight(self.seq, tree, now, now + wait, after_open, scores, catching_up, chain=chain)

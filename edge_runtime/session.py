@@ -150,10 +150,15 @@ class Session:
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether the drafter is to grow the tree under way on: it has nothing else to do, and it is worth it."""
+        """Whether to draft on below the tree under way: nobody has anything else to do, and it is worth it."""
         flight = self.flight
         idle = bool(flight and flight.tree) and not self.provisional and not self.busy
-        return idle and self.tuning.drafts_ahead()
+        return idle and (self.drafts_chains or self.tuning.drafts_ahead())
+
+    @property
+    def drafts_chains(self) -> bool:
+        """The tree under way is a chain of the understudy, which it is to go on with."""
+        return bool(self.flight and self.flight.chain)
 
     # --- events ---
 
@@ -221,7 +226,7 @@ class Session:
                 return []
 
     def tree_ready(self, draft: Draft, version: int, now: float, seconds: float = 0.0) -> list[Action]:
-        """The drafter finished a tree in `seconds` (its answer to DraftTree)."""
+        """A tree was drafted in `seconds` (the answer to DraftTree), or a chain (to DraftChain)."""
         self.busy = None
         self.tuning.drafted(draft, seconds, self.stats)
         if version == self.version:
@@ -229,7 +234,7 @@ class Session:
         return self.work(now)
 
     def tree_compared(self, draft: Draft, base: int, seconds: float) -> list[Action]:
-        """The drafter finished a tree below the first `base` tokens in `seconds` (its answer to Compare)."""
+        """A tree below the first `base` tokens was drafted in `seconds` (the answer to Compare)."""
         self.tuning.compared(draft, base, seconds)
         return []
 

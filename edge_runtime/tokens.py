@@ -18,6 +18,7 @@ class SessionStats:
     rounds: int = 0  # tree rounds with a verdict, catch-up rounds not counted
     accepted: int = 0  # draft tokens accepted in these rounds
     nodes: int = 0  # nodes sent in these rounds
+    chains: int = 0  # of these rounds, those whose tree the understudy drafted
     catch_up_rounds: int = 0
     streamed: int = 0  # tokens that the target wrote alone (GENERATE)
     provisional: int = 0  # tokens written alone

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from edge_runtime.actions import Compare
+from edge_runtime.chains import FIRST_TOKENS
 from edge_runtime.controller import Controller
 from edge_runtime.pace import Pace
 from edge_runtime.policy import Mode
@@ -24,7 +25,7 @@ LARGEST = TreeShape(nodes=48)
 
 @dataclass(frozen=True)
 class _Comparison:
-    """A tree for comparison alone, below the first `base` tokens; drafting it took `seconds`."""
+    """A tree or a chain for comparison alone, below the first `base` tokens; drafting it took `seconds`."""
 
     draft: Draft
     base: int
@@ -51,6 +52,8 @@ class Tuning:
         self._comparison: _Comparison | None = None  # whose outcome is not known yet
         self._drafting = self._beside = False  # a tree for comparison is under way; was since the last token
         self._untold = True  # what trees bring in this answer is known from others alone
+        self._chained = False  # the last tree was the understudy's chain
+        self._chain_next = True  # that is what is to be compared next, if it can be
 
     @property
     def pace(self) -> Pace:
@@ -63,16 +66,18 @@ class Tuning:
         self.pace.linked(welcome, rtt)
 
     def drafted(self, draft: Draft, seconds: float, stats: SessionStats) -> None:
-        """Drafting `draft` took the drafter `seconds`. Before a first tree it had something to read."""
+        """Drafting `draft` took `seconds`. Before a first tree the drafter had something to read."""
+        if draft.chain:
+            return self.pace.chains.drafted(draft.steps, seconds)
         self.pace.drafted(seconds, draft.steps, from_scratch=self._behind_tree and not draft.ahead)
         if stats.rounds > 0:
             stats.ahead_rounds += 1
             stats.ahead_hits += draft.ahead
             stats.ahead_used += draft.kept
 
-    def asked(self, now: float) -> None:
+    def asked(self, now: float, chain: bool = False) -> None:
         """A drafted tree was sent: since the last verdict, reading and drafting was all that happened."""
-        if self._verdict_at is not None:
+        if self._verdict_at is not None and not chain:
             (self.pace.waited if self._behind_tree else self.pace.prepared)(now - self._verdict_at)
         self._verdict_at = None  # one that is sent again, behind an outage, tells nothing
 
@@ -87,13 +92,17 @@ class Tuning:
         elif not flight.catching_up and not flight.after_open:
             stats.wait_seconds += wait
             stats.engine_seconds += engine
-            self._untold, self._behind_tree = False, True
-            if not overdue:
+            self._untold, self._behind_tree = False, not flight.chain
+            if flight.chain and not overdue:
+                self.pace.chain_verified(len(flight.tree), len(verdict.accepted), wait, engine, queue)
+            elif not overdue:
                 self.pace.verified(flight.tree, flight.scores, verdict.accepted, wait, engine, queue)
 
     def compared(self, draft: Draft, base: int, seconds: float) -> None:
         """A tree for comparison is ready, below the first `base` tokens; drafting it took `seconds`."""
         self._comparison, self._drafting = _Comparison(draft, base, seconds), False
+        if draft.chain:
+            self.pace.chains.drafted(draft.steps, seconds)
 
     def committed(self, tokens: list[int]) -> None:
         """The text is `tokens` now. What came of the tree for comparison is measured once it is known."""
@@ -101,8 +110,11 @@ class Tuning:
             return
         draft = self.worth_sending(self._comparison.draft)
         path = foreseen(draft.tree, tokens[self._comparison.base :])
-        if path is not None:
+        if path is not None and draft.chain:
+            self.pace.chains.verified(len(draft.tree), len(path))
+        elif path is not None:
             self.pace.foreseen(draft.tree, draft.scores, path, self._comparison.seconds)
+        if path is not None:
             self._comparison = None
 
     # --- what follows ---
@@ -125,8 +137,25 @@ class Tuning:
             (min(nodes, self.pace.worth_drafting()), depth, self.pace.gain()) if self.shaping else (nodes, depth, None)
         )
 
+    def chain(self, room: int, ready: bool) -> int:
+        """Tokens of the chain that the understudy is to draft next, where the session has room for as many; 0: the
+        drafter drafts a tree. ready: the understudy can draft. Where nothing is shaped, trees alone are drafted."""
+        self.pace.chains.ready = ready and self.shaping
+        length = min(room, self.pace.chain(self._chained))
+        self._chained = length > 0
+        return length
+
+    def beside_chain(self, tokens: list[int]) -> list[Compare]:
+        """A chain is drafted below `tokens`: now and then a tree too, so that what trees bring stays known."""
+        if self._comparison or self._drafting or not self.pace.chains.compares():
+            return []
+        self._drafting = True
+        return [Compare(list(tokens), *self.tree_size(MAX_NODES, self.largest.depth))]
+
     def worth_sending(self, draft: Draft) -> Draft:
         """What of a draft is sent."""
+        if draft.chain:
+            return draft
         count = self.pace.worth_sending(draft.tree, draft.scores) if self.shaping else len(draft.tree)
         tree = draft.tree.pruned(count, MAX_NODES)
         return replace(draft, tree=tree, scores=draft.scores[: len(tree)])
@@ -135,12 +164,18 @@ class Tuning:
         """Whether to draft on while a verdict is awaited."""
         return self.pace.drafts_ahead() if self.ahead is None else self.ahead
 
-    def comparison(self, tokens: list[int], streamed: int) -> list[Compare]:
+    def comparison(self, tokens: list[int], streamed: int, drafts: bool = False) -> list[Compare]:
         """`streamed` tokens into an answer's streams: a tree to draft below `tokens` now and then, so that tau stays
-        known. Where the mode is pinned, nobody wants to know it."""
+        known. Where the mode is pinned, nobody wants to know it. drafts: the understudy can draft; every second one is
+        a chain of its then."""
         if self.controller.pinned or not self.pace.compares(streamed, first=self._untold):
             return []
         self._drafting = self._beside = True
+        self.pace.chains.ready = drafts and self.shaping
+        if self.pace.chains.ready and self._chain_next:
+            self._chain_next = False
+            return [Compare(list(tokens), 0, 0, chain=FIRST_TOKENS)]
+        self._chain_next = True
         self._untold = False
         return [Compare(list(tokens), *self.tree_size(MAX_NODES, self.largest.depth))]
 

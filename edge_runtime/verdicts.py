@@ -24,6 +24,7 @@ def take_verdict(session: Session, verdict: Verdict, now: float) -> list[Action]
     nodes = () if flight.tree is None else flight.tree.tokens
     fresh = text.within([nodes[node] for node in verdict.accepted if node < len(nodes)] + [verdict.bonus])
     session.stats.count(None if flight.tree is None else len(nodes), len(fresh), bool(text.provisional))
+    session.stats.chains += flight.chain
     same = text.agreeing(fresh)
     if session.policy.on_return == "keep" and same < min(len(fresh), len(text.provisional)):
         rows = _rows(session, verdict, base + same)
@@ -33,7 +34,8 @@ def take_verdict(session: Session, verdict: Verdict, now: float) -> list[Action]
     if text.over or verdict.finish != FINISH_NONE:
         return actions + session.finish(FinishReason.STOP if text.ended else FinishReason.LENGTH)
     if session.policy.target_first and session.flight:  # a stream goes on
-        actions += session.tuning.comparison(text.committed, session.stats.streamed)
+        drafts = session.handover.drafts
+        actions += session.tuning.comparison(text.committed, session.stats.streamed, drafts)
     return actions + _choose(session, now) + session.work(now)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edge_runtime.actions import Action, DraftAhead, DraftTree, Send
+from edge_runtime.actions import Action, DraftAhead, DraftChain, DraftTree, Send
 from edge_runtime.policy import Mode
 from edge_runtime.states import Writer
 from edge_runtime.writing import write
@@ -39,6 +39,11 @@ def work(session: Session, now: float) -> list[Action]:
             return written
     if session.busy or session.ready is not None or session.flight is not None or session.mode is not Mode.TREE:
         return []
+    if chain := session.tuning.chain(session.text.room, session.handover.drafts):
+        session.busy = Writer.UNDERSTUDY
+        session.handover.text = list(session.committed)  # which it reads to draft
+        asked = DraftChain(session.handover.text, session.version, chain)
+        return [asked, *session.tuning.beside_chain(session.committed)]
     session.busy = Writer.DRAFTER
     size = session.tuning.tree_size(min(session.max_nodes, session.tree_budget), session.text.room)
     return [DraftTree(list(session.committed), session.version, *size)]
@@ -46,9 +51,9 @@ def work(session: Session, now: float) -> list[Action]:
 
 def _verify_tree(session: Session, draft: Draft, now: float) -> Send:
     session.ready = None
-    session.tuning.asked(now)
+    session.tuning.asked(now, draft.chain)
     tree = draft.tree.pruned(session.max_nodes, session.text.room)  # it may be older than the verifier's limits
-    return session.requests.verify(tree, len(session.committed), now, draft.scores)
+    return session.requests.verify(tree, len(session.committed), now, draft.scores, chain=draft.chain)
 
 
 def _verify_chain(session: Session, now: float) -> Send:

@@ -77,6 +77,7 @@ class Draft:
     """A tree, its nodes' log path probabilities, and what it took.
 
     steps: engine steps since it was asked for. ahead: its root had been expanded ahead, with `kept` nodes below it.
+    chain: an understudy wrote it, token by token.
     """
 
     tree: TokenTree = TokenTree()  # noqa: RUF009 - frozen
@@ -84,6 +85,7 @@ class Draft:
     steps: int = 0
     ahead: bool = False
     kept: int = 0
+    chain: bool = False
 
 
 class Drafter:

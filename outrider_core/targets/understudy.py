@@ -11,12 +11,13 @@ from __future__ import annotations
 import gc
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_core.protocol.constraint import Rules
+from outrider_core.protocol.constraint import Disobeyed, Rules
 from outrider_core.protocol.sampling import Sampling, draw, log_probs
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundleError, open_target_bundle
@@ -41,6 +42,16 @@ class UnderstudyError(RuntimeError):
     """The understudy cannot be used. The message is one line."""
 
 
+@dataclass
+class _Written:
+    """What was drafted: the last tokens of `text`, to which it gave `log_probs`."""
+
+    text: list[int]
+    log_probs: list[float]
+    sampling: Sampling
+    rules: Rules | None
+
+
 class Understudy:
     """The model in `folder`, which need not be there before it is used. Not thread-safe: one thread calls it.
 
@@ -63,6 +74,8 @@ class Understudy:
         self._runner: OnnxRunner | None = None
         self._read: list[int] = []  # what the runner's rows hold
         self._logits: Floats | None = None  # behind the last of these
+        self._draft = _Written([], [], Sampling(), None)
+        self.drafted = 0  # tokens so far
 
     @property
     def loaded(self) -> bool:
@@ -98,6 +111,7 @@ class Understudy:
     def unload(self) -> None:
         """Give its memory back."""
         self._runner, self._read, self._logits = None, [], None
+        self._draft = _Written([], [], Sampling(), None)
         gc.collect()
         give_back()
 
@@ -158,6 +172,47 @@ class Understudy:
         judged = self._judged(self._logits, text, begin, rules)
         token = draw(judged, sampling, len(text))
         return token, float(np.exp(log_probs(judged if rules else self._logits, Sampling())[token]))
+
+    def draft(
+        self,
+        text: Sequence[int],
+        count: int,
+        sampling: Sampling,
+        wanted: Callable[[], bool] = lambda: True,
+        rules: Rules | None = None,
+    ) -> tuple[list[int], list[float]]:
+        """(at most `count` tokens that the target may draw behind `text`, log-probabilities of the way to each).
+
+        Loops are the target's to break. Fewer come where they are not `wanted` any more, and where `rules` allow none.
+        What was drafted behind a text that this one goes on with is known.
+        """
+        draft, size = self._draft, len(text)
+        behind = draft.text[:size] == list(text) and size + len(draft.log_probs) >= len(draft.text)
+        if not (behind and draft.sampling == sampling and draft.rules is rules):
+            self._draft = draft = _Written(list(text), [], sampling, rules)
+        elif size + len(draft.log_probs) > len(draft.text):
+            del draft.log_probs[: size + len(draft.log_probs) - len(draft.text)]
+        self._go_on(count, wanted)
+        return draft.text[size : size + count], np.cumsum(draft.log_probs[:count]).tolist()
+
+    def draft_ahead(self, count: int, wanted: Callable[[], bool]) -> None:
+        """Draft on, `count` tokens more, while they are `wanted`."""
+        self._go_on(len(self._draft.log_probs) + count, wanted)
+
+    def _go_on(self, count: int, wanted: Callable[[], bool]) -> None:
+        """Draft until `count` tokens stand there."""
+        draft = self._draft
+        while len(draft.log_probs) < count and len(draft.text) < self._max_context and self.read(draft.text, wanted):
+            assert self._logits is not None
+            logits = self._logits
+            try:
+                judged = draft.rules.adjusted(logits, draft.text) if draft.rules else logits
+                token = draw(judged, draft.sampling, len(draft.text))
+            except Disobeyed:
+                return
+            draft.log_probs.append(float(log_probs(judged, Sampling())[token]))
+            draft.text.append(token)
+            self.drafted += 1
 
     def _run(self, part: Part) -> Floats:
         assert self._runner is not None

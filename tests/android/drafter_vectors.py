@@ -185,6 +185,7 @@ def pace_vectors() -> list[dict[str, Any]]:
         *(measured(number) for number in range(12)),
         *(steady(number) for number in range(4)),
         *(tried_ahead(slowed) for slowed in (1.0, 2.0)),
+        *(drafting_understudy(number) for number in range(6)),
     ]
 
 
@@ -266,6 +267,39 @@ def tried_ahead(slowed: float) -> dict[str, Any]:
             pace.waited(*waited)
             steps.append(["waited", waited, follows()])
     return {"pinned": controller.pinned, "steps": steps}
+
+
+def drafting_understudy(number: int) -> dict[str, Any]:
+    """An understudy that is ready, or is not any more, drafts chains that come true or do not."""
+    rng, tree = random.Random(number), TokenTree.chain([1, 2, 3])
+    pace = Pace()
+    controller = Controller(pace)
+    costs = CostCurve((1, 16, 64), (0.05, 0.06, 0.08)).pack()
+    steps = [["linked", link(pace, costs, 0.02), what_follows(controller, tree, [], "begin")]]
+    going_on, right = False, rng.uniform(0.4, 1.0)
+    for _ in range(60):
+        call = rng.choice(["chain_ready", "chain_drafted", "chain_verified", "chain_verified", "verified", "chain"])
+        arguments: list[Any]
+        if call == "chain_ready":
+            arguments = [rng.random() < 0.9]
+            (pace.chains.ready,) = arguments
+        elif call == "chain_drafted":
+            arguments = [rng.randrange(5), rng.uniform(0.0, 0.1)]
+            pace.chains.drafted(*arguments)
+        elif call == "chain_verified":
+            tokens = rng.randrange(1, 17)
+            accepted = next((place for place in range(tokens) if rng.random() > right), tokens)
+            arguments = [tokens, accepted, rng.uniform(0.05, 0.1), rng.choice([0, 0.05]), rng.uniform(0, 0.01)]
+            pace.chain_verified(*arguments)
+        elif call == "chain":
+            arguments = [going_on, pace.chain(going_on)]
+            going_on = arguments[1] > 0
+        else:
+            arguments = [list(tree.tokens), list(tree.parents), [], [0][: rng.randrange(2)], 0.08, 0.055, 0.0]
+            pace.verified(tree, *arguments[2:])
+        follows = what_follows(controller, tree, [], "choose")
+        steps.append([call, arguments, follows | {"draft_rate": pace.draft_rate(), "beside": pace.chains.compares()}])
+    return {"pinned": None, "steps": steps}
 
 
 def link(pace: Pace, costs: bytes, rtt: float) -> list[Any]:

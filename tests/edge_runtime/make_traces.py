@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,15 @@ CHOOSING_EVENTS = (
     *["short", "short", "long", "cut", "connect", "connect", "connect", "silence"],
     *["pause", "proceed", "proceed", "busy"],
 )  # fmt: skip
+#: sessions that choose for themselves, and whose understudy may draft
+DRAFTING = 40
+DRAFTING_EVENTS = (
+    *["deliver"] * 60,
+    *["job"] * 60,
+    *["comparison"] * 16,
+    *["reading"] * 12,
+    *["short", "long", "cut", "connect", "connect", "connect", "connect", "failure"],
+)
 
 
 def plain(value: Any) -> Any:
@@ -80,6 +89,7 @@ def plain(value: Any) -> Any:
         case Draft():
             tree = {"tokens": list(value.tree.tokens), "parents": list(value.tree.parents)}
             other = {"scores": list(value.scores), "steps": value.steps, "ahead": value.ahead, "kept": value.kept}
+            other |= {"chain": True} if value.chain else {}
             return tree if value == Draft(value.tree) else tree | other
         case np.ndarray():
             return value.tolist()
@@ -245,22 +255,27 @@ def make_trace(number: int) -> dict[str, Any]:
     }
 
 
-def choosing_trace(number: int) -> dict[str, Any]:
-    """The session measures, and chooses trees or a stream and the size of what it asks for."""
-    rng = random.Random(1000 + number)
+def choosing_trace(number: int, drafts: bool = False) -> dict[str, Any]:
+    """The session measures, and chooses trees or a stream and the size of what it asks for; chains of a warm understudy
+    too, where that `drafts`."""
+    rng = random.Random((3000 if drafts else 1000) + number)
     link = SimulatedLink(rng.choice([0.001, 0.02, 0.3]), rng.choice(CURVES), rng.choice([0.5, 1.0, 3.0]))
-    policies = [policy for policy in POLICIES if policy.writer != "device-only"]
+    policies = [p for p in POLICIES if (p.target_first if drafts else p.writer != "device-only")]
     policy = policies[number % len(policies)]
-    world = World(rng, 60, policy, link=link, tuning=Tuning(shaping=rng.random() < 0.8))
+    shaping = rng.random() < (0.9 if drafts else 0.8)
+    if drafts:
+        policy = replace(policy, understudy="warm")
+    world = World(rng, 60, policy, link=link, tuning=Tuning(shaping=shaping), understudy=drafts)
     recording = Recording(world)
     world.do(world.session.start(world.now))
-    for event in rng.choices(CHOOSING_EVENTS, k=120):
+    for event in rng.choices(DRAFTING_EVENTS if drafts else CHOOSING_EVENTS, k=200 if drafts else 120):
         if world.session.finished:
             break
         world.happen(event)
     if not world.session.finished:
         world.do(world.session.cancel())
-    return {"name": f"chooses {number}: {policy.writer}", "setup": recording.setup, "steps": recording.steps}
+    name = f"{'understudy drafts' if drafts else 'chooses'} {number}: {policy.writer}"
+    return {"name": name, "setup": recording.setup, "steps": recording.steps}
 
 
 def alone_trace(number: int) -> dict[str, Any]:
@@ -689,6 +704,7 @@ def arithmetic_traces() -> list[dict[str, Any]]:
 
 def traces() -> list[dict[str, Any]]:
     chosen = [choosing_trace(number) for number in range(CHOOSING)]
+    chosen += [choosing_trace(number, drafts=True) for number in range(DRAFTING)]
     return [
         *(make_trace(number) for number in range(COUNT)),
         looping_trace(),

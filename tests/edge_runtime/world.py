@@ -19,6 +19,7 @@ from edge_runtime.actions import (
     Compare,
     Done,
     DraftAhead,
+    DraftChain,
     DraftTree,
     HandOver,
     Pause,
@@ -225,7 +226,7 @@ class World:
         self.verifier: SimulatedVerifier | None = None
         self.deaf = False  # the link is half open: nothing gets through until it is cut
         self.to_device: list[ServerMessage] = []
-        self.jobs: list[DraftTree | WriteToken] = []
+        self.jobs: list[DraftTree | DraftChain | WriteToken] = []
         self.readings: list[ReadText] = []
         self.writer = Writer.DRAFTER  # as was told
         self.comparisons: list[Compare] = []
@@ -245,7 +246,7 @@ class World:
                 case Pin(arithmetic=arithmetic):
                     assert arithmetic and self.wanted in ("", arithmetic)
                     self.wanted = arithmetic
-                case DraftTree() | WriteToken():
+                case DraftTree() | DraftChain() | WriteToken():
                     assert not self.jobs, "one drafter job at a time"
                     self.jobs.append(action)
                 case ReadText():
@@ -340,9 +341,10 @@ class World:
         if isinstance(job, WriteToken):
             self.write(job, right=self.rng.random() < 0.7, confidence=round(self.rng.random(), 3))
         else:
-            draft = Draft(self.tree(job))
+            draft = Draft(self.chain(job.prefix, job.tokens) if isinstance(job, DraftChain) else self.tree(job))
             if self.link:
-                self.do(self.session.tree_ready(self.weighed(draft), job.version, self.now, 0.001 * self.rng.random()))
+                draft = self.weighed(draft, isinstance(job, DraftChain))
+                self.do(self.session.tree_ready(draft, job.version, self.now, 0.001 * self.rng.random()))
             else:
                 self.do(self.session.tree_ready(draft, job.version, self.now))
 
@@ -368,8 +370,8 @@ class World:
 
     def fail(self) -> None:
         """The understudy fails at what it is doing, if it is at work."""
-        writing = bool(self.jobs) and getattr(self.jobs[0], "writer", None) is Writer.UNDERSTUDY
-        if writing:
+        job = self.jobs[0] if self.jobs else None
+        if isinstance(job, DraftChain) or (isinstance(job, WriteToken) and job.writer is Writer.UNDERSTUDY):
             self.jobs.pop()
         elif not self.readings:
             return
@@ -399,15 +401,27 @@ class World:
             prefix.append(right)
         return TokenTree(tuple(tokens), tuple(parents))
 
-    def weighed(self, draft: Draft) -> Draft:
+    def chain(self, prefix: list[int], tokens: int) -> TokenTree:
+        """What the understudy drafts, or as far as it came."""
+        drafted: list[int] = []
+        for _ in range(tokens if self.rng.random() < 0.9 else self.rng.randrange(tokens)):
+            drafted.append(understudy([*prefix, *drafted]))
+        return TokenTree.chain(drafted)
+
+    def weighed(self, draft: Draft, chain: bool = False) -> Draft:
         """With probabilities, and what it took."""
         scores = tuple(sorted((round(-self.rng.expovariate(1.0), 4) for _ in draft.tree.tokens), reverse=True))
+        if chain:
+            return Draft(draft.tree, scores, len(draft.tree), chain=True)
         return Draft(draft.tree, scores, self.rng.randrange(1, 4), self.rng.random() < 0.3, self.rng.randrange(3))
 
     def run_comparison(self) -> None:
         if self.comparisons:
             job = self.comparisons.pop()
-            draft = self.weighed(Draft(self.tree(DraftTree(job.prefix, 0, job.nodes, job.depth))))
+            if job.chain:
+                draft = self.weighed(Draft(self.chain(job.prefix, job.chain)), chain=True)
+            else:
+                draft = self.weighed(Draft(self.tree(DraftTree(job.prefix, 0, job.nodes, job.depth))))
             self.do(self.session.tree_compared(draft, len(job.prefix), 0.001))
 
     def deliver(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -304,3 +305,46 @@ def test_loops_end_but_not_in_code(bundle: Bundle, monkeypatch: pytest.MonkeyPat
     answer = text[len(PROMPT) + 1 :]
     looped = all(token in Looping.WORDS for token in answer)
     assert looped == fenced
+
+
+# drafts for the target
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_its_drafts_are_what_the_target_would_draw_of_its_logits(bundle: Bundle, sampling: Sampling) -> None:
+    expected, understudy = plain(bundle, 40, sampling), made(bundle)
+    size = len(PROMPT)
+    tokens, scores = understudy.draft(PROMPT, 12, sampling)
+    assert tokens == expected[size : size + 12] and understudy.drafted == 12
+    assert len(scores) == 12 and all(later <= sooner <= 0 for sooner, later in pairwise(scores))
+    # the target draws the same, and goes on: nothing of it is drafted again
+    understudy.draft_ahead(8, lambda: True)
+    assert understudy.drafted == 20
+    after, known = understudy.draft(expected[: size + 13], 7, sampling)
+    assert after == expected[size + 13 : size + 20] and understudy.drafted == 20
+    fresh = made(bundle).draft(expected[: size + 13], 7, sampling)
+    assert fresh[0] == after and np.allclose(fresh[1], known)
+    # fewer are wanted than are known
+    assert understudy.draft(expected[: size + 13], 3, sampling)[0] == after[:3]
+    # it draws otherwise
+    other = [*expected[: size + 14], (expected[size + 14] + 1) % 199]
+    assert understudy.draft(other, 5, sampling) == made(bundle).draft(other, 5, sampling)
+    assert understudy.next_token(other, size, sampling) == made(bundle).next_token(other, size, sampling)
+
+
+def test_a_draft_is_given_up_and_ends_with_the_context(bundle: Bundle) -> None:
+    understudy = made(bundle)
+    assert understudy.draft(PROMPT, 8, Sampling(), lambda: False) == ([], [])
+    asked = iter([True] * 4)  # to begin with, to read, and to draft two more
+    assert len(understudy.draft(PROMPT, 8, Sampling(), lambda: next(asked, False))[0]) in (2, 3)
+    long = plain(bundle, CONTEXT - len(PROMPT) - 3, Sampling())
+    assert len(understudy.draft(long, 8, Sampling())[0]) == 3
+
+
+def test_drafts_of_other_rules_are_not_taken(bundle: Bundle) -> None:
+    understudy, free = made(bundle), made(bundle).draft(PROMPT, 6, Sampling())[0]
+    ids, amounts = pack_bias({free[0]: -100.0})
+    rules = Rules(Constraint(len(PROMPT), 0.0, 0.0, ids, amounts))
+    assert understudy.draft(PROMPT, 6, Sampling())[0] == free
+    bound = understudy.draft(PROMPT, 6, Sampling(), rules=rules)[0]
+    assert free[0] not in bound and understudy.draft(PROMPT, 6, Sampling())[0] == free
