@@ -42,8 +42,8 @@ def work(session: Session, now: float) -> list[Action]:
     if chain := session.tuning.chain(session.text.room, session.handover.drafts):
         session.busy = Writer.UNDERSTUDY
         session.handover.text = list(session.committed)  # which it reads to draft
-        asked = DraftChain(session.handover.text, session.version, chain)
-        return [asked, *session.tuning.beside_chain(session.committed)]
+        draft = DraftChain(session.handover.text, session.version, chain)
+        return [draft, *session.tuning.beside_chain(session.committed)]
     session.busy = Writer.DRAFTER
     size = session.tuning.tree_size(min(session.max_nodes, session.tree_budget), session.text.room)
     return [DraftTree(list(session.committed), session.version, *size)]
