@@ -130,8 +130,8 @@ class UnderstudyJobs:
 
         def work() -> InboxEvent:
             token, probability = 0, 0.0  # which the session does not take where it is not wanted
-            if understudy.read(action.prefix, wanted):
-                begin = len(session.prompt)
+            begin = len(session.prompt)
+            if understudy.read_to_write(action.prefix, begin, session.sampling, wanted, rules):
                 token, probability = understudy.next_token(action.prefix, begin, session.sampling, rules)
             return Written(session, token, probability, action.version, time.monotonic() - asked)
 

@@ -18,6 +18,7 @@ from edge_runtime.arguments import checked_length, checked_sampling, checked_sto
 from edge_runtime.context import FittedMessages, fit_messages
 from edge_runtime.controller import Controller
 from edge_runtime.events import Event
+from edge_runtime.guesses import guesses_for
 from edge_runtime.inbox import InboxEvent
 from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from edge_runtime.obedience import Obedience
@@ -127,7 +128,10 @@ class EdgeRuntime:
         entry = manifest.understudy
         folder = bundle.folder / (entry.folder if entry else UNDERSTUDY_FOLDER)
         expected = entry.manifest_sha256 if entry else ""
-        understudy = Understudy(folder, expected, manifest.max_context, manifest.vocab_size, self.decode, threads)
+        guesses = guesses_for(bundle, self.drafter.engine) if self.policy.writer == "device-only" else None
+        understudy = Understudy(
+            folder, expected, manifest.max_context, manifest.vocab_size, self.decode, threads, guesses
+        )
         self._understudy = UnderstudyThread(understudy)
         self._session_id = secrets.token_bytes(16)
         self._text: list[int] = []  # committed tokens of the last answer and its conversation

@@ -130,7 +130,8 @@ def _write_all(plan: Plan, aside: Path, console: Console) -> dict[str, Any]:
             )
     _sign(manifest, aside)
     encoder = {k: v.half() for k, v in plan.tensors.items() if k.startswith(SERVER_PREFIXES)}
-    save_file(encoder, aside / ENCODER_FILE, metadata={"drafter_hash": plan.drafter_hash})
+    described = {"drafter_hash": plan.drafter_hash, "config": json.dumps(asdict(config))}
+    save_file(encoder, aside / ENCODER_FILE, metadata=described)
     (aside / ENCODER_FILE).chmod(0o644)
     passages = passages_for(plan.target, config, plan.tensors, work, plan.load_target)
     report = _report(plan, half, passages, aside, lowering, console)

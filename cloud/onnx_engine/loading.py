@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud.onnx_engine.bundles import find_bundle
-from cloud.onnx_engine.features import HostFeatures
 from cloud.onnx_engine.runner import OnnxModelRunner
 from cloud.progress import Making
 from cloud.served_model import ServedModel
@@ -17,6 +16,7 @@ from cloud.settings import Settings
 from outrider_core.chat_tokenizer import ChatTokenizer, open_chat_tokenizer
 from outrider_core.machine import available_cores
 from outrider_core.models.drafter_arrays import check_target, read_drafter
+from outrider_core.models.host_features import HostFeatures
 from outrider_core.models.identity import model_identity
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import TargetError, find_source

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider_core.protocol.constraint import Disobeyed, Rules
 from outrider_core.protocol.sampling import Sampling, draw, log_probs
-from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
 from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundleError, open_target_bundle
 from outrider_core.targets.memory import give_back
 from outrider_core.targets.part import Part
@@ -42,6 +44,31 @@ class UnderstudyError(RuntimeError):
     """The understudy cannot be used. The message is one line."""
 
 
+class Guesser(Protocol):
+    """Foresees what an understudy writes."""
+
+    def tree(
+        self, understudy: Understudy, text: list[int], begin: int, sampling: Sampling, rules: Rules | None
+    ) -> TokenTree:
+        """What may follow `text`, whose last token is all that is not read; `begin` is where the answer begins."""
+
+    def stepped(self, seconds: float) -> None:
+        """The step with that tree took so long."""
+
+
+@dataclass
+class _Guess:
+    """A tree that was run behind what is read, and how far the text went on along it.
+
+    logits [nodes, vocab]. first_row: the runner's row of node 0. node: where the text stands.
+    """
+
+    tree: TokenTree
+    logits: Floats
+    first_row: int
+    node: int = ROOT
+
+
 @dataclass
 class _Written:
     """What was drafted: the last tokens of `text`, to which it gave `log_probs`."""
@@ -57,7 +84,7 @@ class Understudy:
 
     manifest_sha256: of the manifest that belongs there. max_context: tokens of a text at most. vocab: of the target; it
     may be less than this model's, whose logits of the ids beyond are left out. decode: text of token ids. threads: of
-    the engine, 0: all cores.
+    the engine, 0: all cores. guesser: foresees what it writes, so that one step may bring several tokens.
     """
 
     def __init__(
@@ -68,6 +95,7 @@ class Understudy:
         vocab: int,
         decode: Callable[[list[int]], str],
         threads: int = 0,
+        guesser: Guesser | None = None,
     ) -> None:
         self._folder, self._manifest_sha256 = folder, manifest_sha256
         self._max_context, self._vocab, self._decode, self._threads = max_context, vocab, decode, threads
@@ -76,6 +104,8 @@ class Understudy:
         self._logits: Floats | None = None  # behind the last of these
         self._draft = _Written([], [], Sampling(), None)
         self.drafted = 0  # tokens so far
+        self._guesser = guesser
+        self._guess: _Guess | None = None  # below what is read
 
     @property
     def loaded(self) -> bool:
@@ -89,7 +119,7 @@ class Understudy:
         try:
             self._check_manifest()
             model = open_target_bundle(self._folder)
-            self._runner = OnnxRunner.of(model, self._max_context, self._threads)
+            self._runner = OnnxRunner.of(model, self._max_context + MAX_NODES, self._threads)
         except UnderstudyError:
             raise
         except TargetBundleError as error:  # which says how a verifier's is made again
@@ -112,6 +142,7 @@ class Understudy:
         """Give its memory back."""
         self._runner, self._read, self._logits = None, [], None
         self._draft = _Written([], [], Sampling(), None)
+        self._guess = None
         gc.collect()
         give_back()
 
@@ -128,6 +159,52 @@ class Understudy:
             self._logits = self._run(Part(0, len(self._read), chunk))[-1]
             self._read += chunk
         return True
+
+    def read_to_write(
+        self,
+        text: list[int],
+        begin: int,
+        sampling: Sampling,
+        wanted: Callable[[], bool] = lambda: True,
+        rules: Rules | None = None,
+    ) -> bool:
+        """`read`, before `next_token` is called with the same: the last step takes guesses along at what follows."""
+        if self._guesser is None:
+            return self.read(text, wanted)
+        if not self._goes_on_with(text) and not (self.read(text[:-1] or text, wanted) and wanted()):
+            return False
+        if len(self._read) < len(text):
+            tree = self._guesser.tree(self, text, begin, sampling, rules)
+            base, began = len(self._read), time.monotonic()
+            logits = self._run(Part(0, base, (text[-1],), tree))
+            self._guesser.stepped(time.monotonic() - began)
+            self._read.append(text[-1])
+            self._logits, self._guess = logits[0], _Guess(tree, logits[1:], base + 1)
+        return True
+
+    def gather(self, layers: Sequence[int], positions: Sequence[int]) -> Floats:
+        """Keys and values of tokens that it has read, as of `OnnxRunner.gather`."""
+        assert self._runner is not None
+        return self._runner.gather(layers, positions)
+
+    def time_step(self, nodes: int) -> float:
+        """Seconds of a step that writes, with a tree of `nodes` nodes, behind what is read."""
+        began = time.monotonic()
+        self._run(Part(0, len(self._read), (0,), TokenTree(tuple(range(nodes)), (ROOT,) * nodes)))
+        return time.monotonic() - began
+
+    def _goes_on_with(self, text: list[int]) -> bool:
+        """Whether `text` is read but for its last token at most; what was guessed of it is read already."""
+        guess = self._guess
+        while guess and len(self._read) < len(text) and text[: len(self._read)] == self._read:
+            child = guess.tree.child(guess.node, text[len(self._read)])
+            if child is None:
+                break
+            assert self._runner is not None
+            self._runner.move([guess.first_row + child], [len(self._read)])
+            self._read.append(text[len(self._read)])
+            self._logits, guess.node = guess.logits[child], child
+        return self._logits is not None and self._read in (text, text[:-1])
 
     def agreed(
         self,
@@ -167,7 +244,7 @@ class Understudy:
 
         begin: where the answer begins. rules: what it draws under; Disobeyed is raised where they allow nothing.
         """
-        self.read(text)
+        self.read_to_write(list(text), begin, sampling, rules=rules)
         assert self._logits is not None
         judged = self._judged(self._logits, text, begin, rules)
         token = draw(judged, sampling, len(text))
@@ -216,6 +293,7 @@ class Understudy:
 
     def _run(self, part: Part) -> Floats:
         assert self._runner is not None
+        self._guess = None  # its rows are written over
         return self._runner.forward([part])[:, : self._vocab]
 
     def _keep(self, text: Sequence[int]) -> None:

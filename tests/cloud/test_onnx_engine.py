@@ -13,10 +13,10 @@ import torch
 
 from cloud.engine_choice import Choice, choose_engine
 from cloud.onnx_engine.bundles import find_bundle
-from cloud.onnx_engine.features import HostFeatures
 from cloud.onnx_engine.loading import load_model, onnx_model
 from cloud.service import Verifier
 from cloud.settings import Settings
+from outrider_core.models.host_features import HostFeatures
 from outrider_core.models.identity import model_identity
 from outrider_core.models.moa import server_half
 from outrider_core.models.moa_config import DrafterError
@@ -143,7 +143,7 @@ def test_matrix_products_get_their_threads_back(tmp_path: Path) -> None:
     """Also where two engines of one process compute rows at a time."""
     from threadpoolctl import threadpool_info
 
-    from cloud.onnx_engine.features import _OneThread
+    from outrider_core.models.host_features import _OneThread
 
     def threads() -> set[int]:
         return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}

@@ -81,7 +81,7 @@ def test_metadata(distributions: Distributions) -> None:
 def test_the_extra_of_the_device_asks_for_no_torch(distributions: Distributions) -> None:
     asked = metadata(distributions.wheel).get_all("Requires-Dist", [])
     edge = [line for line in asked if "extra ==" not in line or 'extra == "edge"' in line]
-    assert len(edge) == 7 and not [line for line in edge if line.startswith(("torch", "transformers"))]
+    assert len(edge) == 9 and not [line for line in edge if line.startswith(("torch", "transformers"))]
 
 
 def test_importing_outrider_loads_no_engine_torch_or_network_module(installed: Installed) -> None:

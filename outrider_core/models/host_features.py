@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 
 
 class HostFeatures:
-    """`cloud.runner.FeatureProducer` in memory. tensors: the drafter's, by name, float32."""
+    """Feature rows of verified tokens, in memory. tensors: the drafter's, by name, float32."""
 
     def __init__(self, config: MoAConfig, tensors: Mapping[str, Floats]) -> None:
         self.shape = RowShape(config.ca_kv_heads, config.head_dim)
@@ -37,7 +37,9 @@ class HostFeatures:
         self._layer_angles = _angles(range(len(self.layers)), config.kv_width // config.lsa_heads, config.rope_theta)
 
     def rows(self, kv: Floats, positions: Sequence[int]) -> Floats:
-        """See FeatureProducer.rows: layer self-attention, mean over layers, Ekv2E (arXiv 2410.03804)."""
+        """Rows [n, 2, kv_heads, head_dim] of tokens at absolute `positions`: layer self-attention, mean over layers,
+        Ekv2E (arXiv 2410.03804). kv [n, layers, kv_width]: keys and values of `layers`, as `OnnxRunner.gather` has
+        them."""
         with self._one_thread:
             return self._rows(kv, positions)
 

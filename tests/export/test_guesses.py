@@ -1,0 +1,235 @@
+"""The drafter's trees let an understudy that writes alone write several tokens a step, and change none of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from edge_runtime.guesses import SERVER_HALF, TIMED_NODES, Guesses, guesses_for
+from edge_runtime.policy import Mode, Policy
+from edge_runtime.runtime import EdgeRuntime
+from export.understudy import write_understudy
+from outrider_core.drafting.bundle import MANIFEST, Bundle, open_bundle
+from outrider_core.drafting.engines import open_engine
+from outrider_core.protocol.constraint import Constraint, Rules, pack_bias
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.targets.understudy import Guesser, Understudy
+from tests.export.conftest import Bundles, Folders
+from tests.targets.plain import skip_unless_exact
+
+PROMPT = [1, 17, 44, 101, 9]
+SAMPLINGS = [Sampling(), Sampling(temperature=0.8, top_p=0.95, seed=7)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Copies of tiny models are nothing to keep."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def folder(bundles: Bundles, folders: Folders, tmp_path: Path) -> Path:
+    """A bundle with its target as the understudy, which a test may break."""
+    copied = Path(shutil.copytree(bundles("int8"), tmp_path / "bundle"))
+    manifest = open_bundle(copied).manifest
+    manifest.understudy = write_understudy(str(folders.target), copied, manifest.max_context)
+    (copied / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+    return copied
+
+
+@pytest.fixture
+def bundle(folder: Path) -> Bundle:
+    skip_unless_exact(8)
+    return open_bundle(folder)
+
+
+def made(bundle: Bundle, guesser: Guesser | None = None) -> Understudy:
+    entry, manifest = bundle.manifest.understudy, bundle.manifest
+    assert entry
+    folder = bundle.folder / entry.folder
+    return Understudy(
+        folder, entry.manifest_sha256, manifest.max_context, manifest.vocab_size, lambda ids: "", 1, guesser
+    )
+
+
+def guesses(bundle: Bundle) -> Guesses:
+    found = guesses_for(bundle, open_engine(bundle, None, 1))
+    assert found
+    return found
+
+
+def written(
+    understudy: Understudy, count: int, sampling: Sampling, rules: Rules | None = None
+) -> list[tuple[int, float]]:
+    text, found = list(PROMPT), list[tuple[int, float]]()
+    for _ in range(count):
+        found.append(understudy.next_token(text, len(PROMPT), sampling, rules))
+        text.append(found[-1][0])
+    return found
+
+
+class Oracle:
+    """Knows what will be written, and hides it among wrong guesses; now and then it knows nothing."""
+
+    def __init__(self, truth: list[int], vocab: int) -> None:
+        self.truth, self.vocab, self.rng, self.steps = truth, vocab, random.Random(1), 0
+
+    def tree(
+        self, understudy: Understudy, text: list[int], begin: int, sampling: Sampling, rules: Rules | None
+    ) -> TokenTree:
+        tokens, parents, parent = list[int](), list[int](), ROOT
+        for right in self.truth[len(text) : len(text) + self.rng.randrange(6)]:
+            siblings = {right, *(self.rng.randrange(self.vocab) for _ in range(self.rng.randrange(3)))}
+            if self.rng.random() < 0.2:
+                siblings = {(right + 1) % self.vocab}
+            first = len(tokens)
+            tokens += siblings
+            parents += [parent] * len(siblings)
+            if right not in siblings:
+                break
+            parent = tokens.index(right, first)
+        return TokenTree(tuple(tokens), tuple(parents))
+
+    def stepped(self, seconds: float) -> None:
+        self.steps += 1
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+def test_guesses_save_steps_and_change_no_token_and_no_probability(bundle: Bundle, sampling: Sampling) -> None:
+    plain = written(made(bundle), 120, sampling)
+    oracle = Oracle([*PROMPT, *(token for token, _ in plain)], bundle.manifest.vocab_size)
+    assert written(made(bundle, oracle), 120, sampling) == plain
+    assert oracle.steps < 80
+
+
+def test_guesses_under_a_constraint(bundle: Bundle) -> None:
+    ids, amounts = pack_bias({50: 6.0, 60: 6.0})
+    constraint = Constraint(len(PROMPT), 2.0, 0.5, ids, amounts)
+    plain = written(made(bundle), 40, Sampling(), Rules(constraint))
+    oracle = Oracle([*PROMPT, *(token for token, _ in plain)], bundle.manifest.vocab_size)
+    assert written(made(bundle, oracle), 40, Sampling(), Rules(constraint)) == plain
+    assert written(made(bundle, guesses(bundle)), 40, Sampling(), Rules(constraint)) == plain
+
+
+def test_a_text_may_change_anywhere_below_and_beside_a_guess(bundle: Bundle) -> None:
+    plain = [*PROMPT, *(token for token, _ in written(made(bundle), 60, Sampling()))]
+    oracle, rng = Oracle(plain, bundle.manifest.vocab_size), random.Random(3)
+    understudy = made(bundle, oracle)
+    for _ in range(60):
+        end = rng.randrange(1, len(plain))
+        text = plain[:end] if rng.random() < 0.5 else [*plain[: end - 1], (plain[end - 1] + 1) % 199]
+        if rng.random() < 0.2:
+            understudy.draft(text, 3, Sampling())
+        if rng.random() < 0.2:
+            understudy.agreed([*text, 7, 8], len(text), 0, Sampling())
+        assert understudy.next_token(text, 0, Sampling()) == made(bundle).next_token(text, 0, Sampling())
+
+
+@pytest.mark.parametrize("mode", [Mode.TREE, Mode.STREAM, None])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+def test_the_drafters_guesses_change_nothing_whatever_is_chosen(
+    bundle: Bundle, mode: Mode | None, sampling: Sampling
+) -> None:
+    guesser = guesses(bundle)
+    guesser.controller.pinned = mode
+    understudy = made(bundle, guesser)
+    count = bundle.manifest.max_context - len(PROMPT)  # to the very end of the context
+    assert written(understudy, count, sampling) == written(made(bundle), count, sampling)
+    if mode is Mode.TREE:  # a random model repeats itself, and that is looked up
+        assert guesser.controller.pace.written > 0 and guesser.controller.pace.usual_tau > 1
+    assert written(understudy, 20, sampling) == written(made(bundle), 20, sampling)
+
+
+class Timed:
+    """An understudy of which only the times matter: a step takes `seconds` and `per_node` more for each node. width: of
+    the keys and values of a layer."""
+
+    def __init__(self, seconds: float, per_node: float, width: int) -> None:
+        self.seconds, self.per_node, self.width = seconds, per_node, width
+
+    def time_step(self, nodes: int) -> float:
+        return self.seconds + nodes * self.per_node
+
+    def gather(self, layers: tuple[int, ...], positions: range) -> np.ndarray:
+        return np.ones((len(positions), len(layers), self.width), np.float32)
+
+
+@pytest.mark.parametrize(("per_node", "chosen"), [(0.0, Mode.TREE), (50.0, Mode.STREAM)])
+def test_trees_are_drafted_only_where_they_make_it_faster(bundle: Bundle, per_node: float, chosen: Mode) -> None:
+    guesser = guesses(bundle)
+    timed = Timed(10.0, per_node, guesser._features._config.kv_width)
+    text = [*PROMPT, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39] * 6  # lookup knows how it goes on
+    size, trees = 40, 0
+    while size < len(text) - 1:
+        tree = guesser.tree(timed, text[:size], 5, Sampling(), None)  # type: ignore[arg-type]
+        guesser.stepped(timed.time_step(len(tree)))
+        trees += bool(tree)
+        node, size = tree.child(ROOT, text[size]), size + 1
+        while node is not None and size < len(text) - 1:
+            node, size = tree.child(node, text[size]), size + 1
+    curve = guesser.controller.pace.curve
+    assert curve and curve.seconds == tuple(timed.time_step(nodes) for nodes in TIMED_NODES)
+    assert guesser.controller.mode is chosen
+    assert trees <= 3 if chosen is Mode.STREAM else trees >= 4
+
+
+def test_rows_are_those_of_the_text(bundle: Bundle) -> None:
+    guesser = guesses(bundle)
+    guesser.controller.pinned = Mode.TREE
+    understudy, drafter = made(bundle, guesser), guesser._drafter
+    text = [*PROMPT, *(token for token, _ in written(understudy, 30, Sampling()))]
+    other = [*text[:10], *range(60, 90)]
+    understudy.next_token(other, 10, Sampling())
+    fresh = guesses(bundle)
+    fresh.controller.pinned = Mode.TREE
+    made(bundle, fresh).next_token(other, 10, Sampling())
+    held = np.flatnonzero(fresh._drafter.row_filled)
+    assert held.tolist() == list(range(len(other) - 1)) == np.flatnonzero(drafter.row_filled).tolist()
+    for rows in ("row_keys", "row_values"):
+        both = getattr(drafter, rows)[1 : len(other)], getattr(fresh._drafter, rows)[1 : len(other)]
+        assert np.allclose(*both, atol=1e-5)
+
+
+def test_guesses_want_the_drafters_own_target_and_its_server_half(folder: Path) -> None:
+    bundle = open_bundle(folder)
+    engine, path = open_engine(bundle, None, 1), folder / SERVER_HALF
+    assert guesses_for(bundle, engine)
+    tensors, whole = load_file(path), path.read_bytes()
+    for described in ({}, {"drafter_hash": "other", "config": "{}"}, {"drafter_hash": bundle.manifest.drafter_hash}):
+        save_file(tensors, path, metadata=described)
+        assert guesses_for(bundle, engine) is None
+    for broken in (b"", whole[:100], b"\0" * 100):
+        path.write_bytes(broken)
+        assert guesses_for(bundle, engine) is None
+    path.unlink()
+    assert guesses_for(bundle, engine) is None
+    path.write_bytes(whole)
+    assert bundle.manifest.understudy
+    bundle.manifest.understudy.source_hash = "another"
+    assert guesses_for(bundle, engine) is None
+
+
+async def texts(bundle: Bundle, policy: Policy) -> tuple[list[int], bool]:
+    async with EdgeRuntime(bundle, None, policy=policy, threads=1) as runtime:
+        events = [event async for event in runtime.generate(PROMPT, max_new_tokens=40)]
+        return events[-1].token_ids, runtime._understudy.understudy._guesser is not None  # type: ignore[union-attr]
+
+
+def test_a_device_alone_has_them(bundle: Bundle) -> None:
+    with_them, present = asyncio.run(texts(bundle, Policy(writer="device-only")))
+    assert present and len(with_them) > 0
+    bundle.path(SERVER_HALF).unlink()
+    without, present = asyncio.run(texts(bundle, Policy(writer="device-only")))
+    assert not present and with_them == without
+    assert EdgeRuntime(bundle, "127.0.0.1:1", threads=1)._understudy.understudy._guesser is None
