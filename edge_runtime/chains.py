@@ -23,6 +23,8 @@ MOST_RIGHT = 0.99
 SMOOTHING = 0.2
 #: rounds of trees until chains that were not worth it are tried again: doubled each time, at most so many times
 TRY_AGAIN, DOUBLINGS = 32, 4
+#: no round is taken to be shorter, so that rates stay finite
+LEAST_SECONDS = 1e-4
 #: chains between two trees drafted beside them, for comparison
 COMPARE_EVERY = 4
 
@@ -67,7 +69,7 @@ class Chains:
         for count in range(1, MOST_TOKENS + 1):
             all_right = right ** (count + 1)
             waiting, drafting = between + step(count), count * self.token
-            seconds = waiting + drafting - all_right * min(waiting, drafting)
+            seconds = max(LEAST_SECONDS, waiting + drafting - all_right * min(waiting, drafting))
             tokens = (1 - all_right) / (1 - right)
             if tokens > rate * seconds:
                 length, rate = count, tokens / seconds

@@ -54,10 +54,11 @@ class _Step:
 class Guesses:
     """Guesses for one understudy. Not thread-safe: its thread calls.
 
-    engine: of the drafter, which another drafter may use at the same time. features: the drafter's server half.
+    engine: of the drafter, which another drafter may use at the same time. features: the drafter's server half. mode:
+    trees, or a token a step, pinned; None: whichever is faster.
     """
 
-    def __init__(self, bundle: Bundle, engine: Engine, features: HostFeatures) -> None:
+    def __init__(self, bundle: Bundle, engine: Engine, features: HostFeatures, mode: Mode | None = None) -> None:
         manifest = bundle.manifest
         self._features = features
         self._drafter = Drafter(
@@ -70,7 +71,7 @@ class Guesses:
             bundle.null_row,
             manifest.confidence_temperature,
         )
-        self.controller = Controller(Pace(ahead=Ahead(fixed=True)))
+        self.controller = Controller(Pace(ahead=Ahead(fixed=True)), mode)
         self._text: list[int] = []  # as it was at the last step
         self._rows = 0  # of its first tokens, whose feature rows the drafter holds
         self._begin = -1  # where the answer begins
@@ -94,7 +95,7 @@ class Guesses:
         self._asked = len(text), TokenTree(), ()
         if mode is Mode.STREAM:
             self._streamed += 1
-            if not pace.compares(self._streamed, first=self._untold):
+            if self.controller.pinned or not pace.compares(self._streamed, first=self._untold):
                 return TokenTree()
         began, first = time.monotonic(), self._step is None or not self._step.tree
         self._read_rows(understudy, text)
@@ -140,14 +141,14 @@ class Guesses:
             self._rows = positions.stop
 
 
-def guesses_for(bundle: Bundle, engine: Engine) -> Guesses | None:
+def guesses_for(bundle: Bundle, engine: Engine, mode: Mode | None = None) -> Guesses | None:
     """Guesses for the understudy of `bundle`; None where it has none that is the drafter's own target, or without the
     server half."""
     entry, path = bundle.manifest.understudy, bundle.path(SERVER_HALF)
     if not (bundle.has_understudy and entry and entry.source_hash == bundle.manifest.target_hash and path.is_file()):
         return None
     try:
-        return Guesses(bundle, engine, _server_half(path, bundle.manifest.drafter_hash))
+        return Guesses(bundle, engine, _server_half(path, bundle.manifest.drafter_hash), mode)
     except (SafetensorError, OSError, ValueError, KeyError, DrafterError):
         return None  # it writes as well without
 

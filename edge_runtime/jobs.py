@@ -75,7 +75,7 @@ class DrafterJobs:
     def draft_ahead(self) -> None:
         """Draft on below the tree under way, if the session wants it; any other job ends that."""
         session, version = self._session, self._session.version
-        if session.drafts_ahead and not session.drafts_chains:
+        if session.drafts_ahead and not session.chain_flies:
             self._worker.draft_ahead(
                 session.tuning.largest, lambda: session.version == version, self._figures.drafted_ahead
             )
@@ -138,19 +138,20 @@ class UnderstudyJobs:
         self._submit(work)
 
     def draft(self, action: DraftChain) -> None:
-        session, asked = self._session, time.monotonic()
+        session, asked, rules = self._session, time.monotonic(), self.rules
 
         def work() -> InboxEvent:
-            draft, seconds = self._chain(action.prefix, action.tokens, lambda: session.version == action.version)
+            current = lambda: session.version == action.version  # noqa: E731
+            draft, seconds = self._chain(action.prefix, action.tokens, current, rules)
             return Drafted(session, draft, action.version, time.monotonic() - asked, seconds)
 
         self._submit(work)
 
     def compare(self, action: Compare) -> None:
-        session = self._session
+        session, rules = self._session, self.rules
 
         def work() -> InboxEvent:
-            draft, seconds = self._chain(action.prefix, action.chain or 0, lambda: True)
+            draft, seconds = self._chain(action.prefix, action.chain or 0, lambda: True, rules)
             return Compared(session, draft, len(action.prefix), seconds)
 
         self._submit(work)
@@ -158,7 +159,7 @@ class UnderstudyJobs:
     def draft_ahead(self) -> None:
         """Write on behind the chain under way, if the session wants it, until its version changes."""
         session, worker, version = self._session, self._worker, self._session.version
-        if not (session.drafts_ahead and session.drafts_chains):
+        if not (session.drafts_ahead and session.chain_flies):
             return
 
         def wanted() -> bool:
@@ -170,7 +171,9 @@ class UnderstudyJobs:
 
         worker.submit(job)
 
-    def _chain(self, prefix: list[int], count: int, current: Callable[[], bool]) -> tuple[Draft, float]:
+    def _chain(
+        self, prefix: list[int], count: int, current: Callable[[], bool], rules: Rules | None
+    ) -> tuple[Draft, float]:
         """A chain of at most `count` tokens behind `prefix`, and the seconds of its steps: the first token ends the
         reading, and what is known takes none."""
         session, worker, understudy = self._session, self._worker, self._worker.understudy
@@ -178,9 +181,9 @@ class UnderstudyJobs:
         def wanted() -> bool:
             return current() and not session.finished and not worker.closed
 
-        understudy.draft(prefix, min(1, count), session.sampling, wanted, self.rules)
+        understudy.draft(prefix, min(1, count), session.sampling, wanted, rules)
         began, before = time.monotonic(), understudy.drafted
-        tokens, scores = understudy.draft(prefix, count, session.sampling, wanted, self.rules)
+        tokens, scores = understudy.draft(prefix, count, session.sampling, wanted, rules)
         steps, seconds = understudy.drafted - before, time.monotonic() - began
         return Draft(TokenTree.chain(tokens), tuple(scores), steps, chain=True), seconds
 

@@ -70,8 +70,8 @@ class EdgeRuntime:
     shape: the largest trees. shaping: choose smaller ones where they bring more tokens per second. ahead: draft on
     while a verdict is awaited; None: where that makes rounds shorter, and the target does not run in this process.
     lookup: draft what followed when this text, or an earlier one of this runtime, stood at the same tokens.
-    mode: "tree" or "stream", pinned; None: whichever is faster. token: for an address that asks for one. ca_file:
-    certificates to trust beside the system's.
+    mode: "tree" or "stream", pinned, with an understudy that writes alone too; None: whichever is faster. token: for an
+    address that asks for one. ca_file: certificates to trust beside the system's.
     """
 
     def __init__(
@@ -128,7 +128,8 @@ class EdgeRuntime:
         entry = manifest.understudy
         folder = bundle.folder / (entry.folder if entry else UNDERSTUDY_FOLDER)
         expected = entry.manifest_sha256 if entry else ""
-        guesses = guesses_for(bundle, self.drafter.engine) if self.policy.writer == "device-only" else None
+        alone = self.policy.writer == "device-only"
+        guesses = guesses_for(bundle, self.drafter.engine, self.controller.pinned) if alone else None
         understudy = Understudy(
             folder, expected, manifest.max_context, manifest.vocab_size, self.decode, threads, guesses
         )

@@ -153,11 +153,11 @@ class Session:
         """Whether to draft on below the tree under way: nobody has anything else to do, and it is worth it."""
         flight = self.flight
         idle = bool(flight and flight.tree) and not self.provisional and not self.busy
-        return idle and (self.drafts_chains or self.tuning.drafts_ahead())
+        return idle and self.tuning.drafts_ahead(self.chain_flies)
 
     @property
-    def drafts_chains(self) -> bool:
-        """The tree under way is a chain of the understudy, which it is to go on with."""
+    def chain_flies(self) -> bool:
+        """The tree under way is a chain of the understudy."""
         return bool(self.flight and self.flight.chain)
 
     # --- events ---
@@ -249,6 +249,7 @@ class Session:
     def understudy_failed(self, why: str, now: float) -> list[Action]:
         """The understudy cannot be used: `why`, in words for people. The drafter writes on."""
         self.handover.failed()
+        self.tuning.understudy_failed()
         if self.busy is Writer.UNDERSTUDY:
             self.busy = None
         told = [HandOver(Writer.DRAFTER, why)] if self.alone and not self.finished else []

@@ -36,14 +36,15 @@ class SessionStats:
     ahead_hits: int = 0  # trees whose root had been
     ahead_used: int = 0  # nodes that had been expanded ahead below such a root
 
-    def count(self, nodes: int | None, fresh: int, catching_up: bool) -> None:
-        """A verdict brought `fresh` tokens. nodes: of the tree; None: a stream's."""
+    def count(self, nodes: int | None, fresh: int, catching_up: bool, chain: bool) -> None:
+        """A verdict brought `fresh` tokens. nodes: of the tree; None: a stream's. chain: the understudy drafted it."""
         if nodes is None:
             self.streamed += fresh
         elif catching_up:
             self.catch_up_rounds += 1
         else:
             self.rounds += 1
+            self.chains += chain
             self.accepted += fresh - 1
             self.nodes += nodes
 

@@ -52,8 +52,10 @@ class Tuning:
         self._comparison: _Comparison | None = None  # whose outcome is not known yet
         self._drafting = self._beside = False  # a tree for comparison is under way; was since the last token
         self._untold = True  # what trees bring in this answer is known from others alone
+        self.pace.chains.ready = False
         self._chained = False  # the last tree was the understudy's chain
         self._chain_next = True  # that is what is to be compared next, if it can be
+        self._comparing_chain = False  # one for comparison is under way
 
     @property
     def pace(self) -> Pace:
@@ -94,13 +96,14 @@ class Tuning:
             stats.engine_seconds += engine
             self._untold, self._behind_tree = False, not flight.chain
             if flight.chain and not overdue:
-                self.pace.chain_verified(len(flight.tree), len(verdict.accepted), wait, engine, queue)
+                judged = len(verdict.accepted) if verdict.finish else len(flight.tree)  # nothing follows an end
+                self.pace.chain_verified(judged, len(verdict.accepted), wait, engine, queue)
             elif not overdue:
                 self.pace.verified(flight.tree, flight.scores, verdict.accepted, wait, engine, queue)
 
     def compared(self, draft: Draft, base: int, seconds: float) -> None:
         """A tree for comparison is ready, below the first `base` tokens; drafting it took `seconds`."""
-        self._comparison, self._drafting = _Comparison(draft, base, seconds), False
+        self._comparison, self._drafting, self._comparing_chain = _Comparison(draft, base, seconds), False, False
         if draft.chain:
             self.pace.chains.drafted(draft.steps, seconds)
 
@@ -116,6 +119,12 @@ class Tuning:
             self.pace.foreseen(draft.tree, draft.scores, path, self._comparison.seconds)
         if path is not None:
             self._comparison = None
+
+    def understudy_failed(self) -> None:
+        """It drafts nothing more, and not what was asked for."""
+        self.pace.chains.ready = False
+        if self._comparing_chain:
+            self._drafting = self._comparing_chain = False
 
     # --- what follows ---
 
@@ -141,7 +150,7 @@ class Tuning:
         """Tokens of the chain that the understudy is to draft next, where the session has room for as many; 0: the
         drafter drafts a tree. ready: the understudy can draft. Where nothing is shaped, trees alone are drafted."""
         self.pace.chains.ready = ready and self.shaping
-        length = min(room, self.pace.chain(self._chained))
+        length = min(room, self.pace.chain(self._chained)) if room > 1 else 0
         self._chained = length > 0
         return length
 
@@ -160,9 +169,10 @@ class Tuning:
         tree = draft.tree.pruned(count, MAX_NODES)
         return replace(draft, tree=tree, scores=draft.scores[: len(tree)])
 
-    def drafts_ahead(self) -> bool:
-        """Whether to draft on while a verdict is awaited."""
-        return self.pace.drafts_ahead() if self.ahead is None else self.ahead
+    def drafts_ahead(self, chain: bool = False) -> bool:
+        """Whether to draft on while a verdict is awaited. chain: on one of the understudy, which costs the drafter
+        nothing."""
+        return (chain or self.pace.drafts_ahead()) if self.ahead is None else self.ahead
 
     def comparison(self, tokens: list[int], streamed: int, drafts: bool = False) -> list[Compare]:
         """`streamed` tokens into an answer's streams: a tree to draft below `tokens` now and then, so that tau stays
@@ -173,7 +183,7 @@ class Tuning:
         self._drafting = self._beside = True
         self.pace.chains.ready = drafts and self.shaping
         if self.pace.chains.ready and self._chain_next:
-            self._chain_next = False
+            self._chain_next, self._comparing_chain = False, True
             return [Compare(list(tokens), 0, 0, chain=FIRST_TOKENS)]
         self._chain_next = True
         self._untold = False

@@ -23,8 +23,7 @@ def take_verdict(session: Session, verdict: Verdict, now: float) -> list[Action]
     session.tree_budget = verdict.tree_budget or session.tree_budget
     nodes = () if flight.tree is None else flight.tree.tokens
     fresh = text.within([nodes[node] for node in verdict.accepted if node < len(nodes)] + [verdict.bonus])
-    session.stats.count(None if flight.tree is None else len(nodes), len(fresh), bool(text.provisional))
-    session.stats.chains += flight.chain
+    session.stats.count(None if flight.tree is None else len(nodes), len(fresh), bool(text.provisional), flight.chain)
     same = text.agreeing(fresh)
     if session.policy.on_return == "keep" and same < min(len(fresh), len(text.provisional)):
         rows = _rows(session, verdict, base + same)

@@ -39,7 +39,8 @@ def work(session: Session, now: float) -> list[Action]:
             return written
     if session.busy or session.ready is not None or session.flight is not None or session.mode is not Mode.TREE:
         return []
-    if chain := session.tuning.chain(session.text.room, session.handover.drafts):
+    room = min(session.max_nodes, session.tree_budget, session.text.room)
+    if chain := session.tuning.chain(room, session.handover.drafts):
         session.busy = Writer.UNDERSTUDY
         session.handover.text = list(session.committed)  # which it reads to draft
         draft = DraftChain(session.handover.text, session.version, chain)

@@ -62,29 +62,29 @@ class UnderstudyThread:
         self.understudy = understudy
         self._pool = ThreadPoolExecutor(1, "understudy")
         self._used = False  # since its memory was given back
-        self._waiting = 0  # jobs that have not begun
+        self._submitted = self._begun = 0  # jobs; each number is written by one thread
         self.closed = False  # nobody waits for it any more
 
     def submit(self, job: Callable[[], object]) -> None:
         """Run `job`, which handles its own errors, behind those that were submitted before."""
         self._used = True
-        self._waiting += 1
+        self._submitted += 1
         self._pool.submit(self._run, job)
 
     @property
     def waits(self) -> bool:
         """A job waits for the one that runs."""
-        return self._waiting > 0
+        return self._submitted > self._begun
 
     def _run(self, job: Callable[[], object]) -> None:
-        self._waiting -= 1
+        self._begun += 1
         job()
 
     def unload(self) -> None:
         """Give the understudy's memory back once it has nothing more to do; it may be loading now."""
         if self._used and not self.closed:
+            self.submit(self.understudy.unload)
             self._used = False
-            self._pool.submit(self.understudy.unload)
 
     def close(self) -> None:
         """Wait for what is under way, give the understudy's memory back, and end."""

@@ -273,8 +273,9 @@ class Understudy:
         return draft.text[size : size + count], np.cumsum(draft.log_probs[:count]).tolist()
 
     def draft_ahead(self, count: int, wanted: Callable[[], bool]) -> None:
-        """Draft on, `count` tokens more, while they are `wanted`."""
-        self._go_on(len(self._draft.log_probs) + count, wanted)
+        """Draft on, `count` tokens more, while they are `wanted`, unless what was drafted is forgotten."""
+        if self._draft.text:
+            self._go_on(len(self._draft.log_probs) + count, wanted)
 
     def _go_on(self, count: int, wanted: Callable[[], bool]) -> None:
         """Draft until `count` tokens stand there."""

@@ -162,7 +162,7 @@ def test_a_session_sends_a_chain_and_goes_on_with_it_while_it_waits() -> None:
     actions = session.tree_ready(CHAIN, job.version, world.now, 0.03)
     assert [type(action).__name__ for action in actions] == ["Send", "DraftAhead"]
     assert isinstance(actions[0], Send) and isinstance(actions[0].message, Verify)
-    assert session.drafts_chains and session.drafts_ahead
+    assert session.chain_flies and session.drafts_ahead
     assert session.tuning.pace.chains.token == pytest.approx(0.01)
 
 
