@@ -164,15 +164,18 @@ class Pace:
         self.written += 1 + len(path)
         self._learn(tree, scores, path, self.config.smoothing, self.config.usual_smoothing)
 
-    def chain_verified(self, tokens: int, accepted: int, wait: float, engine: float, queue: float) -> None:
-        """The verdict on a chain of `tokens` of the understudy came after `wait`: the first `accepted` were right."""
+    def chain_verified(
+        self, tokens: int, accepted: int, wait: float, engine: float, queue: float, ended: bool = False
+    ) -> None:
+        """The verdict on a chain of `tokens` of the understudy came after `wait`: the first `accepted` were right.
+        ended: behind them the answer has ended, and nothing is known of the others."""
         self._ending = None
         self._stepped(1 + tokens, engine)
         self.rtt = self._smoothed(self.rtt, max(0.0, wait - engine - queue))
         self.queue = self._smoothed(self.queue, queue)
         self.uncompared = 0
         self.written += 1 + accepted
-        self.chains.verified(tokens, accepted)
+        self.chains.verified(accepted if ended else tokens, accepted)
 
     def streamed(self, gap: float, engine: float, overdue: bool, beside: bool = False) -> None:
         """A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing.

@@ -28,8 +28,8 @@ class Policy:
     the end of the answer, or until it repeats itself. "pause": until the mean probability of the last tokens written
     falls below `min_confidence`. "device-only", which waits for no link, goes on where "sentence" would wait.
     understudy: where the bundle carries one. "cold": it reads the text when the target falls silent, and the drafter
-    writes until it has. "warm": it reads along, so that it can write at once; that costs computing time while the link
-    is up. "off": the drafter alone writes.
+    writes until it has. "warm": it reads along, so that it can write at once, and drafts for the target where that is
+    faster; that costs computing time while the link is up. "off": the drafter alone writes.
     offline_rate: tokens per second written alone while the target may come back, at most: faster than anybody reads,
     and no more than that would be taken back. Nothing holds "device-only" up.
     """

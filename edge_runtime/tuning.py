@@ -96,8 +96,8 @@ class Tuning:
             stats.engine_seconds += engine
             self._untold, self._behind_tree = False, not flight.chain
             if flight.chain and not overdue:
-                judged = len(verdict.accepted) if verdict.finish else len(flight.tree)  # nothing follows an end
-                self.pace.chain_verified(judged, len(verdict.accepted), wait, engine, queue)
+                sent, accepted, ended = len(flight.tree), len(verdict.accepted), bool(verdict.finish)
+                self.pace.chain_verified(sent, accepted, wait, engine, queue, ended)
             elif not overdue:
                 self.pace.verified(flight.tree, flight.scores, verdict.accepted, wait, engine, queue)
 

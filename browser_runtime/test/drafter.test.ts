@@ -134,6 +134,9 @@ test("pace measures and chooses as the vectors have it", () => {
       assert.equal(pace.worthSending(new TokenTree(tokens, parents), scores), wanted.nodes);
       const mode = wanted.call === "choose" ? controller.choose() : controller.begin(wanted.call === "begin");
       assert.equal(mode, wanted.mode);
+      if (wanted.draft_rate === undefined) continue; // nobody drafts chains there
+      near(pace.draftRate(), wanted.draft_rate, 1e-9, call);
+      assert.equal(pace.chains.compares(), wanted.beside);
     }
   }
   counted("pace", rows.length);
@@ -145,6 +148,10 @@ function measure(pace: Pace, call: string, given: Any[]): void {
   else if (call === "streamed") pace.streamed(given[0], given[1], given[2], given[3]);
   else if (call === "waited") pace.waited(given[0]);
   else if (call === "prepared") pace.prepared(given[0]);
+  else if (call === "chain_ready") pace.chains.ready = given[0];
+  else if (call === "chain_drafted") pace.chains.drafted(given[0], given[1]);
+  else if (call === "chain_verified") pace.chainVerified(given[0], given[1], given[2], given[3], given[4]);
+  else if (call === "chain") assert.equal(pace.chain(given[0]), given[1]);
   else if (call === "verified") {
     pace.verified(new TokenTree(given[0], given[1]), given[2], given[3].length, given[4], given[5], given[6]);
   } else {

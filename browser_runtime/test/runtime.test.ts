@@ -1,56 +1,15 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import type { Bundle } from "../src/bundle/bundle.js";
 import { Drafter } from "../src/drafting/drafter.js";
 import { OBEYS_BIAS, OBEYS_JSON } from "../src/protocol/constraint.js";
-import { RowShape } from "../src/protocol/rows.js";
 import { LocalDrafter } from "../src/runtime/drafterThread.js";
-import { EdgeRuntime, type Options, type Request } from "../src/runtime/edgeRuntime.js";
-import type { Event, Finished } from "../src/runtime/events.js";
+import { EdgeRuntime, type Request } from "../src/runtime/edgeRuntime.js";
 import { Link, LinkRefused, verifierUrl } from "../src/runtime/link.js";
 import type { AnswerRecord } from "../src/runtime/record.js";
 import { Weather } from "../src/runtime/weather.js";
-import { ALPHABET, EOS, FakeVerifier, plain } from "./fakeVerifier.js";
+import { EOS, FakeVerifier, plain } from "./fakeVerifier.js";
 import { HashEngine } from "./hashEngine.js";
-
-const PROMPT = [5, 9, 2];
-const shape = new RowShape(1, 2);
-const draftIds = Uint32Array.from({ length: ALPHABET }, (_, token) => token);
-
-/** What a runtime reads of a bundle, where a token's text is a letter. */
-const bundle = {
-  manifest: { targetHash: "target", drafterHash: "drafter", vocabSize: 64, eosIds: [EOS], maxContext: 200 },
-  rowShape: shape,
-  sentenceEnds: new Set(),
-  tokenizer: { decode: (ids: number[]) => ids.map(id => String.fromCharCode(97 + id)).join("") },
-} as unknown as Bundle;
-
-function drafterOf(script: readonly number[] = []): LocalDrafter {
-  const engine = new HashEngine(Array.from(draftIds), 2, 2, script);
-  return new LocalDrafter(new Drafter(engine, { draftIds, rowShape: shape, saKvHeads: 1, maxContext: 200 }), () =>
-    engine.close(),
-  );
-}
-
-function runtimeOf(verifier: FakeVerifier | Weather | null, options: Options = {}): EdgeRuntime {
-  const script = [...PROMPT, ...plain(PROMPT, 190)];
-  const server = verifier ? "127.0.0.1:1" : null;
-  return new EdgeRuntime(bundle, drafterOf(script), server, { makeSocket: verifier?.makeSocket, ...options });
-}
-
-/** Texts on the screen must never lose verified text. `each` is called with every event. */
-async function read(events: AsyncGenerator<Event>, each: (event: Event) => void = () => {}): Promise<Finished> {
-  let verified = "";
-  let last: Event | null = null;
-  for await (const event of events) {
-    assert.ok(event.verified.startsWith(verified), `${event.type} takes verified text back`);
-    verified = event.verified;
-    last = event;
-    each(event);
-  }
-  assert.ok(last?.type === "finished");
-  return last;
-}
+import { bundle, drafterOf, draftIds, PROMPT, read, runtimeOf, shape } from "./runtimes.js";
 
 test("an answer is the target's own, by trees and by a stream", async () => {
   for (const mode of ["tree", "stream"] as const) {

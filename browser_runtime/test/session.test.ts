@@ -119,7 +119,8 @@ function callOf(session: Session, call: string, given: Any[]): Action[] {
 function draftOf(of: Any): Draft {
   const tree = new TokenTree(of.tokens, of.parents);
   if (!of.scores) return { ...NO_DRAFT, tree };
-  return { tree, scores: of.scores, steps: of.steps, ahead: of.ahead, kept: of.kept };
+  const { scores, steps, ahead, kept, chain = false } = of;
+  return { tree, scores, steps, ahead, kept, chain };
 }
 
 function json(action: Action): Any {

@@ -8,6 +8,8 @@ import * as ort from "onnxruntime-web/wasm";
 import { parseTarget, type TargetFiles } from "../src/bundle/understudyStore.js";
 import type { OnnxRuntime } from "../src/engine/onnx.js";
 import { OnnxTarget } from "../src/engine/target.js";
+import { Constraint } from "../src/protocol/constraint.js";
+import { Sampling } from "../src/protocol/sampling.js";
 import { repetitions, Understudy } from "../src/targets/understudy.js";
 import { PYTHON, ROOT } from "./python.js";
 import { type Any, sampling } from "./vectors.js";
@@ -110,4 +112,61 @@ test("inside code a loop is let be, and what nobody wants is given up and goes o
   assert.deepEqual(await other.nextToken(long, 100, chosen), await fresh.nextToken(long, 100, chosen));
   assert.equal(repetitions(long.slice(0, 40)).size, 0);
   for (const one of [inCode, other, fresh]) await one.close();
+});
+
+test("it drafts what it writes where no loop is broken, and nothing anew behind an accepted prefix", async () => {
+  for (const { text, sampling: settings } of expected.answers) {
+    const [one, writer, chosen] = [await understudy(), await understudy(), sampling(settings)];
+    const written: number[] = [...text];
+    // where no answer has begun, none repeats itself
+    while (written.length < text.length + 20) {
+      written.push((await writer.nextToken(written, written.length, chosen))!.token);
+    }
+    const foreseen = written.slice(text.length);
+    const { tokens, scores } = await one.draft(text, 8, chosen);
+    assert.deepEqual(tokens, foreseen.slice(0, 8));
+    assert.ok(scores.length === 8 && scores.every((score, place) => score <= (scores[place - 1] ?? 0)));
+    await one.draftAhead(8, async () => true);
+    assert.equal(one.drafted, 16);
+    const whole = await one.draft(text, 16, chosen);
+    assert.deepEqual(whole.tokens, foreseen.slice(0, 16));
+    // the target drew the same, and one more that was foreseen
+    const accepted = written.slice(0, text.length + 9);
+    const rest = await one.draft(accepted, 7, chosen);
+    assert.deepEqual(rest.tokens, foreseen.slice(9, 16));
+    for (const [place, score] of rest.scores.entries()) {
+      assert.ok(Math.abs(score - (whole.scores[9 + place] - whole.scores[8])) < 1e-9);
+    }
+    assert.deepEqual((await one.draft(accepted, 3, chosen)).tokens, foreseen.slice(9, 12));
+    assert.equal(one.drafted, 16);
+    // it drew otherwise
+    const other = [...accepted, (foreseen[9] + 1) % 190];
+    const fresh = await understudy();
+    assert.deepEqual((await one.draft(other, 5, chosen)).tokens, (await fresh.draft(other, 5, chosen)).tokens);
+    assert.equal(one.drafted, 21);
+    for (const each of [one, writer, fresh]) await each.close();
+  }
+});
+
+test("a draft is given up, ends with the context, and is another's under another constraint", async () => {
+  const one = await understudy();
+  const { text } = expected.answers[0];
+  const greedy = new Sampling();
+  assert.deepEqual(await one.draft(text, 8, greedy, async () => false), { tokens: [], scores: [] });
+  let asked = 0;
+  const some = (await one.draft(text, 8, greedy, async () => ++asked < 6)).tokens.length;
+  assert.ok(some > 0 && some < 8);
+  const free = (await one.draft(text, 6, greedy)).tokens;
+  const held = new Constraint({ begin: text.length, biases: new Map([[free[0], -100]]) });
+  const bound = (await one.draft(text, 6, greedy, undefined, held)).tokens;
+  assert.ok(!bound.includes(free[0]));
+  const before = one.drafted;
+  const same = new Constraint({ begin: text.length, biases: new Map([[free[0], -100]]) });
+  assert.deepEqual((await one.draft(text, 6, greedy, undefined, same)).tokens, bound);
+  assert.equal(one.drafted, before);
+  assert.deepEqual((await one.draft(text, 6, greedy)).tokens, free);
+  const long = Array.from({ length: expected.context - 3 }, (_, index) => 4 + ((7 * index) % 190));
+  assert.equal((await one.draft(long, 8, greedy)).tokens.length, 3);
+  await one.draftAhead(8, async () => true);
+  await one.close();
 });

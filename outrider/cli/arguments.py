@@ -70,7 +70,7 @@ ALONE_HELP = (
 )
 UNDERSTUDY_HELP = (
     "the bundle's complete small model: cold: loaded when the verifier falls silent; warm: reads along, so that it can "
-    "write at once; off: the drafter alone writes"
+    "write at once, and drafts where that is faster; off: the drafter alone writes"
 )
 KEY_HELP = "Bearer token that requests must carry; default: $OUTRIDER_KEY, or none"
 UNVERIFIED_HELP = (

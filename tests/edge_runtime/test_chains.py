@@ -198,3 +198,10 @@ def test_chains_beside_a_stream_take_turns_with_trees() -> None:
             tuning.committed([1, 2, 1, 2, 9])
     assert [bool(action.chain) for action in compared[:4]] == [True, False, True, False]
     assert tuning.pace.chains.judged > 100 and tuning.pace.trees >= 2
+
+
+def test_nothing_is_known_of_a_chain_behind_the_answers_end() -> None:
+    pace = paced(0.01)
+    judged, step = pace.chains.judged, pace.step(4)
+    pace.chain_verified(4, 0, 0.1, CURVE.at(5), 0.0, ended=True)
+    assert pace.chains.judged == judged and pace.step(4) == pytest.approx(step)

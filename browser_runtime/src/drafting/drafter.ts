@@ -59,6 +59,7 @@ export function treeShape(of: Partial<TreeShape> = {}): TreeShape {
  * A tree, its nodes' log path probabilities, and what it took.
  *
  * steps: engine steps since it was asked for. ahead: its root had been expanded ahead, with `kept` nodes below it.
+ * chain: an understudy wrote it, token by token.
  */
 export interface Draft {
   tree: TokenTree;
@@ -66,9 +67,10 @@ export interface Draft {
   steps: number;
   ahead: boolean;
   kept: number;
+  chain: boolean;
 }
 
-export const NO_DRAFT: Draft = { tree: TokenTree.EMPTY, scores: [], steps: 0, ahead: false, kept: 0 };
+export const NO_DRAFT: Draft = { tree: TokenTree.EMPTY, scores: [], steps: 0, ahead: false, kept: 0, chain: false };
 
 /**
  * What of a bundle the drafter needs. draftIds: target token id of each row of the LM head; confidenceTemperature: of
@@ -190,7 +192,7 @@ export class Drafter {
       if (!(await this.widen(growth, shape.breadth, depth, worst, shape.gain))) break;
     }
     const [tree, scores] = growth.best(shape.nodes, depth);
-    return { tree, scores, steps: this.steps - before, ahead: there !== null, kept };
+    return { tree, scores, steps: this.steps - before, ahead: there !== null, kept, chain: false };
   }
 
   /**

@@ -18,7 +18,7 @@ export class OnnxTarget implements TargetModel {
     private readonly ort: OnnxRuntime,
     private readonly session: InferenceSession,
     private readonly shape: TargetShape,
-    private readonly maxContext: number,
+    readonly maxContext: number,
   ) {
     this.pools = Array.from({ length: shape.layers }, (_, layer) => [`keys_${layer}`, `values_${layer}`]).flat();
   }

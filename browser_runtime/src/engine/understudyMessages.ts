@@ -29,7 +29,9 @@ interface Text {
 export type UnderstudyJob =
   | { type: "start"; setup: UnderstudySetup }
   | (Text & { type: "agreed"; base: number })
-  | (Text & { type: "nextToken" });
+  | (Text & { type: "nextToken" })
+  | (Text & { type: "draft"; count: number })
+  | { type: "draftAhead"; count: number };
 
 /** forget: nobody wants the job of this id any more; its result is null. */
 export type UnderstudyRequest = (UnderstudyJob & { id: number }) | { type: "forget"; of: number };

@@ -31,9 +31,17 @@ async function answer(job: UnderstudyJob, id: number): Promise<unknown> {
   }
   if (!thread) throw new Error("the understudy is not started");
   const wanted = () => !forgotten.has(id);
+  if (job.type === "draftAhead") return thread.draftAhead(job.count, wanted);
   const { text, begin } = job;
   const of = { text, begin, sampling: new Sampling(job.sampling), constraint: constraintOrNull(job.constraint) };
-  return job.type === "agreed" ? thread.agreed(of, job.base, wanted) : thread.nextToken(of, wanted);
+  switch (job.type) {
+    case "agreed":
+      return thread.agreed(of, job.base, wanted);
+    case "nextToken":
+      return thread.nextToken(of, wanted);
+    case "draft":
+      return thread.draft(of, job.count, wanted);
+  }
 }
 
 addEventListener("message", ({ data }: MessageEvent<UnderstudyRequest>) => {

@@ -4,7 +4,7 @@ import type { Bundle } from "../bundle/bundle.js";
 import { BundleError } from "../bundle/manifest.js";
 import { UnderstudyStore } from "../bundle/understudyStore.js";
 import { plainConstraint } from "../protocol/constraint.js";
-import type { UnderstudyText, UnderstudyThread } from "../runtime/understudyThread.js";
+import type { TimedChain, UnderstudyText, UnderstudyThread } from "../runtime/understudyThread.js";
 import type { Written } from "../targets/understudy.js";
 import type { Reply } from "./messages.js";
 import { EngineError } from "./onnx.js";
@@ -83,6 +83,14 @@ export class WorkerUnderstudy implements UnderstudyThread {
 
   nextToken(of: UnderstudyText, wanted: () => boolean): Promise<Written | null> {
     return this.ask({ type: "nextToken", ...plain(of) }, wanted);
+  }
+
+  draft(of: UnderstudyText, count: number, wanted: () => boolean): Promise<TimedChain | null> {
+    return this.ask({ type: "draft", ...plain(of), count }, wanted);
+  }
+
+  async draftAhead(count: number, wanted: () => boolean): Promise<void> {
+    if (this.worker) await this.tell(this.worker, { type: "draftAhead", count }, wanted);
   }
 
   review(): void {

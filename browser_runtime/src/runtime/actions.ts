@@ -23,10 +23,26 @@ export interface DraftTree extends TreeSize {
   version: number;
 }
 
-/** Draft a tree below `prefix` that is not sent: what comes of it is seen in the stream. */
+/**
+ * Let the understudy draft a chain of `tokens` tokens behind `prefix`; answer with `Session.treeReady`, where the
+ * seconds are those of the draft's steps: those of what was known, and of reading the text, do not count.
+ */
+export interface DraftChain {
+  type: "DraftChain";
+  prefix: number[];
+  version: number;
+  tokens: number;
+}
+
+/**
+ * Draft a tree below `prefix` that is not sent: what comes of it is seen in the stream. Answer with
+ * `Session.treeCompared`. chain: in place of a tree, the understudy is to draft a chain of so many tokens, as of
+ * DraftChain.
+ */
 export interface Compare extends TreeSize {
   type: "Compare";
   prefix: number[];
+  chain?: number;
 }
 
 /** Let `writer` write one token behind `prefix`; answer with `Session.tokenWritten`. */
@@ -73,13 +89,17 @@ export type Action =
   /** From now on let only verifiers that compute in `arithmetic` answer, or say nothing of how they compute. */
   | { type: "Pin"; arithmetic: string }
   | DraftTree
+  | DraftChain
   | Compare
   | WriteToken
   | ReadText
   | AddRows
   | Commit
   | Adopt
-  /** Grow the tree that was just sent on, where `Session.draftsAhead`, until the session's version changes. */
+  /**
+   * Grow the tree that was just sent on, where `Session.draftsAhead`, until the session's version changes; behind a
+   * chain, the understudy writes on.
+   */
   | { type: "DraftAhead"; version: number }
   /** `writer` wrote `token` on its own. */
   | { type: "Provide"; token: number; writer: Writer }

@@ -2,9 +2,10 @@
 
 import { type Draft, NO_DRAFT, type TreeShape } from "../drafting/drafter.js";
 import type { Decode } from "../protocol/text.js";
-import type { TokenTree } from "../protocol/tree.js";
+import { TokenTree } from "../protocol/tree.js";
 import { concerns } from "../protocol/wire.js";
-import type { Action, AddRows, Compare, DraftTree, ReadText, WriteToken } from "./actions.js";
+import type { Action, AddRows, Compare, DraftChain, DraftTree, ReadText, WriteToken } from "./actions.js";
+import { MOST_TOKENS } from "./chains.js";
 import { Display } from "./display.js";
 import type { DrafterThread, Timed } from "./drafterThread.js";
 import type { AnswerStats, Event } from "./events.js";
@@ -164,6 +165,9 @@ export class Answer {
         case "DraftTree":
           this.draft(action);
           break;
+        case "DraftChain":
+          this.draftChain(action);
+          break;
         case "WriteToken":
           this.held.hold(action);
           this.release();
@@ -172,10 +176,12 @@ export class Answer {
           this.read(action);
           break;
         case "Compare":
-          this.compare(action);
+          if (action.chain) this.compareChain(action.prefix, action.chain);
+          else this.compare(action);
           break;
         case "DraftAhead":
           this.draftAhead();
+          this.writeAhead();
           break;
         case "AddRows":
           this.addRows(action);
@@ -253,7 +259,7 @@ export class Answer {
   /** Draft on below the tree under way, if the session wants it; any other job ends that. */
   private draftAhead(): void {
     const { session } = this;
-    if (!session.draftsAhead) return;
+    if (!session.draftsAhead || session.chainFlies) return;
     const done = this.drafter.draftAhead(session.tuning.largest, this.key(session.version));
     this.job(done, ({ result, seconds }) => this.figures.draftedAhead(result, seconds));
   }
@@ -282,6 +288,47 @@ export class Answer {
       const { token, probability } = written ?? { token: 0, probability: 0 }; // which the session does not take
       this.inbox.push({ type: "written", session, token, probability, version, asked: clock() - asked });
     });
+  }
+
+  /** Let the understudy draft what is sent. */
+  private draftChain({ prefix, version, tokens }: DraftChain): void {
+    const { session } = this;
+    const asked = clock();
+    const current = () => session.version === version;
+    this.chain(prefix, tokens, current, (draft, seconds) => {
+      this.inbox.push({ type: "drafted", session, draft, version, asked: clock() - asked, working: seconds });
+    });
+  }
+
+  private compareChain(prefix: number[], tokens: number): void {
+    const { session } = this;
+    const current = () => true;
+    this.chain(prefix, tokens, current, (draft, seconds) => {
+      this.inbox.push({ type: "compared", session, draft, base: prefix.length, working: seconds });
+    });
+  }
+
+  private chain(
+    prefix: number[],
+    count: number,
+    current: () => boolean,
+    done: (draft: Draft, seconds: number) => void,
+  ): void {
+    const wanted = () => current() && !this.session.finished;
+    this.ofUnderstudy(this.understudy!.draft(this.textOf(prefix), count, wanted), chain => {
+      if (!chain && wanted()) throw new Error("the understudy is gone");
+      const { tokens, scores, steps, seconds } = chain ?? { tokens: [], scores: [], steps: 0, seconds: 0 };
+      done({ ...NO_DRAFT, tree: TokenTree.chain(tokens), scores, steps, chain: true }, seconds);
+    });
+  }
+
+  /** Write on behind the chain under way, if the session wants it, until its version changes. */
+  private writeAhead(): void {
+    const { session } = this;
+    const { version } = session;
+    if (!session.draftsAhead || !session.chainFlies) return;
+    const wanted = () => session.version === version && !session.finished;
+    this.understudy!.draftAhead(MOST_TOKENS, wanted).catch(() => {}); // the next chain tells
   }
 
   private textOf(text: readonly number[]) {

@@ -38,7 +38,7 @@ export class Controller {
     this.pace.forgetAnswer();
     const stream = this.pace.streamRate();
     if (this.pinned === null && stream !== null)
-      this.mode = stream > config.margin * this.pace.usualTreeRate() ? "stream" : "tree";
+      this.mode = stream > config.margin * this.pace.usualDraftRate() ? "stream" : "tree";
     return this.pinned ?? this.mode;
   }
 
@@ -46,7 +46,7 @@ export class Controller {
   choose(): Mode {
     if (this.pinned) return this.pinned;
     const { config } = this.pace;
-    const [stream, tree] = [this.pace.streamRate(), this.pace.treeRate()];
+    const [stream, tree] = [this.pace.streamRate(), this.pace.draftRate()];
     if (stream === null) return this.mode;
     if (this.trial) {
       this.trial--;
@@ -54,7 +54,7 @@ export class Controller {
       return this.mode;
     }
     const inTrees = this.mode === "tree";
-    const [now, other] = inTrees ? [tree, stream] : [stream, this.pace.usualTreeRate()];
+    const [now, other] = inTrees ? [tree, stream] : [stream, this.pace.usualDraftRate()];
     this.better = other > config.margin * now ? this.better + 1 : 0;
     if (this.better >= (inTrees ? config.roundsToLeaveTrees : config.tokensToLeaveStream)) {
       this.mode = inTrees ? "stream" : "tree";

@@ -73,6 +73,8 @@ export interface AnswerStats {
   /** Accepted and bonus tokens per tree round. */
   tau: number;
   nodes: number;
+  /** Of the rounds, those whose tree the understudy drafted. */
+  chains: number;
   /** Requests to the verifier. */
   calls: number;
   /** Tokens that the target wrote alone. */

@@ -14,6 +14,7 @@ export function clock(): number {
 const COUNTED = [
   "rounds",
   "nodes",
+  "chains",
   "calls",
   "streamed",
   "waitSeconds",

@@ -41,6 +41,11 @@ export class Handover {
     return this.reading === "done" ? "understudy" : "drafter";
   }
 
+  /** It has read along, and can draft what the target verifies. */
+  get drafts(): boolean {
+    return this.warm && this.reading === "done";
+  }
+
   /** Ask for `text` to be read, of which the tokens from `base` on are the drafter's own. */
   read(text: number[], base: number, holds = false): ReadText {
     this.reading = "under way";

@@ -10,65 +10,8 @@ import { CostCurve } from "../protocol/costs.js";
 import { argmax } from "../protocol/sampling.js";
 import type { TokenTree } from "../protocol/tree.js";
 import { Ahead, type Round } from "./ahead.js";
-
-/** The constants behind every choice of `Pace` and `Controller`; the Python runtime has the same. */
-export const PACE = {
-  /** Weight of the newest round in a smoothed measurement. */
-  smoothing: 0.2,
-  /** Weight of the newest token of a stream: one token says less than a round. */
-  tokenSmoothing: 0.1,
-  /** Weight of a tree drafted beside a stream: it stands for all the rounds since the last one. */
-  comparisonSmoothing: 0.4,
-  /** Weight in what trees usually bring, of a round and of a tree drafted beside a stream, once there were many. */
-  usualSmoothing: 0.02,
-  usualComparisonSmoothing: 0.2,
-  /** Weight of an answer in their usual length. */
-  lengthSmoothing: 0.2,
-  /** What an older measurement of the reading before a first tree still counts after one more answer. */
-  readingFading: 0.97,
-  /** Observations that each depth's calibration starts with, all of them "as predicted". */
-  prior: 4,
-  /** What an older observation still counts after one more tree. */
-  fading: 0.99,
-  /** Levels of a tree that are calibrated separately; deeper ones count as the last. */
-  depths: 12,
-  /** A node is taken to be accepted at most this many times as often as the drafter predicted. */
-  mostCorrection: 4,
-  /** The other mode must promise this many times the tokens per second. */
-  margin: 1.05,
-  /** Consecutive rounds in which it must, before trees are left for a stream. */
-  roundsToLeaveTrees: 2,
-  /** Consecutive tokens for which it must, before a stream is left: a delayed token is followed by a burst. */
-  tokensToLeaveStream: 8,
-  /** Tokens of a trial stream. */
-  trialTokens: 8,
-  /** No trial where a stream's predicted rate is below this share of the trees' rate. */
-  worthATrial: 0.5,
-  /** Share of the time that trials may cost at first; it is halved after each trial, this many times at most. */
-  trialShare: 0.03,
-  trialHalvings: 5,
-  /** Bounds, in accepted tokens, of what another drafting step must promise. */
-  leastGain: 0.01,
-  mostGain: 0.6,
-  /** Size of a tree, before the first was drafted. */
-  firstNodes: 16,
-  /** Nodes drafted per node that was worth sending in earlier trees, and nodes that are drafted in any case. */
-  spare: 2,
-  leastNodes: 16,
-  /**
-   * Tokens of a stream between two trees drafted beside it, where trees promise its rate or more. It grows with the cube
-   * of what the stream is ahead, up to the second number, where trees promise half.
-   */
-  compareEvery: 8,
-  compareRarely: 64,
-  /** Share of a stream's time that drafting these trees may take; of an answer's first tokens, what the stream loses. */
-  comparisonShare: 0.02,
-  earlyTokens: 32,
-  /** Drafting ahead costs energy and hides a third of the drafting at most: not below this share of a round. */
-  aheadShare: 0.2,
-  /** No duration is taken to be shorter than this many seconds, so that rates stay finite. */
-  leastSeconds: 1e-4,
-} as const;
+import { type BestChain, Chains, FIRST_TOKENS } from "./chains.js";
+import { PACE } from "./paceConfig.js";
 
 /** Smoothed measurements; they outlive answers. */
 export class Pace {
@@ -105,6 +48,8 @@ export class Pace {
   private usualLength: number | null = null;
   private nodes: number | null = null;
   ahead = new Ahead();
+  /** Of the understudy. */
+  readonly chains = new Chains();
   /** The round that ends with the next VERIFY, and whether it drafts ahead. */
   private ending: { ahead: boolean; round: Round } | null = null;
   /** Accepted nodes by depth: as the drafter predicted them, and as they came. */
@@ -142,6 +87,20 @@ export class Pace {
     this.uncompared = 0;
     this.written += 1 + path;
     this.learn(tree, scores, path, PACE.smoothing, PACE.usualSmoothing);
+  }
+
+  /**
+   * The verdict on a chain of `tokens` of the understudy came after `wait`: the first `accepted` were right. ended: behind
+   * them the answer has ended, and nothing is known of the others.
+   */
+  chainVerified(tokens: number, accepted: number, wait: number, engine: number, queue: number, ended = false): void {
+    this.ending = null;
+    this.stepped(1 + tokens, engine);
+    this.rtt = blend(this.rtt, Math.max(0, wait - engine - queue));
+    this.queue = blend(this.queue, queue);
+    this.uncompared = 0;
+    this.written += 1 + accepted;
+    this.chains.verified(ended ? accepted : tokens, accepted);
   }
 
   /**
@@ -268,6 +227,37 @@ export class Pace {
   usualTreeRate(): number {
     const reading = this.usualLength === null ? 0 : this.reading / this.usualLength;
     return 1 / (1 / this.treeRate() + reading);
+  }
+
+  /** Tokens per second of trees or of the understudy's chains, whichever are faster. */
+  draftRate(): number {
+    return Math.max(this.treeRate(), this.bestChain().rate);
+  }
+
+  /** The same, of an answer of usual length in trees. */
+  usualDraftRate(): number {
+    return Math.max(this.usualTreeRate(), this.bestChain().rate);
+  }
+
+  /**
+   * Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree.
+   *
+   * goingOn: the last one was a chain too; leaving them takes the margin, and so does coming to them.
+   */
+  chain(goingOn: boolean): number {
+    const { length, rate } = this.bestChain();
+    const margin = goingOn ? 1 / PACE.margin : PACE.margin;
+    if (length && rate > margin * this.treeRate()) {
+      this.chains.chosen();
+      return length;
+    }
+    return this.chains.tryNow() ? FIRST_TOKENS : 0;
+  }
+
+  /** The understudy's; of no tokens where nothing is known of them. */
+  private bestChain(): BestChain {
+    if (!this.chains.known) return { length: 0, rate: 0 };
+    return this.chains.best(this.between(), nodes => this.step(nodes));
   }
 
   /** Seconds of a round of tree drafting. */

@@ -16,7 +16,8 @@ export type Mode = "tree" | "stream";
  * answer, or until it repeats itself. "pause": until the mean probability of the last tokens written falls below
  * `minConfidence`. "device-only", which waits for no link, goes on where "sentence" would wait.
  * understudy: where there is one. "cold": it reads the text when the target falls silent, and the drafter writes until it
- * has. "warm": it reads along, so that it can write at once. "off": the drafter alone writes.
+ * has. "warm": it reads along, so that it can write at once, and drafts for the target where that is faster. "off": the
+ * drafter alone writes.
  * offlineRate: tokens per second written alone while the target may come back, at most. Nothing holds "device-only" up.
  */
 export interface Policy {

@@ -11,9 +11,9 @@ import type { SessionStats } from "./tokens.js";
 /**
  * A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue.
  *
- * tree: null for a GENERATE. scores: log path probabilities of the tree's nodes. catchingUp: the tree is the chain of
- * provisional tokens. afterOpen: the reply may take longer, as the verifier may have to read the whole text first.
- * streaming: of a GENERATE that brought a token already; `sent` is when the last one came.
+ * tree: null for a GENERATE. scores: log path probabilities of the tree's nodes. chain: the understudy drafted it.
+ * catchingUp: it is the chain of provisional tokens. afterOpen: the reply may take longer, as the verifier may have to
+ * read the whole text first. streaming: of a GENERATE that brought a token already; `sent` is when the last one came.
  */
 export interface Flight {
   seq: number;
@@ -24,6 +24,7 @@ export interface Flight {
   scores: readonly number[];
   catchingUp: boolean;
   streaming: boolean;
+  chain: boolean;
 }
 
 /** Numbers requests and learns how long replies take. timer: of rounds; it outlives the answer. */
@@ -59,15 +60,22 @@ export class Requests {
   }
 
   /** VERIFY `tree` below the first `base` tokens. */
-  verify(tree: TokenTree, base: number, now: number, scores: readonly number[] = [], catchingUp = false): Send {
-    this.fly(tree, now, scores, catchingUp);
+  verify(
+    tree: TokenTree,
+    base: number,
+    now: number,
+    scores: readonly number[] = [],
+    catchingUp = false,
+    chain = false,
+  ): Send {
+    this.fly(tree, now, scores, catchingUp, chain);
     const { stream, seq } = this;
     return { type: "Send", message: { type: "Verify", stream, seq, baseLen: base, ...packTree(tree) } };
   }
 
   /** GENERATE at most `most` tokens behind the first `base`. */
   generate(base: number, most: number, now: number): Send {
-    this.fly(null, now, [], false);
+    this.fly(null, now);
     const { stream, seq } = this;
     return { type: "Send", message: { type: "Generate", stream, seq, baseLen: base, maxNew: most, rows: true } };
   }
@@ -81,12 +89,19 @@ export class Requests {
     this.flight = { ...flight, sent: now, due, afterOpen: false, scores: [], catchingUp: false, streaming: true };
   }
 
-  private fly(tree: TokenTree | null, sent: number, scores: readonly number[], catchingUp: boolean): void {
+  private fly(
+    tree: TokenTree | null,
+    sent: number,
+    scores: readonly number[] = [],
+    catchingUp = false,
+    chain = false,
+  ): void {
     this.seq++;
     this.stats.calls++;
     const afterOpen = this.freshOpen;
     this.freshOpen = false;
     const wait = afterOpen ? Math.max(this.timer.timeout(), this.patience.open) : this.timer.timeout();
-    this.flight = { seq: this.seq, tree, sent, due: sent + wait, afterOpen, scores, catchingUp, streaming: false };
+    const { seq } = this;
+    this.flight = { seq, tree, sent, due: sent + wait, afterOpen, scores, catchingUp, streaming: false, chain };
   }
 }

@@ -140,10 +140,15 @@ export class Session {
     return this.text.provisional;
   }
 
-  /** Whether the drafter is to grow the tree under way on: it has nothing else to do, and it is worth it. */
+  /** Whether to draft on below the tree under way: nobody has anything else to do, and it is worth it. */
   get draftsAhead(): boolean {
     const idle = (this.flight?.tree?.size ?? 0) > 0 && !this.provisional.length && !this.busy;
-    return idle && this.tuning.draftsAhead();
+    return idle && this.tuning.draftsAhead(this.chainFlies);
+  }
+
+  /** The tree under way is a chain of the understudy. */
+  get chainFlies(): boolean {
+    return this.flight?.chain ?? false;
   }
 
   // --- events ---
@@ -214,7 +219,7 @@ export class Session {
     }
   }
 
-  /** The drafter finished a tree in `seconds` (its answer to DraftTree). */
+  /** A tree was drafted in `seconds` (the answer to DraftTree), or a chain (to DraftChain). */
   treeReady(draft: Draft, version: number, now: number, seconds = 0): Action[] {
     this.busy = null;
     this.tuning.drafted(draft, seconds, this.stats);
@@ -222,7 +227,7 @@ export class Session {
     return this.work(now);
   }
 
-  /** The drafter finished a tree below the first `base` tokens in `seconds` (its answer to Compare). */
+  /** A tree below the first `base` tokens was drafted in `seconds` (the answer to Compare). */
   treeCompared(draft: Draft, base: number, seconds: number): Action[] {
     this.tuning.compared(draft, base, seconds);
     return [];
@@ -241,6 +246,7 @@ export class Session {
   /** The understudy cannot be used: `why`, in words for people. The drafter writes on. */
   understudyFailed(why: string, now: number): Action[] {
     this.handover.failed();
+    this.tuning.understudyFailed();
     if (this.busy === "understudy") this.busy = null;
     const told: Action[] = this.alone && !this.finished ? [{ type: "HandOver", writer: "drafter", why }] : [];
     return [...told, ...this.work(now)];

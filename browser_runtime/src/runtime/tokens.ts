@@ -12,6 +12,8 @@ export class SessionStats {
   rounds = 0;
   accepted = 0;
   nodes = 0;
+  /** Of these rounds, those whose tree the understudy drafted. */
+  chains = 0;
   catchUpRounds = 0;
   /** Tokens that the target wrote alone (GENERATE). */
   streamed = 0;
@@ -34,12 +36,13 @@ export class SessionStats {
   aheadHits = 0;
   aheadUsed = 0;
 
-  /** A verdict brought `fresh` tokens. nodes: of the tree; null: a stream's. */
-  count(nodes: number | null, fresh: number, catchingUp: boolean): void {
+  /** A verdict brought `fresh` tokens. nodes: of the tree; null: a stream's. chain: the understudy drafted it. */
+  count(nodes: number | null, fresh: number, catchingUp: boolean, chain: boolean): void {
     if (nodes === null) this.streamed += fresh;
     else if (catchingUp) this.catchUpRounds++;
     else {
       this.rounds++;
+      this.chains += chain ? 1 : 0;
       this.accepted += fresh - 1;
       this.nodes += nodes;
     }

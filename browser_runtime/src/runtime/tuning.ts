@@ -1,9 +1,10 @@
 /** What measurements decide for one answer: tree or stream, how large a tree, what to draft besides. Pure. */
 
 import { type Draft, type TreeShape, treeShape } from "../drafting/drafter.js";
-import type { Verdict, Welcome } from "../protocol/messages.js";
+import { FINISH_NONE, type Verdict, type Welcome } from "../protocol/messages.js";
 import { MAX_NODES, ROOT, type TokenTree } from "../protocol/tree.js";
 import type { Compare, TreeSize } from "./actions.js";
+import { FIRST_TOKENS } from "./chains.js";
 import { Controller } from "./controller.js";
 import type { Pace } from "./pace.js";
 import type { Mode } from "./policy.js";
@@ -29,13 +30,18 @@ export class Tuning {
   /** When the last verdict came, until a tree is sent. behindTree: on a tree; else the drafter reads what is new to it. */
   private verdictAt: number | null = null;
   private behindTree = false;
-  /** A tree for comparison alone, below the first `base` tokens, whose outcome is not known yet. */
+  /** A tree or a chain for comparison alone, below the first `base` tokens, whose outcome is not known yet. */
   private comparing: { draft: Draft; base: number; seconds: number } | null = null;
   /** One is under way; was since the last token. */
   private drafting = false;
   private beside = false;
   /** Nothing of what trees bring in this answer is known but from others. */
   private untold = true;
+  /** The last tree was the understudy's chain; that is what is to be compared next, if it can be. */
+  private chained = false;
+  private chainNext = true;
+  /** A chain for comparison is under way. */
+  private comparingChain = false;
 
   constructor(
     readonly controller = new Controller(),
@@ -45,6 +51,7 @@ export class Tuning {
     this.shaping = options.shaping ?? true;
     this.ahead = options.ahead ?? null;
     this.pace.ahead.fixed = this.ahead !== null;
+    this.pace.chains.ready = false;
   }
 
   get pace(): Pace {
@@ -58,8 +65,12 @@ export class Tuning {
     this.pace.linked(welcome.costs, rtt);
   }
 
-  /** Drafting `draft` took the drafter `seconds`. Before a first tree it had something to read. */
+  /** Drafting `draft` took `seconds`. Before a first tree the drafter had something to read. */
   drafted(draft: Draft, seconds: number, stats: SessionStats): void {
+    if (draft.chain) {
+      this.pace.chains.drafted(draft.steps, seconds);
+      return;
+    }
     this.pace.drafted(seconds, draft.steps, this.behindTree && !draft.ahead);
     if (!stats.rounds) return;
     stats.aheadRounds++;
@@ -68,8 +79,8 @@ export class Tuning {
   }
 
   /** A drafted tree was sent: since the last verdict, reading and drafting was all that happened. */
-  asked(now: number): void {
-    if (this.verdictAt !== null) this.pace[this.behindTree ? "waited" : "prepared"](now - this.verdictAt);
+  asked(now: number, chain = false): void {
+    if (this.verdictAt !== null && !chain) this.pace[this.behindTree ? "waited" : "prepared"](now - this.verdictAt);
     this.verdictAt = null; // one that is sent again, behind an outage, tells nothing
   }
 
@@ -86,15 +97,21 @@ export class Tuning {
       stats.waitSeconds += wait;
       stats.engineSeconds += engine;
       this.untold = false;
-      this.behindTree = true;
-      if (!overdue) this.pace.verified(flight.tree, flight.scores, verdict.accepted.length, wait, engine, queue);
+      this.behindTree = !flight.chain;
+      if (overdue) return;
+      const accepted = verdict.accepted.length;
+      if (flight.chain) {
+        const ended = verdict.finish !== FINISH_NONE;
+        this.pace.chainVerified(flight.tree.size, accepted, wait, engine, queue, ended);
+      } else this.pace.verified(flight.tree, flight.scores, accepted, wait, engine, queue);
     }
   }
 
   /** A tree for comparison is ready, below the first `base` tokens; drafting it took `seconds`. */
   compared(draft: Draft, base: number, seconds: number): void {
     this.comparing = { draft, base, seconds };
-    this.drafting = false;
+    this.drafting = this.comparingChain = false;
+    if (draft.chain) this.pace.chains.drafted(draft.steps, seconds);
   }
 
   /** The text is `tokens` now. What came of the tree for comparison is measured once it is known. */
@@ -103,8 +120,15 @@ export class Tuning {
     const draft = this.worthSending(this.comparing.draft);
     const path = foreseen(draft.tree, tokens.slice(this.comparing.base));
     if (!path) return;
-    this.pace.foreseen(draft.tree, draft.scores, path.length, this.comparing.seconds);
+    if (draft.chain) this.pace.chains.verified(draft.tree.size, path.length);
+    else this.pace.foreseen(draft.tree, draft.scores, path.length, this.comparing.seconds);
     this.comparing = null;
+  }
+
+  /** The understudy drafts nothing more, and not what was asked for. */
+  understudyFailed(): void {
+    this.pace.chains.ready = false;
+    if (this.comparingChain) this.drafting = this.comparingChain = false;
   }
 
   // --- what follows ---
@@ -127,26 +151,55 @@ export class Tuning {
     return { nodes: Math.min(most, this.pace.worthDrafting()), depth: levels, gain: this.pace.gain() };
   }
 
+  /**
+   * Tokens of the chain that the understudy is to draft next, where the session has room for as many; 0: the drafter
+   * drafts a tree. ready: the understudy can draft. Where nothing is shaped, trees alone are drafted.
+   */
+  chain(room: number, ready: boolean): number {
+    this.pace.chains.ready = ready && this.shaping;
+    const length = room > 1 ? Math.min(room, this.pace.chain(this.chained)) : 0;
+    this.chained = length > 0;
+    return length;
+  }
+
+  /** A chain is drafted below `tokens`: now and then a tree too, so that what trees bring stays known. */
+  besideChain(tokens: readonly number[]): Compare[] {
+    if (this.comparing || this.drafting || !this.pace.chains.compares()) return [];
+    this.drafting = true;
+    return [{ type: "Compare", prefix: [...tokens], ...this.treeSize(MAX_NODES, this.largest.depth) }];
+  }
+
   /** What of a draft is sent. */
   worthSending(draft: Draft): Draft {
+    if (draft.chain) return draft;
     const count = this.shaping ? this.pace.worthSending(draft.tree, draft.scores) : draft.tree.size;
     const tree = draft.tree.pruned(count, MAX_NODES);
     return { ...draft, tree, scores: draft.scores.slice(0, tree.size) };
   }
 
-  /** Whether to draft on while a verdict is awaited. */
-  draftsAhead(): boolean {
-    return this.ahead ?? this.pace.draftsAhead();
+  /**
+   * Whether to draft on while a verdict is awaited. chain: on one of the understudy, which costs the drafter nothing.
+   */
+  draftsAhead(chain = false): boolean {
+    return this.ahead ?? (chain || this.pace.draftsAhead());
   }
 
   /**
    * `streamed` tokens into an answer's streams: a tree to draft below `tokens` now and then, so that tau stays known.
-   * Where the mode is pinned, nobody wants to know it.
+   * Where the mode is pinned, nobody wants to know it. drafts: the understudy can draft; every second one is a chain of
+   * its then.
    */
-  comparison(tokens: readonly number[], streamed: number): Compare[] {
+  comparison(tokens: readonly number[], streamed: number, drafts = false): Compare[] {
     if (this.controller.pinned !== null || !this.pace.compares(streamed, this.untold)) return [];
-    this.untold = false;
     this.drafting = this.beside = true;
+    this.pace.chains.ready = drafts && this.shaping;
+    if (this.pace.chains.ready && this.chainNext) {
+      this.chainNext = false;
+      this.comparingChain = true;
+      return [{ type: "Compare", prefix: [...tokens], nodes: 0, depth: 0, gain: null, chain: FIRST_TOKENS }];
+    }
+    this.chainNext = true;
+    this.untold = false;
     return [{ type: "Compare", prefix: [...tokens], ...this.treeSize(MAX_NODES, this.largest.depth) }];
   }
 }

@@ -17,7 +17,7 @@ export function takeVerdict(session: Session, verdict: Verdict, now: number): Ac
   const nodes = flight.tree?.tokens ?? [];
   const path = Array.from(verdict.accepted).filter(node => node < nodes.length);
   const fresh = text.within([...path.map(node => nodes[node]), verdict.bonus]);
-  session.stats.count(flight.tree ? nodes.length : null, fresh.length, text.provisional.length > 0);
+  session.stats.count(flight.tree ? nodes.length : null, fresh.length, text.provisional.length > 0, flight.chain);
   const same = text.agreeing(fresh);
   if (session.policy.onReturn === "keep" && same < Math.min(fresh.length, text.provisional.length)) {
     const actions = rowsOf(session, verdict, base + same);
@@ -30,7 +30,8 @@ export function takeVerdict(session: Session, verdict: Verdict, now: number): Ac
     return [...actions, ...session.finish(text.ended ? "stop" : "length")];
   }
   if (targetFirst(session.policy) && session.flight) {
-    actions.push(...session.tuning.comparison(text.committed, session.stats.streamed)); // a stream goes on
+    const { drafts } = session.handover; // a stream goes on
+    actions.push(...session.tuning.comparison(text.committed, session.stats.streamed, drafts));
   }
   actions.push(...choose(session, now));
   return [...actions, ...session.work(now)];

@@ -28,6 +28,15 @@ export function work(session: Session, now: number): Action[] {
     if (written.length || !canAsk) return written;
   }
   if (session.busy || session.ready || session.flight || session.mode !== "tree") return [];
+  const room = Math.min(session.maxNodes, session.treeBudget, session.text.room);
+  const tokens = session.tuning.chain(room, session.handover.drafts);
+  if (tokens) {
+    const prefix = [...session.committed];
+    session.busy = "understudy";
+    session.handover.text = prefix; // which it reads to draft
+    const draft: Action = { type: "DraftChain", prefix, version: session.version, tokens };
+    return [draft, ...session.tuning.besideChain(session.committed)];
+  }
   session.busy = "drafter";
   const size = session.tuning.treeSize(Math.min(session.maxNodes, session.treeBudget), session.text.room);
   return [{ type: "DraftTree", prefix: [...session.committed], version: session.version, ...size }];
@@ -35,9 +44,9 @@ export function work(session: Session, now: number): Action[] {
 
 function verifyTree(session: Session, draft: Draft, now: number): Send {
   session.ready = null;
-  session.tuning.asked(now);
+  session.tuning.asked(now, draft.chain);
   const tree = draft.tree.pruned(session.maxNodes, session.text.room); // it may be older than the verifier's limits
-  return session.requests.verify(tree, session.committed.length, now, draft.scores);
+  return session.requests.verify(tree, session.committed.length, now, draft.scores, false, draft.chain);
 }
 
 /** Catch up: have the provisional text verified. */

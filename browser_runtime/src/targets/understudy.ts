@@ -24,6 +24,8 @@ const FENCE = "```";
 
 /** A complete model in memory that keeps what it has read, position by position. */
 export interface TargetModel {
+  /** Tokens of a text at most. */
+  readonly maxContext: number;
   /**
    * Reads `tokens`, at least one, behind the first `past` positions; what was held from there on is overwritten.
    *
@@ -42,12 +44,29 @@ export interface Written {
   probability: number;
 }
 
+/** Tokens behind a text, and log-probabilities of the way to each. */
+export interface Chain {
+  tokens: number[];
+  scores: number[];
+}
+
+/** What was drafted: the last tokens of `text`, to which it gave `logProbs`. */
+interface Drafted {
+  text: number[];
+  logProbs: number[];
+  sampling: Sampling;
+  constraint: Constraint | null;
+}
+
 const always: Wanted = async () => true;
 
 /** One call at a time. */
 export class Understudy {
   private held: number[] = []; // what the model holds
   private logits: Float32Array | null = null; // behind the last of these
+  private written: Drafted = { text: [], logProbs: [], sampling: new Sampling(), constraint: null };
+  /** Tokens so far. */
+  drafted = 0;
 
   /**
    * decode: text of token ids. vocab: of the target; it may be less than the model's, whose logits of the ids beyond are
@@ -120,8 +139,50 @@ export class Understudy {
     return { token, probability: Math.exp(logProbs(constraint ? judged : this.logits!, new Sampling())[token]) };
   }
 
+  /**
+   * At most `count` tokens that the target may draw behind `text`. Loops are the target's to break. Fewer come where
+   * they are not `wanted` any more. What was drafted behind a text that this one goes on with is known.
+   */
+  async draft(
+    text: readonly number[],
+    count: number,
+    sampling: Sampling,
+    wanted: Wanted = always,
+    constraint: Constraint | null = null,
+  ): Promise<Chain> {
+    const { written } = this;
+    const size = text.length;
+    const surplus = size + written.logProbs.length - written.text.length; // drafted tokens that `text` has taken in
+    const alike = sampling.equals(written.sampling);
+    const bound = constraint ? constraint.addsAs(written.constraint) : !written.constraint;
+    const behind = surplus >= 0 && size <= written.text.length && text.every((token, at) => token === written.text[at]);
+    if (alike && bound && behind) written.logProbs.splice(0, surplus);
+    else this.written = { text: [...text], logProbs: [], sampling, constraint };
+    await this.goOn(count, wanted);
+    let score = 0;
+    const scores = this.written.logProbs.slice(0, count).map(value => (score += value));
+    return { tokens: this.written.text.slice(size, size + count), scores };
+  }
+
+  /** Draft on, `count` tokens more, while they are `wanted`. */
+  async draftAhead(count: number, wanted: Wanted): Promise<void> {
+    if (this.written.text.length) await this.goOn(this.written.logProbs.length + count, wanted);
+  }
+
   close(): Promise<void> {
     return this.model.close();
+  }
+
+  /** Draft until `count` tokens stand there. */
+  private async goOn(count: number, wanted: Wanted): Promise<void> {
+    const { text, logProbs: known, sampling, constraint } = this.written;
+    while (known.length < count && text.length < this.model.maxContext && (await this.read(text, wanted))) {
+      const judged = adjusted(this.logits!, text, constraint);
+      const token = draw(judged, sampling, text.length);
+      known.push(logProbs(judged, new Sampling())[token]);
+      text.push(token);
+      this.drafted++;
+    }
   }
 
   private async step(past: number, tokens: readonly number[], wanted: number): Promise<Float32Array[]> {
@@ -153,16 +214,27 @@ export class Understudy {
     const answer = text.slice(begin);
     const losses = repetitions(answer);
     const inCode = losses.size > 0 && this.decode(answer).split(FENCE).length % 2 === 0;
-    const amounts = constraint?.amounts(text) ?? new Map<number, number>();
-    if ((!losses.size || inCode) && !amounts.size) return logits;
-    const lowered = Float64Array.from(logits);
-    for (const [token, length] of inCode ? [] : losses) {
+    if (!losses.size || inCode) return adjusted(logits, text, constraint);
+    const lowered = logits.slice();
+    for (const [token, length] of losses) {
       const loss = DRY_MULTIPLIER * DRY_BASE ** Math.min(length - DRY_ALLOWED, 20);
-      lowered[token] = Math.fround(lowered[token] - Math.fround(Math.min(DRY_MOST, loss)));
+      lowered[token] -= Math.fround(Math.min(DRY_MOST, loss));
     }
-    for (const [token, amount] of amounts) lowered[token] += amount;
-    return lowered;
+    return adjusted(lowered, text, constraint);
   }
+}
+
+/** What the token behind `text` is drawn from under `constraint`, of whose biases and penalties account is taken. */
+function adjusted(
+  logits: Float32Array,
+  text: readonly number[],
+  constraint: Constraint | null,
+): Float32Array | Float64Array {
+  const amounts = constraint?.amounts(text);
+  if (!amounts?.size) return logits;
+  const sums = Float64Array.from(logits);
+  for (const [token, amount] of amounts) sums[token] += amount;
+  return sums;
 }
 
 /** Tokens that would go on a repetition of at least DRY_ALLOWED tokens, each with the longest one's length. */

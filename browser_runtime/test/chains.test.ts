@@ -1,0 +1,192 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { FINISH_NONE, type Verdict } from "../src/protocol/messages.js";
+import { Sampling } from "../src/protocol/sampling.js";
+import { TokenTree } from "../src/protocol/tree.js";
+import { Chains, FIRST_TOKENS } from "../src/runtime/chains.js";
+import { Controller } from "../src/runtime/controller.js";
+import type { Flight } from "../src/runtime/requests.js";
+import { SessionStats } from "../src/runtime/tokens.js";
+import { Tuning } from "../src/runtime/tuning.js";
+import { LocalUnderstudy, type UnderstudyThread } from "../src/runtime/understudyThread.js";
+import { Understudy } from "../src/targets/understudy.js";
+import { FakeTarget } from "./fakeTarget.js";
+import { ALPHABET, FakeVerifier, plain } from "./fakeVerifier.js";
+import { PROMPT, read, runtimeOf } from "./runtimes.js";
+
+const CONTEXT = 200;
+
+function threadOf(model: FakeTarget): LocalUnderstudy {
+  return new LocalUnderstudy(async () => new Understudy(model, ALPHABET, () => ""));
+}
+
+test("a warm understudy drafts where the link is slow, and the answer stays the target's own", async () => {
+  const verifier = new FakeVerifier();
+  verifier.delay = 0.01;
+  const model = new FakeTarget(CONTEXT);
+  const ahead: number[] = [];
+  const understudy = threadOf(model);
+  const draftAhead = understudy.draftAhead.bind(understudy);
+  understudy.draftAhead = async (count, wanted) => {
+    ahead.push(count);
+    await draftAhead(count, wanted);
+  };
+  const runtime = runtimeOf(verifier, { policy: { understudy: "warm" }, understudy });
+  let [chains, rounds] = [0, 0];
+  for (const prompt of [PROMPT, [...PROMPT, 7], [1], [2, 3]]) {
+    const { tokenIds, stats } = await read(runtime.generate(prompt, { maxNewTokens: 120 }));
+    assert.deepEqual(tokenIds, plain(prompt, 120));
+    assert.ok(stats.chains <= stats.rounds);
+    chains += stats.chains;
+    rounds += stats.rounds;
+  }
+  assert.ok(chains > 1, `${chains} chains of ${rounds} rounds`);
+  assert.ok(ahead.length > 0);
+  await runtime.close();
+});
+
+test("a cold understudy drafts nothing, and one that fails leaves it to the drafter", async () => {
+  for (const kind of ["cold", "warm"] as const) {
+    const verifier = new FakeVerifier();
+    const model = new FakeTarget(CONTEXT);
+    const thread = threadOf(model);
+    let asked = 0;
+    const understudy: UnderstudyThread = {
+      present: true,
+      agreed: (...given) => thread.agreed(...given),
+      nextToken: (...given) => thread.nextToken(...given),
+      draft: async () => {
+        asked++;
+        throw new Error("out of memory");
+      },
+      draftAhead: async () => assert.fail("there is no chain"),
+      review: () => {},
+      unload: () => thread.unload(),
+      close: () => thread.close(),
+    };
+    const runtime = runtimeOf(verifier, { policy: { understudy: kind }, understudy });
+    const { tokenIds, stats } = await read(runtime.generate(PROMPT, { maxNewTokens: 60 }));
+    assert.deepEqual(tokenIds, plain(PROMPT, 60));
+    assert.equal(stats.chains, 0);
+    assert.equal(asked, kind === "warm" ? 1 : 0);
+    await runtime.close();
+  }
+});
+
+test("the time of a chain is that of its steps, and drafting on ends as another job waits", async () => {
+  const model = new FakeTarget(CONTEXT);
+  const thread = threadOf(model);
+  const of = { text: PROMPT, begin: PROMPT.length, sampling: new Sampling() };
+  const foreseen = plain(PROMPT, 60);
+  assert.ok(foreseen.length > 40);
+  await thread.draftAhead(8, () => true); // behind nothing
+  assert.equal(model.steps, 0);
+  const first = (await thread.draft(of, 5, () => true))!;
+  assert.deepEqual(first.tokens, foreseen.slice(0, 5));
+  assert.equal(first.steps, 4); // the first ended the reading
+  assert.ok(first.seconds > 0);
+  await thread.draftAhead(3, () => true);
+  const steps = model.steps;
+  const known = (await thread.draft({ ...of, text: [...PROMPT, ...foreseen.slice(0, 2)] }, 6, () => true))!;
+  assert.deepEqual([known.tokens, known.steps], [foreseen.slice(2, 8), 0]);
+  assert.equal(model.steps, steps);
+  let asked = 0;
+  let next: ReturnType<typeof thread.nextToken> | null = null;
+  await thread.draftAhead(30, () => {
+    if (++asked === 6) next = thread.nextToken(of, () => true);
+    return true;
+  });
+  assert.ok(model.steps > steps && model.steps < steps + 6);
+  assert.equal((await next!)!.token, foreseen[0]);
+  asked = 0;
+  const after = model.steps;
+  await thread.draftAhead(30, () => ++asked < 6); // the session's version changes
+  assert.ok(model.steps > after && model.steps < after + 6);
+  assert.equal(await thread.draft(of, 5, () => false), null);
+  thread.unload();
+  const before = model.steps;
+  await thread.draftAhead(8, () => true);
+  assert.equal(model.steps, before);
+  model.broken = true;
+  await assert.rejects(
+    thread.draft(of, 5, () => true),
+    /out of memory/,
+  );
+  await thread.close();
+});
+
+test("drafting on ends as its memory is wanted back", async () => {
+  const model = new FakeTarget(CONTEXT);
+  const thread = threadOf(model);
+  await thread.draft({ text: PROMPT, begin: PROMPT.length, sampling: new Sampling() }, 2, () => true);
+  const { steps } = model;
+  let asked = 0;
+  await thread.draftAhead(30, () => {
+    if (++asked === 6) thread.unload();
+    return true;
+  });
+  assert.ok(model.steps > steps && model.steps < steps + 6);
+  await thread.close();
+});
+
+test("a chain has the room that there is, and none of one token is asked for", () => {
+  const tuning = new Tuning();
+  const { chains } = tuning.pace;
+  assert.equal(tuning.chain(1, true), 0);
+  assert.ok(chains.ready);
+  assert.equal(tuning.chain(2, true), 2);
+  assert.equal(tuning.chain(64, true), FIRST_TOKENS);
+  const next = new Tuning(tuning.controller); // of the next answer, whose understudy has read nothing
+  assert.ok(!chains.ready && next.chain(64, false) === 0);
+});
+
+test("chains are drafted on with, unless the user chose otherwise", () => {
+  const tunings = [null, true, false].map(ahead => new Tuning(new Controller(), { ahead }));
+  const chosen = tunings.map(tuning => tuning.draftsAhead(true));
+  assert.deepEqual(chosen, [true, true, false]);
+});
+
+test("an understudy that fails leaves comparing to the drafter", () => {
+  const tuning = new Tuning();
+  let streamed = 0;
+  const compared = () => {
+    for (;;) {
+      const [action] = tuning.comparison([1, 2], ++streamed, true);
+      if (action) return action;
+    }
+  };
+  assert.equal(compared().chain, FIRST_TOKENS);
+  assert.deepEqual(tuning.besideChain([1, 2]), []); // that one is under way
+  tuning.understudyFailed();
+  assert.ok(!tuning.pace.chains.ready);
+  assert.equal(tuning.besideChain([1, 2]).length, 1);
+  tuning.understudyFailed();
+  for (let chain = 0; chain < 8; chain++) assert.deepEqual(tuning.besideChain([1, 2]), []); // the drafter's still is
+});
+
+test("of a chain behind which the answer ended, the tokens before its end are judged", () => {
+  const tree = TokenTree.chain([1, 2, 3, 4]);
+  const flight: Flight = {
+    ...{ seq: 1, tree, scores: [], sent: 0, due: 1, chain: true },
+    ...{ afterOpen: false, catchingUp: false, streaming: false },
+  };
+  const judged = (finish: number) => {
+    const tuning = new Tuning();
+    const judgements: number[][] = [];
+    tuning.pace.chains.verified = (...given) => judgements.push(given);
+    const verdict: Verdict = {
+      ...{ type: "Verdict", stream: 1, seq: 1, baseLen: 3, accepted: Uint8Array.of(0, 1), bonus: 7, finish },
+      ...{ rows: new Uint8Array(), treeBudget: 32, queueUs: 0, engineUs: 1000 },
+    };
+    tuning.answered(flight, verdict, 0.1, false, new SessionStats());
+    return judgements;
+  };
+  assert.deepEqual(judged(FINISH_NONE), [[4, 2]]);
+  assert.deepEqual(judged(1), [[2, 2]]);
+});
+
+test("rates of chains stay finite where nothing takes time", () => {
+  const chains = new Chains();
+  chains.drafted(4, 0);
+  assert.ok(Number.isFinite(chains.best(0, () => 0).rate));
+});
