@@ -112,8 +112,10 @@ class Device:
     def ask(
         self, prompt: list[int], sampling: Sampling | None = None, max_new: int = 40, stop: Sequence[str] = (),
         script: Sequence[int] = (), record: str | None = None, held_to: dict[str, Any] | None = None,
+        understudy_script: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """Begin an answer. script: tokens that the engine likes to foresee. record: go on with that one.
+        """Begin an answer. script: tokens that the engine likes to foresee; understudy_script: those that the
+        understudy likes to write. record: go on with that one.
 
         held_to: OpenAI's fields of biases, penalties, forms and tools.
         """
@@ -121,7 +123,8 @@ class Device:
         self.say(
             json.dumps(
                 {"prompt": prompt, "sampling": sampling, "max_new": max_new, "stop": list(stop),
-                 "script": list(script), "record": record, "held_to": held_to}
+                 "script": list(script), "record": record, "held_to": held_to,
+                 "understudy_script": list(understudy_script)}
             )
         )  # fmt: skip
 

@@ -326,6 +326,36 @@ def test_an_understudy_takes_over(
         assert not any(event["detail"] for event in screen.events if event["event"] == "handed_over")
 
 
+def test_an_understudy_drafts(
+    classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess, truth: Any
+) -> None:
+    """It knows most of the text, and the drafter nothing. In every other answer the link is cut."""
+
+    async def run(asked: list[tuple[int, int]]) -> list[Screen]:
+        screens = []
+        settings = {"hash_understudy": True, "understudy": "WARM", "mode": "TREE"}
+        async with linked(classpath, folders, verifier, **settings) as (device, link):
+            for number, (prompt, sampling) in enumerate(asked):
+
+                async def each(screen: Screen) -> None:
+                    if number % 2 and len(screen.events) == 5:  # noqa: B023 - the answer ends before the next begins
+                        link.cut()
+
+                wanted = truth(prompt, sampling)
+                script = [*PROMPTS[prompt], *wanted]
+                device.ask(PROMPTS[prompt], SAMPLINGS[sampling], MAX_NEW, understudy_script=script)
+                screens.append(await device.watch(each))
+                check(screens[-1], wanted)
+        return screens
+
+    asked = [(prompt, sampling) for prompt in range(len(PROMPTS)) for sampling in range(len(SAMPLINGS))]
+    stats = [screen.end["stats"] for screen in asyncio.run(run(asked))]
+    calm, cut = stats[::2], stats[1::2]
+    assert sum(stat["chains"] for stat in calm) > sum(stat["rounds"] for stat in calm) / 2
+    assert sum(stat["tau"] for stat in calm) > 2 * len(calm)
+    assert all(stat["opens"] > 1 for stat in cut) and sum(stat["chains"] for stat in cut) > 0
+
+
 def test_policies(classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess, truth: Any) -> None:
     wanted = truth(0, 0)
 

@@ -29,6 +29,7 @@ from tests.targets.understudies import (
     pythons_logits,
     steps,
     understudy_bundle,
+    written,
 )
 
 pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
@@ -52,7 +53,7 @@ class Jvm:
 
     def done(self, bundle: Bundle, **asked: Any) -> list[dict[str, Any]]:
         """The lines of the answers."""
-        run = self.run(bundle, {"steps": [], "answers": []} | asked)
+        run = self.run(bundle, {"steps": [], "answers": [], "chains": []} | asked)
         assert run.returncode == 0, run.stderr
         return [json.loads(line) for line in run.stdout.splitlines()]
 
@@ -101,6 +102,17 @@ def test_it_leaves_a_loop_as_pythons_does(bundle: Bundle, jvm: Jvm) -> None:
     assert [found["tokens"] for found in jvm.done(bundle, answers=asked)] == [tokens, looped]
 
 
+def test_what_it_drafts_is_what_pythons_writes(bundle: Bundle, jvm: Jvm) -> None:
+    """Token by token, as long as no loop is broken; and behind what was right nothing is computed again."""
+    count = 12
+    asked = [asking(PROMPT, len(PROMPT), [], count, sampling) for sampling in SAMPLINGS]
+    for found, sampling in zip(jvm.done(bundle, chains=asked), SAMPLINGS, strict=True):
+        tokens, probabilities = written(bundle, PROMPT, len(PROMPT), 2 * count, sampling)
+        assert found["tokens"] == tokens[:count] and found["more"] == tokens[count:]
+        assert found["after"] == tokens[count + 1 :] and found["steps"] == 2 * count
+        assert np.allclose(found["scores"], np.cumsum(np.log(probabilities[:count])), rtol=1e-9)
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "target.onnx", "target.onnx.data"])
 def test_a_damaged_one_is_refused_in_one_line(bundle: Bundle, jvm: Jvm, tmp_path: Path, name: str) -> None:
     copy = open_bundle(shutil.copytree(bundle.folder, tmp_path / "copy"))
@@ -108,7 +120,7 @@ def test_a_damaged_one_is_refused_in_one_line(bundle: Bundle, jvm: Jvm, tmp_path
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    run = jvm.run(copy, {"steps": [], "answers": []})
+    run = jvm.run(copy, {"steps": [], "answers": [], "chains": []})
     assert run.returncode == 1
     line = run.stderr.strip().splitlines()[-1]
     assert line.startswith("UnderstudyError: ") and str(path.parent) in line and "copy" in line

@@ -44,12 +44,18 @@ private class Words : Tokenizer {
     override fun decode(ids: List<Int>) = ids.filter { it > 3 }.joinToString(" ") { "w$it" }
 }
 
+/** What a hash that is an understudy likes to write in this answer. */
+@Volatile
+private var understudyScript = emptyList<Int>()
+
 /** A device for tests/android whose engine is a hash, and whose understudy, where "hash_understudy" asks for one. */
 fun main() = device(
     { Words() },
     { bundle, settings ->
         if (settings.field<Boolean?>("hash_understudy") != true) null else {
-            Understudy(bundle.tokenizer::decode) { HashModel(bundle.manifest.vocabSize) }
+            Understudy(bundle.tokenizer::decode, maxContext = bundle.manifest.maxContext) {
+                HashModel(bundle.manifest.vocabSize) { understudyScript }
+            }
         }
     },
 ) { bundle, _ ->
@@ -118,6 +124,7 @@ private fun serve(runtime: EdgeRuntime, engine: Engine) {
 
 private suspend fun answer(runtime: EdgeRuntime, engine: Engine, of: Any?) {
     if (engine is HashEngine) engine.script = of.ints("script")
+    understudyScript = of.ints("understudy_script")
     val record = of.field<String?>("record")
     val events = if (record != null) {
         runtime.resume(AnswerRecord.parse(record))
@@ -149,7 +156,8 @@ private fun tell(event: Event) {
             "spans" to event.spans.map { listOf(it.begin, it.end, it.writer.name.lowercase()) },
             "stats" to with(event.stats) {
                 mapOf(
-                    "tokens" to tokens, "rounds" to rounds, "tau" to tau, "calls" to calls, "streamed" to streamed,
+                    "tokens" to tokens, "rounds" to rounds, "tau" to tau, "chains" to chains,
+                    "calls" to calls, "streamed" to streamed,
                     "seconds" to seconds, "bytes_up" to bytesUp, "bytes_down" to bytesDown,
                     "provisional" to provisional, "kept" to kept, "rolled_back" to rolledBack, "adopted" to adopted,
                     "stalls" to stalls, "understudy" to understudy,

@@ -27,8 +27,9 @@ fun openUnderstudy(bundle: Bundle, threads: Int = 2): Understudy? {
     val entry = bundle.manifest.understudy ?: return null
     if (entry.format != "onnx" || !hasRuntime("onnx")) return null
     val checked by lazy { TargetBundle.open(File(bundle.folder, entry.folder), entry.manifestSha256) } // once
-    return Understudy(bundle.tokenizer::decode, bundle::hasUnderstudy, bundle.manifest.vocabSize) {
-        OnnxUnderstudy(checked, bundle.manifest.maxContext, threads)
+    val manifest = bundle.manifest
+    return Understudy(bundle.tokenizer::decode, bundle::hasUnderstudy, manifest.vocabSize, manifest.maxContext) {
+        OnnxUnderstudy(checked, manifest.maxContext, threads)
     }
 }
 

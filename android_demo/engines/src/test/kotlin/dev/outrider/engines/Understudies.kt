@@ -5,6 +5,7 @@ import dev.outrider.core.runtime.Json
 import dev.outrider.core.runtime.TargetBundle
 import dev.outrider.core.runtime.Understudy
 import dev.outrider.core.runtime.UnderstudyError
+import dev.outrider.core.runtime.UnderstudyModel
 import dev.outrider.core.runtime.field
 import dev.outrider.core.runtime.int
 import dev.outrider.core.runtime.ints
@@ -19,7 +20,8 @@ import kotlin.system.exitProcess
  * Standard input is a JSON object. Of its `steps`, each `past`, `tokens` and `wanted`, LOGITS gets the logits, float32,
  * little-endian. For each of its `answers` (`text`, `begin`, `drafted`, `count`, `sampling`) a JSON line goes out: how
  * many of the `drafted` tokens behind the text agree, and the `count` tokens that are written behind these, with their
- * probabilities. An error is one line on standard error.
+ * probabilities. So it does for each of its `chains` (`text`, `count`, `sampling`), see [chain]. An error is one line
+ * on standard error.
  */
 fun main(arguments: Array<String>) {
     val (folder, sha256, maxContext, threads, logits) = arguments
@@ -42,6 +44,9 @@ fun main(arguments: Array<String>) {
             println(Json.write(written(understudy, answer)))
             understudy.unload()
         }
+        for (asked in asked.field<List<Any?>>("chains")) {
+            println(Json.write(chain(OnnxUnderstudy(target, maxContext.toInt(), threads.toInt()), asked)))
+        }
     } catch (error: UnderstudyError) {
         System.err.println("${error.javaClass.simpleName}: ${error.message}")
         exitProcess(1)
@@ -61,4 +66,33 @@ private fun written(understudy: Understudy, answer: Any?): Map<String, Any?> {
         probability
     }
     return mapOf("agreed" to agreed, "tokens" to text.drop(given.size), "probabilities" to probabilities)
+}
+
+private class Counted(private val model: UnderstudyModel) : UnderstudyModel by model {
+    var steps = 0
+        private set
+
+    override fun step(past: Int, tokens: List<Int>, wanted: Int): List<FloatArray> {
+        steps++
+        return model.step(past, tokens, wanted)
+    }
+}
+
+/**
+ * What is drafted behind the text, with the scores; what follows, which was drafted on with; what is drafted behind all
+ * that was right, and the token behind it; and the model's steps for it all.
+ */
+private fun chain(model: OnnxUnderstudy, asked: Any?): Map<String, Any?> {
+    val counted = Counted(model)
+    val understudy = Understudy({ "" }) { counted }
+    val text = asked.ints("text")
+    val count = asked.int("count")
+    val sampling = Vectors.sampling(asked.field<Any>("sampling"))
+    val (tokens, scores) = understudy.draft(text, count, sampling)
+    understudy.draftAhead(count) { true }
+    val (more, _) = understudy.draft(text + tokens, count, sampling)
+    val (after, _) = understudy.draft(text + tokens + more.take(1), count - 1, sampling)
+    val steps = counted.steps
+    understudy.unload()
+    return mapOf("tokens" to tokens, "scores" to scores, "more" to more, "after" to after, "steps" to steps)
 }

@@ -22,12 +22,22 @@ data class TreeSize(val nodes: Int, val depth: Int, val gain: Double? = null)
 data class DraftTree(val prefix: List<Int>, val version: Int, val size: TreeSize) : Action
 
 /**
- * Draft a tree below [prefix] that is not sent: what comes of it is seen in the stream. Answer with
- * [Session.treeCompared].
+ * Let the understudy draft a chain of [tokens] tokens behind [prefix]; answer with [Session.treeReady], where the
+ * seconds are those of the draft's steps: those of what was known, and of reading the text, do not count.
  */
-data class Compare(val prefix: List<Int>, val size: TreeSize) : Action
+data class DraftChain(val prefix: List<Int>, val version: Int, val tokens: Int) : Action
 
-/** Grow the tree that was just sent on, where [Session.draftsAhead], until the session's version changes. */
+/**
+ * Draft a tree below [prefix] that is not sent: what comes of it is seen in the stream. Answer with
+ * [Session.treeCompared]. chain: in place of a tree, the understudy is to draft a chain of so many tokens, as of
+ * [DraftChain].
+ */
+data class Compare(val prefix: List<Int>, val size: TreeSize, val chain: Int? = null) : Action
+
+/**
+ * Grow the tree that was just sent on, where [Session.draftsAhead], until the session's version changes; behind a
+ * chain, the understudy writes on.
+ */
 data class DraftAhead(val version: Int) : Action
 
 /** Let [writer] write one token behind [prefix]; answer with [Session.tokenWritten]. */

@@ -132,13 +132,17 @@ internal class Answer(
                 is Send -> link?.send(action.message)
                 is Pin -> link?.pin(action.arithmetic)
                 is DraftTree -> jobs.draft(action)
+                is DraftChain -> understudyJobs?.draft(action)
                 is WriteToken -> {
                     held.hold(action)
                     release()
                 }
                 is ReadText -> understudyJobs?.read(action)
-                is Compare -> jobs.compare(action)
-                is DraftAhead -> jobs.draftAhead()
+                is Compare -> if (action.chain == null) jobs.compare(action) else understudyJobs?.compare(action)
+                is DraftAhead -> {
+                    jobs.draftAhead()
+                    understudyJobs?.draftAhead()
+                }
                 is AddRows -> {
                     jobs.addRows(action)
                     jobs.draftAhead() // which the job before has ended

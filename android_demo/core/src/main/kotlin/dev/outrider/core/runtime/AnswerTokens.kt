@@ -9,6 +9,9 @@ class SessionStats {
     var rounds = 0
     var accepted = 0
     var nodes = 0
+
+    /** Of these rounds, those whose tree the understudy drafted. */
+    var chains = 0
     var catchUpRounds = 0
 
     /** Tokens that the target wrote alone. */
@@ -36,14 +39,15 @@ class SessionStats {
     var aheadHits = 0
     var aheadUsed = 0
 
-    /** A verdict brought [fresh] tokens. nodes: of the tree; null: a stream's. */
-    internal fun count(nodes: Int?, fresh: Int, catchingUp: Boolean) {
+    /** A verdict brought [fresh] tokens. nodes: of the tree; null: a stream's. chain: the understudy drafted it. */
+    internal fun count(nodes: Int?, fresh: Int, catchingUp: Boolean, chain: Boolean) {
         if (nodes == null) {
             streamed += fresh
         } else if (catchingUp) {
             catchUpRounds++
         } else {
             rounds++
+            if (chain) chains++
             accepted += fresh - 1
             this.nodes += nodes
         }

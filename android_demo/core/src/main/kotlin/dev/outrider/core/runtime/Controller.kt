@@ -34,7 +34,7 @@ class Controller(val pace: Pace, pinned: Mode? = null) {
         pace.forgetAnswer()
         val stream = pace.streamRate()
         if (pinned == null && stream != null) {
-            mode = if (stream > config.margin * pace.usualTreeRate()) Mode.STREAM else Mode.TREE
+            mode = if (stream > config.margin * pace.usualDraftRate()) Mode.STREAM else Mode.TREE
         }
         return pinned ?: mode
     }
@@ -43,12 +43,12 @@ class Controller(val pace: Pace, pinned: Mode? = null) {
     fun choose(): Mode {
         pinned?.let { return it }
         val stream = pace.streamRate() ?: return mode
-        val tree = pace.treeRate()
+        val tree = pace.draftRate()
         if (trial > 0) {
             if (--trial == 0) endTrial(stream > config.margin * tree)
             return mode
         }
-        val (now, other) = if (mode == Mode.TREE) tree to stream else stream to pace.usualTreeRate()
+        val (now, other) = if (mode == Mode.TREE) tree to stream else stream to pace.usualDraftRate()
         better = if (other > config.margin * now) better + 1 else 0
         if (better >= if (mode == Mode.TREE) config.roundsToLeaveTrees else config.tokensToLeaveStream) {
             mode = if (mode == Mode.TREE) Mode.STREAM else Mode.TREE

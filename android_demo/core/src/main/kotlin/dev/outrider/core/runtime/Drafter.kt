@@ -46,6 +46,7 @@ data class TreeShape(val nodes: Int = 32, val depth: Int = 10, val breadth: Int 
  * A tree, its nodes' log path probabilities, and what it took.
  *
  * steps: engine steps since it was asked for. ahead: its root had been expanded ahead, with [kept] nodes below it.
+ * chain: an understudy wrote it, token by token.
  */
 data class Draft(
     val tree: TokenTree = TokenTree(),
@@ -53,6 +54,7 @@ data class Draft(
     val steps: Int = 0,
     val ahead: Boolean = false,
     val kept: Int = 0,
+    val chain: Boolean = false,
 )
 
 /** A token that the drafter wrote, and the probability it gives to it. */

@@ -46,7 +46,7 @@ internal class DrafterJobs(
 
     /** Draft on below the tree under way, if the session wants it; any other job ends that. */
     fun draftAhead() {
-        if (!session.draftsAhead) return
+        if (!session.draftsAhead || session.chainFlies) return
         val version = session.version
         worker.draftAhead(session.tuning.largest, { session.version == version }) {
             report(InboxEvent.Ahead(session, it))

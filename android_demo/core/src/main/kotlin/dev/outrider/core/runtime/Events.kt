@@ -69,6 +69,8 @@ data class AnswerStats(
     /** Accepted and bonus tokens per tree round. */
     val tau: Double,
     val nodes: Int,
+    /** Of the rounds, those whose tree the understudy drafted. */
+    val chains: Int,
     /** Requests to the verifier. */
     val calls: Int,
     /** Tokens that the target wrote alone. */

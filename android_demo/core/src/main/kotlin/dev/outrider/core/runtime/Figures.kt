@@ -37,7 +37,7 @@ internal class Figures(private val session: Session, private val link: Link?) {
         val seconds = now() - began
         return AnswerStats(
             tokens, of.rounds, if (of.rounds > 0) (of.accepted + of.rounds) / of.rounds.toDouble() else 0.0, of.nodes,
-            of.calls, of.streamed, seconds, tokens / seconds, firstToken,
+            of.chains, of.calls, of.streamed, seconds, tokens / seconds, firstToken,
             (link?.traffic?.up ?: 0) - up, (link?.traffic?.down ?: 0) - down,
             draftSeconds, of.waitSeconds, of.engineSeconds, aheadNodes, of.aheadUsed, of.aheadHits, of.aheadRounds,
             of.provisional, of.understudy, of.kept, of.rolledBack, of.adopted, of.stalls, of.pauses, of.opens,

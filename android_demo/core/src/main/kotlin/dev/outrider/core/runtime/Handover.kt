@@ -28,10 +28,9 @@ internal class Handover(present: Boolean, policy: Policy) {
     var reading = if (present && policy.understudy != UnderstudyUse.OFF) Reading.IDLE else Reading.ABSENT
         private set
 
-    /** text, base: of the last [ReadText]. */
+    /** text, base: of the last [ReadText]; text: of a [DraftChain] behind it too, for which it is read. */
     @Volatile
     var text = emptyList<Int>()
-        private set
     var base = 0
         private set
 
@@ -47,6 +46,9 @@ internal class Handover(present: Boolean, policy: Policy) {
 
     /** Who writes the next token alone. */
     val nextWriter: Writer get() = if (reading == Reading.DONE) Writer.UNDERSTUDY else Writer.DRAFTER
+
+    /** It has read along, and can draft what the target verifies. */
+    val drafts: Boolean get() = warm && reading == Reading.DONE
 
     /** Ask for [text] to be read, of which the tokens from [base] on are the drafter's own. */
     fun read(text: List<Int>, base: Int, holds: Boolean = false): ReadText {

@@ -5,14 +5,17 @@ internal sealed interface InboxEvent {
     /** The link reports. */
     class Linked(val event: LinkEvent) : InboxEvent
 
-    /** The tree of a [DraftTree]. asked, working: seconds since it was asked for; of these, in the drafter. */
+    /**
+     * The tree of a [DraftTree], or the chain of a [DraftChain]. asked, working: seconds since it was asked for; of
+     * these, in whoever drafted it, as [Session.treeReady] wants them.
+     */
     class Drafted(val session: Session, val draft: Draft, val version: Int, val asked: Double, val working: Double) :
         InboxEvent
 
     /** The token of a [WriteToken]. asked: seconds since it was asked for. */
     class TokenWritten(val session: Session, val written: Written, val version: Int, val asked: Double) : InboxEvent
 
-    /** The tree of a [Compare], below the first [base] tokens. working: seconds in the drafter. */
+    /** The tree of a [Compare], below the first [base] tokens. working: as of [Drafted]. */
     class Compared(val session: Session, val draft: Draft, val base: Int, val working: Double) : InboxEvent
 
     /** The understudy has read, or given up, the text of a [ReadText]; [agreed] as of that. */

@@ -13,62 +13,6 @@ import dev.outrider.core.protocol.Welcome
 import kotlin.math.ceil
 import kotlin.math.exp
 
-/** The constants behind every choice of [Pace] and [Controller]; the Python runtime has the same. */
-class PaceConfig(
-    /** Weight of the newest round in a smoothed measurement. */
-    val smoothing: Double = 0.2,
-    /** Weight of the newest token of a stream: one token says less than a round. */
-    val tokenSmoothing: Double = 0.1,
-    /** Weight of a tree drafted beside a stream: it stands for all the rounds since the last one. */
-    val comparisonSmoothing: Double = 0.4,
-    /** Weight in what trees usually bring, of a round and of a tree drafted beside a stream, once there were many. */
-    val usualSmoothing: Double = 0.02,
-    val usualComparisonSmoothing: Double = 0.2,
-    /** Weight of an answer in their usual length. */
-    val lengthSmoothing: Double = 0.2,
-    /** What an older measurement of the reading before a first tree still counts after one more answer. */
-    val readingFading: Double = 0.97,
-    /** Observations that each depth's calibration starts with, all of them "as predicted". */
-    val prior: Double = 4.0,
-    /** What an older observation still counts after one more tree. */
-    val fading: Double = 0.99,
-    /** Levels of a tree that are calibrated separately; deeper ones count as the last. */
-    val depths: Int = 12,
-    /** A node is taken to be accepted at most this many times as often as the drafter predicted. */
-    val mostCorrection: Double = 4.0,
-    /** The other mode must promise this many times the tokens per second. */
-    val margin: Double = 1.05,
-    /** Consecutive rounds in which it must, before trees are left for a stream. */
-    val roundsToLeaveTrees: Int = 2,
-    /** Consecutive tokens for which it must, before a stream is left: a delayed token is followed by a burst. */
-    val tokensToLeaveStream: Int = 8,
-    /** Tokens of a trial stream. */
-    val trialTokens: Int = 8,
-    /** No trial where a stream's predicted rate is below this share of the trees' rate. */
-    val worthATrial: Double = 0.5,
-    /** Share of the time that trials may cost at first; it is halved after each trial, this many times at most. */
-    val trialShare: Double = 0.03,
-    val trialHalvings: Int = 5,
-    /** Bounds, in accepted tokens, of what another drafting step must promise. */
-    val leastGain: Double = 0.01,
-    val mostGain: Double = 0.6,
-    /** Size of a tree, before the first was drafted. */
-    val firstNodes: Double = 16.0,
-    /** Nodes drafted per node that was worth sending in earlier trees, and nodes that are drafted in any case. */
-    val spare: Int = 2,
-    val leastNodes: Int = 16,
-    /** Tokens of a stream between trees drafted beside it: where they promise its rate, and where they promise half. */
-    val compareEvery: Int = 8,
-    val compareRarely: Int = 64,
-    /** Share of a stream's time that drafting these trees may take; of its first tokens, what the stream loses. */
-    val comparisonShare: Double = 0.02,
-    val earlyTokens: Int = 32,
-    /** Drafting ahead costs energy and hides a third of the drafting at most: not below this share of a round. */
-    val aheadShare: Double = 0.2,
-    /** No duration is taken to be shorter than this many seconds, so that rates stay finite. */
-    val leastSeconds: Double = 1e-4,
-)
-
 /** Smoothed measurements; they outlive answers. */
 class Pace(val config: PaceConfig = PaceConfig()) {
     /**
@@ -115,6 +59,9 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     private var nodes: Double? = null
     internal var ahead = Ahead()
         private set
+
+    /** Of the understudy. */
+    internal val chains = Chains()
 
     /** The round that ends with the next VERIFY, and whether it drafts ahead. */
     private var ending: Pair<Boolean, Ahead.Round>? = null
@@ -164,6 +111,22 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         uncompared = 0
         written += 1 + path.size
         brought(tree, scores, path, config.smoothing, config.usualSmoothing)
+    }
+
+    /**
+     * The verdict on a chain of [tokens] of the understudy came after [wait]: the first [accepted] were right. [ended]:
+     * behind them the answer has ended, and nothing is known of the others.
+     */
+    fun chainVerified(
+        tokens: Int, accepted: Int, wait: Double, engine: Double, queue: Double, ended: Boolean = false,
+    ) {
+        ending = null
+        stepped(1 + tokens, engine)
+        rtt = blend(rtt, maxOf(0.0, wait - engine - queue))
+        this.queue = blend(this.queue, queue)
+        uncompared = 0
+        written += 1 + accepted
+        chains.verified(if (ended) accepted else tokens, accepted)
     }
 
     /**
@@ -280,6 +243,30 @@ class Pace(val config: PaceConfig = PaceConfig()) {
 
     /** Tokens per second of an answer of usual length in trees, with what the drafter has to read first. */
     fun usualTreeRate(): Double = 1 / (1 / treeRate() + (usualLength?.let { reading / it } ?: 0.0))
+
+    /** Tokens per second of trees or of the understudy's chains, whichever are faster. */
+    fun draftRate(): Double = maxOf(treeRate(), bestChain().second)
+
+    /** The same, of an answer of usual length in trees. */
+    fun usualDraftRate(): Double = maxOf(usualTreeRate(), bestChain().second)
+
+    /**
+     * Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree.
+     *
+     * [goingOn]: the last one was a chain too; leaving them takes the margin, and so does coming to them.
+     */
+    fun chain(goingOn: Boolean): Int {
+        val (length, rate) = bestChain()
+        val margin = if (goingOn) 1 / config.margin else config.margin
+        if (length > 0 && rate > margin * treeRate()) {
+            chains.chosen()
+            return length
+        }
+        return if (chains.tryNow()) FIRST_TOKENS else 0
+    }
+
+    /** (length, tokens per second) of the understudy's best chain; 0, 0 where nothing is known of them. */
+    private fun bestChain(): Pair<Int, Double> = chains.best(between(), ::step)
 
     /** Seconds of a round of tree drafting. */
     fun round(): Double = maxOf(config.leastSeconds, fixed() + treeStep())

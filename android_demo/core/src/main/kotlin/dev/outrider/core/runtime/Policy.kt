@@ -48,7 +48,10 @@ enum class UnderstudyUse {
     /** It reads the text when the target falls silent, and the drafter writes until it has. */
     COLD,
 
-    /** It reads along, so that it can write at once; that costs computing time while the link is up. */
+    /**
+     * It reads along, so that it can write at once, and drafts for the target where that is faster; that costs
+     * computing time while the link is up.
+     */
     WARM,
 
     /** The drafter alone writes. */

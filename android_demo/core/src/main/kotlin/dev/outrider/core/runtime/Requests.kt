@@ -12,9 +12,9 @@ import dev.outrider.core.protocol.packParents
 /**
  * A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue.
  *
- * tree: null for a GENERATE. scores: log path probabilities of the tree's nodes. catchingUp: the tree is the chain of
- * provisional tokens. afterOpen: the reply may take longer, as the verifier may have to read the whole text first.
- * streaming: of a GENERATE that brought a token already; [sent] is when the last one came.
+ * tree: null for a GENERATE. scores: log path probabilities of the tree's nodes. chain: the understudy drafted it.
+ * catchingUp: it is the chain of provisional tokens. afterOpen: the reply may take longer, as the verifier may have to
+ * read the whole text first. streaming: of a GENERATE that brought a token already; [sent] is when the last one came.
  */
 internal class Flight(
     val seq: Long,
@@ -25,6 +25,7 @@ internal class Flight(
     val scores: List<Double> = emptyList(),
     val catchingUp: Boolean = false,
     val streaming: Boolean = false,
+    val chain: Boolean = false,
 )
 
 /**
@@ -55,9 +56,14 @@ internal class Requests(
 
     /** VERIFY [tree] below the first [base] tokens. */
     fun verify(
-        tree: TokenTree, base: Int, now: Double, scores: List<Double> = emptyList(), catchingUp: Boolean = false,
+        tree: TokenTree,
+        base: Int,
+        now: Double,
+        scores: List<Double> = emptyList(),
+        catchingUp: Boolean = false,
+        chain: Boolean = false,
     ): Send {
-        fly(tree, now, scores, catchingUp)
+        fly(tree, now, scores, catchingUp, chain)
         return Send(Verify(stream, seq, base, packIds(tree.tokens), packParents(tree)))
     }
 
@@ -77,12 +83,16 @@ internal class Requests(
     }
 
     private fun fly(
-        tree: TokenTree?, now: Double, scores: List<Double> = emptyList(), catchingUp: Boolean = false,
+        tree: TokenTree?,
+        now: Double,
+        scores: List<Double> = emptyList(),
+        catchingUp: Boolean = false,
+        chain: Boolean = false,
     ) {
         seq++
         stats.calls++
         val wait = if (freshOpen) maxOf(timer.timeout(), patience.open) else timer.timeout()
-        flight = Flight(seq, tree, now, now + wait, freshOpen, scores, catchingUp)
+        flight = Flight(seq, tree, now, now + wait, freshOpen, scores, catchingUp, chain = chain)
         freshOpen = false
     }
 }

@@ -105,9 +105,15 @@ class Session(
             else -> State.DRAFTING
         }
 
-    /** Whether the drafter is to grow the tree under way on: it has nothing else to do, and it is worth it. */
+    /** Whether to draft on below the tree under way: nobody has anything else to do, and it is worth it. */
     val draftsAhead: Boolean
-        get() = (flight?.tree?.size ?: 0) > 0 && provisional.isEmpty() && busy == null && tuning.draftsAhead()
+        get() {
+            val idle = (flight?.tree?.size ?: 0) > 0 && provisional.isEmpty() && busy == null
+            return idle && tuning.draftsAhead(chainFlies)
+        }
+
+    /** The tree under way is a chain of the understudy. */
+    val chainFlies: Boolean get() = flight?.chain == true
 
     // --- events ---
 
@@ -171,7 +177,7 @@ class Session(
         }
     }
 
-    /** The drafter finished a tree in [seconds] (its answer to [DraftTree]). */
+    /** A tree was drafted in [seconds] (the answer to [DraftTree]), or a chain (to [DraftChain]). */
     fun treeReady(draft: Draft, version: Int, now: Double, seconds: Double = 0.0): List<Action> {
         busy = null
         tuning.drafted(draft, seconds, stats)
@@ -179,7 +185,7 @@ class Session(
         return work(now)
     }
 
-    /** The drafter finished a tree below the first [base] tokens in [seconds] (its answer to [Compare]). */
+    /** A tree below the first [base] tokens was drafted in [seconds] (the answer to [Compare]). */
     fun treeCompared(draft: Draft, base: Int, seconds: Double): List<Action> {
         tuning.compared(draft, base, seconds)
         return emptyList()
@@ -195,6 +201,7 @@ class Session(
     /** The understudy cannot be used: [why], in words for people. The drafter writes on. */
     fun understudyFailed(why: String, now: Double): List<Action> {
         handover.failed()
+        tuning.understudyFailed()
         if (busy == Writer.UNDERSTUDY) busy = null
         val told = if (alone && finished == null) listOf(HandOver(Writer.DRAFTER, why)) else emptyList()
         return told + work(now)

@@ -1,6 +1,7 @@
 /** What measurements decide for one answer: tree or stream, how large a tree, what to draft besides. */
 package dev.outrider.core.runtime
 
+import dev.outrider.core.protocol.FINISH_NONE
 import dev.outrider.core.protocol.MAX_NODES
 import dev.outrider.core.protocol.ROOT
 import dev.outrider.core.protocol.TokenTree
@@ -22,6 +23,7 @@ class Tuning(
     private val shaping: Boolean = true,
     private val ahead: Boolean? = null,
 ) {
+    /** A tree or a chain for comparison alone, below the first [base] tokens; drafting it took [seconds]. */
     private class Comparison(val draft: Draft, val base: Int, val seconds: Double)
 
     private val pace = controller.pace
@@ -31,9 +33,13 @@ class Tuning(
     private var drafting = false // a tree for comparison is under way
     private var beside = false // one was since the last token
     private var untold = true // nothing of what trees bring in this answer is known but from others
+    private var chained = false // the last tree was the understudy's chain
+    private var chainNext = true // that is what is to be compared next, if it can be
+    private var comparingChain = false // one for comparison is under way
 
     init {
         pace.ahead.fixed = ahead != null
+        pace.chains.ready = false
     }
 
     // --- what was measured ---
@@ -41,8 +47,9 @@ class Tuning(
     /** A handshake took [rtt] seconds. */
     internal fun linked(welcome: Welcome, rtt: Double) = pace.linked(welcome, rtt)
 
-    /** Drafting [draft] took the drafter [seconds]. Before a first tree it had something to read. */
+    /** Drafting [draft] took [seconds]. Before a first tree the drafter had something to read. */
     internal fun drafted(draft: Draft, seconds: Double, stats: SessionStats) {
+        if (draft.chain) return pace.chains.drafted(draft.steps, seconds)
         pace.drafted(seconds, draft.steps, behindTree && !draft.ahead)
         if (stats.rounds == 0) return
         stats.aheadRounds++
@@ -51,8 +58,8 @@ class Tuning(
     }
 
     /** A drafted tree was sent: since the last verdict, reading and drafting was all that happened. */
-    internal fun asked(now: Double) {
-        verdictAt?.let { if (behindTree) pace.waited(now - it) else pace.prepared(now - it) }
+    internal fun asked(now: Double, chain: Boolean = false) {
+        verdictAt?.takeUnless { chain }?.let { if (behindTree) pace.waited(now - it) else pace.prepared(now - it) }
         verdictAt = null // one that is sent again, behind an outage, tells nothing
     }
 
@@ -70,9 +77,15 @@ class Tuning(
             stats.waitSeconds += wait
             stats.engineSeconds += engine
             untold = false
-            behindTree = true
+            behindTree = !flight.chain
             val queue = 1e-6 * verdict.queueUs
-            if (!overdue) pace.verified(flight.tree, flight.scores, verdict.path, wait, engine, queue)
+            if (overdue) return
+            if (flight.chain) {
+                val ended = verdict.finish != FINISH_NONE
+                pace.chainVerified(flight.tree.size, verdict.path.size, wait, engine, queue, ended)
+            } else {
+                pace.verified(flight.tree, flight.scores, verdict.path, wait, engine, queue)
+            }
         }
     }
 
@@ -80,6 +93,8 @@ class Tuning(
     internal fun compared(draft: Draft, base: Int, seconds: Double) {
         comparison = Comparison(draft, base, seconds)
         drafting = false
+        comparingChain = false
+        if (draft.chain) pace.chains.drafted(draft.steps, seconds)
     }
 
     /** The text is [tokens] now. What came of the tree for comparison is measured once it is known. */
@@ -87,8 +102,16 @@ class Tuning(
         val waiting = comparison ?: return
         val draft = worthSending(waiting.draft)
         val path = foreseen(draft.tree, tokens.drop(waiting.base)) ?: return
-        pace.foreseen(draft.tree, draft.scores, path, waiting.seconds)
+        if (draft.chain) pace.chains.verified(draft.tree.size, path.size)
+        else pace.foreseen(draft.tree, draft.scores, path, waiting.seconds)
         comparison = null
+    }
+
+    /** The understudy drafts nothing more, and not what was asked for. */
+    internal fun understudyFailed() {
+        pace.chains.ready = false
+        if (comparingChain) drafting = false
+        comparingChain = false
     }
 
     // --- what follows ---
@@ -106,25 +129,55 @@ class Tuning(
         return if (shaping) TreeSize(minOf(most, pace.worthDrafting()), levels, pace.gain()) else TreeSize(most, levels)
     }
 
+    /**
+     * Tokens of the chain that the understudy is to draft next, where the session has [room] for as many; 0: the
+     * drafter drafts a tree. [ready]: the understudy can draft. Where nothing is shaped, trees alone are drafted.
+     */
+    internal fun chain(room: Int, ready: Boolean): Int {
+        pace.chains.ready = ready && shaping
+        val length = if (room > 1) minOf(room, pace.chain(chained)) else 0
+        chained = length > 0
+        return length
+    }
+
+    /** A chain is drafted below [tokens]: now and then a tree too, so that what trees bring stays known. */
+    internal fun besideChain(tokens: List<Int>): List<Compare> {
+        if (comparison != null || drafting || !pace.chains.compares()) return emptyList()
+        drafting = true
+        return listOf(Compare(tokens.toList(), treeSize(MAX_NODES, largest.depth)))
+    }
+
     /** What of a draft is sent. */
     internal fun worthSending(draft: Draft): Draft {
+        if (draft.chain) return draft
         val count = if (shaping) pace.worthSending(draft.tree, draft.scores) else draft.tree.size
         val tree = draft.tree.pruned(count, MAX_NODES)
         return draft.copy(tree = tree, scores = draft.scores.take(tree.size))
     }
 
-    /** Whether to draft on while a verdict is awaited. */
-    internal fun draftsAhead(): Boolean = ahead ?: pace.draftsAhead()
+    /**
+     * Whether to draft on while a verdict is awaited. [chain]: on one of the understudy, which costs the drafter
+     * nothing.
+     */
+    internal fun draftsAhead(chain: Boolean = false): Boolean = ahead ?: (chain || pace.draftsAhead())
 
     /**
      * [streamed] tokens into an answer's streams: a tree to draft below [tokens] now and then, so that tau stays known.
-     * Where the mode is pinned, nobody wants to know it.
+     * Where the mode is pinned, nobody wants to know it. [drafts]: the understudy can draft; every second one is a
+     * chain of its then.
      */
-    internal fun comparison(tokens: List<Int>, streamed: Int): List<Action> {
+    internal fun comparison(tokens: List<Int>, streamed: Int, drafts: Boolean = false): List<Compare> {
         if (controller.pinned != null || !pace.compares(streamed, untold)) return emptyList()
-        untold = false
         drafting = true
         beside = true
+        pace.chains.ready = drafts && shaping
+        if (pace.chains.ready && chainNext) {
+            chainNext = false
+            comparingChain = true
+            return listOf(Compare(tokens.toList(), TreeSize(0, 0), FIRST_TOKENS))
+        }
+        chainNext = true
+        untold = false
         return listOf(Compare(tokens.toList(), treeSize(MAX_NODES, largest.depth)))
     }
 }

@@ -44,19 +44,34 @@ interface UnderstudyModel : Closeable {
  * answer loses weight then, by DRY ("Don't Repeat Yourself", the sampler of that name), but never inside code.
  *
  * decode: text of token ids. present: whether the model is there; it may be fetched later than the bundle. vocab: of
- * the target; it may be less than the model's, whose logits of the ids beyond are left out. open: brings the model into
- * memory on first use. Not thread-safe: one thread calls, but for [loaded] and [present].
+ * the target; it may be less than the model's, whose logits of the ids beyond are left out. maxContext: tokens of a
+ * text at most. open: brings the model into memory on first use. Not thread-safe: one thread calls, but for [loaded]
+ * and [present].
  */
 class Understudy(
     private val decode: (List<Int>) -> String,
     val present: () -> Boolean = { true },
     private val vocab: Int = Int.MAX_VALUE,
+    private val maxContext: Int = Int.MAX_VALUE,
     private val open: () -> UnderstudyModel,
 ) {
+    /** What was drafted: the last tokens of [text], to which it gave [logProbs]. */
+    private class Chain(
+        val text: MutableList<Int> = ArrayList(),
+        val sampling: Sampling = Sampling(),
+        val constraint: Constraint? = null,
+        val logProbs: MutableList<Double> = ArrayList(),
+    )
+
     @Volatile
     private var model: UnderstudyModel? = null
     private val held = ArrayList<Int>() // what the model holds
     private var logits: FloatArray? = null // behind the last of these
+    private var chain = Chain()
+
+    /** Tokens that were drafted so far. */
+    internal var drafted = 0
+        private set
 
     /** It is in memory. */
     val loaded: Boolean get() = model != null
@@ -72,6 +87,7 @@ class Understudy(
         model = null
         held.clear()
         logits = null
+        chain = Chain()
     }
 
     /** Read [text], as far as it is not what was read last. False: given up, as it is not [wanted] any more. */
@@ -128,6 +144,49 @@ class Understudy(
         val token = draw(judged, sampling, text.size)
         val sure = if (constraint == null) logProbs(logits, Sampling()) else logProbs(judged, Sampling())
         return Written(token, exp(sure[token]))
+    }
+
+    /**
+     * (At most [count] tokens that the target may draw behind [text], log-probabilities of the way to each.)
+     *
+     * Loops are the target's to break. Fewer come where they are not [wanted] any more. What was drafted behind a text
+     * that this one goes on with is known.
+     */
+    fun draft(
+        text: List<Int>,
+        count: Int,
+        sampling: Sampling,
+        constraint: Constraint? = null,
+        wanted: () -> Boolean = { true },
+    ): Pair<List<Int>, List<Double>> {
+        val size = text.size
+        val base = chain.text.size - chain.logProbs.size // behind which it was drafted
+        val behind = size in base..chain.text.size && chain.text.subList(0, size) == text
+        if (behind && chain.sampling == sampling && chain.constraint == constraint) {
+            chain.logProbs.subList(0, size - base).clear()
+        } else {
+            chain = Chain(text.toMutableList(), sampling, constraint)
+        }
+        goOn(count, wanted)
+        val scores = chain.logProbs.take(count).runningReduce { way, token -> way + token }
+        return chain.text.drop(size).take(count) to scores
+    }
+
+    /** Draft on, [count] tokens more, while they are [wanted]. */
+    fun draftAhead(count: Int, wanted: () -> Boolean) {
+        if (chain.text.isNotEmpty()) goOn(chain.logProbs.size + count, wanted)
+    }
+
+    /** Draft until [count] tokens stand there. */
+    private fun goOn(count: Int, wanted: () -> Boolean) {
+        val text = chain.text
+        while (chain.logProbs.size < count && text.size < maxContext && read(text, wanted)) {
+            val judged = judged(logits!!, text, text.size, chain.constraint) // as where an answer begins: no loop yet
+            val token = draw(judged, chain.sampling, text.size)
+            chain.logProbs += logProbs(judged, Sampling())[token]
+            text += token
+            drafted++
+        }
     }
 
     private fun step(past: Int, tokens: List<Int>, wanted: Int): List<FloatArray> =

@@ -1,5 +1,7 @@
 package dev.outrider.core.runtime
 
+import dev.outrider.core.protocol.TokenTree
+
 /** What a session asks of the understudy, done in the understudy's thread; results go to [report]. */
 internal class UnderstudyJobs(
     private val session: Session,
@@ -27,6 +29,45 @@ internal class UnderstudyJobs(
             }
             InboxEvent.TokenWritten(session, written, action.version, now() - asked)
         }
+    }
+
+    fun draft(action: DraftChain) {
+        val asked = now()
+        submit { understudy ->
+            val (draft, seconds) = chain(understudy, action.prefix, action.tokens) { session.version == action.version }
+            InboxEvent.Drafted(session, draft, action.version, now() - asked, seconds)
+        }
+    }
+
+    fun compare(action: Compare) = submit { understudy ->
+        val (draft, seconds) = chain(understudy, action.prefix, action.chain ?: 0) { true }
+        InboxEvent.Compared(session, draft, action.prefix.size, seconds)
+    }
+
+    /** Write on behind the chain under way, if the session wants it, until its version changes. */
+    fun draftAhead() {
+        if (!session.draftsAhead || !session.chainFlies) return
+        val version = session.version
+        val wanted = { session.version == version && session.finished == null && !worker.waits }
+        worker.submit { runCatching { it.draftAhead(MOST_TOKENS, wanted) } } // the next chain tells what fails
+    }
+
+    /**
+     * A chain of at most [count] tokens behind [prefix], and the seconds of its steps: the first token ends the
+     * reading, and what is known takes none.
+     */
+    private fun chain(
+        understudy: Understudy, prefix: List<Int>, count: Int, current: () -> Boolean,
+    ): Pair<Draft, Double> {
+        fun drafted(most: Int) = understudy.draft(prefix, most, session.sampling, session.constraint) {
+            current() && session.finished == null
+        }
+        drafted(minOf(1, count))
+        val began = now()
+        val before = understudy.drafted
+        val (tokens, scores) = drafted(count)
+        val seconds = now() - began
+        return Draft(TokenTree.chain(tokens), scores, understudy.drafted - before, chain = true) to seconds
     }
 
     private fun submit(job: (Understudy) -> InboxEvent) = worker.submit { understudy ->

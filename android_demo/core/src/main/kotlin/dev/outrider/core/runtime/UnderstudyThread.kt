@@ -21,6 +21,9 @@ internal class UnderstudyThread(private val understudy: Understudy) {
         }
     }
 
+    /** A job waits for the one that runs. */
+    val waits: Boolean get() = waiting.isNotEmpty()
+
     /** Give the understudy's memory back once it has nothing more to do. */
     fun unload() = submit(Understudy::unload)
 

@@ -17,7 +17,7 @@ internal fun Session.verdict(verdict: Verdict, now: Double): List<Action> {
     if (verdict.treeBudget > 0) treeBudget = verdict.treeBudget
     val nodes = flight.tree?.tokens.orEmpty()
     val fresh = text.within(verdict.path.mapNotNull(nodes::getOrNull) + verdict.bonus)
-    stats.count(flight.tree?.size, fresh.size, provisional.isNotEmpty())
+    stats.count(flight.tree?.size, fresh.size, provisional.isNotEmpty(), flight.chain)
     val same = text.agreeing(fresh)
     if (policy.onReturn == OnReturn.KEEP && same < minOf(fresh.size, provisional.size)) {
         val rows = rowsOf(verdict, base + same)
@@ -29,7 +29,7 @@ internal fun Session.verdict(verdict: Verdict, now: Double): List<Action> {
         return actions + finish(if (text.ended) FinishReason.STOP else FinishReason.LENGTH)
     }
     val streaming = targetFirst && this.flight != null
-    val compare = if (streaming) tuning.comparison(committed, stats.streamed) else emptyList()
+    val compare = if (streaming) tuning.comparison(committed, stats.streamed, handover.drafts) else emptyList()
     return actions + compare + choose(now) + work(now)
 }
 

@@ -23,6 +23,12 @@ internal fun Session.work(now: Double): List<Action> {
         if (written.isNotEmpty() || !canAsk) return written
     }
     if (busy != null || ready != null || flight != null || mode != Mode.TREE) return emptyList()
+    val chain = tuning.chain(minOf(maxNodes, treeBudget, text.room), handover.drafts)
+    if (chain > 0) {
+        busy = Writer.UNDERSTUDY
+        handover.text = committed.toList() // which it reads to draft
+        return listOf(DraftChain(handover.text, version, chain)) + tuning.besideChain(committed)
+    }
     busy = Writer.DRAFTER
     val size = tuning.treeSize(minOf(maxNodes, treeBudget), text.room)
     return listOf(DraftTree(committed.toList(), version, size))
@@ -30,9 +36,9 @@ internal fun Session.work(now: Double): List<Action> {
 
 private fun Session.verifyTree(draft: Draft, now: Double): Send {
     ready = null
-    tuning.asked(now)
+    tuning.asked(now, draft.chain)
     val tree = draft.tree.pruned(maxNodes, text.room) // it may be older than the verifier's limits
-    return requests.verify(tree, committed.size, now, draft.scores)
+    return requests.verify(tree, committed.size, now, draft.scores, chain = draft.chain)
 }
 
 /** Catch up: have the provisional text verified. */

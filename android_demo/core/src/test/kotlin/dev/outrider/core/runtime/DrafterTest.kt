@@ -132,11 +132,13 @@ class DrafterTest {
 
     @Test
     fun measuresAndChoosesAsTheVectorsHaveIt() {
+        val calls = HashSet<String>()
         for (row in Vectors.read("pace")) {
             val pace = Pace()
             val controller = Controller(pace, row.field<String?>("pinned")?.let(::mode))
             for ((call, arguments, wanted) in row.field<List<List<Any?>>>("steps")) {
-                pace.measure(call as String, arguments as List<*>)
+                calls += call as String
+                pace.measure(call, arguments as List<*>)
                 assertEquals(wanted.double("tree_rate"), pace.treeRate(), 1e-9)
                 assertEquals(wanted.double("usual_tree_rate"), pace.usualTreeRate(), 1e-9)
                 val stream = wanted.field<Number?>("stream_rate")
@@ -154,8 +156,13 @@ class DrafterTest {
                 val call = wanted.field<String>("call")
                 val mode = if (call == "choose") controller.choose() else controller.begin(unknown = call == "begin")
                 assertEquals(mode(wanted.field("mode")), mode)
+                if ("draft_rate" in wanted as Map<*, *>) {
+                    assertEquals(wanted.double("draft_rate"), pace.draftRate(), 1e-9)
+                    assertEquals(wanted.field<Boolean>("beside"), pace.chains.compares())
+                }
             }
         }
+        assertEquals(11, calls.size)
     }
 
     private fun Pace.measure(call: String, arguments: List<*>) {
@@ -176,6 +183,12 @@ class DrafterTest {
             )
             "waited" -> waited(double(0))
             "prepared" -> prepared(double(0))
+            "chain_ready" -> chains.ready = arguments[0] as Boolean
+            "chain_drafted" -> chains.drafted(double(0).toInt(), double(1))
+            "chain_verified" ->
+                chainVerified(double(0).toInt(), double(1).toInt(), double(2), double(3), double(4))
+            "chain" -> assertEquals(double(1).toInt(), chain(arguments[0] as Boolean))
+            else -> error("no measurement $call")
         }
     }
 

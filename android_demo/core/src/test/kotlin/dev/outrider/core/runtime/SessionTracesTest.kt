@@ -16,7 +16,7 @@ class SessionTracesTest {
 
     @Test
     fun everyTraceReplays() {
-        assertTrue(traces.size >= 431)
+        assertTrue(traces.size >= 471)
         val calls = HashSet<String>()
         for (trace in traces) {
             val session = sessionOf(trace.field<Any>("setup"))
@@ -113,7 +113,8 @@ class SessionTracesTest {
         val tree = TokenTree(fields.ints("tokens"), fields.ints("parents"))
         if ("scores" !in fields as Map<*, *>) return Draft(tree)
         val scores = fields.field<List<Number>>("scores").map(Number::toDouble)
-        return Draft(tree, scores, fields.int("steps"), fields.field("ahead"), fields.int("kept"))
+        val chain = fields["chain"] == true
+        return Draft(tree, scores, fields.int("steps"), fields.field("ahead"), fields.int("kept"), chain)
     }
 
     private fun stateOf(session: Session): String = when (session.state) {
@@ -131,7 +132,10 @@ class SessionTracesTest {
             is Send -> Vectors.fields(action.message)
             is Pin -> mapOf("arithmetic" to action.arithmetic)
             is DraftTree -> mapOf("prefix" to action.prefix, "version" to action.version) + sizeOf(action.size)
-            is Compare -> mapOf("prefix" to action.prefix) + sizeOf(action.size)
+            is DraftChain ->
+                mapOf("prefix" to action.prefix, "version" to action.version, "tokens" to action.tokens)
+            is Compare -> mapOf("prefix" to action.prefix) + sizeOf(action.size) +
+                (action.chain?.let { mapOf("chain" to it) } ?: emptyMap())
             is DraftAhead -> mapOf("version" to action.version)
             is WriteToken -> mapOf(
                 "prefix" to action.prefix, "version" to action.version, "writer" to action.writer.name.lowercase(),

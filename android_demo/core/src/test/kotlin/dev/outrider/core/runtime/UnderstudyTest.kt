@@ -1,6 +1,7 @@
 package dev.outrider.core.runtime
 
 import dev.outrider.core.HashModel
+import dev.outrider.core.protocol.Constraint
 import dev.outrider.core.protocol.Sampling
 import dev.outrider.core.protocol.draw
 import kotlin.random.Random
@@ -140,6 +141,63 @@ class UnderstudyTest {
         there = true
         understudy.load()
         assertTrue(understudy.loaded)
+    }
+
+    @Test
+    fun draftsAreWhatTheTargetWouldDrawOfItsLogits() {
+        for (sampling in samplings) {
+            val expected = plain(40, sampling)
+            val size = prompt.size
+            val model = HashModel(50)
+            val understudy = Understudy({ "" }) { model }
+            val (tokens, scores) = understudy.draft(prompt, 12, sampling)
+            assertEquals(expected.subList(size, size + 12), tokens)
+            assertEquals(12, scores.size)
+            assertTrue((listOf(0.0) + scores).zipWithNext().all { (sooner, later) -> later < sooner })
+            understudy.draftAhead(8) { true }
+            assertEquals(20 to 20, understudy.drafted to model.steps)
+            // the target draws the same, and goes on: nothing of it is drafted again
+            val text = expected.take(size + 13)
+            val (after, known) = understudy.draft(text, 7, sampling)
+            assertEquals(expected.subList(size + 13, size + 20), after)
+            assertEquals(20 to 20, understudy.drafted to model.steps)
+            val fresh = made().draft(text, 7, sampling)
+            assertEquals(fresh.first, after)
+            for ((one, other) in fresh.second.zip(known)) assertEquals(one, other, 1e-9)
+            assertEquals(after.take(3), understudy.draft(text, 3, sampling).first)
+            // it draws otherwise
+            val other = expected.take(size + 14) + (expected[size + 14] + 1) % 50
+            assertEquals(made().draft(other, 5, sampling), understudy.draft(other, 5, sampling))
+            assertEquals(made().nextToken(other, size, sampling), understudy.nextToken(other, size, sampling))
+            understudy.unload()
+            understudy.draftAhead(8) { true } // of nothing
+            assertFalse(understudy.loaded)
+        }
+    }
+
+    @Test
+    fun aDraftIsGivenUpAndEndsWithTheContext() {
+        assertEquals(emptyList<Int>() to emptyList(), made().draft(prompt, 8, Sampling()) { false })
+        var asked = 0
+        val cut = made().draft(prompt, 8, Sampling()) { asked++ < 5 } // to begin and to read, of the prompt and of two
+        assertEquals(plain(2, Sampling()).drop(prompt.size), cut.first)
+        val bound = Understudy({ "" }, maxContext = prompt.size + 3) { HashModel(50) }
+        assertEquals(plain(3, Sampling()).drop(prompt.size), bound.draft(prompt, 8, Sampling()).first)
+    }
+
+    @Test
+    fun draftsUnderAnotherConstraintAreNotTaken() {
+        val understudy = made()
+        val free = made().draft(prompt, 6, Sampling()).first
+        val constraint = Constraint(prompt.size, biases = mapOf(free[0] to -100f))
+        assertEquals(free, understudy.draft(prompt, 6, Sampling()).first)
+        val bound = understudy.draft(prompt, 6, Sampling(), constraint).first
+        val text = prompt.toMutableList()
+        repeat(6) { text += made().nextToken(text, prompt.size, Sampling(), constraint).token }
+        assertEquals(text.drop(prompt.size), bound)
+        assertTrue(free[0] !in bound)
+        assertEquals(free, understudy.draft(prompt, 6, Sampling()).first)
+        assertEquals(18, understudy.drafted)
     }
 
     @Test
