@@ -31,9 +31,11 @@ COMPARE_EVERY = 4
 
 @dataclass
 class Chains:
-    """Smoothed measurements; they outlive answers. ready: the understudy has read along, and may draft."""
+    """Smoothed measurements; they outlive answers. ready: the understudy has read along, and may draft. most: tokens
+    that the verifier takes at most."""
 
     ready: bool = False
+    most: int = MOST_TOKENS
     token: float | None = None  # seconds that the understudy takes for one; None: it has drafted none yet
     right: float = PRIOR_TOKENS * PRIOR_RIGHT
     judged: float = PRIOR_TOKENS
@@ -66,7 +68,7 @@ class Chains:
         assert self.token is not None
         right = min(MOST_RIGHT, self.right / self.judged)
         length, rate = 1, 0.0
-        for count in range(1, MOST_TOKENS + 1):
+        for count in range(1, min(self.most, MOST_TOKENS) + 1):
             all_right = right ** (count + 1)
             waiting, drafting = between + step(count), count * self.token
             seconds = max(LEAST_SECONDS, waiting + drafting - all_right * min(waiting, drafting))

@@ -56,6 +56,11 @@ class Handover:
         self.reading, self.text, self.base, self.holds = Reading.UNDER_WAY, text, base, holds
         return ReadText(text, base)
 
+    def read_to_draft(self, committed: list[int]) -> list[int]:
+        """The committed text, which it reads as it drafts behind it, so that it need not be asked to."""
+        self.text = list(committed)
+        return self.text
+
     def read_along(self, committed: list[int]) -> list[ReadText]:
         """Where it is kept warm, and enough is new in the committed text, ask for that to be read."""
         idle = self.reading in (Reading.IDLE, Reading.DONE)

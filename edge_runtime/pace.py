@@ -333,7 +333,7 @@ class Pace:
     def trial_cost(self) -> float:
         """Seconds that a short stream costs in place of trees: it must be asked for, and may be slower."""
         stream = self.stream_rate() or math.inf
-        return self._fixed() + self.config.trial_tokens * max(0.0, 1 / stream - 1 / self.tree_rate())
+        return self._fixed() + self.config.trial_tokens * max(0.0, 1 / stream - 1 / self.draft_rate())
 
     def compare_every(self, streamed: int) -> int:
         """Tokens of a stream between trees drafted beside it for comparison: each costs the device time and energy.
@@ -344,7 +344,7 @@ class Pace:
         if stream is None:
             return self.config.compare_every
         config = self.config
-        ahead = max(1.0, stream / self.tree_rate())
+        ahead = max(1.0, stream / self.draft_rate())
         every = min(config.compare_rarely, math.floor(config.compare_every * ahead * ahead * ahead))
         cost = self.lost if streamed <= config.early_tokens else max(self.lost, self.compared)
         return max(every, math.ceil(cost * stream / config.comparison_share))

@@ -228,7 +228,7 @@ class Session:
     def tree_ready(self, draft: Draft, version: int, now: float, seconds: float = 0.0) -> list[Action]:
         """A tree was drafted in `seconds` (the answer to DraftTree), or a chain (to DraftChain)."""
         self.busy = None
-        self.tuning.drafted(draft, seconds, self.stats)
+        self.tuning.drafted(draft, seconds, self.stats, version == self.version)
         if version == self.version:
             self.ready = self.tuning.worth_sending(draft)
         return self.work(now)

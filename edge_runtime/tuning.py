@@ -56,6 +56,7 @@ class Tuning:
         self._chained = False  # the last tree was the understudy's chain
         self._chain_next = True  # that is what is to be compared next, if it can be
         self._comparing_chain = False  # one for comparison is under way
+        self._barren = False  # the understudy found nothing to draft in this answer
 
     @property
     def pace(self) -> Pace:
@@ -67,9 +68,11 @@ class Tuning:
         """A handshake took `rtt` seconds."""
         self.pace.linked(welcome, rtt)
 
-    def drafted(self, draft: Draft, seconds: float, stats: SessionStats) -> None:
-        """Drafting `draft` took `seconds`. Before a first tree the drafter had something to read."""
+    def drafted(self, draft: Draft, seconds: float, stats: SessionStats, wanted: bool) -> None:
+        """Drafting `draft` took `seconds`. Before a first tree the drafter had something to read. wanted: it was not
+        given up."""
         if draft.chain:
+            self._barren |= wanted and not draft.tree
             return self.pace.chains.drafted(draft.steps, seconds)
         self.pace.drafted(seconds, draft.steps, from_scratch=self._behind_tree and not draft.ahead)
         if stats.rounds > 0:
@@ -146,10 +149,13 @@ class Tuning:
             (min(nodes, self.pace.worth_drafting()), depth, self.pace.gain()) if self.shaping else (nodes, depth, None)
         )
 
-    def chain(self, room: int, ready: bool) -> int:
-        """Tokens of the chain that the understudy is to draft next, where the session has room for as many; 0: the
-        drafter drafts a tree. ready: the understudy can draft. Where nothing is shaped, trees alone are drafted."""
-        self.pace.chains.ready = ready and self.shaping
+    def chain(self, most: int, room: int, ready: bool) -> int:
+        """Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree. most: that the
+        verifier takes. room: that the session has. ready: the understudy can draft. Where nothing is shaped, trees
+        alone are drafted."""
+        self.pace.chains.ready = ready and self.shaping and not self._barren
+        self.pace.chains.most = most
+        room = min(most, room)
         length = min(room, self.pace.chain(self._chained)) if room > 1 else 0
         self._chained = length > 0
         return length
@@ -181,7 +187,7 @@ class Tuning:
         if self.controller.pinned or not self.pace.compares(streamed, first=self._untold):
             return []
         self._drafting = self._beside = True
-        self.pace.chains.ready = drafts and self.shaping
+        self.pace.chains.ready = drafts and self.shaping and not self._barren
         if self.pace.chains.ready and self._chain_next:
             self._chain_next, self._comparing_chain = False, True
             return [Compare(list(tokens), 0, 0, chain=FIRST_TOKENS)]

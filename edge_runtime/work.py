@@ -39,12 +39,11 @@ def work(session: Session, now: float) -> list[Action]:
             return written
     if session.busy or session.ready is not None or session.flight is not None or session.mode is not Mode.TREE:
         return []
-    room = min(session.max_nodes, session.tree_budget, session.text.room)
-    if chain := session.tuning.chain(room, session.handover.drafts):
+    most = min(session.max_nodes, session.tree_budget)
+    if chain := session.tuning.chain(most, session.text.room, session.handover.drafts):
         session.busy = Writer.UNDERSTUDY
-        session.handover.text = list(session.committed)  # which it reads to draft
-        draft = DraftChain(session.handover.text, session.version, chain)
-        return [draft, *session.tuning.beside_chain(session.committed)]
+        text = session.handover.read_to_draft(session.committed)
+        return [DraftChain(text, session.version, chain), *session.tuning.beside_chain(session.committed)]
     session.busy = Writer.DRAFTER
     size = session.tuning.tree_size(min(session.max_nodes, session.tree_budget), session.text.room)
     return [DraftTree(list(session.committed), session.version, *size)]

@@ -132,12 +132,12 @@ test("drafting on ends as its memory is wanted back", async () => {
 test("a chain has the room that there is, and none of one token is asked for", () => {
   const tuning = new Tuning();
   const { chains } = tuning.pace;
-  assert.equal(tuning.chain(1, true), 0);
+  assert.equal(tuning.chain(64, 1, true), 0);
   assert.ok(chains.ready);
-  assert.equal(tuning.chain(2, true), 2);
-  assert.equal(tuning.chain(64, true), FIRST_TOKENS);
+  assert.equal(tuning.chain(2, 64, true), 2);
+  assert.equal(tuning.chain(64, 64, true), FIRST_TOKENS);
   const next = new Tuning(tuning.controller); // of the next answer, whose understudy has read nothing
-  assert.ok(!chains.ready && next.chain(64, false) === 0);
+  assert.ok(!chains.ready && next.chain(64, 64, false) === 0);
 });
 
 test("chains are drafted on with, unless the user chose otherwise", () => {

@@ -205,3 +205,27 @@ def test_nothing_is_known_of_a_chain_behind_the_answers_end() -> None:
     judged, step = pace.chains.judged, pace.step(4)
     pace.chain_verified(4, 0, 0.1, CURVE.at(5), 0.0, ended=True)
     assert pace.chains.judged == judged and pace.step(4) == pytest.approx(step)
+
+
+def test_an_understudy_that_finds_nothing_is_not_asked_again_in_this_answer() -> None:
+    world = drafting_world()
+    until(world, DraftChain)
+    job = world.jobs.pop()
+    assert isinstance(job, DraftChain)
+    world.do(world.session.tree_ready(Draft(chain=True), job.version, world.now, 0.0))
+    for _ in range(60):
+        world.connect()
+        world.deliver()
+        assert not any(isinstance(job, DraftChain) for job in world.jobs)
+        world.run_job()
+    assert world.session.stats.rounds > 1
+
+
+def test_a_chain_is_no_longer_than_the_verifier_takes() -> None:
+    tuning = Tuning()
+    tuning.pace.chains = known(0.005, 0.95)
+    tuning.pace.curve, tuning.pace.rtt = CURVE, 0.1
+    assert tuning.chain(64, 64, True) > 8
+    free = tuning.pace.draft_rate()
+    assert tuning.chain(4, 64, True) == 4 and tuning.pace.draft_rate() < free
+    assert tuning.chain(64, 3, True) == 3 and tuning.chain(64, 1, True) == 0

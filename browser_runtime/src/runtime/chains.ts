@@ -37,6 +37,8 @@ export interface BestChain {
 export class Chains {
   /** The understudy has read along, and may draft. */
   ready = false;
+  /** Tokens that the verifier takes at most. */
+  most = MOST_TOKENS;
   /** Seconds that the understudy takes for a token; null: it has drafted none yet. */
   private token: number | null = null;
   private right = PRIOR_TOKENS * PRIOR_RIGHT;
@@ -75,7 +77,7 @@ export class Chains {
   best(between: number, step: (nodes: number) => number): BestChain {
     const right = Math.min(MOST_RIGHT, this.right / this.judged);
     let [length, rate] = [1, 0];
-    for (let count = 1; count <= MOST_TOKENS; count++) {
+    for (let count = 1; count <= Math.min(this.most, MOST_TOKENS); count++) {
       const allRight = right ** (count + 1);
       const [waiting, drafting] = [between + step(count), count * this.token!];
       const seconds = Math.max(LEAST_SECONDS, waiting + drafting - allRight * Math.min(waiting, drafting));

@@ -46,6 +46,13 @@ export class Handover {
     return this.warm && this.reading === "done";
   }
 
+  /** The committed text, which it reads as it drafts behind it, so that it need not be asked to. */
+  readToDraft(committed: readonly number[]): number[] {
+    const text = [...committed];
+    this.text = text;
+    return text;
+  }
+
   /** Ask for `text` to be read, of which the tokens from `base` on are the drafter's own. */
   read(text: number[], base: number, holds = false): ReadText {
     this.reading = "under way";

@@ -275,14 +275,14 @@ export class Pace {
   /** Seconds that a short stream costs in place of trees: it must be asked for, and may be slower. */
   trialCost(): number {
     const token = 1 / (this.streamRate() || Number.POSITIVE_INFINITY);
-    return this.fixed() + PACE.trialTokens * Math.max(0, token - 1 / this.treeRate());
+    return this.fixed() + PACE.trialTokens * Math.max(0, token - 1 / this.draftRate());
   }
 
   /** Tokens of a stream between trees drafted beside it for comparison. streamed: of this answer's streams so far. */
   compareEvery(streamed: number): number {
     const stream = this.streamRate();
     if (stream === null) return PACE.compareEvery;
-    const ahead = Math.max(1, stream / this.treeRate());
+    const ahead = Math.max(1, stream / this.draftRate());
     const every = Math.min(PACE.compareRarely, Math.floor(PACE.compareEvery * ahead * ahead * ahead));
     const cost = streamed <= PACE.earlyTokens ? this.lost : Math.max(this.lost, this.comparing);
     return Math.max(every, Math.ceil((cost * stream) / PACE.comparisonShare));

@@ -222,7 +222,7 @@ export class Session {
   /** A tree was drafted in `seconds` (the answer to DraftTree), or a chain (to DraftChain). */
   treeReady(draft: Draft, version: number, now: number, seconds = 0): Action[] {
     this.busy = null;
-    this.tuning.drafted(draft, seconds, this.stats);
+    this.tuning.drafted(draft, seconds, this.stats, version === this.version);
     if (version === this.version) this.ready = this.tuning.worthSending(draft);
     return this.work(now);
   }

@@ -42,6 +42,8 @@ export class Tuning {
   private chainNext = true;
   /** A chain for comparison is under way. */
   private comparingChain = false;
+  /** The understudy found nothing to draft in this answer. */
+  private barren = false;
 
   constructor(
     readonly controller = new Controller(),
@@ -65,9 +67,12 @@ export class Tuning {
     this.pace.linked(welcome.costs, rtt);
   }
 
-  /** Drafting `draft` took `seconds`. Before a first tree the drafter had something to read. */
-  drafted(draft: Draft, seconds: number, stats: SessionStats): void {
+  /**
+   * Drafting `draft` took `seconds`. Before a first tree the drafter had something to read. wanted: it was not given up.
+   */
+  drafted(draft: Draft, seconds: number, stats: SessionStats, wanted: boolean): void {
     if (draft.chain) {
+      if (wanted && !draft.tree.size) this.barren = true;
       this.pace.chains.drafted(draft.steps, seconds);
       return;
     }
@@ -152,12 +157,14 @@ export class Tuning {
   }
 
   /**
-   * Tokens of the chain that the understudy is to draft next, where the session has room for as many; 0: the drafter
-   * drafts a tree. ready: the understudy can draft. Where nothing is shaped, trees alone are drafted.
+   * Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree. most: that the verifier takes.
+   * room: that the session has. ready: the understudy can draft. Where nothing is shaped, trees alone are drafted.
    */
-  chain(room: number, ready: boolean): number {
-    this.pace.chains.ready = ready && this.shaping;
-    const length = room > 1 ? Math.min(room, this.pace.chain(this.chained)) : 0;
+  chain(most: number, room: number, ready: boolean): number {
+    this.pace.chains.ready = ready && this.shaping && !this.barren;
+    this.pace.chains.most = most;
+    const fits = Math.min(most, room);
+    const length = fits > 1 ? Math.min(fits, this.pace.chain(this.chained)) : 0;
     this.chained = length > 0;
     return length;
   }
@@ -192,7 +199,7 @@ export class Tuning {
   comparison(tokens: readonly number[], streamed: number, drafts = false): Compare[] {
     if (this.controller.pinned !== null || !this.pace.compares(streamed, this.untold)) return [];
     this.drafting = this.beside = true;
-    this.pace.chains.ready = drafts && this.shaping;
+    this.pace.chains.ready = drafts && this.shaping && !this.barren;
     if (this.pace.chains.ready && this.chainNext) {
       this.chainNext = false;
       this.comparingChain = true;

@@ -28,12 +28,11 @@ export function work(session: Session, now: number): Action[] {
     if (written.length || !canAsk) return written;
   }
   if (session.busy || session.ready || session.flight || session.mode !== "tree") return [];
-  const room = Math.min(session.maxNodes, session.treeBudget, session.text.room);
-  const tokens = session.tuning.chain(room, session.handover.drafts);
+  const most = Math.min(session.maxNodes, session.treeBudget);
+  const tokens = session.tuning.chain(most, session.text.room, session.handover.drafts);
   if (tokens) {
-    const prefix = [...session.committed];
+    const prefix = session.handover.readToDraft(session.committed);
     session.busy = "understudy";
-    session.handover.text = prefix; // which it reads to draft
     const draft: Action = { type: "DraftChain", prefix, version: session.version, tokens };
     return [draft, ...session.tuning.besideChain(session.committed)];
   }

@@ -42,6 +42,9 @@ internal class Chains {
     /** The understudy has read along, and may draft. */
     var ready = false
 
+    /** Tokens that the verifier takes at most. */
+    var most = MOST_TOKENS
+
     /** Seconds that the understudy takes for one; null: it has drafted none yet. */
     private var token: Double? = null
     private var right = PRIOR_TOKENS * PRIOR_RIGHT
@@ -78,7 +81,7 @@ internal class Chains {
         val right = minOf(MOST_RIGHT, right / judged)
         var length = 1
         var rate = 0.0
-        for (count in 1..MOST_TOKENS) {
+        for (count in 1..minOf(most, MOST_TOKENS)) {
             val allRight = right.pow(count + 1)
             val waiting = between + step(count.toDouble())
             val drafting = count * each

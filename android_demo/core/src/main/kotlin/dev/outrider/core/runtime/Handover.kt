@@ -50,6 +50,9 @@ internal class Handover(present: Boolean, policy: Policy) {
     /** It has read along, and can draft what the target verifies. */
     val drafts: Boolean get() = warm && reading == Reading.DONE
 
+    /** The committed text, which it reads as it drafts behind it, so that it need not be asked to. */
+    fun readToDraft(committed: List<Int>): List<Int> = committed.toList().also { text = it }
+
     /** Ask for [text] to be read, of which the tokens from [base] on are the drafter's own. */
     fun read(text: List<Int>, base: Int, holds: Boolean = false): ReadText {
         this.text = text

@@ -281,7 +281,7 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     /** Seconds that a short stream costs in place of trees: it must be asked for, and may be slower. */
     fun trialCost(): Double {
         val token = streamRate()?.let { 1 / it } ?: 0.0
-        return fixed() + config.trialTokens * maxOf(0.0, token - 1 / treeRate())
+        return fixed() + config.trialTokens * maxOf(0.0, token - 1 / draftRate())
     }
 
     /**
@@ -291,7 +291,7 @@ class Pace(val config: PaceConfig = PaceConfig()) {
      */
     fun compareEvery(streamed: Int): Int {
         val stream = streamRate() ?: return config.compareEvery
-        val ahead = maxOf(1.0, stream / treeRate())
+        val ahead = maxOf(1.0, stream / draftRate())
         val every = minOf(config.compareRarely.toDouble(), config.compareEvery * ahead * ahead * ahead).toInt()
         val cost = if (streamed <= config.earlyTokens) lost else maxOf(lost, compared)
         return maxOf(every, ceil(cost * stream / config.comparisonShare).toInt())

@@ -180,7 +180,7 @@ class Session(
     /** A tree was drafted in [seconds] (the answer to [DraftTree]), or a chain (to [DraftChain]). */
     fun treeReady(draft: Draft, version: Int, now: Double, seconds: Double = 0.0): List<Action> {
         busy = null
-        tuning.drafted(draft, seconds, stats)
+        tuning.drafted(draft, seconds, stats, version == this.version)
         if (version == this.version) ready = tuning.worthSending(draft)
         return work(now)
     }

@@ -36,6 +36,7 @@ class Tuning(
     private var chained = false // the last tree was the understudy's chain
     private var chainNext = true // that is what is to be compared next, if it can be
     private var comparingChain = false // one for comparison is under way
+    private var barren = false // the understudy found nothing to draft in this answer
 
     init {
         pace.ahead.fixed = ahead != null
@@ -47,8 +48,12 @@ class Tuning(
     /** A handshake took [rtt] seconds. */
     internal fun linked(welcome: Welcome, rtt: Double) = pace.linked(welcome, rtt)
 
-    /** Drafting [draft] took [seconds]. Before a first tree the drafter had something to read. */
-    internal fun drafted(draft: Draft, seconds: Double, stats: SessionStats) {
+    /**
+     * Drafting [draft] took [seconds]. Before a first tree the drafter had something to read. [wanted]: it was not
+     * given up.
+     */
+    internal fun drafted(draft: Draft, seconds: Double, stats: SessionStats, wanted: Boolean) {
+        if (draft.chain && wanted && draft.tree.size == 0) barren = true
         if (draft.chain) return pace.chains.drafted(draft.steps, seconds)
         pace.drafted(seconds, draft.steps, behindTree && !draft.ahead)
         if (stats.rounds == 0) return
@@ -130,12 +135,14 @@ class Tuning(
     }
 
     /**
-     * Tokens of the chain that the understudy is to draft next, where the session has [room] for as many; 0: the
-     * drafter drafts a tree. [ready]: the understudy can draft. Where nothing is shaped, trees alone are drafted.
+     * Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree. [most]: that the verifier
+     * takes. [room]: that the session has. [ready]: the understudy can draft. Where nothing is shaped, trees alone are
+     * drafted.
      */
-    internal fun chain(room: Int, ready: Boolean): Int {
-        pace.chains.ready = ready && shaping
-        val length = if (room > 1) minOf(room, pace.chain(chained)) else 0
+    internal fun chain(most: Int, room: Int, ready: Boolean): Int {
+        pace.chains.ready = ready && shaping && !barren
+        pace.chains.most = most
+        val length = if (minOf(most, room) > 1) minOf(most, room, pace.chain(chained)) else 0
         chained = length > 0
         return length
     }
@@ -170,7 +177,7 @@ class Tuning(
         if (controller.pinned != null || !pace.compares(streamed, untold)) return emptyList()
         drafting = true
         beside = true
-        pace.chains.ready = drafts && shaping
+        pace.chains.ready = drafts && shaping && !barren
         if (pace.chains.ready && chainNext) {
             chainNext = false
             comparingChain = true

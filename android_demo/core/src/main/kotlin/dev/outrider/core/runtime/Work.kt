@@ -23,11 +23,10 @@ internal fun Session.work(now: Double): List<Action> {
         if (written.isNotEmpty() || !canAsk) return written
     }
     if (busy != null || ready != null || flight != null || mode != Mode.TREE) return emptyList()
-    val chain = tuning.chain(minOf(maxNodes, treeBudget, text.room), handover.drafts)
+    val chain = tuning.chain(minOf(maxNodes, treeBudget), text.room, handover.drafts)
     if (chain > 0) {
         busy = Writer.UNDERSTUDY
-        handover.text = committed.toList() // which it reads to draft
-        return listOf(DraftChain(handover.text, version, chain)) + tuning.besideChain(committed)
+        return listOf(DraftChain(handover.readToDraft(committed), version, chain)) + tuning.besideChain(committed)
     }
     busy = Writer.DRAFTER
     val size = tuning.treeSize(minOf(maxNodes, treeBudget), text.room)
