@@ -26,9 +26,11 @@ from benchmarks.command import Figures, common_arguments, conclude
 from benchmarks.questions import as_question, read_questions
 from edge_runtime.blocking import BlockingRuntime
 from edge_runtime.events import Finished
+from edge_runtime.guesses import guesses_for
 from edge_runtime.policy import Mode
 from edge_runtime.runtime import EdgeRuntime
 from outrider_core.drafting.bundle import open_bundle
+from outrider_core.drafting.engines import open_engine
 from outrider_core.machine import describe_machine
 
 PLAIN = "plain"
@@ -50,6 +52,10 @@ def measure(options: argparse.Namespace, console: Console) -> Figures:
     bundle = open_bundle(options.bundle)
     if not bundle.has_understudy:
         raise ValueError(f"{options.bundle} carries no understudy; write one that does: export bundle --understudy")
+    if guesses_for(bundle, open_engine(bundle, None)) is None:
+        raise ValueError(
+            f"{options.bundle} lets nothing be guessed: export it again, with the target as its understudy"
+        )
     longest = bundle.manifest.max_context - options.max_new_tokens
     questions, left_out = read_questions(options.prompts, options.count, as_question(bundle), longest)
     answers: dict[str, list[Answer]] = defaultdict(list)

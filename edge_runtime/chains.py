@@ -46,7 +46,7 @@ class Chains:
     @property
     def known(self) -> bool:
         """They were tried, so that `best` tells something."""
-        return self.ready and self.token is not None
+        return self.ready and self.most > 1 and self.token is not None
 
     def drafted(self, tokens: int, seconds: float) -> None:
         """`tokens` were drafted in `seconds`."""

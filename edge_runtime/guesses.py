@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from edge_runtime.ahead import Ahead
 from edge_runtime.controller import Controller
 from edge_runtime.pace import Pace
 from edge_runtime.policy import Mode
 from edge_runtime.tuning import LARGEST, foreseen
-from outrider_core.drafting.bundle import Bundle
-from outrider_core.drafting.drafter import Drafter, TreeShape
+from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, Bundle
+from outrider_core.drafting.drafter import PROMPT_CHUNK, Drafter, TreeShape
 from outrider_core.drafting.engines import Engine
 from outrider_core.models.host_features import HostFeatures
 from outrider_core.models.moa_config import DrafterError, MoAConfig
@@ -30,88 +31,124 @@ from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
+from outrider_core.targets.bundle import open_target_bundle
 from outrider_core.targets.understudy import Understudy
 
 #: of a bundle: the server half, which an app may leave out
 SERVER_HALF = "encoder.safetensors"
-#: nodes of the steps that are timed, and how often each is
-TIMED_NODES, TIMES = (0, 4, 8, 16, 32), 2
+#: nodes of the steps that are timed, one before each of the first tokens
+TIMED_NODES = (0, 4, 16)
+#: no step is taken to be shorter than this many seconds
+LEAST_SECONDS = 1e-6
 #: rows computed at a time
 ROWS_CHUNK = 128
 
 
 @dataclass(frozen=True)
 class _Step:
-    """The understudy's last one, behind the first `base` tokens of a text. draft_seconds: drafting the tree took so
-    long."""
+    """The understudy's last one, behind the first `base` tokens of a text; it took `seconds`. trial: so many seconds
+    went into drafting a tree where none is worth it, to see what it brings; None: it was no trial."""
 
     base: int
-    tree: TokenTree
-    scores: tuple[float, ...]
-    seconds: float
+    tree: TokenTree = TokenTree()  # noqa: RUF009 - frozen
+    scores: tuple[float, ...] = ()
+    trial: float | None = None
+    seconds: float = 0.0
 
 
 class Guesses:
     """Guesses for one understudy. Not thread-safe: its thread calls.
 
-    engine: of the drafter, which another drafter may use at the same time. features: the drafter's server half. mode:
-    trees, or a token a step, pinned; None: whichever is faster.
+    engine: of the drafter, which another drafter may use at the same time. features: the drafter's server half. shape:
+    the largest trees. lookup: as of the runtime. mode: trees, or a token a step, pinned; None: whichever is faster.
     """
 
-    def __init__(self, bundle: Bundle, engine: Engine, features: HostFeatures, mode: Mode | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        engine: Engine,
+        features: HostFeatures,
+        shape: TreeShape = LARGEST,
+        lookup: bool = True,
+        mode: Mode | None = None,
+    ) -> None:
         manifest = bundle.manifest
-        self._features = features
-        self._drafter = Drafter(
+        self._features, self._shape = features, shape
+        self._made = partial(
+            Drafter,
             engine,
             bundle.draft_ids,
             bundle.row_shape,
             manifest.sa_kv_heads,
             manifest.max_context,
-            True,
+            lookup,
             bundle.null_row,
             manifest.confidence_temperature,
         )
+        self._drafter: Drafter | None = None  # made when it is needed
+        self._timed: list[float] = []  # of TIMED_NODES
         self.controller = Controller(Pace(ahead=Ahead(fixed=True)), mode)
         self._text: list[int] = []  # as it was at the last step
         self._rows = 0  # of its first tokens, whose feature rows the drafter holds
         self._begin = -1  # where the answer begins
         self._untold = True  # nothing tells of this answer yet
         self._streamed = 0  # tokens of this answer that were written one a step
-        self._asked: tuple[int, TokenTree, tuple[float, ...]] | None = None  # for the step under way
+        self._asked: _Step | None = None  # the one under way
         self._step: _Step | None = None
 
     def tree(
-        self, understudy: Understudy, text: list[int], begin: int, sampling: Sampling, rules: Rules | None
+        self,
+        understudy: Understudy,
+        text: list[int],
+        begin: int,
+        sampling: Sampling,
+        wanted: Callable[[], bool],
+        rules: Rules | None,
     ) -> TokenTree:
         """What may follow `text`, whose last token is all that the understudy has not read; nothing where that is
-        faster. begin: where the answer begins."""
+        faster, or where nothing is `wanted` any more. begin: where the answer begins."""
         pace = self.controller.pace
-        if pace.curve is None:
-            pace.curve = CostCurve(
-                tuple(1 + nodes for nodes in TIMED_NODES),
-                tuple(min(understudy.time_step(nodes) for _ in range(TIMES)) for nodes in TIMED_NODES),
-            )
+        if self.controller.pinned is Mode.STREAM or not self._has_timed(understudy):
+            return TokenTree()
         mode = self._went_on(text, begin)
-        self._asked = len(text), TokenTree(), ()
+        self._asked = _Step(len(text))
         if mode is Mode.STREAM:
             self._streamed += 1
-            if self.controller.pinned or not pace.compares(self._streamed, first=self._untold):
+            if not pace.compares(self._streamed, first=self._untold):
                 return TokenTree()
-        began, first = time.monotonic(), self._step is None or not self._step.tree
-        self._read_rows(understudy, text)
-        shape = TreeShape(min(LARGEST.nodes, pace.worth_drafting()), LARGEST.depth, LARGEST.breadth, pace.gain())
-        draft = self._drafter.draft(text, sampling, shape, rules=rules)
-        seconds = time.monotonic() - began
+        began, first = time.perf_counter(), self._step is None or not self._step.tree
+        drafter = self._drafter = self._drafter or self._made()
+        if not self._has_read(drafter, understudy, text, wanted):
+            return TokenTree()
+        nodes = min(self._shape.nodes, pace.worth_drafting())
+        shape = replace(self._shape, nodes=nodes, gain=pace.gain())
+        draft = drafter.draft(text, sampling, shape, lambda: not wanted(), rules)
+        seconds = time.perf_counter() - began
         tree = draft.tree.pruned(pace.worth_sending(draft.tree, draft.scores), len(draft.tree))
         pace.drafted(seconds, draft.steps, from_scratch=not first)
-        (pace.prepared if first else pace.waited)(seconds)
-        self._asked, self._untold = (len(text), tree, draft.scores[: len(tree)]), False
+        if mode is Mode.TREE:
+            (pace.prepared if first else pace.waited)(seconds)
+        trial = seconds if mode is Mode.STREAM else None
+        self._asked, self._untold = _Step(len(text), tree, draft.scores[: len(tree)], trial), False
         return tree
 
     def stepped(self, seconds: float) -> None:
         """The step that was asked about took so long."""
         if self._asked:
-            self._step, self._asked = _Step(*self._asked, seconds), None
+            self._step, self._asked = replace(self._asked, seconds=max(LEAST_SECONDS, seconds)), None
+
+    def forget(self) -> None:
+        """Forget all texts, and give their memory back."""
+        self._drafter, self._step, self._asked, self._text, self._rows = None, None, None, [], 0
+
+    def _has_timed(self, understudy: Understudy) -> bool:
+        """Whether it is known what steps of the understudy cost; else time one more of them."""
+        if len(self._timed) < len(TIMED_NODES):
+            nodes = TIMED_NODES[len(self._timed)]
+            self._timed.append(max(LEAST_SECONDS, understudy.time_step(nodes), *self._timed))
+        elif self.controller.pace.curve is None:
+            self.controller.pace.curve = CostCurve(tuple(1 + nodes for nodes in TIMED_NODES), tuple(self._timed))
+        return self.controller.pace.curve is not None
 
     def _went_on(self, text: list[int], begin: int) -> Mode:
         """Learn what came of the last step, if `text` goes on behind it; the mode of the next one."""
@@ -119,48 +156,69 @@ class Guesses:
         step, self._text = self._step, list(text)
         if same < self._rows:
             self._rows = same
-            self._drafter.keep_rows(same)
+            if self._drafter:
+                self._drafter.keep_rows(same)
         goes_on = begin == self._begin and step is not None and same == step.base < len(text)
         if not goes_on or step is None:
             self._begin, self._step, self._untold, self._streamed = begin, None, True, 0
             return self.controller.begin()
         pace = self.controller.pace
-        if step.tree:
-            path = foreseen(step.tree, text[step.base :]) or []
+        path = foreseen(step.tree, text[step.base :]) or []
+        if step.trial is not None:
+            pace.tried(step.tree, step.scores, path, step.trial, step.seconds)
+        elif step.tree:
             pace.verified(step.tree, step.scores, path, step.seconds, step.seconds, 0.0)
         else:
             pace.streamed(step.seconds, step.seconds, overdue=False)
         return self.controller.choose()
 
-    def _read_rows(self, understudy: Understudy, text: Sequence[int]) -> None:
-        """The drafter gets the feature rows that it lacks."""
+    def _has_read(self, drafter: Drafter, understudy: Understudy, text: list[int], wanted: Callable[[], bool]) -> bool:
+        """Give the drafter the feature rows that it lacks, and the text. False: given up, as it is not `wanted`."""
         while self._rows < len(text) - 1:
+            if not wanted():
+                return False
             positions = range(self._rows, min(self._rows + ROWS_CHUNK, len(text) - 1))
             kv = understudy.gather(self._features.layers, positions)
-            self._drafter.add_rows(np.array(positions), self._features.rows(kv, positions))
+            drafter.add_rows(np.array(positions), self._features.rows(kv, positions))
             self._rows = positions.stop
+        while len(drafter.cached) < len(text) - PROMPT_CHUNK or drafter.cached != text[: len(drafter.cached)]:
+            if not wanted():
+                return False
+            same = _common(drafter.cached, text)
+            drafter.read(text[: same + PROMPT_CHUNK])
+        return wanted()
 
 
-def guesses_for(bundle: Bundle, engine: Engine, mode: Mode | None = None) -> Guesses | None:
-    """Guesses for the understudy of `bundle`; None where it has none that is the drafter's own target, or without the
-    server half."""
+def guesses_for(
+    bundle: Bundle, engine: Engine, shape: TreeShape = LARGEST, lookup: bool = True, mode: Mode | None = None
+) -> Guesses | None:
+    """Guesses for the understudy of `bundle`; None where it has none that is the drafter's own target, or without a
+    server half that can be used. The rest as of `Guesses`."""
     entry, path = bundle.manifest.understudy, bundle.path(SERVER_HALF)
     if not (bundle.has_understudy and entry and entry.source_hash == bundle.manifest.target_hash and path.is_file()):
         return None
     try:
-        return Guesses(bundle, engine, _server_half(path, bundle.manifest.drafter_hash), mode)
-    except (SafetensorError, OSError, ValueError, KeyError, DrafterError):
-        return None  # it writes as well without
+        return Guesses(bundle, engine, _server_half(path, bundle), shape, lookup, mode)
+    except Exception:  # whatever is wrong with a file that no manifest lists: it writes as well without
+        return None
 
 
-def _server_half(path: Path, drafter_hash: str) -> HostFeatures:
+def _server_half(path: Path, bundle: Bundle) -> HostFeatures:
+    """The one in the file, which can be used with the bundle. Raises one thing or another where there is none."""
     with safe_open(str(path), framework="numpy") as file:
         described = file.metadata() or {}
-        if described.get("drafter_hash") != drafter_hash:
+        if described.get("drafter_hash") != bundle.manifest.drafter_hash:
             raise DrafterError(f"{path} is another drafter's")
         config = MoAConfig.from_dict(json.loads(described["config"]))
         tensors = {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118 - no dict
-    return HostFeatures(config, tensors)
+    config.check_fits(open_target_bundle(bundle.folder / UNDERSTUDY_FOLDER).config, "the understudy")
+    features = HostFeatures(config, tensors)
+    rows = features.rows(np.ones((2, len(features.layers), config.kv_width), np.float32), [0, 1])
+    if rows.shape != (2, 2, *bundle.row_shape) or not all(
+        np.isfinite(each).all() for each in (rows, *tensors.values())
+    ):
+        raise DrafterError(f"{path} makes no rows of this bundle's drafter")
+    return features
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -205,6 +205,17 @@ class Pace:
         self.compared = self._smoothed(self.compared, seconds)
         self.exposed = min(self.exposed, seconds)
 
+    def tried(
+        self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], drafting: float, engine: float
+    ) -> None:
+        """A tree was drafted in place of single tokens and run, to see what it brings: all that it took is lost to
+        them."""
+        lost = drafting + max(0.0, engine - self.step(0))
+        self.lost = max(lost, _blend(self.lost, lost, self.config.comparison_smoothing))
+        self.foreseen(tree, scores, path, drafting)
+        self._stepped(1 + len(tree), engine)
+        self.written += 1 + len(path)
+
     def prepared(self, seconds: float) -> None:
         """`seconds` passed between a verdict and an answer's first tree, or the first behind a stream: no round."""
         self._ending = None

@@ -128,8 +128,10 @@ class EdgeRuntime:
         entry = manifest.understudy
         folder = bundle.folder / (entry.folder if entry else UNDERSTUDY_FOLDER)
         expected = entry.manifest_sha256 if entry else ""
-        alone = self.policy.writer == "device-only"
-        guesses = guesses_for(bundle, self.drafter.engine, self.controller.pinned) if alone else None
+        if self.policy.writer == "device-only" and self.policy.understudy != "off":
+            guesses = guesses_for(bundle, self.drafter.engine, self.shape, lookup, self.controller.pinned)
+        else:
+            guesses = None
         understudy = Understudy(
             folder, expected, manifest.max_context, manifest.vocab_size, self.decode, threads, guesses
         )
@@ -335,6 +337,7 @@ class EdgeRuntime:
         self._text, self._rows_seen, self._forgotten = [], RowsSeen(), True
         if not self._closed:
             self._worker.submit(self.drafter.forget)
+            self._understudy.forget()
 
     async def _run(self, begin: Callable[[], tuple[Session, list[str]]]) -> AsyncGenerator[Event, None]:
         """begin: makes the session, once no other answer is on its way, and names the stop strings."""

@@ -135,8 +135,9 @@ class Tuning:
         """The mode of an answer, or of its rest on a new link."""
         return self.controller.begin(unknown=self._untold)
 
-    def choose(self) -> Mode:
-        """The mode after a verdict."""
+    def choose(self, drafts: bool) -> Mode:
+        """The mode after a verdict. drafts: the understudy can draft."""
+        self.pace.chains.ready = drafts and self.shaping and not self._barren
         return self.controller.choose()
 
     def tree_size(self, nodes: int, depth: int) -> tuple[int, int, float | None]:

@@ -75,4 +75,4 @@ def _choose(session: Session, now: float) -> list[Action]:
     """Tree or stream from here on."""
     if session.finished or not session.policy.target_first:
         return []
-    return session.set_mode(session.tuning.choose(), now)
+    return session.set_mode(session.tuning.choose(session.handover.drafts), now)

@@ -86,6 +86,11 @@ class UnderstudyThread:
             self.submit(self.understudy.unload)
             self._used = False
 
+    def forget(self) -> None:
+        """Forget what guesses at its next words are made from."""
+        if self._used and not self.closed:
+            self.submit(self.understudy.forget)
+
     def close(self) -> None:
         """Wait for what is under way, give the understudy's memory back, and end."""
         self.closed = True

@@ -185,6 +185,10 @@ class Drafter:
         self.values[past : past + len(tokens)] = values
         return logits
 
+    def read(self, text: list[int]) -> None:
+        """Read `text`, so that drafting behind it begins at once."""
+        self._advance(text)
+
     def _advance(self, prefix: list[int]) -> Floats:
         """Bring the cache to `prefix`; return the logits [draft_vocab] behind its last token. No tree outlives it."""
         self._growth = None

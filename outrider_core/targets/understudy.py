@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 from outrider_core.protocol.constraint import Disobeyed, Rules
 from outrider_core.protocol.sampling import Sampling, draw, log_probs
 from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
-from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundleError, open_target_bundle
+from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundle, TargetBundleError, open_target_bundle
+from outrider_core.targets.config import UnsupportedTarget
 from outrider_core.targets.memory import give_back
 from outrider_core.targets.part import Part
+from outrider_core.targets.products import check_products
 from outrider_core.targets.runner import OnnxRunner
 
 Floats = NDArray[np.float32]
@@ -48,12 +50,22 @@ class Guesser(Protocol):
     """Foresees what an understudy writes."""
 
     def tree(
-        self, understudy: Understudy, text: list[int], begin: int, sampling: Sampling, rules: Rules | None
+        self,
+        understudy: Understudy,
+        text: list[int],
+        begin: int,
+        sampling: Sampling,
+        wanted: Callable[[], bool],
+        rules: Rules | None,
     ) -> TokenTree:
-        """What may follow `text`, whose last token is all that is not read; `begin` is where the answer begins."""
+        """What may follow `text`, whose last token is all that is not read. begin: where the answer begins. Nothing
+        comes of it where that is not `wanted` any more."""
 
     def stepped(self, seconds: float) -> None:
         """The step with that tree took so long."""
+
+    def forget(self) -> None:
+        """Forget all texts, and give memory back."""
 
 
 @dataclass
@@ -119,6 +131,8 @@ class Understudy:
         try:
             self._check_manifest()
             model = open_target_bundle(self._folder)
+            if self._guesser:
+                self._check_trees(model)
             self._runner = OnnxRunner.of(model, self._max_context + MAX_NODES, self._threads)
         except UnderstudyError:
             raise
@@ -138,11 +152,24 @@ class Understudy:
                 f"{self._folder} is another bundle's understudy; copy this bundle's own, or delete it"
             )
 
+    def _check_trees(self, model: TargetBundle) -> None:
+        """No guesses where this machine's products depend on the rows beside them: they would change the text."""
+        try:
+            check_products(model.products.read_bytes())
+        except UnsupportedTarget:
+            self._guesser = None
+
+    def forget(self) -> None:
+        """Forget what guesses were made from."""
+        if self._guesser:
+            self._guesser.forget()
+
     def unload(self) -> None:
         """Give its memory back."""
         self._runner, self._read, self._logits = None, [], None
         self._draft = _Written([], [], Sampling(), None)
         self._guess = None
+        self.forget()
         gc.collect()
         give_back()
 
@@ -174,13 +201,27 @@ class Understudy:
         if not self._goes_on_with(text) and not (self.read(text[:-1] or text, wanted) and wanted()):
             return False
         if len(self._read) < len(text):
-            tree = self._guesser.tree(self, text, begin, sampling, rules)
-            base, began = len(self._read), time.monotonic()
+            tree = self._guessed(text, begin, sampling, wanted, rules)
+            if not wanted():
+                return False
+            base, began = len(self._read), time.perf_counter()
             logits = self._run(Part(0, base, (text[-1],), tree))
-            self._guesser.stepped(time.monotonic() - began)
+            if self._guesser:
+                self._guesser.stepped(time.perf_counter() - began)
             self._read.append(text[-1])
             self._logits, self._guess = logits[0], _Guess(tree, logits[1:], base + 1)
         return True
+
+    def _guessed(
+        self, text: list[int], begin: int, sampling: Sampling, wanted: Callable[[], bool], rules: Rules | None
+    ) -> TokenTree:
+        """What may follow; nothing, now and later, where guessing fails."""
+        assert self._guesser
+        try:
+            return self._guesser.tree(self, text, begin, sampling, wanted, rules)
+        except Exception:  # of an engine, or of a server half that does not fit after all
+            self._guesser = None
+            return TokenTree()
 
     def gather(self, layers: Sequence[int], positions: Sequence[int]) -> Floats:
         """Keys and values of tokens that it has read, as of `OnnxRunner.gather`."""
@@ -189,9 +230,9 @@ class Understudy:
 
     def time_step(self, nodes: int) -> float:
         """Seconds of a step that writes, with a tree of `nodes` nodes, behind what is read."""
-        began = time.monotonic()
+        began = time.perf_counter()
         self._run(Part(0, len(self._read), (0,), TokenTree(tuple(range(nodes)), (ROOT,) * nodes)))
-        return time.monotonic() - began
+        return time.perf_counter() - began
 
     def _goes_on_with(self, text: list[int]) -> bool:
         """Whether `text` is read but for its last token at most; what was guessed of it is read already."""
@@ -304,7 +345,7 @@ class Understudy:
             same += 1
         if same < len(self._read) or self._logits is None:
             same = min(same, len(text) - 1)
-            self._read, self._logits = list(text[:same]), None
+            self._read, self._logits, self._guess = list(text[:same]), None, None
 
     def _judged(
         self, logits: Floats, text: Sequence[int], begin: int, rules: Rules | None

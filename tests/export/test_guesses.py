@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from edge_runtime.guesses import SERVER_HALF, TIMED_NODES, Guesses, guesses_for
@@ -18,6 +20,7 @@ from edge_runtime.policy import Mode, Policy
 from edge_runtime.runtime import EdgeRuntime
 from export.understudy import write_understudy
 from outrider_core.drafting.bundle import MANIFEST, Bundle, open_bundle
+from outrider_core.drafting.drafter import TreeShape
 from outrider_core.drafting.engines import open_engine
 from outrider_core.protocol.constraint import Constraint, Rules, pack_bias
 from outrider_core.protocol.sampling import Sampling
@@ -86,7 +89,13 @@ class Oracle:
         self.truth, self.vocab, self.rng, self.steps = truth, vocab, random.Random(1), 0
 
     def tree(
-        self, understudy: Understudy, text: list[int], begin: int, sampling: Sampling, rules: Rules | None
+        self,
+        understudy: Understudy,
+        text: list[int],
+        begin: int,
+        sampling: Sampling,
+        wanted: Callable[[], bool],
+        rules: Rules | None,
     ) -> TokenTree:
         tokens, parents, parent = list[int](), list[int](), ROOT
         for right in self.truth[len(text) : len(text) + self.rng.randrange(6)]:
@@ -103,6 +112,9 @@ class Oracle:
 
     def stepped(self, seconds: float) -> None:
         self.steps += 1
+
+    def forget(self) -> None:
+        pass
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
@@ -172,7 +184,7 @@ def test_trees_are_drafted_only_where_they_make_it_faster(bundle: Bundle, per_no
     text = [*PROMPT, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39] * 6  # lookup knows how it goes on
     size, trees = 40, 0
     while size < len(text) - 1:
-        tree = guesser.tree(timed, text[:size], 5, Sampling(), None)  # type: ignore[arg-type]
+        tree = guesser.tree(timed, text[:size], 5, Sampling(), lambda: True, None)  # type: ignore[arg-type]
         guesser.stepped(timed.time_step(len(tree)))
         trees += bool(tree)
         node, size = tree.child(ROOT, text[size]), size + 1
@@ -184,20 +196,65 @@ def test_trees_are_drafted_only_where_they_make_it_faster(bundle: Bundle, per_no
     assert trees <= 3 if chosen is Mode.STREAM else trees >= 4
 
 
+def test_trees_that_are_worth_nothing_cost_next_to_nothing(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many short answers to long prompts, which the drafter would have to read, by a clock of their own."""
+    guesser, clock = guesses(bundle), [0.0]
+    timed = Timed(0.02, 0.02, guesser._features._config.kv_width)
+    monkeypatch.setattr("edge_runtime.guesses.time.perf_counter", lambda: clock[0])
+    step = guesser._made.args[0].step
+
+    def slow(*inputs: np.ndarray) -> object:
+        clock[0] += 0.01 * len(inputs[0])
+        return step(*inputs)
+
+    monkeypatch.setattr(guesser._made.args[0], "step", slow)
+    rng, taken, plain = random.Random(0), 0.0, 0.0
+    for answer in range(30):
+        text = [1] + [rng.randrange(4, 199) for _ in range(150)]
+        began = clock[0]
+        for _ in range(40):
+            tree = guesser.tree(timed, text, 151, Sampling(), lambda: True, None)  # type: ignore[arg-type]
+            seconds = timed.time_step(len(tree))
+            clock[0] += seconds
+            guesser.stepped(seconds)
+            text.append(next(t for t in iter(lambda: rng.randrange(4, 199), 0) if tree.child(ROOT, t) is None))
+        if answer >= 10:
+            taken, plain = taken + clock[0] - began, plain + 40 * 0.02
+    assert taken < 1.05 * plain
+
+
+def test_a_guess_below_a_text_that_was_given_up_is_not_taken(bundle: Bundle) -> None:
+    plain = [*PROMPT, *(token for token, _ in written(made(bundle), 60, Sampling()))]
+    for end in range(10, 40):
+        oracle = Oracle(plain, bundle.manifest.vocab_size)
+        understudy = made(bundle, oracle)
+        understudy.next_token(plain[:end], 0, Sampling())
+        other = [*plain[: end - 4], (plain[end - 4] + 1) % 199, 7]
+        asked = iter([True])
+        understudy.read_to_write(other, 0, Sampling(), lambda asked=asked: next(asked, False))  # type: ignore[misc]
+        for length in (end - 3, end - 2):
+            expected = made(bundle).next_token(plain[:length], 0, Sampling())
+            assert understudy.next_token(plain[:length], 0, Sampling()) == expected
+
+
 def test_rows_are_those_of_the_text(bundle: Bundle) -> None:
     guesser = guesses(bundle)
     guesser.controller.pinned = Mode.TREE
-    understudy, drafter = made(bundle, guesser), guesser._drafter
+    understudy = made(bundle, guesser)
     text = [*PROMPT, *(token for token, _ in written(understudy, 30, Sampling()))]
     other = [*text[:10], *range(60, 90)]
     understudy.next_token(other, 10, Sampling())
     fresh = guesses(bundle)
     fresh.controller.pinned = Mode.TREE
-    made(bundle, fresh).next_token(other, 10, Sampling())
-    held = np.flatnonzero(fresh._drafter.row_filled)
+    another = made(bundle, fresh)
+    written(another, 6, Sampling(temperature=1.0, seed=3))  # the first tokens time steps
+    another.next_token(other, 10, Sampling())
+    drafter, other_drafter = guesser._drafter, fresh._drafter
+    assert drafter and other_drafter
+    held = np.flatnonzero(other_drafter.row_filled)
     assert held.tolist() == list(range(len(other) - 1)) == np.flatnonzero(drafter.row_filled).tolist()
     for rows in ("row_keys", "row_values"):
-        both = getattr(drafter, rows)[1 : len(other)], getattr(fresh._drafter, rows)[1 : len(other)]
+        both = getattr(drafter, rows)[1 : len(other)], getattr(other_drafter, rows)[1 : len(other)]
         assert np.allclose(*both, atol=1e-5)
 
 
@@ -206,9 +263,25 @@ def test_guesses_want_the_drafters_own_target_and_its_server_half(folder: Path) 
     engine, path = open_engine(bundle, None, 1), folder / SERVER_HALF
     assert guesses_for(bundle, engine)
     tensors, whole = load_file(path), path.read_bytes()
-    for described in ({}, {"drafter_hash": "other", "config": "{}"}, {"drafter_hash": bundle.manifest.drafter_hash}):
-        save_file(tensors, path, metadata=described)
+    with safe_open(str(path), "numpy") as file:
+        described = file.metadata()
+    config = json.loads(described["config"])
+    for other in ({}, {"drafter_hash": "other", "config": "{}"}, {"drafter_hash": bundle.manifest.drafter_hash}):
+        save_file(tensors, path, metadata=other)
         assert guesses_for(bundle, engine) is None
+    for wrong in (
+        5, None, [], {}, "[" * 100_000, config | {"target_layers": 5}, config | {"target_layers": [99, 1, 0]},
+        config | {"target_layers": [-1, 0, 1]}, config | {"lsa_heads": 0}, config | {"head_dim": 4},
+        config | {"target_head_dim": 10**12}, config | {"norm_eps": "x"}, config | {"rope_theta": 0},
+    ):  # fmt: skip
+        text = wrong if isinstance(wrong, str) else json.dumps(wrong)
+        save_file(tensors, path, metadata=described | {"config": text})
+        assert guesses_for(bundle, engine) is None, wrong
+    for name in tensors:
+        for spoilt in (tensors[name][..., :1].copy(), np.full_like(tensors[name], np.nan)):
+            save_file(tensors | {name: spoilt}, path, metadata=described)
+            if tensors[name].ndim > 1 or np.isnan(spoilt).any():  # a vector of one number is one for all
+                assert guesses_for(bundle, engine) is None, name
     for broken in (b"", whole[:100], b"\0" * 100):
         path.write_bytes(broken)
         assert guesses_for(bundle, engine) is None
@@ -233,3 +306,65 @@ def test_a_device_alone_has_them(bundle: Bundle) -> None:
     without, present = asyncio.run(texts(bundle, Policy(writer="device-only")))
     assert not present and with_them == without
     assert EdgeRuntime(bundle, "127.0.0.1:1", threads=1)._understudy.understudy._guesser is None
+
+
+class Failing:
+    """An engine that computes `steps` steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def step(self, *inputs: np.ndarray) -> object:
+        raise RuntimeError("no more")
+
+
+def test_guessing_that_fails_leaves_the_understudy_to_write(bundle: Bundle) -> None:
+    guesser = guesses_for(bundle, Failing(0), mode=Mode.TREE)  # type: ignore[arg-type]
+    assert guesser
+    understudy = made(bundle, guesser)
+    assert written(understudy, 20, Sampling()) == written(made(bundle), 20, Sampling())
+    assert understudy._guesser is None
+
+
+def test_guessing_is_given_up_where_nobody_waits(bundle: Bundle) -> None:
+    guesser = guesses_for(bundle, open_engine(bundle, None, 1), mode=Mode.TREE)
+    assert guesser
+    understudy = made(bundle, guesser)
+    long = [1, *(4 + place % 190 for place in range(200))]
+    for _ in range(4):  # the first tokens time steps
+        understudy.next_token(PROMPT, len(PROMPT), Sampling())
+        understudy.next_token([*PROMPT, 7], len(PROMPT), Sampling())
+    asked = [0]
+
+    def wanted() -> bool:
+        asked[0] += 1
+        return asked[0] < 9  # the text is read, and some rows
+
+    assert not understudy.read_to_write(long, len(long), Sampling(), wanted)
+    assert guesser._rows < len(long) - 1 or len(guesser._drafter.cached) < len(long) - 1  # type: ignore[union-attr]
+    assert understudy.next_token(long, 5, Sampling()) == made(bundle).next_token(long, 5, Sampling())
+
+
+def test_what_is_forgotten_is_given_back(bundle: Bundle) -> None:
+    guesser = guesses_for(bundle, open_engine(bundle, None, 1), mode=Mode.TREE)
+    assert guesser
+    understudy = made(bundle, guesser)
+    written(understudy, 20, Sampling())
+    assert guesser._drafter and guesser._text
+    understudy.forget()
+    assert guesser._drafter is None and not guesser._text and not guesser._rows
+    assert written(understudy, 20, Sampling()) == written(made(bundle), 20, Sampling())
+    assert guesser._drafter
+    understudy.unload()
+    assert guesser._drafter is None  # type: ignore[unreachable]
+
+
+def test_the_users_choices_reach_them(bundle: Bundle) -> None:
+    shape = TreeShape(nodes=2, depth=2)
+    runtime = EdgeRuntime(bundle, None, threads=1, shape=shape, lookup=False, mode="tree")
+    guesser = runtime._understudy.understudy._guesser
+    assert isinstance(guesser, Guesses) and guesser.controller.pinned is Mode.TREE
+    written(made(bundle, guesser), 12, Sampling())
+    assert guesser._drafter and guesser._drafter.lookup is None and len(guesser._step.tree) <= 2  # type: ignore[union-attr]
+    off = EdgeRuntime(bundle, None, policy=Policy(writer="device-only", understudy="off"), threads=1)
+    assert off._understudy.understudy._guesser is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ class ExecuTorchEngine:
     """
 
     def __init__(self, path: Path, threads: int = 0) -> None:
+        self._lock = Lock()
         package = installed("executorch")
         if not path.is_file():
             raise BundleError(f"{path} is missing; copy the whole folder or export again")
@@ -51,7 +53,8 @@ class ExecuTorchEngine:
             sa_keys = sa_values = np.zeros((1, *sa_keys.shape[1:]), np.float32)
             sa_mask = np.pad(sa_mask, ((0, 0), (1, 0)), constant_values=-1e9)
         inputs = (tokens, positions, wanted, sa_mask, sa_keys, sa_values, row_keys, row_values)
-        logits, keys, values = self._execute([np.ascontiguousarray(x) for x in inputs])
+        with self._lock:  # one set of buffers: what it gives is overwritten by the next step
+            logits, keys, values = (x.copy() for x in self._execute([np.ascontiguousarray(x) for x in inputs]))
         return logits, keys, values
 
 
