@@ -51,7 +51,7 @@ export class Chains {
 
   /** They were tried, so that `best` tells something. */
   get known(): boolean {
-    return this.ready && this.token !== null;
+    return this.ready && this.most > 1 && this.token !== null;
   }
 
   /** `tokens` were drafted in `seconds`. */

@@ -143,8 +143,9 @@ export class Tuning {
     return this.controller.begin(this.untold);
   }
 
-  /** The mode after a verdict. */
-  choose(): Mode {
+  /** The mode after a verdict. drafts: the understudy can draft. */
+  choose(drafts: boolean): Mode {
+    this.pace.chains.ready = drafts && this.shaping && !this.barren;
     return this.controller.choose();
   }
 

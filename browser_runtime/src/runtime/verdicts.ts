@@ -71,5 +71,5 @@ function resume(session: Session): Action[] {
 /** Tree or stream from here on. */
 function choose(session: Session, now: number): Action[] {
   if (session.finished || !targetFirst(session.policy)) return [];
-  return session.setMode(session.tuning.choose(), now);
+  return session.setMode(session.tuning.choose(session.handover.drafts), now);
 }

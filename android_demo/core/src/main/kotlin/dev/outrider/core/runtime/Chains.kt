@@ -77,7 +77,7 @@ internal class Chains {
      */
     fun best(between: Double, step: (Double) -> Double): Pair<Int, Double> {
         val each = token
-        if (!ready || each == null) return 0 to 0.0
+        if (!ready || most < 2 || each == null) return 0 to 0.0
         val right = minOf(MOST_RIGHT, right / judged)
         var length = 1
         var rate = 0.0

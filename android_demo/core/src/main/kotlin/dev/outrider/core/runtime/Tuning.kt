@@ -124,8 +124,11 @@ class Tuning(
     /** The mode of an answer, or of its rest on a new link. */
     internal fun begin(): Mode = controller.begin(untold)
 
-    /** The mode after a verdict. */
-    internal fun choose(): Mode = controller.choose()
+    /** The mode after a verdict. [drafts]: the understudy can draft. */
+    internal fun choose(drafts: Boolean): Mode {
+        pace.chains.ready = drafts && shaping && !barren
+        return controller.choose()
+    }
 
     /** Bounds of the next tree, where the session has room for [nodes] and [depth] levels. */
     internal fun treeSize(nodes: Int, depth: Int): TreeSize {

@@ -41,7 +41,7 @@ private fun Session.rowsOf(verdict: Verdict, end: Int): List<Action> {
 
 /** Tree or stream from here on. */
 private fun Session.choose(now: Double): List<Action> =
-    if (finished != null || !targetFirst) emptyList() else changeMode(tuning.choose(), now)
+    if (finished != null || !targetFirst) emptyList() else changeMode(tuning.choose(handover.drafts), now)
 
 private fun Session.commit(fresh: List<Int>): List<Action> {
     version++
