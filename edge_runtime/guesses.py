@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from safetensors import safe_open
 
 from edge_runtime.ahead import Ahead
 from edge_runtime.controller import Controller
@@ -205,6 +204,8 @@ def guesses_for(
 
 def _server_half(path: Path, bundle: Bundle) -> HostFeatures:
     """The one in the file, which can be used with the bundle. Raises one thing or another where there is none."""
+    from safetensors import safe_open  # which most devices never need
+
     with safe_open(str(path), framework="numpy") as file:
         described = file.metadata() or {}
         if described.get("drafter_hash") != bundle.manifest.drafter_hash:
