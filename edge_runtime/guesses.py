@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,8 @@ from outrider_core.targets.understudy import Understudy
 
 #: of a bundle: the server half, which an app may leave out
 SERVER_HALF = "encoder.safetensors"
-#: nodes of the steps that are timed, one before each of the first tokens
-TIMED_NODES = (0, 4, 16)
+#: nodes of the steps that are timed, one before each of the first tokens, and how often each is: the fastest counts
+TIMED_NODES, TIMES = (0, 4, 16), 3
 #: no step is taken to be shorter than this many seconds
 LEAST_SECONDS = 1e-6
 #: rows computed at a time
@@ -85,7 +86,7 @@ class Guesses:
             manifest.confidence_temperature,
         )
         self._drafter: Drafter | None = None  # made when it is needed
-        self._timed: list[float] = []  # of TIMED_NODES
+        self._timed: list[float] = []  # of TIMED_NODES, by turns
         self.controller = Controller(Pace(ahead=Ahead(fixed=True)), mode)
         self._text: list[int] = []  # as it was at the last step
         self._rows = 0  # of its first tokens, whose feature rows the drafter holds
@@ -142,12 +143,14 @@ class Guesses:
 
     def _has_timed(self, understudy: Understudy) -> bool:
         """Whether it is known what steps of the understudy cost; else time one more of them."""
-        if len(self._timed) < len(TIMED_NODES):
-            nodes = TIMED_NODES[len(self._timed)]
-            self._timed.append(max(LEAST_SECONDS, understudy.time_step(nodes), *self._timed))
-        elif self.controller.pace.curve is None:
-            self.controller.pace.curve = CostCurve(tuple(1 + nodes for nodes in TIMED_NODES), tuple(self._timed))
-        return self.controller.pace.curve is not None
+        sizes, pace = len(TIMED_NODES), self.controller.pace
+        if pace.curve is None and len(self._timed) < TIMES * sizes:
+            seconds = understudy.time_step(TIMED_NODES[len(self._timed) % sizes])
+            self._timed.append(max(LEAST_SECONDS, seconds))
+        elif pace.curve is None:
+            fastest = (min(self._timed[size::sizes]) for size in range(sizes))
+            pace.curve = CostCurve(tuple(1 + nodes for nodes in TIMED_NODES), tuple(accumulate(fastest, max)))
+        return pace.curve is not None
 
     def _went_on(self, text: list[int], begin: int) -> Mode:
         """Learn what came of the last step, if `text` goes on behind it; the mode of the next one."""

@@ -103,7 +103,8 @@ class _OneThread:
         with _OneThread._lock:
             _OneThread._inside -= 1
             if not _OneThread._inside:
-                _OneThread._limit.restore_original_limits()
+                # the end of a `with` also lets another thread set limits: until then, those of others do nothing
+                _OneThread._limit.__exit__(None, None, None)
 
 
 def _angles(positions: Sequence[int], head_dim: int, theta: float) -> tuple[Floats, Floats]:

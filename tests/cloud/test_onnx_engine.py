@@ -156,3 +156,20 @@ def test_matrix_products_get_their_threads_back(tmp_path: Path) -> None:
     assert threads() <= {1}
     other.__exit__()
     assert threads() == before
+
+
+def test_matrix_products_take_one_thread_in_whichever_thread_they_are_asked_for() -> None:
+    """Where they took more, those spun on a core that the engine's next step wants."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from threadpoolctl import threadpool_info
+
+    from outrider_core.models.host_features import _OneThread
+
+    def within() -> set[int]:
+        with _OneThread():
+            return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        found = [within(), *(pool.submit(within).result() for pool in (first, second, first))]
+    assert all(threads <= {1} for threads in found)

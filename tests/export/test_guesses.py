@@ -247,7 +247,7 @@ def test_rows_are_those_of_the_text(bundle: Bundle) -> None:
     fresh = guesses(bundle)
     fresh.controller.pinned = Mode.TREE
     another = made(bundle, fresh)
-    written(another, 6, Sampling(temperature=1.0, seed=3))  # the first tokens time steps
+    written(another, 12, Sampling(temperature=1.0, seed=3))  # the first tokens time steps
     another.next_token(other, 10, Sampling())
     drafter, other_drafter = guesser._drafter, fresh._drafter
     assert drafter and other_drafter
@@ -331,7 +331,7 @@ def test_guessing_is_given_up_where_nobody_waits(bundle: Bundle) -> None:
     assert guesser
     understudy = made(bundle, guesser)
     long = [1, *(4 + place % 190 for place in range(200))]
-    for _ in range(4):  # the first tokens time steps
+    for _ in range(6):  # the first tokens time steps
         understudy.next_token(PROMPT, len(PROMPT), Sampling())
         understudy.next_token([*PROMPT, 7], len(PROMPT), Sampling())
     asked = [0]
@@ -364,7 +364,7 @@ def test_the_users_choices_reach_them(bundle: Bundle) -> None:
     runtime = EdgeRuntime(bundle, None, threads=1, shape=shape, lookup=False, mode="tree")
     guesser = runtime._understudy.understudy._guesser
     assert isinstance(guesser, Guesses) and guesser.controller.pinned is Mode.TREE
-    written(made(bundle, guesser), 12, Sampling())
+    written(made(bundle, guesser), 20, Sampling())
     assert guesser._drafter and guesser._drafter.lookup is None and len(guesser._step.tree) <= 2  # type: ignore[union-attr]
     off = EdgeRuntime(bundle, None, policy=Policy(writer="device-only", understudy="off"), threads=1)
     assert off._understudy.understudy._guesser is None
