@@ -29,9 +29,10 @@ from edge_runtime.events import Finished
 from edge_runtime.guesses import guesses_for
 from edge_runtime.policy import Mode
 from edge_runtime.runtime import EdgeRuntime
-from outrider_core.drafting.bundle import open_bundle
+from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, open_bundle
 from outrider_core.drafting.engines import open_engine
 from outrider_core.machine import describe_machine
+from outrider_core.targets.bundle import open_target_bundle
 
 PLAIN = "plain"
 ROWS: dict[str, Mode | None] = {PLAIN: Mode.STREAM, "trees": Mode.TREE, "as chosen": None}
@@ -52,7 +53,8 @@ def measure(options: argparse.Namespace, console: Console) -> Figures:
     bundle = open_bundle(options.bundle)
     if not bundle.has_understudy:
         raise ValueError(f"{options.bundle} carries no understudy; write one that does: export bundle --understudy")
-    if guesses_for(bundle, open_engine(bundle, None)) is None:
+    model = open_target_bundle(bundle.folder / UNDERSTUDY_FOLDER).config
+    if guesses_for(bundle, open_engine(bundle, None), model) is None:
         raise ValueError(
             f"{options.bundle} lets nothing be guessed: export it again, with the target as its understudy"
         )

@@ -105,13 +105,10 @@ class Here:
 
     def _drafts(self, texts: list[list[int]], start: int, nodes: int, sampling: dict[str, Any]) -> Figures:
         distribution, shape, engine = Sampling(**sampling), TreeShape(nodes), Timed(self.engine)
-        manifest, row_shape = self.bundle.manifest, self.bundle.row_shape
+        row_shape = self.bundle.row_shape
         seconds, trees, inside, steps = [], [], 0.0, 0
         for text in texts:
-            drafter = Drafter(
-                engine, self.bundle.draft_ids, row_shape, manifest.sa_kv_heads, manifest.max_context,
-                null_row=self.bundle.null_row, confidence_temperature=manifest.confidence_temperature,
-            )  # fmt: skip
+            drafter = Drafter.of(self.bundle, engine)
             last = len(text) - 1
             drafter.add_rows(np.arange(last), samples(last, 2, *row_shape))
             for end in range(start, len(text) + 1):

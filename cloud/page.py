@@ -19,11 +19,10 @@ from starlette.routing import Route
 
 from cloud import log
 from cloud.settings import Settings, is_loopback
+from outrider_core.drafting.bundle import SERVER_HALF_FILE
 
 #: what `make web` writes
 BUILT = Path(__file__).parents[1] / "browser_runtime" / "dist" / "page"
-#: of a bundle, what a device does not read
-SERVER_HALF = "encoder.safetensors"
 #: of its understudy, what a browser reads
 UNDERSTUDY_FILES = ("manifest.json", "target.onnx", "target.onnx.data")
 #: of a bundle's files; anything else may mean something in a path or in a route
@@ -84,7 +83,7 @@ def _bundle_files(settings: Settings) -> Iterator[Path]:
         raise PageError(f"--page-bundle: {folder} holds no manifest.json; write a bundle with: outrider export bundle")
     try:
         raw: Any = json.loads(manifest.read_bytes())
-        names = [name for name in raw["files"] if PLAIN_NAME.fullmatch(name) and name != SERVER_HALF]
+        names = [name for name in raw["files"] if PLAIN_NAME.fullmatch(name) and name != SERVER_HALF_FILE]
         understudy = raw.get("understudy") and folder / raw["understudy"]["folder"]
     except (ValueError, KeyError, TypeError):
         problem = f"--page-bundle: {manifest} is broken; export the bundle again"

@@ -22,7 +22,7 @@ from edge_runtime.controller import Controller
 from edge_runtime.pace import Pace
 from edge_runtime.policy import Mode
 from edge_runtime.tuning import LARGEST, foreseen
-from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, Bundle
+from outrider_core.drafting.bundle import SERVER_HALF_FILE, Bundle
 from outrider_core.drafting.drafter import PROMPT_CHUNK, Drafter, TreeShape
 from outrider_core.drafting.engines import Engine
 from outrider_core.models.host_features import HostFeatures
@@ -31,11 +31,9 @@ from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
-from outrider_core.targets.bundle import open_target_bundle
+from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.understudy import Understudy
 
-#: of a bundle: the server half, which an app may leave out
-SERVER_HALF = "encoder.safetensors"
 #: nodes of the steps that are timed, one before each of the first tokens, and how often each is: the fastest counts
 TIMED_NODES, TIMES = (0, 4, 16), 3
 #: no step is taken to be shorter than this many seconds
@@ -72,19 +70,8 @@ class Guesses:
         lookup: bool = True,
         mode: Mode | None = None,
     ) -> None:
-        manifest = bundle.manifest
         self._features, self._shape = features, shape
-        self._made = partial(
-            Drafter,
-            engine,
-            bundle.draft_ids,
-            bundle.row_shape,
-            manifest.sa_kv_heads,
-            manifest.max_context,
-            lookup,
-            bundle.null_row,
-            manifest.confidence_temperature,
-        )
+        self._made = partial(Drafter.of, bundle, engine, lookup)
         self._drafter: Drafter | None = None  # made when it is needed
         self._timed: list[float] = []  # of TIMED_NODES, by turns
         self.controller = Controller(Pace(ahead=Ahead(fixed=True)), mode)
@@ -160,8 +147,7 @@ class Guesses:
             self._rows = same
             if self._drafter:
                 self._drafter.keep_rows(same)
-        goes_on = begin == self._begin and step is not None and same == step.base < len(text)
-        if not goes_on or step is None:
+        if step is None or begin != self._begin or not same == step.base < len(text):
             self._begin, self._step, self._untold, self._streamed = begin, None, True, 0
             return self.controller.begin()
         pace = self.controller.pace
@@ -192,21 +178,27 @@ class Guesses:
 
 
 def guesses_for(
-    bundle: Bundle, engine: Engine, shape: TreeShape = LARGEST, lookup: bool = True, mode: Mode | None = None
+    bundle: Bundle,
+    engine: Engine,
+    model: TargetConfig,
+    shape: TreeShape = LARGEST,
+    lookup: bool = True,
+    mode: Mode | None = None,
 ) -> Guesses | None:
-    """Guesses for the understudy of `bundle`; None where it has none that is the drafter's own target, or without a
-    server half that can be used. The rest as of `Guesses`."""
-    entry, path = bundle.manifest.understudy, bundle.path(SERVER_HALF)
-    if not (bundle.has_understudy and entry and entry.source_hash == bundle.manifest.target_hash and path.is_file()):
+    """Guesses for the understudy of `bundle`, which has the shapes of `model`; None where that is not the drafter's own
+    target, or without a server half that can be used. The rest as of `Guesses`."""
+    entry, path = bundle.manifest.understudy, bundle.path(SERVER_HALF_FILE)
+    if not (entry and entry.source_hash == bundle.manifest.target_hash and path.is_file()):
         return None
     try:
-        return Guesses(bundle, engine, _server_half(path, bundle), shape, lookup, mode)
+        return Guesses(bundle, engine, _server_half(path, bundle, model), shape, lookup, mode)
     except Exception:  # whatever is wrong with a file that no manifest lists: it writes as well without
         return None
 
 
-def _server_half(path: Path, bundle: Bundle) -> HostFeatures:
-    """The one in the file, which can be used with the bundle. Raises one thing or another where there is none."""
+def _server_half(path: Path, bundle: Bundle, model: TargetConfig) -> HostFeatures:
+    """The one in the file, which can be used with the bundle and its understudy. Raises one thing or another where
+    there is none."""
     from safetensors import safe_open  # which most devices never need
 
     with safe_open(str(path), framework="numpy") as file:
@@ -215,7 +207,7 @@ def _server_half(path: Path, bundle: Bundle) -> HostFeatures:
             raise DrafterError(f"{path} is another drafter's")
         config = MoAConfig.from_dict(json.loads(described["config"]))
         tensors = {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118 - no dict
-    config.check_fits(open_target_bundle(bundle.folder / UNDERSTUDY_FOLDER).config, "the understudy")
+    config.check_fits(model, "the understudy")
     features = HostFeatures(config, tensors)
     rows = features.rows(np.ones((2, len(features.layers), config.kv_width), np.float32), [0, 1])
     if rows.shape != (2, 2, *bundle.row_shape) or not all(

@@ -102,16 +102,9 @@ class EdgeRuntime:
         self.ahead = False if reliable and ahead is None else ahead
         self.timer = RoundTimer(math.inf, math.inf, math.inf) if reliable else RoundTimer()
         manifest = bundle.manifest
-        self.drafter = Drafter(
-            open_engine(bundle, engine, threads) if engine is None or isinstance(engine, str) else engine,
-            bundle.draft_ids,
-            bundle.row_shape,
-            manifest.sa_kv_heads,
-            manifest.max_context,
-            lookup,
-            bundle.null_row,
-            manifest.confidence_temperature,
-        )
+        if engine is None or isinstance(engine, str):
+            engine = open_engine(bundle, engine, threads)
+        self.drafter = Drafter.of(bundle, engine, lookup)
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
         #: what happens: link events and finished drafter jobs
         self._inbox: asyncio.Queue[InboxEvent] = asyncio.Queue()
@@ -128,12 +121,15 @@ class EdgeRuntime:
         entry = manifest.understudy
         folder = bundle.folder / (entry.folder if entry else UNDERSTUDY_FOLDER)
         expected = entry.manifest_sha256 if entry else ""
-        if self.policy.writer == "device-only" and self.policy.understudy != "off":
-            guesses = guesses_for(bundle, self.drafter.engine, self.shape, lookup, self.controller.pinned)
-        else:
-            guesses = None
+        guesses = partial(guesses_for, bundle, engine, shape=self.shape, lookup=lookup, mode=self.controller.pinned)
         understudy = Understudy(
-            folder, expected, manifest.max_context, manifest.vocab_size, self.decode, threads, guesses
+            folder,
+            expected,
+            manifest.max_context,
+            manifest.vocab_size,
+            self.decode,
+            threads,
+            guesses if self.policy.writer == "device-only" else None,
         )
         self._understudy = UnderstudyThread(understudy)
         self._session_id = secrets.token_bytes(16)

@@ -137,7 +137,7 @@ class Tuning:
 
     def choose(self, drafts: bool) -> Mode:
         """The mode after a verdict. drafts: the understudy can draft."""
-        self.pace.chains.ready = drafts and self.shaping and not self._barren
+        self._offer(drafts)
         return self.controller.choose()
 
     def tree_size(self, nodes: int, depth: int) -> tuple[int, int, float | None]:
@@ -154,12 +154,16 @@ class Tuning:
         """Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree. most: that the
         verifier takes. room: that the session has. ready: the understudy can draft. Where nothing is shaped, trees
         alone are drafted."""
-        self.pace.chains.ready = ready and self.shaping and not self._barren
+        self._offer(ready)
         self.pace.chains.most = most
         room = min(most, room)
         length = min(room, self.pace.chain(self._chained)) if room > 1 else 0
         self._chained = length > 0
         return length
+
+    def _offer(self, ready: bool) -> None:
+        """Chains are to be had, or not. ready: the understudy can draft."""
+        self.pace.chains.ready = ready and self.shaping and not self._barren
 
     def beside_chain(self, tokens: list[int]) -> list[Compare]:
         """A chain is drafted below `tokens`: now and then a tree too, so that what trees bring stays known."""
@@ -188,7 +192,7 @@ class Tuning:
         if self.controller.pinned or not self.pace.compares(streamed, first=self._untold):
             return []
         self._drafting = self._beside = True
-        self.pace.chains.ready = drafts and self.shaping and not self._barren
+        self._offer(drafts)
         if self.pace.chains.ready and self._chain_next:
             self._chain_next, self._comparing_chain = False, True
             return [Compare(list(tokens), 0, 0, chain=FIRST_TOKENS)]

@@ -35,6 +35,7 @@ from export.understudy import write_understudy
 from outrider_core.drafting.bundle import (
     FORMAT_VERSION,
     MANIFEST,
+    SERVER_HALF_FILE,
     Bounds,
     BundleError,
     EngineEntry,
@@ -50,9 +51,6 @@ from outrider_core.models.moa import SERVER_PREFIXES, DeviceHalf, device_half_on
 
 DRAFT_IDS_FILE = "draft_ids.u32"
 NULL_ROW_FILE = "null_row.f32"
-#: the server half, beside the bundle for whoever runs the verifier; the manifest does not list it, so an app may
-#: leave it out
-ENCODER_FILE = "encoder.safetensors"
 #: bits -> least shares of the eager model's argmaxes an engine keeps (its own argmax, its four best)
 AGREEMENT = {32: (0.999, 0.999), 16: (0.99, 0.995), 8: (0.93, 0.98), 4: (0.7, 0.9)}
 ACCEPTANCE = 0.97
@@ -131,8 +129,8 @@ def _write_all(plan: Plan, aside: Path, console: Console) -> dict[str, Any]:
     _sign(manifest, aside)
     encoder = {k: v.half() for k, v in plan.tensors.items() if k.startswith(SERVER_PREFIXES)}
     described = {"drafter_hash": plan.drafter_hash, "config": json.dumps(asdict(config))}
-    save_file(encoder, aside / ENCODER_FILE, metadata=described)
-    (aside / ENCODER_FILE).chmod(0o644)
+    save_file(encoder, aside / SERVER_HALF_FILE, metadata=described)
+    (aside / SERVER_HALF_FILE).chmod(0o644)
     passages = passages_for(plan.target, config, plan.tensors, work, plan.load_target)
     report = _report(plan, half, passages, aside, lowering, console)
     if options.check and plan.load_target:
@@ -262,7 +260,7 @@ def _copy_tokenizer(plan: Plan, folder: Path) -> None:
 def _sign(manifest: Manifest, folder: Path) -> None:
     """List every file an app ships with its sha256, and write the manifest."""
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name not in (MANIFEST, ENCODER_FILE, "report.json", "report.md"):
+        if path.is_file() and path.name not in (MANIFEST, SERVER_HALF_FILE, "report.json", "report.md"):
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             manifest.files[path.name] = FileEntry(digest, path.stat().st_size)

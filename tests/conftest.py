@@ -37,3 +37,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if MISSING:
         for item in items:
             item.add_marker(pytest.mark.skip(reason=MISSING))
+
+
+@pytest.fixture(scope="module")
+def throwaway_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Copies of tiny models are nothing to keep."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -24,6 +24,9 @@ MANIFEST = "manifest.json"
 #: of a bundle's understudy, which may be fetched later than the bundle
 UNDERSTUDY_FOLDER = "understudy"
 
+#: the server half, for whoever runs the target; the manifest does not list it, so an app may leave it out
+SERVER_HALF_FILE = "encoder.safetensors"
+
 Positive = Annotated[int, Meta(ge=1)]
 
 

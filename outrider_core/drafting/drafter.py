@@ -20,6 +20,7 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider_core.drafting.bundle import Bundle
 from outrider_core.drafting.engines import Engine, Floats, Ints
 from outrider_core.drafting.growth import Growth
 from outrider_core.drafting.guide import FORCED, Guess, Guide
@@ -124,6 +125,21 @@ class Drafter:
         self.lookup = Lookup() if lookup else None
         self._columns = np.full(int(draft_ids.max()) + 1, -1, np.int32)  # token id -> row of the LM head
         self._columns[draft_ids] = np.arange(len(draft_ids))
+
+    @classmethod
+    def of(cls, bundle: Bundle, engine: Engine, lookup: bool = True) -> Drafter:
+        """A bundle's, on one of its engines."""
+        manifest = bundle.manifest
+        return cls(
+            engine,
+            bundle.draft_ids,
+            bundle.row_shape,
+            manifest.sa_kv_heads,
+            manifest.max_context,
+            lookup,
+            bundle.null_row,
+            manifest.confidence_temperature,
+        )
 
     def keep_rows(self, length: int) -> None:
         """Forget the rows of positions `length` and above: another text stands there now."""

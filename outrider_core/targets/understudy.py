@@ -12,7 +12,7 @@ import gc
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from outrider_core.protocol.constraint import Disobeyed, Rules
 from outrider_core.protocol.sampling import Sampling, draw, log_probs
 from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
 from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundle, TargetBundleError, open_target_bundle
-from outrider_core.targets.config import UnsupportedTarget
+from outrider_core.targets.config import TargetConfig, UnsupportedTarget
 from outrider_core.targets.memory import give_back
 from outrider_core.targets.part import Part
 from outrider_core.targets.products import check_products
@@ -85,10 +85,10 @@ class _Guess:
 class _Written:
     """What was drafted: the last tokens of `text`, to which it gave `log_probs`."""
 
-    text: list[int]
-    log_probs: list[float]
-    sampling: Sampling
-    rules: Rules | None
+    text: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    sampling: Sampling = Sampling()  # noqa: RUF009 - frozen
+    rules: Rules | None = None
 
 
 class Understudy:
@@ -96,7 +96,8 @@ class Understudy:
 
     manifest_sha256: of the manifest that belongs there. max_context: tokens of a text at most. vocab: of the target; it
     may be less than this model's, whose logits of the ids beyond are left out. decode: text of token ids. threads: of
-    the engine, 0: all cores. guesser: foresees what it writes, so that one step may bring several tokens.
+    the engine, 0: all cores. guesser: makes what foresees its words, so that one step may bring several tokens, once
+    the model is loaded; None, or where it gives none: there is no such thing.
     """
 
     def __init__(
@@ -107,16 +108,17 @@ class Understudy:
         vocab: int,
         decode: Callable[[list[int]], str],
         threads: int = 0,
-        guesser: Guesser | None = None,
+        guesser: Callable[[TargetConfig], Guesser | None] | None = None,
     ) -> None:
         self._folder, self._manifest_sha256 = folder, manifest_sha256
         self._max_context, self._vocab, self._decode, self._threads = max_context, vocab, decode, threads
         self._runner: OnnxRunner | None = None
         self._read: list[int] = []  # what the runner's rows hold
         self._logits: Floats | None = None  # behind the last of these
-        self._draft = _Written([], [], Sampling(), None)
+        self._draft = _Written()
         self.drafted = 0  # tokens so far
-        self._guesser = guesser
+        self._make_guesser = guesser
+        self._guesser: Guesser | None = None
         self._guess: _Guess | None = None  # below what is read
 
     @property
@@ -131,8 +133,6 @@ class Understudy:
         try:
             self._check_manifest()
             model = open_target_bundle(self._folder)
-            if self._guesser:
-                self._check_trees(model)
             self._runner = OnnxRunner.of(model, self._max_context + MAX_NODES, self._threads)
         except UnderstudyError:
             raise
@@ -142,6 +142,10 @@ class Understudy:
             ) from error
         except Exception as error:  # the engine raises kinds of its own
             raise UnderstudyError(f"the understudy does not load: {' '.join(str(error).split())[:300]}") from None
+        if self._make_guesser:
+            if _runs_trees(model):
+                self._guesser = self._make_guesser(model.config)
+            self._make_guesser = None
 
     def _check_manifest(self) -> None:
         path = self._folder / MANIFEST_FILE
@@ -152,13 +156,6 @@ class Understudy:
                 f"{self._folder} is another bundle's understudy; copy this bundle's own, or delete it"
             )
 
-    def _check_trees(self, model: TargetBundle) -> None:
-        """No guesses where this machine's products depend on the rows beside them: they would change the text."""
-        try:
-            check_products(model.products.read_bytes())
-        except UnsupportedTarget:
-            self._guesser = None
-
     def forget(self) -> None:
         """Forget what guesses were made from."""
         if self._guesser:
@@ -167,8 +164,7 @@ class Understudy:
     def unload(self) -> None:
         """Give its memory back."""
         self._runner, self._read, self._logits = None, [], None
-        self._draft = _Written([], [], Sampling(), None)
-        self._guess = None
+        self._draft, self._guess = _Written(), None
         self.forget()
         gc.collect()
         give_back()
@@ -358,6 +354,15 @@ class Understudy:
                 loss = DRY_MULTIPLIER * DRY_BASE ** min(length - DRY_ALLOWED, 20)
                 logits[token] -= min(DRY_MOST, loss)
         return rules.adjusted(logits, text) if rules else logits
+
+
+def _runs_trees(model: TargetBundle) -> bool:
+    """Whether this machine's products do not depend on the rows beside them: else guesses would change the text."""
+    try:
+        check_products(model.products.read_bytes())
+    except UnsupportedTarget:
+        return False
+    return True
 
 
 def repetitions(answer: Sequence[int]) -> dict[int, int]:

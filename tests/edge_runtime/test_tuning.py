@@ -8,7 +8,8 @@ import pytest
 
 from edge_runtime.actions import Compare, DraftTree, Send
 from edge_runtime.controller import Controller
-from edge_runtime.pace import Pace, PaceConfig
+from edge_runtime.pace import Pace
+from edge_runtime.pace_config import PaceConfig
 from edge_runtime.policy import Mode
 from edge_runtime.requests import Flight
 from edge_runtime.tokens import SessionStats

@@ -338,8 +338,10 @@ def test_acceptance_through_a_real_verifier(
     found = json.loads((output / "report.json").read_text())["check"]["acceptance"]
     assert (found["prompts"], found["max_new_tokens"]) == (2, 64)
     engine = found["engines"]["onnx"]
-    # the first tree of an answer may come before or after the prompt's rows, so tau may differ by a round
-    assert found["eager"]["tau"] > 2 and abs(engine["ratio"] - 1.0) < 0.03
+    assert found["eager"]["tau"] > 2
+    assert engine["ratio"] == pytest.approx(engine["tau"] / found["eager"]["tau"], abs=1e-3)
+    # the first tree of an answer may come before or after the prompt's rows, which costs or saves a round
+    assert abs(engine["rounds"] - found["eager"]["rounds"]) <= found["prompts"]
     assert engine["same_text"] is True
     assert engine["tokens"] == found["eager"]["tokens"] > 20
     assert "| onnx |" in (output / "report.md").read_text()

@@ -24,9 +24,9 @@ from edge_runtime.runtime import EdgeRuntime
 from export import bundle as module
 from export import to_executorch, to_onnx
 from export.__main__ import main
-from export.bundle import DRAFT_IDS_FILE, ENCODER_FILE, NULL_ROW_FILE, write_bundle
+from export.bundle import DRAFT_IDS_FILE, NULL_ROW_FILE, write_bundle
 from export.check import facts
-from outrider_core.drafting.bundle import FORMAT_VERSION, MANIFEST, BundleError, open_bundle
+from outrider_core.drafting.bundle import FORMAT_VERSION, MANIFEST, SERVER_HALF_FILE, BundleError, open_bundle
 from outrider_core.drafting.engines import open_engine
 from outrider_core.drafting.engines.onnx import OnnxEngine
 from outrider_core.models.drafter_files import load_drafter, save_drafter
@@ -96,7 +96,7 @@ def test_manifest_describes_the_engine(bundles: Bundles, half: DeviceHalf, quant
 
 def test_manifest_lists_every_file_an_app_ships_with_its_hash(exact: Path) -> None:
     listed = json.loads((exact / MANIFEST).read_text())["files"]
-    written = {path.name for path in exact.iterdir()} - {MANIFEST, ENCODER_FILE, "report.json", "report.md"}
+    written = {path.name for path in exact.iterdir()} - {MANIFEST, SERVER_HALF_FILE, "report.json", "report.md"}
     assert set(listed) == written
     for name, entry in listed.items():
         data = (exact / name).read_bytes()
@@ -125,7 +125,7 @@ def test_bundle_renders_the_chat_as_the_target_does(exact: Path, folders: Folder
 
 def test_encoder_file_is_the_server_half(exact: Path, folders: Folders) -> None:
     config, tensors, _ = load_drafter(folders.drafter)
-    stored = load_file(exact / ENCODER_FILE)
+    stored = load_file(exact / SERVER_HALF_FILE)
     assert set(stored) == {name for name in tensors if name.startswith(SERVER_PREFIXES)}
     kv = torch.randn(3, len(config.target_layers), config.kv_width, generator=torch.Generator().manual_seed(0))
     rows = server_half(config, stored)(kv, torch.arange(3))
@@ -319,7 +319,7 @@ def test_files_of_a_killed_export_are_not_shipped(interrupted: Path, folders: Fo
     for name in (".level1-drafter.onnx", "drafter.pte.new", "report.json.new"):
         (interrupted.parent / ".copied.partial" / name).write_bytes(b"half of it")
     write_bundle(folders.options(interrupted, "fp32", "onnx", "executorch"))
-    listed = open_bundle(interrupted).manifest.files.keys() | {MANIFEST, ENCODER_FILE, "report.json", "report.md"}
+    listed = open_bundle(interrupted).manifest.files.keys() | {MANIFEST, SERVER_HALF_FILE, "report.json", "report.md"}
     assert {path.name for path in interrupted.iterdir()} == listed
     assert not any("level1" in name or "new" in name for name in listed)
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,30 +15,24 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from edge_runtime.guesses import SERVER_HALF, TIMED_NODES, Guesses, guesses_for
+from edge_runtime.guesses import TIMED_NODES, Guesses, guesses_for
 from edge_runtime.policy import Mode, Policy
 from edge_runtime.runtime import EdgeRuntime
 from export.understudy import write_understudy
-from outrider_core.drafting.bundle import MANIFEST, Bundle, open_bundle
+from outrider_core.drafting.bundle import MANIFEST, SERVER_HALF_FILE, UNDERSTUDY_FOLDER, Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
-from outrider_core.drafting.engines import open_engine
+from outrider_core.drafting.engines import Engine, open_engine
 from outrider_core.protocol.constraint import Constraint, Rules, pack_bias
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.targets.bundle import open_target_bundle
 from outrider_core.targets.understudy import Guesser, Understudy
 from tests.export.conftest import Bundles, Folders
 from tests.targets.plain import skip_unless_exact
 
 PROMPT = [1, 17, 44, 101, 9]
 SAMPLINGS = [Sampling(), Sampling(temperature=0.8, top_p=0.95, seed=7)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Copies of tiny models are nothing to keep."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("throwaway_cache")
 
 
 @pytest.fixture
@@ -62,14 +56,25 @@ def made(bundle: Bundle, guesser: Guesser | None = None) -> Understudy:
     assert entry
     folder = bundle.folder / entry.folder
     return Understudy(
-        folder, entry.manifest_sha256, manifest.max_context, manifest.vocab_size, lambda ids: "", 1, guesser
+        folder,
+        entry.manifest_sha256,
+        manifest.max_context,
+        manifest.vocab_size,
+        lambda ids: "",
+        1,
+        lambda model: guesser,
     )
 
 
-def guesses(bundle: Bundle) -> Guesses:
-    found = guesses_for(bundle, open_engine(bundle, None, 1))
-    assert found
-    return found
+def found(bundle: Bundle, engine: Engine | None = None, mode: Mode | None = None) -> Guesses | None:
+    model = open_target_bundle(bundle.folder / UNDERSTUDY_FOLDER).config
+    return guesses_for(bundle, engine or open_engine(bundle, None, 1), model, mode=mode)
+
+
+def guesses(bundle: Bundle, mode: Mode | None = None) -> Guesses:
+    guesser = found(bundle, mode=mode)
+    assert guesser
+    return guesser
 
 
 def written(
@@ -201,13 +206,13 @@ def test_trees_that_are_worth_nothing_cost_next_to_nothing(bundle: Bundle, monke
     guesser, clock = guesses(bundle), [0.0]
     timed = Timed(0.02, 0.02, guesser._features._config.kv_width)
     monkeypatch.setattr("edge_runtime.guesses.time.perf_counter", lambda: clock[0])
-    step = guesser._made.args[0].step
+    step = guesser._made.args[1].step
 
     def slow(*inputs: np.ndarray) -> object:
         clock[0] += 0.01 * len(inputs[0])
         return step(*inputs)
 
-    monkeypatch.setattr(guesser._made.args[0], "step", slow)
+    monkeypatch.setattr(guesser._made.args[1], "step", slow)
     rng, taken, plain = random.Random(0), 0.0, 0.0
     for answer in range(30):
         text = [1] + [rng.randrange(4, 199) for _ in range(150)]
@@ -260,15 +265,15 @@ def test_rows_are_those_of_the_text(bundle: Bundle) -> None:
 
 def test_guesses_want_the_drafters_own_target_and_its_server_half(folder: Path) -> None:
     bundle = open_bundle(folder)
-    engine, path = open_engine(bundle, None, 1), folder / SERVER_HALF
-    assert guesses_for(bundle, engine)
+    engine, path = open_engine(bundle, None, 1), folder / SERVER_HALF_FILE
+    assert found(bundle, engine)
     tensors, whole = load_file(path), path.read_bytes()
     with safe_open(str(path), "numpy") as file:
         described = file.metadata()
     config = json.loads(described["config"])
     for other in ({}, {"drafter_hash": "other", "config": "{}"}, {"drafter_hash": bundle.manifest.drafter_hash}):
         save_file(tensors, path, metadata=other)
-        assert guesses_for(bundle, engine) is None
+        assert found(bundle, engine) is None
     for wrong in (
         5, None, [], {}, "[" * 100_000, config | {"target_layers": 5}, config | {"target_layers": [99, 1, 0]},
         config | {"target_layers": [-1, 0, 1]}, config | {"lsa_heads": 0}, config | {"head_dim": 4},
@@ -276,21 +281,21 @@ def test_guesses_want_the_drafters_own_target_and_its_server_half(folder: Path) 
     ):  # fmt: skip
         text = wrong if isinstance(wrong, str) else json.dumps(wrong)
         save_file(tensors, path, metadata=described | {"config": text})
-        assert guesses_for(bundle, engine) is None, wrong
+        assert found(bundle, engine) is None, wrong
     for name in tensors:
         for spoilt in (tensors[name][..., :1].copy(), np.full_like(tensors[name], np.nan)):
             save_file(tensors | {name: spoilt}, path, metadata=described)
             if tensors[name].ndim > 1 or np.isnan(spoilt).any():  # a vector of one number is one for all
-                assert guesses_for(bundle, engine) is None, name
+                assert found(bundle, engine) is None, name
     for broken in (b"", whole[:100], b"\0" * 100):
         path.write_bytes(broken)
-        assert guesses_for(bundle, engine) is None
+        assert found(bundle, engine) is None
     path.unlink()
-    assert guesses_for(bundle, engine) is None
+    assert found(bundle, engine) is None
     path.write_bytes(whole)
     assert bundle.manifest.understudy
     bundle.manifest.understudy.source_hash = "another"
-    assert guesses_for(bundle, engine) is None
+    assert found(bundle, engine) is None
 
 
 async def texts(bundle: Bundle, policy: Policy) -> tuple[list[int], bool]:
@@ -302,24 +307,23 @@ async def texts(bundle: Bundle, policy: Policy) -> tuple[list[int], bool]:
 def test_a_device_alone_has_them(bundle: Bundle) -> None:
     with_them, present = asyncio.run(texts(bundle, Policy(writer="device-only")))
     assert present and len(with_them) > 0
-    bundle.path(SERVER_HALF).unlink()
+    bundle.path(SERVER_HALF_FILE).unlink()
     without, present = asyncio.run(texts(bundle, Policy(writer="device-only")))
     assert not present and with_them == without
-    assert EdgeRuntime(bundle, "127.0.0.1:1", threads=1)._understudy.understudy._guesser is None
+    linked = EdgeRuntime(bundle, "127.0.0.1:1", threads=1)._understudy.understudy
+    linked.load()
+    assert linked._guesser is None
 
 
 class Failing:
-    """An engine that computes `steps` steps."""
+    """An engine that computes nothing."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def step(self, *inputs: np.ndarray) -> object:
-        raise RuntimeError("no more")
+    def step(self, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        raise RuntimeError("out of memory")
 
 
 def test_guessing_that_fails_leaves_the_understudy_to_write(bundle: Bundle) -> None:
-    guesser = guesses_for(bundle, Failing(0), mode=Mode.TREE)  # type: ignore[arg-type]
+    guesser = found(bundle, Failing(), Mode.TREE)
     assert guesser
     understudy = made(bundle, guesser)
     assert written(understudy, 20, Sampling()) == written(made(bundle), 20, Sampling())
@@ -327,8 +331,7 @@ def test_guessing_that_fails_leaves_the_understudy_to_write(bundle: Bundle) -> N
 
 
 def test_guessing_is_given_up_where_nobody_waits(bundle: Bundle) -> None:
-    guesser = guesses_for(bundle, open_engine(bundle, None, 1), mode=Mode.TREE)
-    assert guesser
+    guesser = guesses(bundle, Mode.TREE)
     understudy = made(bundle, guesser)
     long = [1, *(4 + place % 190 for place in range(200))]
     for _ in range(6):  # the first tokens time steps
@@ -346,8 +349,7 @@ def test_guessing_is_given_up_where_nobody_waits(bundle: Bundle) -> None:
 
 
 def test_what_is_forgotten_is_given_back(bundle: Bundle) -> None:
-    guesser = guesses_for(bundle, open_engine(bundle, None, 1), mode=Mode.TREE)
-    assert guesser
+    guesser = guesses(bundle, Mode.TREE)
     understudy = made(bundle, guesser)
     written(understudy, 20, Sampling())
     assert guesser._drafter and guesser._text
@@ -362,9 +364,8 @@ def test_what_is_forgotten_is_given_back(bundle: Bundle) -> None:
 def test_the_users_choices_reach_them(bundle: Bundle) -> None:
     shape = TreeShape(nodes=2, depth=2)
     runtime = EdgeRuntime(bundle, None, threads=1, shape=shape, lookup=False, mode="tree")
+    runtime._understudy.understudy.load()
     guesser = runtime._understudy.understudy._guesser
     assert isinstance(guesser, Guesses) and guesser.controller.pinned is Mode.TREE
     written(made(bundle, guesser), 20, Sampling())
     assert guesser._drafter and guesser._drafter.lookup is None and len(guesser._step.tree) <= 2  # type: ignore[union-attr]
-    off = EdgeRuntime(bundle, None, policy=Policy(writer="device-only", understudy="off"), threads=1)
-    assert off._understudy.understudy._guesser is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -32,14 +31,7 @@ from tests.tiny import tiny_model, tiny_tokenizer
 CONTEXT = 192
 PROMPT = [1, 17, 44, 101, 9]
 SAMPLINGS = [Sampling(), Sampling(temperature=0.8, top_p=0.95, seed=7)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Copies of tiny models are nothing to keep."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("throwaway_cache")
 
 
 def source_of(folder: Path, vocab: int = 199) -> Path:
