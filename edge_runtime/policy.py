@@ -31,7 +31,8 @@ class Policy:
     writes until it has. "warm": it reads along, so that it can write at once, and drafts for the target where that is
     faster; that costs computing time while the link is up. "off": the drafter alone writes.
     offline_rate: tokens per second written alone while the target may come back, at most: faster than anybody reads,
-    and no more than that would be taken back. Nothing holds "device-only" up.
+    and no more than that would be taken back. A writer that was slow, or whose words replace others, makes up for a
+    second of it. Nothing holds "device-only" up.
     """
 
     writer: Literal["prefer-cloud", "prefer-device", "cloud-only", "device-only"] = "prefer-cloud"

@@ -18,7 +18,8 @@ export type Mode = "tree" | "stream";
  * understudy: where there is one. "cold": it reads the text when the target falls silent, and the drafter writes until it
  * has. "warm": it reads along, so that it can write at once, and drafts for the target where that is faster. "off": the
  * drafter alone writes.
- * offlineRate: tokens per second written alone while the target may come back, at most. Nothing holds "device-only" up.
+ * offlineRate: tokens per second written alone while the target may come back, at most. A writer that was slow, or
+ * whose words replace others, makes up for a second of it. Nothing holds "device-only" up.
  */
 export interface Policy {
   writer: "prefer-cloud" | "prefer-device" | "cloud-only" | "device-only";

@@ -60,8 +60,8 @@ enum class UnderstudyUse {
 
 /**
  * minConfidence: a probability; lead: tokens. offlineRate: tokens per second written alone while the target may come
- * back, at most: faster than anybody reads, and no more than that would be taken back. Nothing holds
- * [WhoWrites.DEVICE_ONLY] up.
+ * back, at most: faster than anybody reads, and no more than that would be taken back. A writer that was slow, or whose
+ * words replace others, makes up for a second of it. Nothing holds [WhoWrites.DEVICE_ONLY] up.
  */
 data class Policy(
     val writer: WhoWrites = WhoWrites.PREFER_CLOUD,

@@ -1,0 +1,42 @@
+"""Tokens written alone come at a reader's pace."""
+
+from pytest import approx
+
+from edge_runtime.held_token import Reader
+
+
+def test_the_first_token_is_there_at_once_and_others_when_the_reader_comes() -> None:
+    reader = Reader(10.0)
+    assert reader.due(7, 0) == 0.0
+    reader.shown(7, 0, 100.0)
+    assert reader.due(7, 1) == approx(100.1)
+    reader.shown(7, 1, 100.1)
+    assert reader.due(7, 2) == approx(100.2)
+
+
+def test_a_writer_that_was_slow_makes_up_for_a_second() -> None:
+    reader = Reader(10.0)
+    reader.shown(7, 0, 100.0)
+    reader.shown(7, 1, 100.6)
+    assert reader.due(7, 2) == approx(100.2)
+    reader.shown(7, 2, 109.0)
+    assert reader.due(7, 3) == approx(108.1) and reader.due(7, 12) == approx(109.0)
+
+
+def test_what_replaces_withdrawn_tokens_is_there_at_once() -> None:
+    reader = Reader(10.0)
+    for written in range(3):
+        reader.shown(7, written, 100.0 + written / 10)
+    assert reader.due(7, 1) < reader.due(7, 2) == approx(100.2)  # the last two are withdrawn
+    for written in (1, 2):
+        reader.shown(7, written, 100.21)
+    assert reader.due(7, 3) == approx(100.3)  # the reader is no further
+
+
+def test_behind_what_the_target_verified_reading_begins_anew() -> None:
+    reader = Reader(10.0)
+    for written in range(3):
+        reader.shown(7, written, 100.0 + written / 10)
+    assert reader.due(8, 1) == approx(100.3)
+    reader.shown(8, 1, 105.0)
+    assert reader.due(8, 1) == approx(105.0) and reader.due(8, 2) == approx(105.1)
