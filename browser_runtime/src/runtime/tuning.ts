@@ -145,7 +145,7 @@ export class Tuning {
 
   /** The mode after a verdict. drafts: the understudy can draft. */
   choose(drafts: boolean): Mode {
-    this.pace.chains.ready = drafts && this.shaping && !this.barren;
+    this.offer(drafts);
     return this.controller.choose();
   }
 
@@ -162,12 +162,17 @@ export class Tuning {
    * room: that the session has. ready: the understudy can draft. Where nothing is shaped, trees alone are drafted.
    */
   chain(most: number, room: number, ready: boolean): number {
-    this.pace.chains.ready = ready && this.shaping && !this.barren;
+    this.offer(ready);
     this.pace.chains.most = most;
     const fits = Math.min(most, room);
     const length = fits > 1 ? Math.min(fits, this.pace.chain(this.chained)) : 0;
     this.chained = length > 0;
     return length;
+  }
+
+  /** Chains are to be had, or not. ready: the understudy can draft. */
+  private offer(ready: boolean): void {
+    this.pace.chains.ready = ready && this.shaping && !this.barren;
   }
 
   /** A chain is drafted below `tokens`: now and then a tree too, so that what trees bring stays known. */
@@ -200,7 +205,7 @@ export class Tuning {
   comparison(tokens: readonly number[], streamed: number, drafts = false): Compare[] {
     if (this.controller.pinned !== null || !this.pace.compares(streamed, this.untold)) return [];
     this.drafting = this.beside = true;
-    this.pace.chains.ready = drafts && this.shaping && !this.barren;
+    this.offer(drafts);
     if (this.pace.chains.ready && this.chainNext) {
       this.chainNext = false;
       this.comparingChain = true;

@@ -126,7 +126,7 @@ class Tuning(
 
     /** The mode after a verdict. [drafts]: the understudy can draft. */
     internal fun choose(drafts: Boolean): Mode {
-        pace.chains.ready = drafts && shaping && !barren
+        offer(drafts)
         return controller.choose()
     }
 
@@ -143,11 +143,16 @@ class Tuning(
      * drafted.
      */
     internal fun chain(most: Int, room: Int, ready: Boolean): Int {
-        pace.chains.ready = ready && shaping && !barren
+        offer(ready)
         pace.chains.most = most
         val length = if (minOf(most, room) > 1) minOf(most, room, pace.chain(chained)) else 0
         chained = length > 0
         return length
+    }
+
+    /** Chains are to be had, or not. [ready]: the understudy can draft. */
+    private fun offer(ready: Boolean) {
+        pace.chains.ready = ready && shaping && !barren
     }
 
     /** A chain is drafted below [tokens]: now and then a tree too, so that what trees bring stays known. */
@@ -180,7 +185,7 @@ class Tuning(
         if (controller.pinned != null || !pace.compares(streamed, untold)) return emptyList()
         drafting = true
         beside = true
-        pace.chains.ready = drafts && shaping && !barren
+        offer(drafts)
         if (pace.chains.ready && chainNext) {
             chainNext = false
             comparingChain = true
