@@ -10,6 +10,8 @@ from edge_runtime.states import Writer
 
 #: tokens of new text after which an understudy that is kept warm reads on
 WARM_TOKENS = 64
+#: tokens that it may still have to read before it writes the first one alone: nobody notices
+FEW_TOKENS = 8
 
 
 class Reading(StrEnum):
@@ -71,6 +73,11 @@ class Handover:
     def reads(self, action: ReadText, alone: bool) -> bool:
         """Whether `action` is what it is reading, and to a purpose."""
         return self.reading is Reading.UNDER_WAY and self.text is action.prefix and (alone or self._warm)
+
+    def begin(self, text: list[int]) -> None:
+        """The first token alone will stand behind `text`; the drafter writes it where too little of that is read."""
+        if self.reading is Reading.DONE and len(text) - len(self.text) > FEW_TOKENS:
+            self.reading = Reading.IDLE
 
     def has_read(self, text: list[int], alone: bool) -> bool:
         """The text is read. Whether that is how `text` begins, and to a purpose, so that it can write now."""

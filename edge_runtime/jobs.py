@@ -148,10 +148,11 @@ class UnderstudyJobs:
         self._submit(work)
 
     def compare(self, action: Compare) -> None:
+        """Draft a chain for comparison, until the target falls silent: then the understudy has to write."""
         session, rules = self._session, self.rules
 
         def work() -> InboxEvent:
-            draft, seconds = self._chain(action.prefix, action.chain or 0, lambda: True, rules)
+            draft, seconds = self._chain(action.prefix, action.chain or 0, lambda: not session.alone, rules)
             return Compared(session, draft, len(action.prefix), seconds)
 
         self._submit(work)

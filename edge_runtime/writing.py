@@ -17,6 +17,8 @@ def write(session: Session, now: float) -> list[Action]:
     if not (session.solo.may_write(len(session.provisional)) and not session.text.full):
         return _wait(session, now) if session.alone else []
     handover, text = session.handover, session.committed + session.provisional
+    if session.alone and not session.provisional:
+        handover.begin(text)
     actions: list[Action] = []
     # the drafter's first token comes before the work of loading and reading
     begun = bool(session.provisional) or session.policy.writer == "device-only"

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.actions import Done, DraftAhead, DraftTree, Pin, ReadText, Send, WriteToken
+from edge_runtime.handover import FEW_TOKENS
 from edge_runtime.policy import Mode, Policy
 from edge_runtime.record import check_record, record_of, restore
 from edge_runtime.session import Session
@@ -522,20 +523,27 @@ def test_a_reading_that_the_targets_return_ended_lets_nobody_write_in_the_next_s
     assert world.readings, "and the understudy reads what it has not read"
 
 
-def test_a_warm_understudy_reads_along_and_writes_the_first_token_alone() -> None:
+@pytest.mark.parametrize(("shown", "first"), [(4, Writer.UNDERSTUDY), (18, Writer.DRAFTER)])
+def test_a_warm_understudy_writes_the_first_token_alone_if_it_has_read_enough(shown: int, first: Writer) -> None:
     world = World(random.Random(1), max_new=200, understudy=True, policy=Policy(understudy="warm"))
     world.do(world.session.start(0.0))
     world.connect()
-    while len(world.shown) < 8:
+    while len(world.shown) < shown:
         world.deliver()
         world.run_job()
         world.run_reading()
     assert world.trace.count("ReadText") == 1, "64 tokens make it worth the while"
     while world.jobs:
         world.run_job()
+    unread = len(world.session.committed) - len(world.session.handover.text)
+    assert (unread > FEW_TOKENS) == (first is Writer.DRAFTER)
     world.cut()
     world.run_job()
-    assert world.session.text.writers[-1] is Writer.UNDERSTUDY and "Provide" in world.trace
+    assert world.session.text.writers[-1] is first and "Provide" in world.trace
+    for _ in range(4):
+        world.run_reading()
+        world.run_job()
+    assert world.session.text.writers[-1] is Writer.UNDERSTUDY
 
 
 def test_a_drafter_alone_for_good_ends_where_it_repeats_itself() -> None:

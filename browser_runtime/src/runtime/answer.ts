@@ -300,9 +300,10 @@ export class Answer {
     });
   }
 
+  /** Draft a chain for comparison, until the target falls silent: then the understudy has to write. */
   private compareChain(prefix: number[], tokens: number): void {
     const { session } = this;
-    const current = () => true;
+    const current = () => !session.alone;
     this.chain(prefix, tokens, current, (draft, seconds) => {
       this.inbox.push({ type: "compared", session, draft, base: prefix.length, working: seconds });
     });
@@ -327,7 +328,7 @@ export class Answer {
     const { session } = this;
     const { version } = session;
     if (!session.draftsAhead || !session.chainFlies) return;
-    const wanted = () => session.version === version && !session.finished;
+    const wanted = () => session.version === version && !session.finished && !session.alone;
     this.understudy!.draftAhead(MOST_TOKENS, wanted).catch(() => {}); // the next chain tells
   }
 

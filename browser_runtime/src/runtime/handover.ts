@@ -6,6 +6,8 @@ import type { Writer } from "./states.js";
 
 /** Tokens of new text after which an understudy that is kept warm reads on. */
 const WARM_TOKENS = 64;
+/** Tokens that it may still have to read before it writes the first one alone: nobody notices. */
+const FEW_TOKENS = 8;
 
 /**
  * How far the understudy is. absent: there is none, or the policy wants none. done: it has read the text, or nearly all of
@@ -73,6 +75,11 @@ export class Handover {
   /** Whether `action` is what it is reading, and to a purpose. */
   reads(action: ReadText, alone: boolean): boolean {
     return this.reading === "under way" && this.text === action.prefix && (alone || this.warm);
+  }
+
+  /** The first token alone will stand behind `text`; the drafter writes it where too little of that is read. */
+  begin(text: readonly number[]): void {
+    if (this.reading === "done" && text.length - this.text.length > FEW_TOKENS) this.reading = "idle";
   }
 
   /** The text is read. Whether that is how `text` begins, and to a purpose, so that it can write now. */

@@ -9,6 +9,7 @@ export function write(session: Session, now: number): Action[] {
   const { solo, handover, alone } = session;
   if (!solo.mayWrite(session.provisional.length) || session.text.full) return alone ? wait(session, now) : [];
   const text = [...session.committed, ...session.provisional];
+  if (alone && !session.provisional.length) handover.begin(text);
   const actions: Action[] = [];
   // the drafter's first token comes before the work of loading and reading
   const begun = session.provisional.length > 0 || session.policy.writer === "device-only";

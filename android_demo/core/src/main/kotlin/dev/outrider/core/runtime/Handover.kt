@@ -4,6 +4,9 @@ package dev.outrider.core.runtime
 /** Tokens of new text after which an understudy that is kept warm reads on. */
 private const val WARM_TOKENS = 64
 
+/** Tokens that it may still have to read before it writes the first one alone: nobody notices. */
+private const val FEW_TOKENS = 8
+
 /** How far the understudy is. */
 internal enum class Reading {
     /** There is none, or the policy wants none. */
@@ -72,6 +75,11 @@ internal class Handover(present: Boolean, policy: Policy) {
     /** Whether [action] is what it is reading, and to a purpose. From any thread. */
     fun reads(action: ReadText, alone: Boolean): Boolean =
         reading == Reading.UNDER_WAY && text === action.prefix && (alone || warm)
+
+    /** The first token alone will stand behind [text]; the drafter writes it where too little of that is read. */
+    fun begin(text: List<Int>) {
+        if (reading == Reading.DONE && text.size - this.text.size > FEW_TOKENS) reading = Reading.IDLE
+    }
 
     /** The text is read. Whether that is how [text] begins, and to a purpose, so that it can write now. */
     fun hasRead(text: List<Int>, alone: Boolean): Boolean {

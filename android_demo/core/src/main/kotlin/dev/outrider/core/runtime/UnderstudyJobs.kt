@@ -39,8 +39,9 @@ internal class UnderstudyJobs(
         }
     }
 
+    /** Draft a chain for comparison, until the target falls silent: then the understudy has to write. */
     fun compare(action: Compare) = submit { understudy ->
-        val (draft, seconds) = chain(understudy, action.prefix, action.chain ?: 0) { true }
+        val (draft, seconds) = chain(understudy, action.prefix, action.chain ?: 0) { !session.alone }
         InboxEvent.Compared(session, draft, action.prefix.size, seconds)
     }
 

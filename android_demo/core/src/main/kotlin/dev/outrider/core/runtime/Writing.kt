@@ -5,6 +5,7 @@ package dev.outrider.core.runtime
 internal fun Session.write(now: Double): List<Action> {
     if (!solo.mayWrite(provisional.size) || text.full) return if (alone) waitForTarget(now) else emptyList()
     val all = text.all()
+    if (alone && provisional.isEmpty()) handover.begin(all)
     val actions = ArrayList<Action>()
     // the drafter's first token comes before the work of loading and reading
     val begun = provisional.isNotEmpty() || policy.writer == WhoWrites.DEVICE_ONLY
