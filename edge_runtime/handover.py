@@ -76,13 +76,18 @@ class Handover:
 
     def begin(self, text: list[int]) -> None:
         """The first token alone will stand behind `text`; the drafter writes it where too little of that is read."""
-        if self.reading is Reading.DONE and len(text) - len(self.text) > FEW_TOKENS:
-            self.reading = Reading.IDLE
+        differ = (index for index, (one, other) in enumerate(zip(self.text, text, strict=False)) if one != other)
+        read = next(differ, min(len(self.text), len(text)))
+        if self.reading is Reading.DONE and len(text) - read > FEW_TOKENS:
+            self.gave_up()
 
     def has_read(self, text: list[int], alone: bool) -> bool:
         """The text is read. Whether that is how `text` begins, and to a purpose, so that it can write now."""
         ready = text[: len(self.text)] == self.text and (alone or self._warm)
-        self.reading = Reading.DONE if ready else Reading.IDLE
+        if ready:
+            self.reading = Reading.DONE
+        else:
+            self.gave_up()
         return ready
 
     def gave_up(self) -> None:

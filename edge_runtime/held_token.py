@@ -54,10 +54,10 @@ class HeldToken:
         action, session, due = self._action, self._session, self.wake_at()
         if action is None or due is None:
             return None
-        wanted = action.version == session.version
-        if wanted and session.solo.may_be_taken_back and now < due:
+        paced = action.version == session.version and session.solo.may_be_taken_back
+        if paced and now < due:
             return None
         self._action = None
-        if wanted:
+        if paced:
             self._reader.shown(len(session.committed), len(session.provisional), now)
         return action

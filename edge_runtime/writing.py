@@ -49,7 +49,8 @@ def take_token(session: Session, token: int, confidence: float, version: int) ->
     session.text.provide(token, writer)
     session.version += 1
     session.solo.wrote(token, confidence, writer)
-    doubts = [pause(session, PauseReason.UNSURE)] if session.solo.doubts else []
+    # a better writer that is on its way may be surer
+    doubts = [pause(session, PauseReason.UNSURE)] if session.solo.doubts and not session.handover.coming else []
     return [Provide(token, writer), *doubts]
 
 

@@ -12,6 +12,7 @@ import gc
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -142,10 +143,10 @@ class Understudy:
             ) from error
         except Exception as error:  # the engine raises kinds of its own
             raise UnderstudyError(f"the understudy does not load: {' '.join(str(error).split())[:300]}") from None
-        if self._make_guesser:
-            if _runs_trees(model):
-                self._guesser = self._make_guesser(model.config)
-            self._make_guesser = None
+        make, self._make_guesser = self._make_guesser, None
+        if make:
+            with suppress(Exception):  # of the engine, or of files that are gone: it writes without
+                self._guesser = make(model.config) if _runs_trees(model) else None
 
     def _check_manifest(self) -> None:
         path = self._folder / MANIFEST_FILE

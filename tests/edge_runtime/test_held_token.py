@@ -1,8 +1,15 @@
 """Tokens written alone come at a reader's pace."""
 
+import random
+
+import pytest
 from pytest import approx
 
-from edge_runtime.held_token import Reader
+from edge_runtime.actions import WriteToken
+from edge_runtime.held_token import HeldToken, Reader
+from edge_runtime.policy import Policy
+from edge_runtime.states import Writer
+from tests.edge_runtime.world import World
 
 
 def test_the_first_token_is_there_at_once_and_others_when_the_reader_comes() -> None:
@@ -40,3 +47,22 @@ def test_behind_what_the_target_verified_reading_begins_anew() -> None:
     assert reader.due(8, 1) == approx(100.3)
     reader.shown(8, 1, 105.0)
     assert reader.due(8, 1) == approx(105.0) and reader.due(8, 2) == approx(105.1)
+
+
+@pytest.mark.parametrize("policy", [Policy(writer="prefer-device"), Policy(writer="prefer-cloud")])
+def test_only_what_is_written_alone_is_read_at_that_pace(policy: Policy) -> None:
+    world = World(random.Random(1), policy=policy)
+    session, now = world.session, 100.0
+    held = HeldToken(session)
+
+    def write() -> bool:
+        held.hold(WriteToken(session.committed, session.version, Writer.DRAFTER))
+        written = held.release(now) is not None
+        session.text.provisional += [1] * written
+        return written
+
+    assert all(write() for _ in range(9)), "a lead is not held up"
+    session.solo.alone = True
+    assert write() and not write()
+    now += 1 / policy.offline_rate
+    assert write() and not write()

@@ -26,6 +26,7 @@ from outrider_core.protocol.constraint import Constraint, Rules, pack_bias
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.targets.bundle import open_target_bundle
+from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.understudy import Guesser, Understudy
 from tests.export.conftest import Bundles, Folders
 from tests.targets.plain import skip_unless_exact
@@ -328,6 +329,15 @@ def test_guessing_that_fails_leaves_the_understudy_to_write(bundle: Bundle) -> N
     understudy = made(bundle, guesser)
     assert written(understudy, 20, Sampling()) == written(made(bundle), 20, Sampling())
     assert understudy._guesser is None
+
+
+def test_an_understudy_whose_guesses_cannot_be_made_writes_without(bundle: Bundle) -> None:
+    def make(model: TargetConfig) -> Guesser:
+        raise OSError("no such file")
+
+    understudy = made(bundle)
+    understudy._make_guesser = make
+    assert written(understudy, 5, Sampling()) == written(made(bundle), 5, Sampling())
 
 
 def test_guessing_is_given_up_where_nobody_waits(bundle: Bundle) -> None:

@@ -303,7 +303,11 @@ export class Answer {
   /** Draft a chain for comparison, until the target falls silent: then the understudy has to write. */
   private compareChain(prefix: number[], tokens: number): void {
     const { session } = this;
-    const current = () => !session.alone;
+    let silent = false; // or was it, meanwhile
+    const current = () => {
+      silent ||= session.alone;
+      return !silent;
+    };
     this.chain(prefix, tokens, current, (draft, seconds) => {
       this.inbox.push({ type: "compared", session, draft, base: prefix.length, working: seconds });
     });
@@ -328,7 +332,7 @@ export class Answer {
     const { session } = this;
     const { version } = session;
     if (!session.draftsAhead || !session.chainFlies) return;
-    const wanted = () => session.version === version && !session.finished && !session.alone;
+    const wanted = () => session.version === version && !session.finished;
     this.understudy!.draftAhead(MOST_TOKENS, wanted).catch(() => {}); // the next chain tells
   }
 

@@ -79,14 +79,17 @@ export class Handover {
 
   /** The first token alone will stand behind `text`; the drafter writes it where too little of that is read. */
   begin(text: readonly number[]): void {
-    if (this.reading === "done" && text.length - this.text.length > FEW_TOKENS) this.reading = "idle";
+    const differs = this.text.findIndex((token, index) => token !== text[index]);
+    const read = differs < 0 ? this.text.length : differs;
+    if (this.reading === "done" && text.length - read > FEW_TOKENS) this.gaveUp();
   }
 
   /** The text is read. Whether that is how `text` begins, and to a purpose, so that it can write now. */
   hasRead(text: readonly number[], alone: boolean): boolean {
     const begins = this.text.length <= text.length && this.text.every((token, index) => token === text[index]);
     const ready = begins && (alone || this.warm);
-    this.reading = ready ? "done" : "idle";
+    if (ready) this.reading = "done";
+    else this.gaveUp();
     return ready;
   }
 

@@ -57,10 +57,10 @@ export class HeldToken {
     const { action, session } = this;
     const due = this.wakeAt();
     if (!action || due === null) return null;
-    const wanted = action.version === session.version;
-    if (wanted && session.solo.mayBeTakenBack && now < due) return null;
+    const paced = action.version === session.version && session.solo.mayBeTakenBack;
+    if (paced && now < due) return null;
     this.action = null;
-    if (wanted) this.reader.shown(session.committed.length, session.provisional.length, now);
+    if (paced) this.reader.shown(session.committed.length, session.provisional.length, now);
     return action;
   }
 }

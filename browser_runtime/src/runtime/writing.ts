@@ -39,7 +39,8 @@ export function takeToken(session: Session, token: number, confidence: number, v
   session.version++;
   session.solo.wrote(token, confidence, writer);
   const provided: Action = { type: "Provide", token, writer };
-  return session.solo.doubts ? [provided, pause(session, "unsure")] : [provided];
+  // a better writer that is on its way may be surer
+  return session.solo.doubts && !session.handover.coming ? [provided, pause(session, "unsure")] : [provided];
 }
 
 /**

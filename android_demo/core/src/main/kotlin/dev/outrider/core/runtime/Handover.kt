@@ -78,13 +78,14 @@ internal class Handover(present: Boolean, policy: Policy) {
 
     /** The first token alone will stand behind [text]; the drafter writes it where too little of that is read. */
     fun begin(text: List<Int>) {
-        if (reading == Reading.DONE && text.size - this.text.size > FEW_TOKENS) reading = Reading.IDLE
+        val read = this.text.zip(text).takeWhile { (one, other) -> one == other }.size
+        if (reading == Reading.DONE && text.size - read > FEW_TOKENS) gaveUp()
     }
 
     /** The text is read. Whether that is how [text] begins, and to a purpose, so that it can write now. */
     fun hasRead(text: List<Int>, alone: Boolean): Boolean {
         val ready = text.take(this.text.size) == this.text && (alone || warm)
-        reading = if (ready) Reading.DONE else Reading.IDLE
+        if (ready) reading = Reading.DONE else gaveUp()
         return ready
     }
 

@@ -41,10 +41,10 @@ internal class HeldToken(private val session: Session) {
     fun release(now: Double): WriteToken? {
         val held = action ?: return null
         val due = wakeAt() ?: return null
-        val wanted = held.version == session.version
-        if (wanted && session.solo.mayBeTakenBack && now < due) return null
+        val paced = held.version == session.version && session.solo.mayBeTakenBack
+        if (paced && now < due) return null
         action = null
-        if (wanted) reader.shown(session.committed.size, session.provisional.size, now)
+        if (paced) reader.shown(session.committed.size, session.provisional.size, now)
         return held
     }
 }

@@ -34,7 +34,8 @@ internal fun Session.takeToken(token: Int, sure: Double, version: Int): List<Act
     text.provide(token, writer)
     this.version++
     solo.wrote(token, sure, writer)
-    val doubts = if (solo.doubts) listOf(pauseFor(PauseReason.UNSURE)) else emptyList()
+    // a better writer that is on its way may be surer
+    val doubts = if (solo.doubts && !handover.coming) listOf(pauseFor(PauseReason.UNSURE)) else emptyList()
     return listOf(Provide(token, writer)) + doubts
 }
 
