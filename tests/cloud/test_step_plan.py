@@ -36,6 +36,8 @@ from tests.tiny import plain_decode, tiny_model, tiny_target
 pytestmark = pytest.mark.gpu
 
 POOL = 1024
+#: sums of numbers about 1 in another order, in float32: their last bits are 1.2e-7 to 4.8e-7
+CLOSE = 4e-6
 needs_compiler = pytest.mark.skipif(
     DEVICE.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a compiler"
 )
@@ -68,7 +70,7 @@ def of_64_rows(count: int) -> list[list[Part]]:
 
 @given(st.integers(0, 10**9))
 @settings(max_examples=60)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, CLOSE), (torch.float64, 1e-14)])
 def test_one_call_attends_as_session_by_session(dtype: torch.dtype, tolerance: float, seed: int) -> None:
     parts = some_parts(seed)
     rows = padded_rows(sum(map(len, parts)))
@@ -90,7 +92,7 @@ def test_the_compiled_call_attends_as_session_by_session() -> None:
         return attend_pool(pool_plan(store, table, flex=True), 0, *rest)
 
     for seed, parts in enumerate(of_64_rows(8)):
-        compare(parts, 64, seed, torch.float32, 1e-6, attend)
+        compare(parts, 64, seed, torch.float32, CLOSE, attend)
 
 
 def compare(
