@@ -26,7 +26,8 @@ class Policy:
     offline: "sentence": an understudy writes to the end of the answer; without one the drafter finishes its sentence,
     as more of its own is not worth reading, and the answer waits for the link. "continue": whoever writes goes on to
     the end of the answer, or until it repeats itself. "pause": until the mean probability of the last tokens written
-    falls below `min_confidence`. "device-only", which waits for no link, goes on where "sentence" would wait.
+    falls below `min_confidence`, unless an understudy is about to take over. "device-only", which waits for no link,
+    goes on where "sentence" would wait.
     understudy: where the bundle carries one. "cold": it reads the text when the target falls silent, and the drafter
     writes until it has. "warm": it reads along, so that it can write at once, and drafts for the target where that is
     faster; that costs computing time while the link is up. "off": the drafter alone writes.

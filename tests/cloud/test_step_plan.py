@@ -36,8 +36,8 @@ from tests.tiny import plain_decode, tiny_model, tiny_target
 pytestmark = pytest.mark.gpu
 
 POOL = 1024
-#: sums of numbers about 1 in another order, in float32: their last bits are 1.2e-7 to 4.8e-7
-CLOSE = 4e-6
+#: numbers up to 4, summed in another order in float32: their last bits are 1.2e-7 to 2.4e-7, and 1.2e-6 was seen
+CLOSE = 2e-6
 needs_compiler = pytest.mark.skipif(
     DEVICE.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a compiler"
 )

@@ -14,7 +14,8 @@ export type Mode = "tree" | "stream";
  * offline: "sentence": an understudy writes to the end of the answer; without one the drafter finishes its sentence, as more
  * of its own is not worth reading, and the answer waits for the link. "continue": whoever writes goes on to the end of the
  * answer, or until it repeats itself. "pause": until the mean probability of the last tokens written falls below
- * `minConfidence`. "device-only", which waits for no link, goes on where "sentence" would wait.
+ * `minConfidence`, unless an understudy is about to take over. "device-only", which waits for no link, goes on where
+ * "sentence" would wait.
  * understudy: where there is one. "cold": it reads the text when the target falls silent, and the drafter writes until it
  * has. "warm": it reads along, so that it can write at once, and drafts for the target where that is faster. "off": the
  * drafter alone writes.

@@ -39,7 +39,10 @@ enum class Offline {
     /** To the end of the answer, or until it repeats itself. */
     CONTINUE,
 
-    /** Until the mean probability of the last tokens written falls below [Policy.minConfidence]. */
+    /**
+     * Until the mean probability of the last tokens written falls below [Policy.minConfidence], unless an understudy is
+     * about to take over.
+     */
     PAUSE,
 }
 
