@@ -48,9 +48,19 @@ class Batcher:
         fixed_budget: int = 0,
         colocated: Colocated | None = None,
         prefixes: Prefixes | None = None,
+        lookup: bool = False,
     ) -> None:
         self._engine, self._pool, self._store = engine, engine.pool, store
-        self.scheduler = Scheduler(engine.pool, TreeBudget(max_nodes), prefill_chunk, fixed_budget, colocated, prefixes)
+        self.scheduler = Scheduler(
+            engine.pool,
+            TreeBudget(max_nodes),
+            prefill_chunk,
+            fixed_budget,
+            colocated,
+            prefixes,
+            max_context=max_context,
+            lookup=lookup,
+        )
         self._requests = RequestQueue(store, engine.pool, metrics, self.scheduler.budget, max_context)
         self._metrics = EngineMetrics(metrics, engine.pool, prefixes)
         self._watchdog = Watchdog(max_step_seconds)
@@ -198,8 +208,10 @@ class Batcher:
         for part, job, path in step.rounds():
             pending = part.pending
             before = pending.generated
-            if part.drafted and part.tree is not None:
+            if part.tree is not None:
                 job.drafted, job.accepted = job.drafted + len(part.tree), job.accepted + len(path.accepted)
+                if pending.lookup is not None and not part.drafted:
+                    pending.lookup.observe(len(part.tree), len(path.accepted))
             replies.answer(pending, job, path)
             if pending.round is not None and pending.generated // QUANTUM != before // QUANTUM:
                 self._requests.move_to_back(pending)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from cloud.acceptance import Chances
 from cloud.features import FeatureRows
 from cloud.sessions import Session
+from cloud.stream_lookup import StreamLookup
 from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Close, Error, Generate, Open, ServerMessage, Verify
@@ -60,6 +61,7 @@ class PendingSession:
     opening: Job | None = None
     round: Job | None = None
     generated: int = 0  # tokens of the GENERATE so far
+    lookup: StreamLookup | None = None  # what its text foretells
 
     @property
     def top(self) -> int | None:

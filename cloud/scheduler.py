@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from cloud.features import STREAMED_ROWS
 from cloud.jobs import Job, PendingSession
 from cloud.kvpool import KVPool
 from cloud.prefixes import Prefixes
+from cloud.stream_lookup import StreamLookup, likeliest
 from cloud.tree_budget import TreeBudget
 from outrider_core.protocol.tree import MAX_NODES, TokenTree
 from outrider_core.protocol.wire import Generate, Verify
@@ -46,7 +48,7 @@ class ScheduledSession:
             return True
         if not isinstance(job.request, Generate) or not job.request.rows:
             return False
-        last = self.pending.generated + 1 >= job.request.max_new
+        last = self.pending.generated + 1 + len(self.tree or ()) >= job.request.max_new
         return last or len(self.pending.session.tokens) - self.pending.session.rows_due >= STREAMED_ROWS
 
 
@@ -54,7 +56,8 @@ class Scheduler:
     """Shares a step among the sessions that wait.
 
     fixed_budget: nodes per tree whatever steps cost; 0: what `budget` says. colocated: drafts for GENERATE; None: the
-    target decodes it token by token. prefixes: of each account; None: every session runs its own.
+    target decodes it alone, but for what its text foretells where `lookup` is set and steps are timed. prefixes: of
+    each account; None: every session runs its own.
     """
 
     def __init__(
@@ -65,9 +68,13 @@ class Scheduler:
         fixed_budget: int = 0,
         colocated: Colocated | None = None,
         prefixes: Prefixes | None = None,
+        *,
+        max_context: int,
+        lookup: bool = False,
     ) -> None:
         self.budget, self._colocated, self._fixed_budget = budget, colocated, fixed_budget
-        self._prefixes = prefixes
+        self._prefixes, self._max_context = prefixes, max_context
+        self._lookup = lookup and colocated is None
         self._pool, self._prefill_chunk = pool, prefill_chunk
         self._last_round = 0.0
 
@@ -120,13 +127,40 @@ class Scheduler:
 
     def _verifies(self, ready: list[PendingSession], room: int) -> list[ScheduledSession]:
         """Rounds whose rows are all there, their trees pruned to fair shares of the budget. Pruning is lossless."""
-        trees = [self._tree(pending) for pending in ready]
+        trees = self._looked_up(ready, [self._tree(pending) for pending in ready])
         capacity = min(self.tree_budget * len(ready), room - len(ready))
         shares = fair_shares([pending.account for pending in ready], [len(tree) for tree in trees], capacity)
         return [
             self._part(pending, 1, 0, tree.pruned(share, MAX_NODES))
             for pending, tree, share in zip(ready, trees, shares, strict=True)
         ]
+
+    def _looked_up(self, ready: list[PendingSession], trees: list[TokenTree]) -> list[TokenTree]:
+        """The trees, and for streams what their texts foretell, as far as it is worth its share of the step."""
+        if not self._lookup or self.budget.costs is None:
+            return trees
+        guesses = [self._guesses(pending) for pending in ready]
+        ranked = likeliest(guesses)
+        sizes = [min(len(tree), self.tree_budget) for tree in trees]
+        committed = sum(map(self.budget.tau, sizes))
+        chances = [chance for chance, _ in ranked]
+        count = self.budget.worth_adding(chances, len(ready) + sum(sizes), committed, len(ready))
+        taken = Counter(stream for _, stream in ranked[:count])
+        return [
+            TokenTree.chain([token for token, _ in found[: taken[stream]]]) if found else tree
+            for stream, (found, tree) in enumerate(zip(guesses, trees, strict=True))
+        ]
+
+    def _guesses(self, pending: PendingSession) -> list[tuple[int, float]]:
+        """What the text of a GENERATE foretells, and how likely; nothing for a VERIFY."""
+        job, text = pending.round, pending.session.tokens
+        if job is None or not isinstance(job.request, Generate):
+            return []
+        left = min(job.request.max_new - pending.generated, self._max_context - len(text)) - 1
+        if left < 1:
+            return []
+        pending.lookup = pending.lookup or StreamLookup()
+        return pending.lookup.guesses(text, min(left, self.tree_budget))
 
     def _prefills(
         self,

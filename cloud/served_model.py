@@ -16,7 +16,8 @@ class ServedModel:
     arithmetic: how the target is computed, such as "onnx-8-v6-1f0c33d2" or "torch-float32"; two that differ here may
     write different text, though their target hash is the same.
     tokenizer: the target's; None: no chat completions. eos_ids: token ids that end an answer. max_positions: longest
-    sequence that the target was made for. colocated: drafts here too.
+    sequence that the target was made for. exact: a token's logits are the same bits whatever else its step computes.
+    colocated: drafts here too.
     """
 
     name: str
@@ -29,4 +30,5 @@ class ServedModel:
     max_positions: int
     runner: ModelRunner
     features: FeatureProducer
+    exact: bool = False
     colocated: Colocated | None = None

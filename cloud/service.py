@@ -58,6 +58,7 @@ class Verifier:
             fixed_budget=min(settings.tree_budget, self.max_nodes),
             colocated=model.colocated,
             prefixes=Prefixes(pool, self.sessions) if shares else None,
+            lookup=settings.lookup == "on" or (settings.lookup == "auto" and model.exact),
         )
         self.draining = False
 

@@ -144,6 +144,15 @@ class Settings(BaseSettings):
         bool, Field(description="draft on the server where the target decodes alone (GENERATE, chat completions)")
     ] = False
 
+    lookup: Annotated[
+        Literal["auto", "on", "off"],
+        Field(
+            description="where the target decodes alone (GENERATE, chat completions), verify what the text itself "
+            "foretells in the same step, as far as that makes it faster; auto: where that cannot change a bit, that is "
+            "by the 8-bit engine"
+        ),
+    ] = "auto"
+
     shutdown_timeout: Annotated[
         float, Field(ge=0, description="seconds that answers under way may take after SIGTERM")
     ] = 20.0

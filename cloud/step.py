@@ -12,7 +12,7 @@ from cloud.scheduler import ScheduledSession
 
 @dataclass(frozen=True)
 class DraftCounts:
-    """Trees of a step that somebody drafted.
+    """Trees of a step that somebody drafted, or that came of lookup in streams.
 
     sizes: nodes verified, per tree. sent: nodes before pruning. accepted: nodes accepted.
     """
@@ -44,9 +44,16 @@ class Step:
 
     def drafts(self) -> DraftCounts:
         """How the drafted trees fared. Look at them before they are answered."""
+        return self._counts(drafted=True)
+
+    def lookups(self) -> DraftCounts:
+        """The same of what streams' own texts foretold."""
+        return self._counts(drafted=False)
+
+    def _counts(self, drafted: bool) -> DraftCounts:
         sizes, sent, accepted = list[int](), 0, 0
         for part, job, path in self.rounds():
-            if part.drafted and part.tree is not None:
+            if part.drafted is drafted and part.tree is not None and (drafted or part.tree):
                 sizes.append(len(part.tree))
                 sent += len(job.tree) or len(part.tree)
                 accepted += len(path.accepted)

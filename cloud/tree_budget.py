@@ -160,6 +160,21 @@ class TreeBudget:
             low, high = (middle, high) if alone(tokens + middle) <= limit else (low, middle - 1)
         return low
 
+    def worth_adding(self, chances: Sequence[float], tokens: int, committed: float, sessions: int) -> int:
+        """How many further tokens of a step, likeliest first, make it commit most tokens per second; 0 without costs.
+
+        chances: that each of them is committed. Without them the step, which so many sessions share, runs `tokens`
+        tokens and commits `committed`.
+        """
+        if self.costs is None or not chances:
+            return 0
+        best, most = 0, committed / self.costs.at(tokens, sessions)
+        for count, chance in enumerate(chances, 1):
+            committed += chance
+            if (rate := committed / self.costs.at(tokens + count, sessions)) > most:
+                best, most = count, rate
+        return best
+
     def tau(self, nodes: int) -> float:
         """Tokens expected from one verify of this many nodes."""
         return 1 + max(self.gain, 0.05) * log2(1 + nodes)

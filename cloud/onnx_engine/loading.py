@@ -69,6 +69,7 @@ def onnx_model(
         max_positions=bundle.max_positions,
         runner=OnnxModelRunner(runner),
         features=HostFeatures(config, tensors),
+        exact=True,
     )
 
 
