@@ -68,7 +68,7 @@ class RoundReplies:
             due = request.rows and session.rows.stop >= at and (done or at - session.rows_due >= STREAMED_ROWS)
             rows = self._rows(session, at, 1) if due else b""
             job.chances = path.chances[at - base_len] if path.chances else ()
-            job.reply(self._verdict(job, request, at, single, rows, shared=last + 1 - base_len), done)
+            job.reply(self._verdict(job, request, at, single, rows, same_step=at > base_len), done)
         job.waiting_since = time.perf_counter()
 
     def _rows(self, session: Session, stop: int, least: int) -> bytes:
@@ -84,9 +84,9 @@ class RoundReplies:
         base_len: int,
         path: AcceptedPath,
         rows: bytes,
-        shared: int = 1,
+        same_step: bool = False,
     ) -> Verdict:
-        """shared: verdicts that share the step's time."""
+        """same_step: as the verdict before, which told the step's time."""
         return Verdict(
             stream=request.stream,
             seq=request.seq,
@@ -96,8 +96,8 @@ class RoundReplies:
             finish=path.finish,
             rows=rows,
             tree_budget=self._tree_budget,
-            queue_us=_microseconds(self._step.queue_seconds(job)),
-            engine_us=_microseconds(self._step.seconds / shared),
+            queue_us=0 if same_step else _microseconds(self._step.queue_seconds(job)),
+            engine_us=0 if same_step else _microseconds(self._step.seconds),
         )
 
 

@@ -41,7 +41,7 @@ class Controller:
         if self.pinned or stream is None:
             self.mode = before
         else:
-            self.mode = Mode.STREAM if stream > config.margin * self.pace.usual_draft_rate() else Mode.TREE
+            self.mode = Mode.STREAM if stream > config.worth_beginning * self.pace.usual_draft_rate() else Mode.TREE
             self.switches += self.mode is not before
         return self.pinned or self.mode
 

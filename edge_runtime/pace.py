@@ -41,6 +41,8 @@ class Pace:
     from_scratch: float | None = None  # drafting a tree of which nothing was there
     gap: float | None = None  # between tokens of a stream
     gaps: int = 0  # measurements behind `gap`; a guess is one
+    usual_gap: float | None = None
+    all_gaps: int = 0
     late: bool = False  # tokens arrive that an outage held back
     compared: float = 0.0  # drafting a tree for comparison
     lost: float = 0.0  # of a stream by it, where device and verifier share processors
@@ -117,7 +119,9 @@ class Pace:
         """
         self._ending, losing = None, 0.0
         self.written += 1
-        if beside and self.token_slowdown is not None:
+        if engine <= 0:
+            self.late |= overdue
+        elif beside and self.token_slowdown is not None:
             losing = engine - self.step(0)
             self._losing = (self._losing or 0.0) + losing
         else:
@@ -125,11 +129,14 @@ class Pace:
             if self._losing is not None:
                 self.lost = _blend(self.lost, max(0.0, self._losing), self.config.comparison_smoothing)
                 self._losing = None
-        self.late = overdue or (self.late and gap < engine / 2)
+        if engine > 0:
+            self.late = overdue or (self.late and gap < engine / 2)
         if not self.late:
             self.gaps += 1
             gap = max(0.0, gap - max(0.0, losing))
             self.gap = _blend(self.gap, gap, max(self.config.token_smoothing, 1 / self.gaps))
+            self.all_gaps += 1
+            self.usual_gap = _blend(self.usual_gap, gap, max(self.config.usual_token_smoothing, 1 / self.all_gaps))
 
     def foreseen(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], seconds: float) -> None:
         """Of a tree drafted in `seconds` beside a stream, for comparison, `path` came true."""
@@ -194,6 +201,7 @@ class Pace:
     def forget_answer(self) -> None:
         """A new answer begins, of which nothing is known."""
         self.tau = self.usual_tau
+        self.gap = self.usual_gap or self.gap
         self.reading *= self.config.reading_fading
         if self.written:
             self.usual_length = _blend(self.usual_length, self.written, self.config.length_smoothing)
@@ -221,7 +229,8 @@ class Pace:
         before = self.step(0)
         self.slowdown, self.token_slowdown = (new, other) if tokens > 1 else (other, new)
         if tokens > 1 and self.gap is not None:  # no stream tells at present how long its tokens take
-            self.gap = max(self.config.least_seconds, self.gap + self.step(0) - before)
+            self.gap *= self.step(0) / before
+            if self.usual_gap: self.usual_gap *= self.step(0) / before
             self.gaps = 1  # the next one tells more than this guess
 
     # --- what follows ---
@@ -289,9 +298,10 @@ class Pace:
             return self.config.compare_every
         config = self.config
         ahead = max(1.0, stream / self.draft_rate())
-        every = min(config.compare_rarely, math.floor(config.compare_every * ahead * ahead * ahead))
+        cubed = ahead * ahead * ahead
+        every = min(config.compare_rarely, math.floor(config.compare_every * cubed))
         cost = self.lost if streamed <= config.early_tokens else max(self.lost, self.compared)
-        return max(every, math.ceil(cost * stream / config.comparison_share))
+        return max(every, math.ceil(cubed * cost * stream / config.comparison_share))
 
     def compares(self, streamed: int, first: bool) -> bool:
         """Whether to draft a tree for comparison, after `streamed` tokens of this answer's streams.

@@ -15,7 +15,9 @@ class PaceConfig:
     #: weight of the newest round in a smoothed measurement
     smoothing: float = 0.2
     #: weight of the newest token of a stream: one token says less than a round
-    token_smoothing: float = 0.1
+    token_smoothing: float = 0.05
+    usual_token_smoothing: float = 0.01
+    worth_beginning: float = 0.75
     #: weight of a tree drafted beside a stream: it stands for all the rounds since the last one
     comparison_smoothing: float = 0.4
     #: weight in what trees usually bring, of a round and of a tree drafted beside a stream, once there were many: how
