@@ -22,7 +22,7 @@ from rich.table import Table
 from benchmarks.baseline import plain_decode
 from benchmarks.command import VERIFIER_DTYPE, common_arguments, conclude
 from benchmarks.questions import as_question, read_questions
-from cloud.process import UNPRUNED_TREES, VerifierProcess
+from cloud.process import PLAIN_STREAMS, UNPRUNED_TREES, VerifierProcess
 from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.runtime import FIXED, EdgeRuntime
 from outrider_core.drafting.bundle import open_bundle
@@ -35,7 +35,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
     bundle = open_bundle(options.bundle)
     longest = bundle.manifest.max_context - options.max_new_tokens
     questions, too_long = read_questions(options.prompts, options.count, as_question(bundle), longest)
-    flags = ["--dtype", options.dtype, *UNPRUNED_TREES]
+    flags = ["--dtype", options.dtype, *UNPRUNED_TREES, *PLAIN_STREAMS]
     verifier = VerifierProcess(options.drafter, Path("build/verifier.log"), *flags)
     shape = TreeShape(options.nodes, options.depth, options.breadth)
     by_category: dict[str, list[AnswerStats]] = defaultdict(list)

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from benchmarks.baseline import PlainAnswer, plain_decode
 from benchmarks.command import common_arguments, conclude
-from cloud.process import VerifierProcess
+from cloud.process import PLAIN_STREAMS, VerifierProcess
 from edge_runtime.events import Event, Finished, HandedOver, LinkState, Provisional, RolledBack, Verified
 from edge_runtime.runtime import EdgeRuntime
 from outrider_core.drafting.drafter import TreeShape
@@ -80,13 +80,11 @@ async def ask(runtime: EdgeRuntime, question: str, console: Console) -> Finished
     return last
 
 
-async def decode_plainly(
-    runtime: EdgeRuntime, verifier: VerifierProcess, question: str, console: Console
-) -> PlainAnswer:
-    """The same question to the full model alone, token by token."""
+async def decode_plainly(runtime: EdgeRuntime, plain: VerifierProcess, question: str, console: Console) -> PlainAnswer:
+    """The same question to the full model alone, token by token. plain: a verifier that foresees nothing."""
     prompts = [runtime.encode_prompt(question)]
     with console.status("the same question by plain decoding: the full model alone, token by token"):
-        return (await plain_decode(verifier.address, runtime.bundle, prompts, Sampling(), MAX_NEW))[0]
+        return (await plain_decode(plain.address, runtime.bundle, prompts, Sampling(), MAX_NEW))[0]
 
 
 async def ask_in_trees(runtime: EdgeRuntime, question: str, console: Console) -> Finished:
@@ -168,6 +166,7 @@ async def ask_with_cut(
 
 async def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     verifier = VerifierProcess(options.drafter, Path("build/verifier.log"))
+    token_by_token = VerifierProcess(options.drafter, Path("build/verifier.log"), *PLAIN_STREAMS)
     console.rule("[bold]Outrider: drafted on this device, verified in the cloud")
     console.print(
         "Two processes: this one drafts token trees with the small exported model, the other one (the verifier) "
@@ -179,6 +178,8 @@ async def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         with console.status("starting the verifier (the first start converts the model, about 20 s)"):
             verifier.start()
             await asyncio.to_thread(verifier.wait_ready)
+            token_by_token.start()  # to compare with, one step a token
+            await asyncio.to_thread(token_by_token.wait_ready)
         async with EdgeRuntime.from_bundle(options.bundle, verifier.address, shape=SHAPE, mode="tree") as runtime:
             console.print(
                 f"[bold]1.[/] In trees. [{DRAFTED}]Green text[/] was proposed by this device and accepted: every "
@@ -193,12 +194,13 @@ async def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             answers, plain = [], []
             for question in QUESTIONS:  # taking turns: a machine's speed changes in the course of a minute
                 answers.append(await ask(runtime, question, console))
-                plain.append(await decode_plainly(runtime, verifier, question, console))
+                plain.append(await decode_plainly(runtime, token_by_token, question, console))
             console.print("\n[bold]3.[/] The verifier dies in mid-answer (SIGKILL) and is started again later")
             cut, outage = await ask_with_cut(runtime, verifier, console)
-            plain.append(await decode_plainly(runtime, verifier, CUT_QUESTION, console))
+            plain.append(await decode_plainly(runtime, token_by_token, CUT_QUESTION, console))
     finally:
         verifier.stop()
+        token_by_token.stop()
     return report(trees, answers, plain, cut, outage)
 
 
@@ -247,7 +249,7 @@ def show(figures: dict[str, Any], console: Console) -> None:
         ("trees: bytes up / down per round", f"{trees['bytes_up_per_round']} / {trees['bytes_down_per_round']}"),
         ("trees: tokens/s", f"{trees['tokens_per_second']:.1f}"),
         ("as the device chose: tokens/s", f"{figures['tokens_per_second']:.1f}"),
-        ("plain decoding on the same server: tokens/s", f"{figures['plain_tokens_per_second']:.1f}"),
+        ("plain decoding, one step a token: tokens/s", f"{figures['plain_tokens_per_second']:.1f}"),
         ("the device's choice over plain decoding", f"{figures['ratio_to_plain']:.2f}"),
         (
             "answers equal to plain decoding, token for token",

@@ -5,19 +5,20 @@
     python -m benchmarks.network --prompts questions.jsonl --profiles 4g --sweep 2 4 8 16 32 62
     python -m benchmarks.network --prompts questions.jsonl --cuts 500             faults in place of figures
 
-Modes: `ahead` trees with drafting ahead; `tree` without; `stream` the target writes and streams; `stream+drafter` the
-same with the drafter beside the target; `token` a call for each token; `controller` whatever the device chooses;
-`device` the drafter alone, unverified. With a bundle that carries an understudy: `controller` loads it when it is
-needed, `warm` lets it read along, `no-understudy` never loads it; `drafter-first` and `understudy-first` write on the
-device and let the target correct it (`prefer-device`), so that the understudy drafts a chain. The modes take turns
-with every question, so that a disturbance meets all of them; a profile's outages meet all of them at the same moments
-of an answer, and its delays and losses are drawn alike. Device and verifier each have half of the cores for
-themselves, as on machines of their own (Linux; --shared-cores lets them share all). --step-ms makes every step of the
-target take at least that long, to stand for a larger one; the tables say so. Where a tree's step takes this machine
-longer than that, --dilation 4 lets link and slowed steps take four times as long and divides what was measured by
-four; the runtime's own constants, such as how fast it writes alone, are not stretched. --sweep compares the device's
-tree shaping with trees of fixed sizes. --cuts breaks the link at random moments of random answers (resets and
-silences), compares every answer with the target's own, and fails where one differs.
+Modes: `ahead` trees with drafting ahead; `tree` without; `stream` the target writes and streams; `plain` the same by a
+verifier without lookup, one step a token; `stream+drafter` the same with the drafter beside the target; `token` a call
+for each token; `controller` whatever the device chooses; `device` the drafter alone, unverified. With a bundle that
+carries an understudy: `controller` loads it when it is needed, `warm` lets it read along, `no-understudy` never loads
+it; `drafter-first` and `understudy-first` write on the device and let the target correct it (`prefer-device`), so that
+the understudy drafts a chain. The modes take turns with every question, so that a disturbance meets all of them; a
+profile's outages meet all of them at the same moments of an answer, and its delays and losses are drawn alike. Device
+and verifier each have half of the cores for themselves, as on machines of their own (Linux; --shared-cores lets them
+share all). --step-ms makes every step of the target take at least that long, to stand for a larger one; the tables say
+so. Where a tree's step takes this machine longer than that, --dilation 4 lets link and slowed steps take four times as
+long and divides what was measured by four; the runtime's own constants, such as how fast it writes alone, are not
+stretched. --sweep compares the device's tree shaping with trees of fixed sizes. --cuts breaks the link at random
+moments of random answers (resets and silences), compares every answer with the target's own, and fails where one
+differs.
 
 Columns: `hit` trees whose root was expanded before the verdict that made it one; `hidden` share of the drafting that is
 done while a verdict is awaited; `drafting spared` how much less of it is left to do behind a verdict than without
@@ -50,7 +51,7 @@ from benchmarks.links import PROFILES, EmulatedLink, Profile
 from benchmarks.network_report import plot, show
 from benchmarks.questions import as_question, read_questions
 from benchmarks.slow_device import SlowEngine
-from cloud.process import VerifierProcess
+from cloud.process import PLAIN_STREAMS, VerifierProcess
 from edge_runtime.events import AnswerStats, Finished, Provisional, Verified
 from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
@@ -66,6 +67,7 @@ MODES: dict[str, dict[str, Any] | None] = {
     "ahead": {"mode": "tree", "ahead": True},
     "tree": {"mode": "tree", "ahead": False},
     "stream": {"mode": "stream"},
+    "plain": {"mode": "stream"},
     "stream+drafter": {"mode": "stream"},
     "token": None,
     "controller": {},
@@ -75,6 +77,8 @@ MODES: dict[str, dict[str, Any] | None] = {
     "drafter-first": {"policy": Policy("prefer-device", understudy="off")},
     "understudy-first": {"policy": Policy("prefer-device", understudy="warm")},
 }
+#: flags of a verifier of their own
+VERIFIERS: dict[str, Sequence[str]] = {"plain": PLAIN_STREAMS, "stream+drafter": ("--colocated-drafter",)}
 #: those for which the bundle must carry an understudy
 UNDERSTUDY_MODES = {"warm", "understudy-first"}
 #: those that are measured where none are asked for by name
@@ -149,26 +153,26 @@ class Bench:
         questions, _ = read_questions(options.prompts, options.count, as_question(self.bundle), longest)
         self.prompts = [question.prompt for question in questions]
         self.truth: dict[int, list[int]] = {}
-        self._verifiers: dict[bool, VerifierProcess] = {}
+        self._verifiers: dict[tuple[str, ...], VerifierProcess] = {}
 
-    async def verifier(self, colocated: bool = False) -> VerifierProcess:
-        """Started when it is first asked for."""
-        if colocated not in self._verifiers:
+    async def verifier(self, more: Sequence[str] = ()) -> VerifierProcess:
+        """One with these flags too, started when it is first asked for."""
+        own = tuple(more)
+        if own not in self._verifiers:
             options = self.options
-            flags = ["--model", options.target, "--dtype", options.dtype]
-            flags += ["--colocated-drafter"] if colocated else []
+            flags = ["--model", options.target, "--dtype", options.dtype, *own]
             module = "cloud.verifier"
             if options.step_ms:
                 module, flags = "benchmarks.slow_target", ["--step-ms", str(options.dilation * options.step_ms), *flags]
             log = options.json.with_name("verifier.log")
             process = VerifierProcess(options.drafter, log, *flags, module=module)
-            self._verifiers[colocated] = process
+            self._verifiers[own] = process
             self.stack.callback(process.stop)
             with self.cores.of(self.cores.verifier):
                 process.start()
             with self.console.status("starting a verifier"):
                 await asyncio.to_thread(process.wait_ready)
-        return self._verifiers[colocated]
+        return self._verifiers[own]
 
     async def learn_truth(self) -> None:
         """The target's own answers, over no link at all."""
@@ -229,11 +233,10 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
         variants[f"{nodes} nodes"] = {"mode": "tree", "ahead": False, "shaping": False, "shape": shape}
     runs = {name: Run(options.dilation) for name in variants}
     async with AsyncExitStack() as stack:
-        plain = await bench.verifier()
         runtimes: dict[str, EdgeRuntime] = {}
         links: dict[str, EmulatedLink] = {}
         for name, settings in variants.items():
-            port = (await bench.verifier(colocated=True)).port if name == "stream+drafter" else plain.port
+            port = (await bench.verifier(VERIFIERS.get(name, ()))).port
             link = links[name] = EmulatedLink(port, profile, options.seed, dilation=options.dilation)
             await stack.enter_async_context(link)
             if settings is None:

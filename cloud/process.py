@@ -14,6 +14,8 @@ from outrider_core.protocol.tree import MAX_NODES
 
 #: verifier flags for measuring acceptance: trees are never pruned, however slow steps are on this machine
 UNPRUNED_TREES = ("--max-nodes", str(MAX_NODES), "--tree-budget", str(MAX_NODES))
+#: verifier flags for plain decoding, to compare with: a stream takes one step for each token
+PLAIN_STREAMS = ("--lookup", "off")
 
 
 def free_port() -> int:

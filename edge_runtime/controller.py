@@ -28,6 +28,8 @@ class Controller:
     def begin(self, unknown: bool = True) -> Mode:
         """The mode of an answer: trees, unless a stream is faster by the margin in answers of usual length.
 
+        Where a stream's rate differs from answer to answer, one that is nearly as fast will do.
+
         unknown: nothing tells of this answer yet; otherwise it goes on, on a new link, without hysteresis.
         """
         config = self.pace.config
@@ -41,7 +43,8 @@ class Controller:
         if self.pinned or stream is None:
             self.mode = before
         else:
-            self.mode = Mode.STREAM if stream > config.worth_beginning * self.pace.usual_draft_rate() else Mode.TREE
+            least = config.worth_beginning if self.pace.uneven else config.margin
+            self.mode = Mode.STREAM if stream > least * self.pace.usual_draft_rate() else Mode.TREE
             self.switches += self.mode is not before
         return self.pinned or self.mode
 

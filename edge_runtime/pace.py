@@ -41,8 +41,9 @@ class Pace:
     from_scratch: float | None = None  # drafting a tree of which nothing was there
     gap: float | None = None  # between tokens of a stream
     gaps: int = 0  # measurements behind `gap`; a guess is one
-    usual_gap: float | None = None
-    all_gaps: int = 0
+    usual_gap: float | None = None  # in the answers so far
+    usual_gaps: int = 0  # measurements behind `usual_gap` and `together`
+    together: float = 0.0  # share of a stream's tokens that came of one step with the token before
     late: bool = False  # tokens arrive that an outage held back
     compared: float = 0.0  # drafting a tree for comparison
     lost: float = 0.0  # of a stream by it, where device and verifier share processors
@@ -74,6 +75,7 @@ class Pace:
         if curve is None or curve != self.curve:
             self.curve, self.slowdown, self.token_slowdown = curve, None, None
             self.gap, self.gaps, self.exposed, self.reading, self._ending = None, 0, 0.0, 0.0, None
+            self.usual_gap, self.usual_gaps, self.together = None, 0, 0.0
             self.lost, self._losing = 0.0, None
             self.ahead = Ahead(fixed=self.ahead.fixed)
 
@@ -115,28 +117,28 @@ class Pace:
     def streamed(self, gap: float, engine: float, overdue: bool, beside: bool = False) -> None:
         """A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing.
 
+        engine: 0 where it came of one step with the one before, as where the verifier foresees what the text repeats.
         beside: a tree for comparison was drafted meanwhile; what the step lost by that is no part of the gap.
         """
         self._ending, losing = None, 0.0
         self.written += 1
-        if engine <= 0:
-            self.late |= overdue
-        elif beside and self.token_slowdown is not None:
+        if engine > 0 and beside and self.token_slowdown is not None:
             losing = engine - self.step(0)
             self._losing = (self._losing or 0.0) + losing
-        else:
+        elif engine > 0:
             self._stepped(1, engine)
             if self._losing is not None:
                 self.lost = _blend(self.lost, max(0.0, self._losing), self.config.comparison_smoothing)
                 self._losing = None
-        if engine > 0:
-            self.late = overdue or (self.late and gap < engine / 2)
+        self.late = overdue or (self.late and (engine <= 0 or gap < engine / 2))
         if not self.late:
             self.gaps += 1
+            self.usual_gaps += 1
             gap = max(0.0, gap - max(0.0, losing))
             self.gap = _blend(self.gap, gap, max(self.config.token_smoothing, 1 / self.gaps))
-            self.all_gaps += 1
-            self.usual_gap = _blend(self.usual_gap, gap, max(self.config.usual_token_smoothing, 1 / self.all_gaps))
+            usual = max(self.config.usual_token_smoothing, 1 / self.usual_gaps)
+            self.usual_gap = _blend(self.usual_gap, gap, usual)
+            self.together = _blend(self.together, 1.0 if engine <= 0 else 0.0, usual)
 
     def foreseen(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], seconds: float) -> None:
         """Of a tree drafted in `seconds` beside a stream, for comparison, `path` came true."""
@@ -201,7 +203,8 @@ class Pace:
     def forget_answer(self) -> None:
         """A new answer begins, of which nothing is known."""
         self.tau = self.usual_tau
-        self.gap = self.usual_gap or self.gap
+        if self.uneven:
+            self.gap = self.usual_gap
         self.reading *= self.config.reading_fading
         if self.written:
             self.usual_length = _blend(self.usual_length, self.written, self.config.length_smoothing)
@@ -229,8 +232,9 @@ class Pace:
         before = self.step(0)
         self.slowdown, self.token_slowdown = (new, other) if tokens > 1 else (other, new)
         if tokens > 1 and self.gap is not None:  # no stream tells at present how long its tokens take
-            self.gap *= self.step(0) / before
-            if self.usual_gap: self.usual_gap *= self.step(0) / before
+            longer = (1 - self.together) * (self.step(0) - before)
+            self.gap = max(self.config.least_seconds, self.gap + longer)
+            self.usual_gap = max(self.config.least_seconds, (self.usual_gap or self.gap) + longer)
             self.gaps = 1  # the next one tells more than this guess
 
     # --- what follows ---
@@ -283,6 +287,11 @@ class Pace:
             return 1 / max(self.config.least_seconds, self.gap)
         return 1 / (step + self.queue) if (step := self.step(0)) else None
 
+    @property
+    def uneven(self) -> bool:
+        """Whether a stream's steps bring as many tokens as the text allows, so that an answer has a rate of its own."""
+        return self.together >= self.config.uneven
+
     def trial_cost(self) -> float:
         """Seconds that a short stream costs in place of trees: it must be asked for, and may be slower."""
         stream = self.stream_rate() or math.inf
@@ -298,10 +307,11 @@ class Pace:
             return self.config.compare_every
         config = self.config
         ahead = max(1.0, stream / self.draft_rate())
-        cubed = ahead * ahead * ahead
-        every = min(config.compare_rarely, math.floor(config.compare_every * cubed))
+        rarer = ahead * ahead * ahead
+        every = min(config.compare_rarely, math.floor(config.compare_every * rarer))
         cost = self.lost if streamed <= config.early_tokens else max(self.lost, self.compared)
-        return max(every, math.ceil(cubed * cost * stream / config.comparison_share))
+        paid = cost * stream / config.comparison_share
+        return max(every, math.ceil(max(paid, min(config.compare_seldom, rarer * paid))))
 
     def compares(self, streamed: int, first: bool) -> bool:
         """Whether to draft a tree for comparison, after `streamed` tokens of this answer's streams.

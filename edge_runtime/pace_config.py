@@ -15,15 +15,20 @@ class PaceConfig:
     #: weight of the newest round in a smoothed measurement
     smoothing: float = 0.2
     #: weight of the newest token of a stream: one token says less than a round
-    token_smoothing: float = 0.05
-    usual_token_smoothing: float = 0.01
-    worth_beginning: float = 0.75
+    token_smoothing: float = 0.1
     #: weight of a tree drafted beside a stream: it stands for all the rounds since the last one
     comparison_smoothing: float = 0.4
     #: weight in what trees usually bring, of a round and of a tree drafted beside a stream, once there were many: how
     #: well text can be foreseen differs more between answers than within one
     usual_smoothing: float = 0.02
     usual_comparison_smoothing: float = 0.2
+    #: weight of a streamed token in what streams usually take, once there were many
+    usual_token_smoothing: float = 0.01
+    #: a stream's rate is taken to be an answer's own from this share of tokens on that share a step with the one before
+    uneven: float = 0.05
+    #: share of the trees' usual rate from which on an answer begins as such a stream: beside a stream the device learns
+    #: what trees would bring; beside trees it learns nothing of a stream
+    worth_beginning: float = 0.75
     #: weight of an answer in their usual length
     length_smoothing: float = 0.2
     #: what an older measurement of the reading before a first tree still counts after one more answer: without trees
@@ -65,8 +70,10 @@ class PaceConfig:
     compare_every: int = 8
     #: ... up to so many tokens, where trees promise half of the stream's rate
     compare_rarely: int = 64
-    #: share of a stream's time that drafting these trees may take
+    #: share of a stream's time that drafting these trees may take; it falls with the same cube, as long as there are
+    #: fewer tokens than these between them
     comparison_share: float = 0.02
+    compare_seldom: int = 1024
     #: an answer's first streamed tokens, of whose time only what the stream loses counts: what is known is about others
     early_tokens: int = 32
     #: drafting ahead costs energy and hides a third of the drafting at most: not below this share of a round

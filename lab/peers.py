@@ -7,8 +7,9 @@ Everyone gets the same token ids and has the same threads; the prompt is not tim
 question, so that a disturbance meets all of them. All write the same number of tokens, whether or not the text has
 ended before. "as plain" says of those who speculate how many of their texts are what they write themselves without.
 
---bundle adds this project on a single device (`LocalVerifier`, the 8-bit engine): one token a step, trees only, and
-what the device chooses itself. These rows alone end where the text ends, and their first token counts as prompt.
+--bundle adds this project on a single device (`LocalVerifier`, the 8-bit engine): one token a step, the target's stream
+with what lookup foretells in it, trees only, and what the device chooses itself. These rows alone end where the text
+ends, and their first token counts as prompt.
 
 llama.cpp computes on the GGUF file that the default target is made from: 4-bit weights and 8-bit activations, so its
 text may differ from ours, which comes from the same weights multiplied out. Its own speculation is prompt lookup; for a
@@ -56,6 +57,8 @@ from outrider_core.protocol.sampling import Sampling
 
 #: whose text the others are compared with
 REFERENCE = "engine float32"
+#: this project on a single device, one step a token
+PLAIN = "engine 8 bits"
 #: tokens that llama.cpp drafts by prompt lookup; llama-cpp-python recommends two on a CPU
 LOOKUP_TOKENS = 2
 Figures = dict[str, Any]
@@ -124,13 +127,13 @@ class TransformersPeer:
 
 
 class DevicePeer:
-    """An `EdgeRuntime` and its target in this process. mode: None lets it choose between trees and single tokens."""
+    """An `EdgeRuntime` and its target in this process. mode: None lets it choose between trees and a stream."""
 
     def __init__(
-        self, bundle: Bundle, server: LocalVerifier, megabytes: float, threads: int, mode: Mode | None
+        self, name: str, bundle: Bundle, server: LocalVerifier, megabytes: float, threads: int, mode: Mode | None
     ) -> None:
-        self.plain = None if mode is Mode.STREAM else "engine 8 bits"
-        self.name = "engine 8 bits" + {Mode.STREAM: "", Mode.TREE: ", trees", None: ", own choice"}[mode]
+        self.plain = None if name == PLAIN else PLAIN
+        self.name = name
         self.megabytes = megabytes
         self.runtime = BlockingRuntime(EdgeRuntime(bundle, server, threads=threads, mode=mode))
 
@@ -347,7 +350,7 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
 
 
 def open_devices(options: argparse.Namespace, megabytes: float, threads: int, stack: ExitStack) -> list[DevicePeer]:
-    """This project on a single device, in each mode, behind one target of so many megabytes; none without a bundle.
+    """This project on a single device, in each mode, behind a target of so many megabytes; none without a bundle.
 
     The target computes every prompt anew, as one that nobody has asked before: drafters read it meanwhile. The stack
     closes them.
@@ -355,10 +358,21 @@ def open_devices(options: argparse.Namespace, megabytes: float, threads: int, st
     if options.bundle is None:
         return []
     bundle = open_bundle(options.bundle)
-    server = stack.enter_context(
-        LocalVerifier.load(bundle, options.target, options.drafter, engine="onnx", threads=threads, prefix_cache="off")
-    )
-    devices = [DevicePeer(bundle, server, megabytes, threads, mode) for mode in (Mode.STREAM, Mode.TREE, None)]
+
+    def server(lookup: str) -> LocalVerifier:
+        settings: dict[str, Any] = {"engine": "onnx", "threads": threads, "prefix_cache": "off", "lookup": lookup}
+        return stack.enter_context(LocalVerifier.load(bundle, options.target, options.drafter, **settings))
+
+    usual, plain = server("auto"), server("off")
+    devices = [
+        DevicePeer(name, bundle, of, megabytes, threads, mode)
+        for name, of, mode in (
+            (PLAIN, plain, Mode.STREAM),
+            (f"{PLAIN}, stream", usual, Mode.STREAM),
+            (f"{PLAIN}, trees", usual, Mode.TREE),
+            (f"{PLAIN}, own choice", usual, None),
+        )
+    ]
     for device in devices:
         stack.enter_context(device.runtime)
     return devices

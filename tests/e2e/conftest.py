@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cloud.process import VerifierProcess
+from cloud.process import PLAIN_STREAMS, VerifierProcess
 from export.bundle import write_bundle
 from export.plan import Options
 from outrider_core.drafting.bundle import Bundle, open_bundle
@@ -27,6 +27,16 @@ needs_default_bundle = pytest.mark.skipif(
 def verifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifierProcess]:
     """A process that serves the default target."""
     process = VerifierProcess(DRAFTER, tmp_path_factory.mktemp("log") / "verifier.log")
+    process.start()
+    process.wait_ready()
+    yield process
+    process.stop()
+
+
+@pytest.fixture(scope="module")
+def oracle(verifier: VerifierProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifierProcess]:
+    """Another process that serves the same and decodes plainly, one step a token."""
+    process = VerifierProcess(DRAFTER, tmp_path_factory.mktemp("log") / "verifier.log", *PLAIN_STREAMS)
     process.start()
     process.wait_ready()
     yield process

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from benchmarks.baseline import plain_decode
@@ -42,7 +43,7 @@ async def follow(runtime: EdgeRuntime, question: str | list[int], max_new: int, 
     return last
 
 
-def test_greedy_output_is_the_targets_own(verifier: VerifierProcess) -> None:
+def test_greedy_output_is_the_targets_own(verifier: VerifierProcess, oracle: VerifierProcess) -> None:
     """fp32, token for token, several questions and two of them at the same time."""
 
     async def run() -> None:
@@ -54,7 +55,7 @@ def test_greedy_output_is_the_targets_own(verifier: VerifierProcess) -> None:
             prompts = [one.encode_prompt(question) for question in QUESTIONS]
             together = await asyncio.gather(follow(one, prompts[0], 48), follow(two, prompts[1], 48))
             answers = [*together, await follow(one, prompts[2], 48)]
-            plain = await plain_decode(verifier.address, bundle, prompts, Sampling(), 48)
+            plain = await plain_decode(oracle.address, bundle, prompts, Sampling(), 48)
         for answer, expected in zip(answers, plain, strict=True):
             assert answer.token_ids == expected.tokens
             assert answer.verified == one.decode(expected.tokens) and not answer.provisional
@@ -63,17 +64,41 @@ def test_greedy_output_is_the_targets_own(verifier: VerifierProcess) -> None:
     asyncio.run(run())
 
 
-def test_seeded_sampling_equals_plain_decoding(verifier: VerifierProcess) -> None:
+def test_seeded_sampling_equals_plain_decoding(verifier: VerifierProcess, oracle: VerifierProcess) -> None:
     async def run() -> None:
         bundle = open_bundle(BUNDLE)
         async with EdgeRuntime(bundle, verifier.address) as runtime:
             prompt = runtime.encode_prompt(QUESTIONS[1])
             sampling = Sampling(temperature=0.7, top_p=0.95, seed=1234)
             answer = await follow(runtime, prompt, 40, temperature=0.7, top_p=0.95, seed=1234)
-            (plain,) = await plain_decode(verifier.address, bundle, [prompt], sampling, 40)
+            (plain,) = await plain_decode(oracle.address, bundle, [prompt], sampling, 40)
         assert answer.token_ids == plain.tokens
 
     asyncio.run(run())
+
+
+def test_a_stream_in_fewer_steps_is_the_same(verifier: VerifierProcess, oracle: VerifierProcess) -> None:
+    """Where the text repeats its prompt a step brings several tokens, each of them the target's own."""
+
+    async def run() -> None:
+        bundle = open_bundle(BUNDLE)
+        samplings = (Sampling(), Sampling(temperature=0.8, top_p=0.95, seed=11))
+        async with EdgeRuntime(bundle, verifier.address, mode="stream") as runtime:
+            prompt = runtime.encode_prompt(
+                "Copy these words three times: the slow red fox sleeps under the old oak tree."
+            )
+        for sampling in samplings:
+            (plain,) = await plain_decode(oracle.address, bundle, [prompt], sampling, 96)
+            (fewer,) = await plain_decode(verifier.address, bundle, [prompt], sampling, 96)
+            assert fewer.tokens == plain.tokens
+
+    asyncio.run(run())
+    address = f"http://{verifier.address}/metrics"
+    accepted, steps = (
+        sum(float(line.split()[-1]) for line in httpx.get(address).text.splitlines() if line.startswith(name))
+        for name in ("outrider:stream_lookup_accepted_tokens_total", "outrider:step_seconds_count")
+    )
+    assert accepted > 20 and steps > 0
 
 
 async def answer_with_cut(
@@ -115,7 +140,7 @@ async def answer_with_cut(
     return event, shown
 
 
-def cuts(verifier: VerifierProcess, count: int, seed: int) -> None:
+def cuts(verifier: VerifierProcess, oracle: VerifierProcess, count: int, seed: int) -> None:
     rng = random.Random(seed)
     max_new = 64
     figures = []
@@ -124,7 +149,7 @@ def cuts(verifier: VerifierProcess, count: int, seed: int) -> None:
         bundle = open_bundle(BUNDLE)
         async with EmulatedLink(verifier.port) as link, EdgeRuntime(bundle, link.address) as runtime:
             prompts = [runtime.encode_prompt(question) for question in QUESTIONS]
-            plain = await plain_decode(verifier.address, bundle, prompts, Sampling(), max_new)
+            plain = await plain_decode(oracle.address, bundle, prompts, Sampling(), max_new)
             for number in range(count):
                 which = rng.randrange(len(prompts))
                 expected = plain[which].tokens
@@ -158,17 +183,17 @@ def cuts(verifier: VerifierProcess, count: int, seed: int) -> None:
     assert p95 <= STALL_BOUND
 
 
-def test_three_cuts_lose_nothing(verifier: VerifierProcess) -> None:
-    cuts(verifier, 3, seed=1)
+def test_three_cuts_lose_nothing(verifier: VerifierProcess, oracle: VerifierProcess) -> None:
+    cuts(verifier, oracle, 3, seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_twenty_cuts_lose_nothing(verifier: VerifierProcess) -> None:
-    cuts(verifier, 20, seed=2)
+def test_twenty_cuts_lose_nothing(verifier: VerifierProcess, oracle: VerifierProcess) -> None:
+    cuts(verifier, oracle, 20, seed=2)
 
 
-def test_chat_goes_on_where_it_was(verifier: VerifierProcess) -> None:
+def test_chat_goes_on_where_it_was(verifier: VerifierProcess, oracle: VerifierProcess) -> None:
     """The second turn reuses the session: its text equals plain decoding of the whole conversation."""
 
     async def run() -> None:
@@ -182,7 +207,7 @@ def test_chat_goes_on_where_it_was(verifier: VerifierProcess) -> None:
             ]
             prompt = runtime.encode_prompt(messages)
             second = await follow(runtime, prompt, 24)
-            (plain,) = await plain_decode(verifier.address, bundle, [prompt], Sampling(), 24)
+            (plain,) = await plain_decode(oracle.address, bundle, [prompt], Sampling(), 24)
         assert second.token_ids == plain.tokens
 
     asyncio.run(run())

@@ -259,7 +259,8 @@ def choosing_trace(number: int, drafts: bool = False) -> dict[str, Any]:
     """The session measures, and chooses trees or a stream and the size of what it asks for; chains of a warm understudy
     too, where that `drafts`."""
     rng = random.Random((3000 if drafts else 1000) + number)
-    link = SimulatedLink(rng.choice([0.001, 0.02, 0.3]), rng.choice(CURVES), rng.choice([0.5, 1.0, 3.0]))
+    together = 1 + 2 * (number % 4 == 3)
+    link = SimulatedLink(rng.choice([0.001, 0.02, 0.3]), rng.choice(CURVES), rng.choice([0.5, 1.0, 3.0]), together)
     policies = [p for p in POLICIES if (p.target_first if drafts else p.writer != "device-only")]
     policy = policies[number % len(policies)]
     shaping = rng.random() < (0.9 if drafts else 0.8)

@@ -158,11 +158,15 @@ class SimulatedVerifier:
 
 @dataclass(frozen=True)
 class SimulatedLink:
-    """What a verifier and the way to it cost: seconds of a handshake, a curve, and what a step takes of its time."""
+    """What a verifier and the way to it cost: seconds of a handshake, a curve, and what a step takes of its time.
+
+    together: a step of a stream brings up to so many tokens, as far as it foresees the text.
+    """
 
     rtt: float
     curve: CostCurve
     slowdown: float
+    together: int = 1
 
     @property
     def welcome(self) -> Welcome:
@@ -226,6 +230,7 @@ class World:
         self.verifier: SimulatedVerifier | None = None
         self.deaf = False  # the link is half open: nothing gets through until it is cut
         self.to_device: list[ServerMessage] = []
+        self.same_step = 0  # streamed tokens to come of the step that brought the last one
         self.jobs: list[DraftTree | DraftChain | WriteToken] = []
         self.readings: list[ReadText] = []
         self.writer = Writer.DRAFTER  # as was told
@@ -430,10 +435,19 @@ class World:
             if self.link and isinstance(message, Verdict):
                 flight = self.session.flight
                 tree = flight.tree if flight else None
-                message = self.link.timed(message, 1 + len(tree or ()))
+                message = self.timed(message, tree)
                 seconds = 1.1e-6 * message.engine_us + (0.0 if tree is None else self.link.rtt)
                 self.now = round(self.now + seconds, 6)
             self.do(self.session.message(message, self.now))
+
+    def timed(self, verdict: Verdict, tree: TokenTree | None) -> Verdict:
+        """With the times of its step; a streamed token that came of the last one's step has none."""
+        assert self.link
+        if tree is None and self.same_step:
+            self.same_step -= 1
+            return verdict
+        self.same_step = 0 if tree is not None else len(self.session.committed) % self.link.together
+        return self.link.timed(verdict, 1 + len(tree or ()))
 
     def refuse(self, code: int) -> None:
         """The verifier refuses what it was asked last."""

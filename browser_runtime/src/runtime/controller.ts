@@ -37,8 +37,9 @@ export class Controller {
     this.trial = this.better = 0;
     this.pace.forgetAnswer();
     const stream = this.pace.streamRate();
+    const least = this.pace.uneven ? config.worthBeginning : config.margin;
     if (this.pinned === null && stream !== null)
-      this.mode = stream > config.margin * this.pace.usualDraftRate() ? "stream" : "tree";
+      this.mode = stream > least * this.pace.usualDraftRate() ? "stream" : "tree";
     return this.pinned ?? this.mode;
   }
 

@@ -39,6 +39,13 @@ export class Pace {
   private gap: number | null = null;
   private gaps = 0;
   private late = false;
+  /**
+   * The same in the answers so far, and the share of a stream's tokens that came of one step with the token before, of
+   * `usualGaps` measurements.
+   */
+  private usualGap: number | null = null;
+  private usualGaps = 0;
+  private together = 0;
   /** Tokens of a tree round in this answer; in the answers so far, which `trees` were measured of. */
   tau = 2;
   private usualTau = 2;
@@ -66,6 +73,8 @@ export class Pace {
     this.curve = curve;
     this.slowdown = this.tokenSlowdown = this.gap = this.ending = this.losing = null;
     this.gaps = this.lost = this.exposed = this.reading = 0;
+    this.usualGap = null;
+    this.usualGaps = this.together = 0;
     this.ahead = new Ahead(this.ahead.fixed);
   }
 
@@ -104,26 +113,31 @@ export class Pace {
   }
 
   /**
-   * A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing. beside: a tree
-   * for comparison was drafted meanwhile; what the step lost by that is no part of the gap.
+   * A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing. engine: 0 where
+   * it came of one step with the one before. beside: a tree for comparison was drafted meanwhile; what the step lost by
+   * that is no part of the gap.
    */
   streamed(gap: number, engine: number, overdue: boolean, beside = false): void {
     this.ending = null;
     this.written++;
     let losing = 0;
-    if (beside && this.tokenSlowdown !== null) {
+    if (engine > 0 && beside && this.tokenSlowdown !== null) {
       losing = engine - this.step(0);
       this.losing = (this.losing ?? 0) + losing;
-    } else {
+    } else if (engine > 0) {
       this.stepped(1, engine);
       if (this.losing !== null) this.lost = blend(this.lost, Math.max(0, this.losing), PACE.comparisonSmoothing);
       this.losing = null;
     }
-    this.late = overdue || (this.late && gap < engine / 2);
+    this.late = overdue || (this.late && (engine <= 0 || gap < engine / 2));
     if (this.late) return;
     this.gaps++;
+    this.usualGaps++;
     const own = Math.max(0, gap - Math.max(0, losing));
     this.gap = blend(this.gap, own, Math.max(PACE.tokenSmoothing, 1 / this.gaps));
+    const usual = Math.max(PACE.usualTokenSmoothing, 1 / this.usualGaps);
+    this.usualGap = blend(this.usualGap, own, usual);
+    this.together = blend(this.together, engine <= 0 ? 1 : 0, usual);
   }
 
   /** Of a tree drafted in `seconds` beside a stream, for comparison, `path` nodes came true. */
@@ -181,6 +195,7 @@ export class Pace {
   /** A new answer begins, of which nothing is known. */
   forgetAnswer(): void {
     this.tau = this.usualTau;
+    if (this.uneven) this.gap = this.usualGap;
     this.reading *= PACE.readingFading;
     if (!this.written) return;
     this.usualLength = blend(this.usualLength, this.written, PACE.lengthSmoothing);
@@ -211,7 +226,9 @@ export class Pace {
     [this.slowdown, this.tokenSlowdown] = tokens > 1 ? [fresh, followed] : [followed, fresh];
     if (tokens > 1 && this.gap !== null) {
       // no stream tells at present how long its tokens take; the next one tells more than this guess
-      this.gap = Math.max(PACE.leastSeconds, this.gap + this.step(0) - before);
+      const longer = (1 - this.together) * (this.step(0) - before);
+      this.gap = Math.max(PACE.leastSeconds, this.gap + longer);
+      this.usualGap = Math.max(PACE.leastSeconds, (this.usualGap ?? this.gap) + longer);
       this.gaps = 1;
     }
   }
@@ -272,6 +289,11 @@ export class Pace {
     return step ? 1 / (step + this.queue) : null;
   }
 
+  /** Whether a stream's steps bring as many tokens as the text allows, so that an answer has a rate of its own. */
+  get uneven(): boolean {
+    return this.together >= PACE.uneven;
+  }
+
   /** Seconds that a short stream costs in place of trees: it must be asked for, and may be slower. */
   trialCost(): number {
     const token = 1 / (this.streamRate() || Number.POSITIVE_INFINITY);
@@ -283,9 +305,11 @@ export class Pace {
     const stream = this.streamRate();
     if (stream === null) return PACE.compareEvery;
     const ahead = Math.max(1, stream / this.draftRate());
-    const every = Math.min(PACE.compareRarely, Math.floor(PACE.compareEvery * ahead * ahead * ahead));
+    const rarer = ahead * ahead * ahead;
+    const every = Math.min(PACE.compareRarely, Math.floor(PACE.compareEvery * rarer));
     const cost = streamed <= PACE.earlyTokens ? this.lost : Math.max(this.lost, this.comparing);
-    return Math.max(every, Math.ceil((cost * stream) / PACE.comparisonShare));
+    const paid = (cost * stream) / PACE.comparisonShare;
+    return Math.max(every, Math.ceil(Math.max(paid, Math.min(PACE.compareSeldom, rarer * paid))));
   }
 
   /**

@@ -9,6 +9,15 @@ export const PACE = {
   /** Weight in what trees usually bring, of a round and of a tree drafted beside a stream, once there were many. */
   usualSmoothing: 0.02,
   usualComparisonSmoothing: 0.2,
+  /** Weight of a streamed token in what streams usually take, once there were many. */
+  usualTokenSmoothing: 0.01,
+  /** A stream's rate is an answer's own from this share of tokens on that share a step with the one before. */
+  uneven: 0.05,
+  /**
+   * Share of the trees' usual rate from which on an answer begins as such a stream: beside a stream the device learns what
+   * trees would bring; beside trees it learns nothing of a stream.
+   */
+  worthBeginning: 0.75,
   /** Weight of an answer in their usual length. */
   lengthSmoothing: 0.2,
   /** What an older measurement of the reading before a first tree still counts after one more answer. */
@@ -48,8 +57,12 @@ export const PACE = {
    */
   compareEvery: 8,
   compareRarely: 64,
-  /** Share of a stream's time that drafting these trees may take; of an answer's first tokens, what it loses. */
+  /**
+   * Share of a stream's time that drafting these trees may take; of an answer's first tokens, what it loses. It falls with
+   * the same cube, as long as there are not so many tokens between them.
+   */
   comparisonShare: 0.02,
+  compareSeldom: 1024,
   earlyTokens: 32,
   /** Drafting ahead costs energy and hides a third of the drafting at most: not below this share of a round. */
   aheadShare: 0.2,

@@ -34,7 +34,8 @@ class Controller(val pace: Pace, pinned: Mode? = null) {
         pace.forgetAnswer()
         val stream = pace.streamRate()
         if (pinned == null && stream != null) {
-            mode = if (stream > config.margin * pace.usualDraftRate()) Mode.STREAM else Mode.TREE
+            val least = if (pace.uneven) config.worthBeginning else config.margin
+            mode = if (stream > least * pace.usualDraftRate()) Mode.STREAM else Mode.TREE
         }
         return pinned ?: mode
     }

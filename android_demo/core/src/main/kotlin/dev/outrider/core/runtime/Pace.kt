@@ -48,6 +48,14 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     private var gaps = 0
     private var late = false
 
+    /**
+     * The same in the answers so far, and the share of a stream's tokens that came of one step with the token before,
+     * of [usualGaps] measurements.
+     */
+    private var usualGap: Double? = null
+    private var usualGaps = 0
+    private var together = 0.0
+
     /** Tokens of a tree round in this answer; in the answers so far, which [trees] were measured of. */
     private var tau = 2.0
     private var usualTau = 2.0
@@ -82,6 +90,9 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         tokenSlowdown = null
         gap = null
         gaps = 0
+        usualGap = null
+        usualGaps = 0
+        together = 0.0
         exposed = 0.0
         reading = 0.0
         ending = null
@@ -130,25 +141,31 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     }
 
     /**
-     * A streamed token came [gap] after the one before it. An outage, and what it held back, say nothing. [beside]: a
-     * tree for comparison was drafted meanwhile; what the step lost by that is no part of the gap.
+     * A streamed token came [gap] after the one before it. An outage, and what it held back, say nothing. [engine]: 0
+     * where it came of one step with the one before. [beside]: a tree for comparison was drafted meanwhile; what the
+     * step lost by that is no part of the gap.
      */
     fun streamed(gap: Double, engine: Double, overdue: Boolean, beside: Boolean = false) {
         ending = null
         written++
         var now = 0.0
-        if (beside && tokenSlowdown != null) {
+        if (engine > 0 && beside && tokenSlowdown != null) {
             now = engine - step(0.0)
             losing = (losing ?: 0.0) + now
-        } else {
+        } else if (engine > 0) {
             stepped(1, engine)
             losing?.let { lost = blend(lost, maxOf(0.0, it), config.comparisonSmoothing) }
             losing = null
         }
-        late = overdue || (late && gap < engine / 2)
+        late = overdue || (late && (engine <= 0 || gap < engine / 2))
         if (late) return
         gaps++
-        this.gap = blend(this.gap, maxOf(0.0, gap - maxOf(0.0, now)), maxOf(config.tokenSmoothing, 1.0 / gaps))
+        usualGaps++
+        val own = maxOf(0.0, gap - maxOf(0.0, now))
+        this.gap = blend(this.gap, own, maxOf(config.tokenSmoothing, 1.0 / gaps))
+        val usual = maxOf(config.usualTokenSmoothing, 1.0 / usualGaps)
+        usualGap = blend(usualGap, own, usual)
+        together = blend(together, if (engine <= 0) 1.0 else 0.0, usual)
     }
 
     /** Of a tree drafted in [seconds] beside a stream, for comparison, [path] came true. */
@@ -190,6 +207,7 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     /** A new answer begins, of which nothing is known. */
     internal fun forgetAnswer() {
         tau = usualTau
+        if (uneven) gap = usualGap
         reading *= config.readingFading
         if (written == 0) return
         usualLength = blend(usualLength, written.toDouble(), config.lengthSmoothing)
@@ -232,7 +250,9 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         val known = gap ?: return
         if (tokens <= 1) return
         // no stream tells at present how long its tokens take; the next one tells more than this guess
-        gap = maxOf(config.leastSeconds, known + step(0.0) - before)
+        val longer = (1 - together) * (step(0.0) - before)
+        gap = maxOf(config.leastSeconds, known + longer)
+        usualGap = maxOf(config.leastSeconds, (usualGap ?: known) + longer)
         gaps = 1
     }
 
@@ -278,6 +298,9 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         return if (step > 0) 1 / (step + queue) else null
     }
 
+    /** Whether a stream's steps bring as many tokens as the text allows, so that an answer has a rate of its own. */
+    val uneven get() = together >= config.uneven
+
     /** Seconds that a short stream costs in place of trees: it must be asked for, and may be slower. */
     fun trialCost(): Double {
         val token = streamRate()?.let { 1 / it } ?: 0.0
@@ -292,9 +315,11 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     fun compareEvery(streamed: Int): Int {
         val stream = streamRate() ?: return config.compareEvery
         val ahead = maxOf(1.0, stream / draftRate())
-        val every = minOf(config.compareRarely.toDouble(), config.compareEvery * ahead * ahead * ahead).toInt()
+        val rarer = ahead * ahead * ahead
+        val every = minOf(config.compareRarely.toDouble(), config.compareEvery * rarer).toInt()
         val cost = if (streamed <= config.earlyTokens) lost else maxOf(lost, compared)
-        return maxOf(every, ceil(cost * stream / config.comparisonShare).toInt())
+        val paid = cost * stream / config.comparisonShare
+        return maxOf(every, ceil(maxOf(paid, minOf(config.compareSeldom.toDouble(), rarer * paid))).toInt())
     }
 
     /**

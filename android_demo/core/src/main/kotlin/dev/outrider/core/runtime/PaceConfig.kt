@@ -11,6 +11,15 @@ class PaceConfig(
     /** Weight in what trees usually bring, of a round and of a tree drafted beside a stream, once there were many. */
     val usualSmoothing: Double = 0.02,
     val usualComparisonSmoothing: Double = 0.2,
+    /** Weight of a streamed token in what streams usually take, once there were many. */
+    val usualTokenSmoothing: Double = 0.01,
+    /** A stream's rate is an answer's own from this share of tokens on that share a step with the one before. */
+    val uneven: Double = 0.05,
+    /**
+     * Share of the trees' usual rate from which on an answer begins as such a stream: beside a stream the device learns
+     * what trees would bring; beside trees it learns nothing of a stream.
+     */
+    val worthBeginning: Double = 0.75,
     /** Weight of an answer in their usual length. */
     val lengthSmoothing: Double = 0.2,
     /** What an older measurement of the reading before a first tree still counts after one more answer. */
@@ -47,8 +56,12 @@ class PaceConfig(
     /** Tokens of a stream between trees drafted beside it: where they promise its rate, and where they promise half. */
     val compareEvery: Int = 8,
     val compareRarely: Int = 64,
-    /** Share of a stream's time that drafting these trees may take; of its first tokens, what the stream loses. */
+    /**
+     * Share of a stream's time that drafting these trees may take; of its first tokens, what the stream loses. It falls
+     * with the same cube, as long as there are not so many tokens between them.
+     */
     val comparisonShare: Double = 0.02,
+    val compareSeldom: Int = 1024,
     val earlyTokens: Int = 32,
     /** Drafting ahead costs energy and hides a third of the drafting at most: not below this share of a round. */
     val aheadShare: Double = 0.2,

@@ -1,0 +1,235 @@
+"""Lookup in streams: the same text as token by token, in fewer steps, within every bound."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloud.service import Verifier
+from cloud.stream_lookup import MOST, StreamLookup, likeliest
+from cloud.tree_budget import StepCosts, TreeBudget
+from outrider_core.protocol.constraint import GRAMMAR_JSON_OBJECT, Constraint, Rules
+from outrider_core.protocol.costs import CostCurve
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, Generate, Verdict
+from tests.cloud.by_hand import Asked, ByHand
+from tests.cloud.drive import make_verifier
+from tests.tiny import plain_decode, tiny_model
+
+VOCAB = 64
+
+
+def repetitive_model() -> Any:
+    """A tiny model whose next token depends on the last one most of all, so that its text soon repeats itself."""
+    model = tiny_model("llama", seed=1, vocab=VOCAB)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(0.3)
+            layer.mlp.down_proj.weight.mul_(0.3)
+    return model
+
+
+MODEL = repetitive_model()
+#: steps whose rows cost next to nothing, and steps whose rows cost what a step of their own would
+FLAT, STEEP = (StepCosts(CostCurve((1, 64), seconds)) for seconds in ((0.01, 0.011), (0.01, 0.64)))
+SAMPLINGS = [Sampling(), Sampling(temperature=0.3, seed=4)]
+
+
+def looking_up(costs: StepCosts | None = FLAT, lookup: str = "on", **values: Any) -> ByHand:
+    verifier = make_verifier(MODEL, (), lookup=lookup, **{"kv_tokens": 1024, **values})
+    budget(verifier).costs = costs
+    budget(verifier).choose()
+    return ByHand(verifier)
+
+
+def budget(verifier: Verifier) -> TreeBudget:
+    return verifier._batcher.scheduler.budget
+
+
+def verdicts(asked: Asked) -> list[Verdict]:
+    return [reply for reply in asked.replies if isinstance(reply, Verdict)]
+
+
+def steps_of(hand: ByHand, asked: Sequence[Asked]) -> int:
+    for count in range(1, 1000):
+        hand.step()
+        if all(each.done for each in asked):
+            return count
+    raise AssertionError("a stream never ends")
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("rows", [False, True])
+def test_the_same_text_in_fewer_steps(sampling: Sampling, rows: bool) -> None:
+    prompt = [4, 5] * 6
+    truth = plain_decode(MODEL, prompt, sampling, 60, eos_ids=())
+    told = []
+    for lookup in ("on", "off"):
+        hand = looking_up(lookup=lookup)
+        hand.open(bytes(16), prompt, sampling=sampling)
+        hand.finish()
+        asked = hand.submit(bytes(16), Generate(0, 1, len(prompt), 60, rows))
+        steps = steps_of(hand, [asked])
+        assert asked.drawn == truth
+        assert [verdict.base_len for verdict in verdicts(asked)] == [len(prompt) + i for i in range(60)]
+        assert all(not verdict.accepted for verdict in verdicts(asked))
+        whole = [verdict for verdict in verdicts(asked) if verdict.engine_us]
+        assert len(whole) == steps, "a step's time is told once"
+        told.append(b"".join(verdict.rows for verdict in verdicts(asked)))
+        kept = hand.kept(bytes(16))
+        assert len(kept) == len(prompt) + 59
+        accepted = hand.metric("stream_lookup_accepted_tokens")
+        assert (steps, accepted) == (60, 0) if lookup == "off" else steps == 60 - accepted
+        assert lookup == "off" or accepted > 5
+        assert hand.metric("spec_decode_num_drafts") == 0, "no device drafted"
+    assert len(told[0]) == len(told[1]) and bool(told[0]) == rows
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    prompts=st.lists(st.lists(st.integers(4, 11), min_size=1, max_size=30), min_size=1, max_size=4),
+    news=st.lists(st.integers(1, 140), min_size=4, max_size=4),
+    seed=st.integers(0, 99),
+    eos=st.sampled_from([(), (5,), (5, 7)]),
+)
+def test_whatever_is_asked_for_beside_others(
+    prompts: list[list[int]], news: list[int], seed: int, eos: tuple[int, ...]
+) -> None:
+    """Several streams at once, to their ends: the answer's, the one asked for, or the context's."""
+    verifier = make_verifier(MODEL, eos, lookup="on", kv_tokens=1024)
+    budget(verifier).costs = FLAT
+    hand, waiting = ByHand(verifier), []
+    for index, prompt in enumerate(prompts):
+        sampling = Sampling(temperature=0.4 * (index % 2), seed=seed)
+        hand.open(bytes([index]) * 16, prompt, sampling=sampling)
+        asked = hand.generate(bytes([index]) * 16, 1, len(prompt), news[index])
+        waiting.append((asked, prompt, sampling, news[index]))
+    hand.finish()
+    for asked, prompt, sampling, new in waiting:
+        truth = plain_decode(MODEL, prompt, sampling, min(new, 128 - len(prompt)), eos_ids=eos)
+        assert asked.drawn == truth and asked.done
+        finish = verdicts(asked)[-1].finish
+        assert finish == FINISH_EOS if truth[-1] in eos else (finish == FINISH_LENGTH) == (len(prompt + truth) == 128)
+
+
+def test_rows_that_cost_as_much_as_steps_are_not_taken() -> None:
+    for costs in (STEEP, None):
+        hand = looking_up(costs)
+        hand.open(bytes(16), [4, 5, 4, 5, 4])
+        hand.finish()
+        asked = hand.generate(bytes(16), 1, 5, 40)
+        assert steps_of(hand, [asked]) == 40 and hand.metric("stream_lookup_tokens") == 0
+
+
+def test_nothing_is_foreseen_for_trees_nor_beyond_their_budget() -> None:
+    hand = looking_up(tree_budget=4)
+    hand.open(bytes(16), [4, 5, 6] * 10)
+    hand.finish()
+    before = hand.ran
+    hand.generate(bytes(16), 1, 30, 50)
+    hand.step()
+    assert 1 < hand.ran - before <= 1 + 4
+    hand.finish()
+    found = hand.metric("stream_lookup_tokens")
+    hand.verify(bytes(16), 2, 80, TokenTree.chain([4, 5, 6]))
+    hand.finish()
+    assert hand.metric("stream_lookup_tokens") == found
+
+
+def test_another_text_under_the_same_session() -> None:
+    """An OPEN that takes tokens back, and one in mid-stream: what is foreseen is of the text as it is."""
+    hand = looking_up()
+    for seq, prompt in enumerate(([4, 5, 4, 5, 4, 5], [4, 5, 9, 9, 9, 9], [6, 7]), 1):
+        hand.open(bytes(16), prompt, seq=seq - 1)
+        asked = hand.generate(bytes(16), seq, len(prompt), 30)
+        if seq == 2:  # given up on its way
+            hand.step()
+            hand.step()
+            asked.job.cancelled = True
+            continue
+        hand.finish()
+        assert asked.drawn == plain_decode(MODEL, prompt, Sampling(), 30, eos_ids=())
+
+
+class Even:
+    """A grammar of even tokens alone."""
+
+    error = ""
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+
+    def allowed(self) -> Any:
+        return np.full(-(-VOCAB // 32), 0x55555555, np.uint32)
+
+    def advance(self, token: int) -> None:
+        assert token % 2 == 0
+        self.text.append(token)
+
+    def rewind(self, tokens: Sequence[int]) -> None:
+        self.text = list(tokens)
+
+
+def test_a_constraint_is_followed_through_what_is_foreseen() -> None:
+    drawn = []
+    for lookup in ("on", "off"):
+        hand, prompt = looking_up(lookup=lookup), [4, 5, 6, 8, 10, 5, 6, 8, 10, 6, 8]
+        asked_open = hand.open(bytes(16), prompt)
+        asked_open.job.rules = None
+        hand.verifier.sessions.get(bytes(16)).rules = Rules(  # type: ignore[union-attr]
+            Constraint(len(prompt), grammar=GRAMMAR_JSON_OBJECT), Even()
+        )
+        asked = hand.generate(bytes(16), 1, len(prompt), 40)
+        hand.finish()
+        drawn.append(asked.drawn)
+        assert all(token % 2 == 0 for token in asked.drawn)
+        assert (hand.metric("stream_lookup_accepted_tokens") > 0) == (lookup == "on")
+    assert drawn[0] == drawn[1] and len(drawn[0]) == 40
+
+
+def test_a_streams_own_luck_is_learnt() -> None:
+    lucky, unlucky = StreamLookup(), StreamLookup()
+    text = [4, 5, 6, 7, 8] * 4
+    for _ in range(20):
+        before = lucky.guesses(text, 8)
+        lucky.observe(8, 8)
+        unlucky.guesses(text, 8)
+        unlucky.observe(8, 0)
+    better, worse = lucky.guesses(text, 8), unlucky.guesses(text, 8)
+    assert [token for token, _ in better] == [token for token, _ in worse] == [4, 5, 6, 7, 8, 4, 5, 6]
+    assert better[0][1] >= before[0][1] > 0.8 > 0.4 > worse[0][1]
+    for found in (better, worse):
+        assert all(first > second for (_, first), (_, second) in pairwise(found))
+    assert len(lucky.guesses(text, 100)) == MOST and not StreamLookup().guesses([4, 5, 6], 8)
+    lucky.guesses([4], 8)
+    lucky.observe(0, 0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(0.0, 1.0), max_size=12), st.integers(1, 20), st.integers(0, 10**6))
+def test_as_many_as_bring_most_tokens_per_second(chances: list[float], tokens: int, seed: int) -> None:
+    rng = random.Random(seed)
+    times = sorted(rng.uniform(0.01, 0.05) for _ in range(3))
+    costs = StepCosts(CostCurve((1, 8, 40), tuple(times)), 0.001)
+    chances = sorted(chances, reverse=True)
+
+    def rate(count: int) -> float:
+        return (tokens + sum(chances[:count])) / costs.at(tokens + count, tokens)
+
+    count = TreeBudget(24, costs).worth_adding(chances, tokens, tokens, tokens)
+    assert rate(count) == pytest.approx(max(rate(each) for each in range(len(chances) + 1)))
+    assert TreeBudget(24).worth_adding(chances, tokens, tokens, tokens) == 0
+
+
+def test_of_several_streams_the_likeliest_first() -> None:
+    ranked = likeliest([[(7, 0.9), (8, 0.3)], [], [(5, 0.5)]])
+    assert ranked == [(0.9, 0), (0.5, 2), (0.3, 0)]
