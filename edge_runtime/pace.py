@@ -231,10 +231,11 @@ class Pace:
         other = other if own is None or other is None else other * new / own
         before = self.step(0)
         self.slowdown, self.token_slowdown = (new, other) if tokens > 1 else (other, new)
-        if tokens > 1 and self.gap is not None:  # no stream tells at present how long its tokens take
+        if tokens > 1 and self.gap is not None and self.usual_gap is not None:
+            # no stream tells at present how long its tokens take
             longer = (1 - self.together) * (self.step(0) - before)
             self.gap = max(self.config.least_seconds, self.gap + longer)
-            self.usual_gap = max(self.config.least_seconds, (self.usual_gap or self.gap) + longer)
+            self.usual_gap = max(self.config.least_seconds, self.usual_gap + longer)
             self.gaps = 1  # the next one tells more than this guess
 
     # --- what follows ---

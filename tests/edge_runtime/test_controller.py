@@ -81,6 +81,30 @@ def test_an_answer_begins_in_trees_unless_a_stream_is_usually_faster() -> None:
     assert controller.mode == "tree" and controller.switches == 1
 
 
+def foreseeing(tokens: int, steps: int, pace: Pace) -> None:
+    """A stream whose steps of 10 ms bring so many tokens each."""
+    for _ in range(steps):
+        pace.streamed(0.01, 0.01, overdue=False)
+        for _ in range(tokens - 1):
+            pace.streamed(0.0, 0.0, overdue=False)
+
+
+def test_an_answer_begins_as_a_stream_that_is_nearly_as_fast_where_each_has_a_rate_of_its_own() -> None:
+    """Beside a stream the device learns what trees would bring, beside trees nothing of what lookup finds in a stream."""
+    curve = CostCurve((1, 64), (0.01, 0.01))
+
+    def begun(tokens: int, share: float) -> str:
+        pace = Pace()
+        pace.linked(welcome(curve), 0.01)
+        foreseeing(tokens, 400, pace)
+        pace.usual_tau = 2 * tokens / share  # a round takes two steps: the stream has that share of the trees' rate
+        return Controller(pace).begin()
+
+    assert begun(1, 0.9) == "tree" and begun(1, 1.1) == "stream"
+    assert begun(2, CONFIG.worth_beginning - 0.05) == "tree"
+    assert begun(2, CONFIG.worth_beginning + 0.05) == begun(2, 1.1) == "stream"
+
+
 def test_what_is_known_of_an_answer_counts_for_its_rest_and_not_for_the_next() -> None:
     pace = Pace()
     pace.linked(welcome(CostCurve((1, 64), (0.01, 0.01))), 0.01)

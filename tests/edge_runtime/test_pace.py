@@ -11,7 +11,7 @@ from edge_runtime.pace import Pace
 from edge_runtime.tuning import LARGEST
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import TokenTree
-from outrider_core.protocol.wire import Verify, encode, pack_tree
+from outrider_core.protocol.wire import Verify, Welcome, encode, pack_tree
 from tests.edge_runtime.known_drafts import CONFIG, CPU, GPU, Drafts, welcome
 
 
@@ -209,6 +209,59 @@ def test_rounds_tell_how_long_a_streams_tokens_take_meanwhile() -> None:
     for _ in range(60):
         pace.verified(tree, [], [0], GPU.at(4), GPU.at(4), 0.0)
     assert pace.gap == pytest.approx(GPU.at(1) + 0.001, rel=0.01)
+
+
+def test_steps_of_several_tokens_make_a_streams_tokens_quicker_and_no_step() -> None:
+    """Where the verifier foresees what the text repeats; the first token of a step tells its time, the others none."""
+    pace = Pace(curve=GPU)
+    for number in range(300):
+        pace.streamed(1.2 * GPU.at(1), 1.2 * GPU.at(1), overdue=False)
+        for _ in range(number % 3):
+            pace.streamed(0.0, 0.0, overdue=False)
+    assert pace.step(0) == pytest.approx(1.2 * GPU.at(1)) and pace.slowdown is None
+    assert pace.together == pytest.approx(0.5, abs=0.05) and pace.uneven
+    assert pace.stream_rate() == pytest.approx(2 / (1.2 * GPU.at(1)), rel=0.3)
+    for _ in range(300):
+        pace.streamed(0.5, 0.5, overdue=False)  # an answer in which nothing is foreseen, on a slow machine
+    assert not pace.uneven and pace.stream_rate() == pytest.approx(2.0, rel=0.01)
+
+
+def test_an_answer_begins_with_what_streams_usually_bring() -> None:
+    pace = Pace(curve=GPU)
+    for _ in range(200):
+        pace.streamed(0.01, 0.01, overdue=False)
+        pace.streamed(0.0, 0.0, overdue=False)
+    for _ in range(30):  # an answer's end, where nothing was foreseen
+        pace.streamed(0.01, 0.01, overdue=False)
+    assert pace.gap == pytest.approx(0.01, rel=0.1)
+    pace.forget_answer()
+    assert pace.gap == pytest.approx(0.006, rel=0.15)
+    pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", CostCurve((1, 8), (0.5, 0.5)).pack()), 0.01)
+    assert pace.gap is None and not pace.uneven, "another verifier"
+
+
+def test_rounds_make_a_stream_of_steps_of_several_tokens_slower_by_what_a_token_has_of_a_step() -> None:
+    pace = Pace(curve=CostCurve((1, 4), (0.01, 0.02)))
+    for _ in range(600):
+        pace.streamed(0.01, 0.01, overdue=False)
+        pace.streamed(0.0, 0.0, overdue=False)
+    before = pace.gap
+    assert before is not None
+    for _ in range(60):
+        pace.verified(TokenTree.chain([1, 2, 3]), [], [0], 0.02, 0.02, 0.0)
+    for _ in range(60):
+        pace.verified(TokenTree.chain([1, 2, 3]), [], [0], 0.06, 0.06, 0.0)
+    assert pace.gap == pytest.approx(before + 0.5 * 0.02, rel=0.05)
+
+
+def test_what_an_outage_held_back_is_late_though_it_came_of_one_step() -> None:
+    pace = Pace()
+    for _ in range(50):
+        pace.streamed(0.03, 0.025, overdue=False)
+    pace.streamed(0.5, 0.025, overdue=True)
+    for engine in (0.0, 0.0, 0.025, 0.0, 0.025):
+        pace.streamed(0.0, engine, overdue=False)
+        assert pace.stream_rate() == pytest.approx(1 / 0.03)
 
 
 def test_an_outage_does_not_make_a_stream_slow() -> None:
