@@ -90,7 +90,7 @@ def foreseeing(tokens: int, steps: int, pace: Pace) -> None:
 
 
 def test_an_answer_begins_as_a_stream_that_is_nearly_as_fast_where_each_has_a_rate_of_its_own() -> None:
-    """Beside a stream the device learns what trees would bring, beside trees nothing of what lookup finds in a stream."""
+    """Beside a stream the device learns what trees would bring; beside trees it learns nothing of a stream."""
     curve = CostCurve((1, 64), (0.01, 0.01))
 
     def begun(tokens: int, share: float) -> str:
