@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from cloud import log
@@ -19,6 +19,7 @@ from cloud.request_queue import RequestQueue
 from cloud.scheduler import ScheduledSession, Scheduler
 from cloud.sessions import SessionStore
 from cloud.step import Step
+from cloud.stream_lookup import StreamLookup
 from cloud.tree_budget import TreeBudget
 from cloud.watchdog import Watchdog
 from outrider_core.protocol.wire import ERR_BOUNDS
@@ -48,7 +49,7 @@ class Batcher:
         fixed_budget: int = 0,
         colocated: Colocated | None = None,
         prefixes: Prefixes | None = None,
-        lookup: bool = False,
+        lookup: Callable[[], StreamLookup] | None = None,
     ) -> None:
         self._engine, self._pool, self._store = engine, engine.pool, store
         self.scheduler = Scheduler(

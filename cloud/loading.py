@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from pathlib import Path
 
 from cloud import log
 from cloud.auth import Accounts
@@ -11,6 +13,8 @@ from cloud.progress import Making
 from cloud.served_model import ServedModel
 from cloud.service import Verifier
 from cloud.settings import Settings
+from outrider_core.drafting.ngrams import NgramsError, NgramTable
+from outrider_core.models.moa_config import DrafterError
 
 
 def load_verifier(settings: Settings, making: Making | None = None) -> Verifier:
@@ -46,7 +50,13 @@ def load_model(settings: Settings, engine: Engine, making: Making | None = None)
     if engine == "onnx":
         from cloud.onnx_engine.loading import load_model as load_onnx
 
-        return load_onnx(settings, making)
-    from cloud.torch_engine.loading import load_model as load_torch
+        model = load_onnx(settings, making)
+    else:
+        from cloud.torch_engine.loading import load_model as load_torch
 
-    return load_torch(settings)
+        model = load_torch(settings)
+    try:
+        ngrams = NgramTable.load(Path(settings.drafter).expanduser(), model.vocab_size)
+    except NgramsError as error:
+        raise DrafterError(str(error)) from None
+    return replace(model, ngrams=ngrams)

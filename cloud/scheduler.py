@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from cloud.colocated import Colocated
@@ -56,8 +56,8 @@ class Scheduler:
     """Shares a step among the sessions that wait.
 
     fixed_budget: nodes per tree whatever steps cost; 0: what `budget` says. colocated: drafts for GENERATE; None: the
-    target decodes it alone, but for what its text foretells where `lookup` is set and steps are timed. prefixes: of
-    each account; None: every session runs its own.
+    target decodes it alone, but for what its text foretells: `lookup` makes what finds that for a GENERATE, where steps
+    are timed. prefixes: of each account; None: every session runs its own.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Scheduler:
         prefixes: Prefixes | None = None,
         *,
         max_context: int,
-        lookup: bool = False,
+        lookup: Callable[[], StreamLookup] | None = None,
     ) -> None:
         self.budget, self._colocated, self._fixed_budget = budget, colocated, fixed_budget
         self._prefixes, self._max_context = prefixes, max_context
-        self._lookup = lookup and colocated is None
+        self._lookup = lookup if colocated is None else None
         self._pool, self._prefill_chunk = pool, prefill_chunk
         self._last_round = 0.0
 
@@ -137,9 +137,9 @@ class Scheduler:
 
     def _looked_up(self, ready: list[PendingSession], trees: list[TokenTree]) -> list[TokenTree]:
         """The trees, and for streams what their texts foretell, as far as it is worth its share of the step."""
-        if not self._lookup or self.budget.costs is None:
+        if self._lookup is None or self.budget.costs is None:
             return trees
-        guesses = [self._guesses(pending) for pending in ready]
+        guesses = [self._guesses(pending, self._lookup) for pending in ready]
         ranked = likeliest(guesses)
         sizes = [min(len(tree), self.tree_budget) for tree in trees]
         committed = sum(map(self.budget.tau, sizes))
@@ -151,7 +151,7 @@ class Scheduler:
             for stream, (found, tree) in enumerate(zip(guesses, trees, strict=True))
         ]
 
-    def _guesses(self, pending: PendingSession) -> list[tuple[int, float]]:
+    def _guesses(self, pending: PendingSession, lookup: Callable[[], StreamLookup]) -> list[tuple[int, float]]:
         """What the text of a GENERATE foretells, and how likely; nothing for a VERIFY."""
         job, text = pending.round, pending.session.tokens
         if job is None or not isinstance(job.request, Generate):
@@ -159,7 +159,7 @@ class Scheduler:
         left = min(job.request.max_new - pending.generated, self._max_context - len(text)) - 1
         if left < 1:
             return []
-        pending.lookup = pending.lookup or StreamLookup()
+        pending.lookup = pending.lookup or lookup()
         return pending.lookup.guesses(text, min(left, self.tree_budget))
 
     def _prefills(

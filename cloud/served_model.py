@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from cloud.colocated import Colocated
 from cloud.runner import FeatureProducer, ModelRunner
 from outrider_core.chat_tokenizer import ChatTokenizer
+from outrider_core.drafting.ngrams import NgramTable
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class ServedModel:
     write different text, though their target hash is the same.
     tokenizer: the target's; None: no chat completions. eos_ids: token ids that end an answer. max_positions: longest
     sequence that the target was made for. exact: a token's logits are the same bits whatever else its step computes.
-    colocated: drafts here too.
+    ngrams: of its answers. colocated: drafts here too.
     """
 
     name: str
@@ -31,4 +32,5 @@ class ServedModel:
     runner: ModelRunner
     features: FeatureProducer
     exact: bool = False
+    ngrams: NgramTable | None = None
     colocated: Colocated | None = None

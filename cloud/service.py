@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import version
 
 from cloud import log
@@ -16,6 +17,7 @@ from cloud.prefixes import Prefixes
 from cloud.served_model import ServedModel
 from cloud.sessions import SessionStore
 from cloud.settings import Settings
+from cloud.stream_lookup import StreamLookup
 from cloud.tree_budget import measure_costs
 from outrider_core.protocol.wire import MAX_TOKENS, PROTOCOL_VERSION, Welcome
 
@@ -46,6 +48,7 @@ class Verifier:
         self.sessions = SessionStore(
             pool, self.features.shape, settings.max_sessions, settings.session_ttl, keep_ended=shares
         )
+        looks_up = settings.lookup == "on" or (settings.lookup == "auto" and model.exact)
         self._batcher = Batcher(
             self.engine,
             self.sessions,
@@ -58,7 +61,7 @@ class Verifier:
             fixed_budget=min(settings.tree_budget, self.max_nodes),
             colocated=model.colocated,
             prefixes=Prefixes(pool, self.sessions) if shares else None,
-            lookup=settings.lookup == "on" or (settings.lookup == "auto" and model.exact),
+            lookup=partial(StreamLookup, model.ngrams) if looks_up else None,
         )
         self.draining = False
 

@@ -1,7 +1,8 @@
-"""Lookup for streams: tokens that the text itself foretells, verified in the step that computes the next one anyway.
+"""Lookup for streams: tokens that the text foretells, verified in the step that computes the next one anyway.
 
 A step of a few tokens takes little longer than a step of one. So where a GENERATE's text repeats its prompt or itself,
-one step brings several of its tokens: the target's own, as with any draft.
+or goes on as the target's answers usually do behind two tokens, one step brings several of its tokens: the target's
+own, as with any draft.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider_core.drafting.lookup import Lookup
+from outrider_core.drafting.ngrams import NgramTable
 
 #: tokens foretold at once, at most
 MOST = 16
@@ -21,10 +23,10 @@ SUREST = 0.97
 
 
 class StreamLookup:
-    """What the text of one GENERATE foretells, and how often that came true."""
+    """What the text of one GENERATE foretells, and how often that came true. ngrams: of the target's answers."""
 
-    def __init__(self) -> None:
-        self._lookup = Lookup(memory=0)
+    def __init__(self, ngrams: NgramTable | None = None) -> None:
+        self._lookup, self._ngrams = Lookup(memory=0), ngrams
         self._rates: list[float] = []  # of the newest guesses, as they usually are
         self._promised = self._kept = PRIOR  # hits
 
@@ -36,12 +38,19 @@ class StreamLookup:
         self._lookup.follow(text)
         self._rates, found = [], list[tuple[int, float]]()
         own, together = self._kept / self._promised, 1.0
-        while len(found) < min(most, MOST) and (guess := self._lookup.guess([token for token, _ in found])):
+        while len(found) < min(most, MOST) and (guess := self._guess(text, [token for token, _ in found])):
             token, rate = guess
             together *= min(SUREST, own * rate)
             found.append((token, together))
             self._rates.append(rate)
         return found
+
+    def _guess(self, text: list[int], path: list[int]) -> tuple[int, float] | None:
+        """(token, rate of hits) behind `text` and `path`, by the surer of both."""
+        repeated = self._lookup.guess(path)
+        before, last = [-1, *text[-2:], *path][-2:]
+        usual = self._ngrams.guess(before, last) if self._ngrams else None
+        return max(filter(None, (repeated, usual)), key=lambda guess: guess[1], default=None)
 
     def observe(self, sent: int, accepted: int) -> None:
         """Of the newest guesses the first `sent` were verified, and the first `accepted` of these were right."""

@@ -1,4 +1,4 @@
-"""`python -m export`: train, import, renew, bundle, check, bench and target."""
+"""`python -m export`: train, ngrams, import, renew, bundle, check, bench and target."""
 
 from __future__ import annotations
 
@@ -57,6 +57,19 @@ def build_parser(prog: str = "python -m export") -> argparse.ArgumentParser:
     )
     add_train_options(train)
     train.set_defaults(refuse=train.error)
+
+    ngrams = commands.add_parser(
+        "ngrams",
+        help="count what usually follows in a target's answers",
+        description="Count what follows one token or two in a target's own answers, and put the table beside a "
+        "drafter: the verifier's streams foresee by it what their texts do not repeat. `train` does this by itself; "
+        "for an imported drafter, or with more answers, run it. No torch.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    ngrams.add_argument(
+        "answers", type=Path, nargs="+", help="answers files of `train`, or a corpus (`python -m export.corpus`)"
+    )
+    ngrams.add_argument("--drafter", type=Path, required=True, help="drafter folder of the same target")
 
     source = commands.add_parser(
         "import",
@@ -348,8 +361,16 @@ def run_bench(arguments: argparse.Namespace) -> None:
     )
 
 
+def run_ngrams(arguments: argparse.Namespace) -> None:
+    from export.ngrams import write_ngrams
+
+    path, runs, answered = write_ngrams(arguments.answers, arguments.drafter)
+    print(f"wrote {path}: {runs:,} runs of {answered:,} answer tokens; verifiers read it at their next start")
+
+
 COMMANDS = {
     "train": run_train,
+    "ngrams": run_ngrams,
     "import": run_import,
     "renew": run_renew,
     "bundle": run_bundle,

@@ -13,6 +13,7 @@ import torch
 
 from export.answers import Limits, generate_answers, read_answers
 from export.features import Sequence
+from export.ngrams import count_ngrams
 from export.own_text import write_alone
 from export.precision import training_dtype
 from export.progress import Meter
@@ -111,6 +112,8 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
         },
     }
     write_drafter(options.output_dir, kind.name, asdict(config), student.trained(), notes)
+    if options.epochs:  # else few of the answers were read
+        count_ngrams((sequence.ids, sequence.answers) for sequence in data.sequences).save(options.output_dir)
     return notes
 
 

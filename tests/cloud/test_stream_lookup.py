@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from cloud.service import Verifier
 from cloud.stream_lookup import MOST, StreamLookup, likeliest
 from cloud.tree_budget import StepCosts, TreeBudget
+from export.ngrams import count_ngrams
+from outrider_core.drafting.ngrams import NgramTable
 from outrider_core.protocol.constraint import GRAMMAR_JSON_OBJECT, Constraint, Rules
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling
@@ -119,6 +121,34 @@ def test_whatever_is_asked_for_beside_others(
         assert asked.drawn == truth and asked.done
         finish = verdicts(asked)[-1].finish
         assert finish == FINISH_EOS if truth[-1] in eos else (finish == FINISH_LENGTH) == (len(prompt + truth) == 128)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_what_answers_usually_say_is_foreseen_too(sampling: Sampling) -> None:
+    """A table counted from this very answer, behind a prompt in which nothing of it stands."""
+    prompt = [11, 12, 13]
+    truth = plain_decode(MODEL, prompt, sampling, 40, eos_ids=())
+    hand, other = looking_up(), looking_up()
+    table = count_ngrams([(prompt + truth, [(3, 43)])] * 9)
+    hand.verifier._batcher.scheduler._lookup = lambda: StreamLookup(table)
+    steps = []
+    for each in (hand, other):
+        each.open(bytes(16), prompt, sampling=sampling)
+        each.finish()
+        asked = each.generate(bytes(16), 1, 3, 40)
+        steps.append(steps_of(each, [asked]))
+        assert asked.drawn == truth
+    assert steps[0] < 25 and steps[0] < steps[1]
+
+
+def test_the_surer_of_both_guesses_counts() -> None:
+    table = NgramTable(np.array([8], np.uint64), np.array([9], np.uint32), np.array([200], np.uint8))
+    repeated, usual = [5, 6, 7, 8, 4, 5, 6, 7, 8], [8, 4, 8]
+    assert StreamLookup(table).guesses(repeated, 1)[0][0] == 9, "0.78 for a run of four, 0.66"
+    assert StreamLookup(table).guesses([3, *repeated[:4], 3, 3, *repeated], 1)[0][0] == 9
+    assert StreamLookup(table).guesses([1, 2, *repeated[:5], 1, 2, *repeated[:4]], 1)[0][0] == 4, "0.84 for one of six"
+    assert StreamLookup(table).guesses(usual, 1) == [(9, pytest.approx(200 / 255))]
+    assert StreamLookup(table).guesses([8], 1)[0][0] == 9 and not StreamLookup(table).guesses([7], 1)
 
 
 def test_rows_that_cost_as_much_as_steps_are_not_taken() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from export.__main__ import main
+from outrider_core.drafting.ngrams import NgramTable
 from outrider_core.models.drafter_files import load_drafter
 from tests.export.conftest import ENVIRONMENT, ROOT, Folders, run
 
@@ -98,6 +99,7 @@ def test_training_without_prompts_of_ones_own(training: Training) -> None:
     assert result.returncode == 0, result.stderr
     notes = json.loads((training.output / "config.json").read_text())["notes"]
     assert (notes["self_prompts"], notes["prompt_files"]) == (30, []) and notes["conversations"] > 2
+    assert NgramTable.load(training.output, load_drafter(training.output)[0].vocab_size)
 
 
 def test_a_drafter_is_measured_without_training(training: Training) -> None:
