@@ -144,7 +144,8 @@ class Scheduler:
         sizes = [min(len(tree), self.tree_budget) for tree in trees]
         committed = sum(map(self.budget.tau, sizes))
         chances = [chance for chance, _ in ranked]
-        count = self.budget.worth_adding(chances, len(ready) + sum(sizes), committed, len(ready))
+        past = sum(len(pending.session.tokens) for pending in ready) / len(ready) if ready else 0.0
+        count = self.budget.worth_adding(chances, len(ready) + sum(sizes), committed, len(ready), past)
         taken = Counter(stream for _, stream in ranked[:count])
         return [
             TokenTree.chain([token for token, _ in found[: taken[stream]]]) if found else tree

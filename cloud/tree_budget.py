@@ -32,6 +32,8 @@ LONG = 0.1
 DEAR_TOKENS, DEAR = 64, 4.0
 #: as many tokens by several sessions as by one: what that adds is what a session costs beside its tokens
 SHARING, SHARED_TOKENS = 8, 32
+#: step sizes that are also timed behind a long context, and its tokens: a row there costs more
+FAR_TOKENS, FAR = (1, 4), 1024
 #: weight of the newest observation
 SMOOTHING = 0.1
 #: longer pauses between a verdict and the next tree are the user's, not the network's
@@ -55,6 +57,8 @@ def measure_costs(
     steps = [[_part(0, past, tokens)] for tokens in timed]
     if shared := rows >= SHARING * 2 * GRANULE:
         steps.append([_part(2 * GRANULE * i, past, SHARED_TOKENS // SHARING) for i in range(SHARING)])
+    if distant := rows >= FAR + max(FAR_TOKENS):
+        steps += [[_part(0, FAR, tokens)] for tokens in FAR_TOKENS]
     runs: list[list[float]] = [[] for _ in steps]  # seconds, the fastest first
 
     def needless(size: int) -> bool:
@@ -79,8 +83,16 @@ def measure_costs(
     runner.forward(steps[0])  # the small step that gives back what the large ones took
     kept = [size for size in range(len(timed)) if runs[size] and not needless(size)]
     curve = _curve({timed[size]: runs[size][0] for size in kept})
-    more = runs[-1][0] - curve.at(SHARED_TOKENS) if shared else 0.0
-    return StepCosts(curve, max(0.0, more) / (SHARING - 1))
+    more = runs[len(timed)][0] - curve.at(SHARED_TOKENS) if shared else 0.0
+    return StepCosts(curve, max(0.0, more) / (SHARING - 1), *(_context_costs(curve, runs) if distant else ()))
+
+
+def _context_costs(curve: CostCurve, runs: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """StepCosts' context and token_context, from the last runs."""
+    (few, many), (first, second) = FAR_TOKENS, (seconds[0] for seconds in runs[-len(FAR_TOKENS) :])
+    added = max(0.0, first - curve.at(few))
+    each = max(0.0, second - curve.at(many) - added) / (many - few)
+    return max(0.0, added - few * each), each
 
 
 def _curve(fastest: dict[int, float]) -> CostCurve:
@@ -95,14 +107,17 @@ def _part(base: int, past: int, tokens: int) -> Part:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Seconds of a step against its tokens and its sessions. curve: of steps of one session."""
+    """Seconds of a step against its tokens and its sessions. curve: of steps of one session behind few tokens."""
 
     curve: CostCurve
     session: float = 0.0  # what each further one adds to a step of as many tokens
+    context: float = 0.0  # what `FAR` tokens before it add to a step
+    token_context: float = 0.0  # and to each of its tokens
 
-    def at(self, tokens: float, sessions: float = 1.0) -> float:
-        """Seconds of a step of so many tokens, which so many sessions share."""
-        return self.curve.at(tokens) + self.session * max(0.0, sessions - 1.0)
+    def at(self, tokens: float, sessions: float = 1.0, past: float = 0.0) -> float:
+        """Seconds of a step of so many tokens, which so many sessions share, behind `past` tokens each."""
+        behind = past / FAR * (self.context + self.token_context * tokens)
+        return self.curve.at(tokens) + self.session * max(0.0, sessions - 1.0) + behind
 
     def shared(self, sessions: float) -> CostCurve:
         """The curve of steps that so many sessions share."""
@@ -160,18 +175,20 @@ class TreeBudget:
             low, high = (middle, high) if alone(tokens + middle) <= limit else (low, middle - 1)
         return low
 
-    def worth_adding(self, chances: Sequence[float], tokens: int, committed: float, sessions: int) -> int:
+    def worth_adding(
+        self, chances: Sequence[float], tokens: int, committed: float, sessions: int, past: float = 0.0
+    ) -> int:
         """How many further tokens of a step, likeliest first, make it commit most tokens per second; 0 without costs.
 
         chances: that each of them is committed. Without them the step, which so many sessions share, runs `tokens`
-        tokens and commits `committed`.
+        tokens and commits `committed`. past: tokens before it, in the mean of these sessions.
         """
         if self.costs is None or not chances:
             return 0
-        best, most = 0, committed / self.costs.at(tokens, sessions)
+        best, most = 0, committed / self.costs.at(tokens, sessions, past)
         for count, chance in enumerate(chances, 1):
             committed += chance
-            if (rate := committed / self.costs.at(tokens + count, sessions)) > most:
+            if (rate := committed / self.costs.at(tokens + count, sessions, past)) > most:
                 best, most = count, rate
         return best
 

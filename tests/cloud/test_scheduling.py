@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cloud.drawing import HostLogits
 from cloud.fair_shares import fair_shares
 from cloud.torch_engine.runner import padded_rows
-from cloud.tree_budget import LEAST, SIZES, TIMED_TOKENS, StepCosts, TreeBudget, measure_costs
+from cloud.tree_budget import FAR, LEAST, SIZES, TIMED_TOKENS, StepCosts, TreeBudget, measure_costs
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
@@ -118,7 +118,8 @@ class Disturbed:
     def forward(self, parts: list[Part]) -> HostLogits:
         tokens = sum(map(len, parts))
         slower = self.rng.uniform(1, 5) if self.rng.random() < self.share else 1.0
-        self.now += self.costs.at(tokens, len(parts)) * slower
+        past = parts[0].past if parts[0].past == FAR else 0  # few tokens count as none
+        self.now += self.costs.at(tokens, len(parts), past) * slower
         self.steps += 1
         return HostLogits(np.zeros((tokens, 1), np.float32))
 
@@ -171,7 +172,20 @@ def test_what_a_session_costs_beside_its_tokens_is_measured() -> None:
     steady = Disturbed(true, 0, disturbed=0.0)
     found = measure_costs(steady, 4096, clock=lambda: steady.now)  # type: ignore[arg-type]
     assert found.session == pytest.approx(0.003) and found.at(64, 9) == pytest.approx(true.at(64, 9))
-    assert found.at(64, 0.5) == found.at(64)
+    assert found.at(64, 0.5) == found.at(64) and (found.context, found.token_context) == pytest.approx((0, 0))
+
+
+@pytest.mark.parametrize("context", [(0.004, 0.002), (0.0, 0.003), (0.005, 0.0), (0.0, 0.0)])
+def test_what_the_tokens_before_cost_a_step_and_each_of_its_tokens_is_measured(context: tuple[float, float]) -> None:
+    true = StepCosts(CostCurve((1, 16, 128), (0.01, 0.03, 0.2)), 0.0, *context)
+    steady = Disturbed(true, 0, disturbed=0.0)
+    found = measure_costs(steady, 4096, clock=lambda: steady.now)  # type: ignore[arg-type]
+    assert (found.context, found.token_context) == pytest.approx(context, abs=1e-9)
+    assert found.at(3, 1, FAR / 2) == pytest.approx(true.at(3) + (context[0] + 3 * context[1]) / 2)
+    assert measure_costs(steady, 512, clock=lambda: steady.now).context == 0.0  # type: ignore[arg-type]
+    chances = [0.5, 0.25, 0.2, 0.15]
+    few, many = (TreeBudget(24, found).worth_adding(chances, 1, 1.0, 1, past) for past in (0, 2 * FAR))
+    assert (few > many) == (context[1] > 0) or (few, many) == (4, 4)
 
 
 def test_budget_and_welcome_know_what_sessions_cost() -> None:
