@@ -170,14 +170,20 @@ class Batcher:
                 self._requests.fail_all()
             return
         good = [(part, path) for part, path in zip(scheduled, paths, strict=True) if path is None or not path.failed]
-        failed = [part.pending for part, path in zip(scheduled, paths, strict=True) if path and path.failed]
+        failed = list[PendingSession]()
+        for part, path in zip(scheduled, paths, strict=True):
+            if path is not None and path.failed:
+                if part.tree and not part.drafted:  # plain decoding would bring the tokens before
+                    part.pending.token_by_token = True
+                else:
+                    failed.append(part.pending)
         stuck = [pending for pending in failed if pending.session.rules and pending.session.rules.broken]
         for pending in stuck:
             assert pending.session.rules is not None
             self._requests.fail([pending], pending.session.rules.broken, ERR_BOUNDS)
         if unusable := [pending for pending in failed if pending not in stuck]:
             self._fail_numbers(unusable)
-        if good or stuck:
+        if good or stuck or len(failed) < len(scheduled):
             self._failures = 0
         else:
             self._count_failure()

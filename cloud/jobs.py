@@ -62,6 +62,7 @@ class PendingSession:
     round: Job | None = None
     generated: int = 0  # tokens of the GENERATE so far
     lookup: StreamLookup | None = None  # what its text foretells
+    token_by_token: bool = False  # something could not be drawn behind what was foretold
 
     @property
     def top(self) -> int | None:

@@ -163,7 +163,7 @@ class RequestQueue:
             job.fail(ERR_TOO_LONG, f"the context of {self._max_context} tokens is full")
         else:
             pending = self._pending.setdefault(session.id, PendingSession(session, job.account))
-            pending.round, pending.generated = job, 0
+            pending.round, pending.generated, pending.token_by_token = job, 0, False
             if isinstance(request, Generate):
                 session.seq, session.settled = request.seq, None
             elif session.answered:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cloud.colocated import Colocated
 from cloud.fair_shares import fair_shares
@@ -13,13 +14,17 @@ from cloud.features import STREAMED_ROWS
 from cloud.jobs import Job, PendingSession
 from cloud.kvpool import KVPool
 from cloud.prefixes import Prefixes
-from cloud.stream_lookup import StreamLookup, likeliest
+from cloud.stream_lookup import SUREST, StreamLookup, likeliest
 from cloud.tree_budget import TreeBudget
 from outrider_core.protocol.tree import MAX_NODES, TokenTree
 from outrider_core.protocol.wire import Generate, Verify
 
 #: most tokens of one step, all sessions together, so that logits stay bounded; the rest wait for the next step
 STEP_TOKENS = 1024
+#: tokens that a GENERATE must have left for its text to be searched
+WORTH_A_SEARCH = 4
+#: share by which a step may take longer for what one account's texts foretell, where others wait for it too
+OTHERS_WAIT = 0.1
 #: after a verdict, seconds for which the session is expected to send its next tree
 RECENT_SECONDS = 1.0
 
@@ -95,6 +100,8 @@ class Scheduler:
         ready = [pending for pending in by_age if pending.round is not None and not missing[pending]]
         behind = [pending for pending in by_age if missing[pending] and pending not in later]
         kept = min(self._prefill_chunk, STEP_TOKENS // 4) if behind else 0  # however many trees wait, prefill goes on
+        for pending in behind:
+            pending.lookup = None  # it holds as much memory as keys and values that were evicted
         parts = self._verifies(ready[: STEP_TOKENS - kept], STEP_TOKENS - kept)
         parts += self._prefills(behind, missing, parts)
         by_session = {part.pending: part for part in parts}
@@ -104,6 +111,8 @@ class Scheduler:
             part = by_session.get(pending)
             if part is None and pending.opening is not None and not missing[pending]:
                 part = self._part(pending, 0, 0, None)  # its tokens have all run, its feature rows are still to come
+            if part is not None and not self._admissible(part, held) and part.tree and not part.drafted:
+                part = replace(part, tree=TokenTree())  # without what lookup adds
             if part is not None and self._admissible(part, held):
                 scheduled.append(part)
         return scheduled
@@ -126,27 +135,38 @@ class Scheduler:
         return isinstance(job.request, Verify) or self._colocated is not None
 
     def _verifies(self, ready: list[PendingSession], room: int) -> list[ScheduledSession]:
-        """Rounds whose rows are all there, their trees pruned to fair shares of the budget. Pruning is lossless."""
-        trees = self._looked_up(ready, [self._tree(pending) for pending in ready])
+        """Rounds whose rows are all there, their trees pruned to fair shares of the budget. Pruning is lossless.
+
+        Streams have what the trees leave of it for what their texts foretell.
+        """
+        trees = [self._tree(pending) for pending in ready]
         capacity = min(self.tree_budget * len(ready), room - len(ready))
         shares = fair_shares([pending.account for pending in ready], [len(tree) for tree in trees], capacity)
-        return [
-            self._part(pending, 1, 0, tree.pruned(share, MAX_NODES))
-            for pending, tree, share in zip(ready, trees, shares, strict=True)
-        ]
+        trees = [tree.pruned(share, MAX_NODES) for tree, share in zip(trees, shares, strict=True)]
+        if self._lookup is not None and self.budget.costs is not None:
+            trees = self._looked_up(ready, trees, capacity - sum(shares), self._lookup)
+        return [self._part(pending, 1, 0, tree) for pending, tree in zip(ready, trees, strict=True)]
 
-    def _looked_up(self, ready: list[PendingSession], trees: list[TokenTree]) -> list[TokenTree]:
-        """The trees, and for streams what their texts foretell, as far as it is worth its share of the step."""
-        if self._lookup is None or self.budget.costs is None:
+    def _looked_up(
+        self, ready: list[PendingSession], trees: list[TokenTree], room: int, lookup: Callable[[], StreamLookup]
+    ) -> list[TokenTree]:
+        """The trees, and for streams what their texts foretell, as far as it is worth its share of the step.
+
+        What one account's texts foretell may not make the others wait much longer.
+        """
+        tokens, committed = sum(1 + len(tree) for tree in trees), sum(self.budget.tau(len(tree)) for tree in trees)
+        past = sum(len(pending.session.tokens) for pending in ready) / max(1, len(ready))
+        alone = len({pending.account for pending in ready}) < 2
+
+        def worth(chances: Sequence[float]) -> int:
+            slack = math.inf if alone else OTHERS_WAIT
+            return self.budget.worth_adding(chances[:room], tokens, committed, len(ready), past, slack)
+
+        if not worth([SUREST]):
             return trees
-        guesses = [self._guesses(pending, self._lookup) for pending in ready]
+        guesses = [self._guesses(pending, lookup) for pending in ready]
         ranked = likeliest(guesses)
-        sizes = [min(len(tree), self.tree_budget) for tree in trees]
-        committed = sum(map(self.budget.tau, sizes))
-        chances = [chance for chance, _ in ranked]
-        past = sum(len(pending.session.tokens) for pending in ready) / len(ready) if ready else 0.0
-        count = self.budget.worth_adding(chances, len(ready) + sum(sizes), committed, len(ready), past)
-        taken = Counter(stream for _, stream in ranked[:count])
+        taken = Counter(stream for _, stream in ranked[: worth([chance for chance, _ in ranked])])
         return [
             TokenTree.chain([token for token, _ in found[: taken[stream]]]) if found else tree
             for stream, (found, tree) in enumerate(zip(guesses, trees, strict=True))
@@ -155,10 +175,10 @@ class Scheduler:
     def _guesses(self, pending: PendingSession, lookup: Callable[[], StreamLookup]) -> list[tuple[int, float]]:
         """What the text of a GENERATE foretells, and how likely; nothing for a VERIFY."""
         job, text = pending.round, pending.session.tokens
-        if job is None or not isinstance(job.request, Generate):
+        if job is None or not isinstance(job.request, Generate) or pending.token_by_token:
             return []
         left = min(job.request.max_new - pending.generated, self._max_context - len(text)) - 1
-        if left < 1:
+        if left < 1 or (pending.lookup is None and left < WORTH_A_SEARCH):
             return []
         pending.lookup = pending.lookup or lookup()
         return pending.lookup.guesses(text, min(left, self.tree_budget))

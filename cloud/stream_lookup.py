@@ -14,6 +14,10 @@ from outrider_core.drafting.ngrams import NgramTable
 
 #: tokens foretold at once, at most
 MOST = 16
+#: tokens of a text that are searched, the last ones when its GENERATE begins and all that it brings
+SEARCHED = 2048
+#: tokens that are taken in for one step, so that no text keeps an engine busy
+AT_ONCE = 512
 #: guesses that a stream's own rate of hits begins with, all of them as usual
 PRIOR = 8.0
 #: what older guesses of a stream still count after one more step with any
@@ -27,16 +31,24 @@ class StreamLookup:
 
     def __init__(self, ngrams: NgramTable | None = None) -> None:
         self._lookup, self._ngrams = Lookup(memory=0), ngrams
+        self._begin: int | None = None  # of what is searched
+        self._known = 0  # tokens up to where it is taken in
         self._rates: list[float] = []  # of the newest guesses, as they usually are
         self._promised = self._kept = PRIOR  # hits
 
     def guesses(self, text: list[int], most: int) -> list[tuple[int, float]]:
         """The next tokens of `text` (token ids), at most `most` of them.
 
-        Each with the probability that it and all before it are the target's own; these fall strictly.
+        Each with the probability that it and all before it are the target's own; these fall strictly. None as long as
+        a long text is still being taken in.
         """
-        self._lookup.follow(text)
+        if self._begin is None or self._known > len(text):
+            self._begin = self._known = max(0, len(text) - SEARCHED)
+        self._known = min(len(text), self._known + AT_ONCE)
+        self._lookup.follow(text[self._begin : self._known])
         self._rates, found = [], list[tuple[int, float]]()
+        if self._known < len(text):
+            return []
         own, together = self._kept / self._promised, 1.0
         while len(found) < min(most, MOST) and (guess := self._guess(text, [token for token, _ in found])):
             token, rate = guess

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -176,19 +177,30 @@ class TreeBudget:
         return low
 
     def worth_adding(
-        self, chances: Sequence[float], tokens: int, committed: float, sessions: int, past: float = 0.0
+        self,
+        chances: Sequence[float],
+        tokens: int,
+        committed: float,
+        sessions: int,
+        past: float = 0.0,
+        slack: float = math.inf,
     ) -> int:
         """How many further tokens of a step, likeliest first, make it commit most tokens per second; 0 without costs.
 
         chances: that each of them is committed. Without them the step, which so many sessions share, runs `tokens`
         tokens and commits `committed`. past: tokens before it, in the mean of these sessions.
+        slack: share by which it may take longer.
         """
         if self.costs is None or not chances:
             return 0
-        best, most = 0, committed / self.costs.at(tokens, sessions, past)
+        without = self.costs.at(tokens, sessions, past)
+        best, most = 0, committed / without
         for count, chance in enumerate(chances, 1):
             committed += chance
-            if (rate := committed / self.costs.at(tokens + count, sessions, past)) > most:
+            seconds = self.costs.at(tokens + count, sessions, past)
+            if seconds > (1 + slack) * without:
+                break
+            if (rate := committed / seconds) > most:
                 best, most = count, rate
         return best
 

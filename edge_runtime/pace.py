@@ -114,23 +114,25 @@ class Pace:
         self.written += 1 + accepted
         self.chains.verified(accepted if ended else tokens, accepted)
 
-    def streamed(self, gap: float, engine: float, overdue: bool, beside: bool = False) -> None:
+    def streamed(self, gap: float, engine: float, overdue: bool, beside: bool = False, same_step: bool = False) -> None:
         """A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing.
 
-        engine: 0 where it came of one step with the one before, as where the verifier foresees what the text repeats.
+        same_step: it came of one step with the one before, as where the verifier foresees what the text repeats.
         beside: a tree for comparison was drafted meanwhile; what the step lost by that is no part of the gap.
         """
         self._ending, losing = None, 0.0
         self.written += 1
-        if engine > 0 and beside and self.token_slowdown is not None:
+        if same_step:
+            pass  # it has told its time
+        elif beside and self.token_slowdown is not None:
             losing = engine - self.step(0)
             self._losing = (self._losing or 0.0) + losing
-        elif engine > 0:
+        else:
             self._stepped(1, engine)
             if self._losing is not None:
                 self.lost = _blend(self.lost, max(0.0, self._losing), self.config.comparison_smoothing)
                 self._losing = None
-        self.late = overdue or (self.late and (engine <= 0 or gap < engine / 2))
+        self.late = overdue or (self.late and (same_step or gap < engine / 2))
         if not self.late:
             self.gaps += 1
             self.usual_gaps += 1
@@ -138,7 +140,7 @@ class Pace:
             self.gap = _blend(self.gap, gap, max(self.config.token_smoothing, 1 / self.gaps))
             usual = max(self.config.usual_token_smoothing, 1 / self.usual_gaps)
             self.usual_gap = _blend(self.usual_gap, gap, usual)
-            self.together = _blend(self.together, 1.0 if engine <= 0 else 0.0, usual)
+            self.together = _blend(self.together, float(same_step), usual)
 
     def foreseen(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], seconds: float) -> None:
         """Of a tree drafted in `seconds` beside a stream, for comparison, `path` came true."""

@@ -10,7 +10,7 @@ from edge_runtime.tokens import SessionStats
 from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
-from outrider_core.protocol.wire import Generate, Open, Verify, pack_ids, pack_tree
+from outrider_core.protocol.wire import Generate, Open, Verdict, Verify, pack_ids, pack_tree
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Flight:
     tree: None for a GENERATE. scores: log path probabilities of the tree's nodes. chain: the understudy drafted it.
     catching_up: it is the chain of provisional tokens. after_open: the reply may take longer, as the verifier may have
     to read the whole text first. streaming: of a GENERATE that brought a token already; `sent` is when the last one
-    came.
+    came. tells_times: a token of it told what its step took. measured: one behind its first token did.
     """
 
     seq: int
@@ -31,6 +31,13 @@ class Flight:
     scores: tuple[float, ...] = ()
     catching_up: bool = False
     streaming: bool = False
+    tells_times: bool = False
+    measured: bool = False
+
+    def same_step(self, verdict: Verdict) -> bool:
+        """Whether a stream's `verdict` came of one step with the verdict before, which told its time."""
+        return self.tells_times and not verdict.engine_us
+
     chain: bool = False
 
 
@@ -84,13 +91,17 @@ class Requests:
         self._fly(None, now)
         return Send(Generate(self._stream, self.seq, base, most, True))
 
-    def answered(self, flight: Flight, now: float) -> None:
-        """A verdict on `flight` came. A GENERATE stays under way: its next token is awaited."""
-        if not flight.after_open:
+    def answered(self, flight: Flight, verdict: Verdict, now: float) -> None:
+        """`verdict` on `flight` came. A GENERATE stays under way: its next token is awaited."""
+        if not flight.after_open and not flight.same_step(verdict):
             (self._gaps if flight.tree is None else self._timer).add(now - flight.sent)
         self.flight = None
         if flight.tree is None:
-            self.flight = Flight(flight.seq, None, now, now + self._gaps.timeout(), False, streaming=True)
+            timed = verdict.engine_us > 0
+            self.flight = Flight(
+                flight.seq, None, now, now + self._gaps.timeout(), False, streaming=True,
+                tells_times=flight.tells_times or timed, measured=flight.measured or (flight.streaming and timed),
+            )  # fmt: skip
 
     def _fly(
         self,

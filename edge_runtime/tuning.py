@@ -91,8 +91,10 @@ class Tuning:
         engine, queue, wait = verdict.engine_us / 1e6, verdict.queue_us / 1e6, now - flight.sent
         self._verdict_at, self._behind_tree = now, False
         if flight.tree is None:
-            if flight.streaming:  # the first token had to be asked for
-                self.pace.streamed(wait, engine, overdue, self._beside)
+            same_step = flight.same_step(verdict)
+            # the first token had to be asked for; those of its step say nothing without it
+            if flight.streaming and (flight.measured or not same_step):
+                self.pace.streamed(wait, engine, overdue, self._beside, same_step)
                 self._beside = self._drafting
         elif not flight.catching_up and not flight.after_open:
             stats.wait_seconds += wait

@@ -18,7 +18,7 @@ def take_verdict(session: Session, verdict: Verdict, now: float) -> list[Action]
     if flight is None or verdict.seq != flight.seq or verdict.base_len != base:
         return []  # stale: its request was given up
     session.tuning.answered(flight, verdict, now, session.alone, session.stats)
-    session.requests.answered(flight, now)
+    session.requests.answered(flight, verdict, now)
     session.complaint = ""
     session.tree_budget = verdict.tree_budget or session.tree_budget
     nodes = () if flight.tree is None else flight.tree.tokens

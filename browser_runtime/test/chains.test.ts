@@ -168,7 +168,7 @@ test("of a chain behind which the answer ended, the tokens before its end are ju
   const tree = TokenTree.chain([1, 2, 3, 4]);
   const flight: Flight = {
     ...{ seq: 1, tree, scores: [], sent: 0, due: 1, chain: true },
-    ...{ afterOpen: false, catchingUp: false, streaming: false },
+    ...{ afterOpen: false, catchingUp: false, streaming: false, tellsTimes: false, measured: false },
   };
   const judged = (finish: number) => {
     const tuning = new Tuning();

@@ -145,7 +145,7 @@ test("pace measures and chooses as the vectors have it", () => {
 function measure(pace: Pace, call: string, given: Any[]): void {
   if (call === "linked") pace.linked(fromHex(given[0]), given[1]);
   else if (call === "drafted") pace.drafted(given[0], given[1], given[2]);
-  else if (call === "streamed") pace.streamed(given[0], given[1], given[2], given[3]);
+  else if (call === "streamed") pace.streamed(given[0], given[1], given[2], given[3], given[4]);
   else if (call === "waited") pace.waited(given[0]);
   else if (call === "prepared") pace.prepared(given[0]);
   else if (call === "chain_ready") pace.chains.ready = given[0];

@@ -213,7 +213,7 @@ def measured(number: int) -> dict[str, Any]:
             pace.verified(tree, *arguments[2:])
         elif call == "streamed":
             arguments = [rng.choice([0, rng.uniform(0, 0.2)]), rng.choice([0, 0.02, 0.04])]
-            arguments += [rng.random() < 0.2, rng.random() < 0.3]
+            arguments += [rng.random() < 0.2, rng.random() < 0.3, rng.random() < 0.3]
             pace.streamed(*arguments)
         elif call == "foreseen":
             arguments = [*shape, scores, tree.path(rng.choice([ROOT, *range(len(tree))])), rng.uniform(0, 0.1)]
@@ -240,7 +240,7 @@ def steady(number: int) -> dict[str, Any]:
             arguments = [list(tree.tokens), list(tree.parents), [], path, rng.uniform(0.03, 0.035), 0.03, 0.0]
             pace.verified(tree, *arguments[2:])
         else:
-            call, arguments = "streamed", [rng.uniform(0.01, 0.02) * (1 + 2 * (number % 2)), 0.01, False, False]
+            call, arguments = "streamed", [rng.uniform(0.01, 0.02) * (1 + 2 * (number % 2)), 0.01, False, False, False]
             pace.streamed(*arguments)
         steps.append([call, arguments, what_follows(controller, tree, [], "choose")])
     return {"pinned": None, "steps": steps}

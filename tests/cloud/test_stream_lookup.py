@@ -13,8 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cloud.acceptance import NO_TOKEN
 from cloud.service import Verifier
-from cloud.stream_lookup import MOST, StreamLookup, likeliest
+from cloud.stream_lookup import MOST, SEARCHED, StreamLookup, likeliest
 from cloud.tree_budget import StepCosts, TreeBudget
 from export.ngrams import count_ngrams
 from outrider_core.drafting.ngrams import NgramTable
@@ -22,7 +23,7 @@ from outrider_core.protocol.constraint import GRAMMAR_JSON_OBJECT, Constraint, R
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
-from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, Generate, Verdict
+from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, Error, Generate, Verdict
 from tests.cloud.by_hand import Asked, ByHand
 from tests.cloud.drive import make_verifier
 from tests.tiny import plain_decode, tiny_model
@@ -173,6 +174,98 @@ def test_nothing_is_foreseen_for_trees_nor_beyond_their_budget() -> None:
     hand.verify(bytes(16), 2, 80, TokenTree.chain([4, 5, 6]))
     hand.finish()
     assert hand.metric("stream_lookup_tokens") == found
+
+
+def test_a_tree_is_verified_whole_before_anything_is_foreseen() -> None:
+    """A device's tree may take more than its even share where the others have none; lookup takes what it leaves."""
+    truth = plain_decode(MODEL, [7, 8], Sampling(), 20, eos_ids=())
+    hand = looking_up(tree_budget=4)
+    for number in range(1, 5):
+        hand.open(bytes([number]) * 16, [4, 5] * 10)
+    hand.open(bytes(16), [7, 8])
+    hand.finish()
+    streams = [hand.generate(bytes([number]) * 16, 1, 20, 20) for number in range(1, 5)]
+    asked = hand.verify(bytes(16), 1, 2, TokenTree.chain(truth[:18]))
+    hand.step()
+    [verdict] = verdicts(asked)
+    assert len(verdict.accepted) == 18
+    hand.finish()
+    assert all(stream.drawn == plain_decode(MODEL, [4, 5] * 10, Sampling(), 20, eos_ids=()) for stream in streams)
+
+
+@pytest.mark.parametrize("accounts", [("mine", "mine"), ("mine", "yours")])
+def test_no_accounts_texts_make_another_wait_much_longer(accounts: tuple[str, str]) -> None:
+    """A text that repeats itself beside one that does not; each row more takes a tenth of a step."""
+    hand = looking_up(StepCosts(CostCurve((2, 12), (0.01, 0.02))))
+    hand.open(bytes(16), [4, 5] * 10, accounts[0])
+    hand.open(bytes([1]) * 16, list(range(4, 24)), accounts[1])
+    hand.finish()
+    for number, account in enumerate(accounts):
+        hand.generate(bytes([number]) * 16, 1, 20, 30, account)
+    before, most = hand.ran, 0
+    for _ in range(5):
+        hand.step()
+        before, most = hand.ran, max(most, hand.ran - before)
+    assert most == 3 if accounts[1] == "yours" else most > 4
+
+
+def test_a_long_text_is_taken_in_over_several_steps_and_only_where_that_is_worth_it() -> None:
+    lookup, text = StreamLookup(), [4, 5, 6, 7] * 900
+    found = [len(lookup.guesses(text, 4)) for _ in range(6)]
+    assert found == [0, 0, 0, 4, 4, 4] and len(lookup._lookup._text) == SEARCHED
+    assert lookup.guesses([*text, 4], 4) and lookup.guesses([8, 9, 8], 1)[0][0] == 9, "an OPEN took tokens back"
+    steep, short = looking_up(STEEP), looking_up()
+    for each, new in ((steep, 30), (short, 4)):
+        each.open(bytes(16), [4, 5] * 20)
+        each.finish()
+        each.generate(bytes(16), 1, 40, new)
+        each.step()
+        [pending] = each._batcher._requests.waiting()
+        assert pending.lookup is None
+
+
+def test_what_is_known_of_a_text_goes_with_its_keys_and_values() -> None:
+    hand = looking_up(kv_tokens=256, max_context=128)
+    for number in range(3):
+        hand.open(bytes([number]) * 16, [4, 5] * 20)
+        hand.finish()
+    streams = [hand.generate(bytes([number]) * 16, 1, 40, 60) for number in range(3)]
+    pool = hand.verifier.engine.pool
+    while waiting := hand._batcher._requests.waiting():
+        evicted = [pending for pending in waiting if not pool.used(pending.session.id)]
+        hand.step()
+        assert not any(pending.lookup for pending in evicted if not pool.used(pending.session.id))
+    truth = plain_decode(MODEL, [4, 5] * 20, Sampling(), 60, eos_ids=())
+    assert all(stream.drawn == truth for stream in streams) and hand.verifier.engine.pool.evictions > 0
+
+
+def test_where_nothing_can_be_drawn_the_tokens_before_have_come() -> None:
+    """As in plain decoding: a chain that leads there is given up, and the tokens come one by one."""
+    prompt = [4, 5] * 6
+    for broken in (31, 32, 35):
+        delivered = []
+        for lookup in ("off", "on"):
+            hand = looking_up(lookup=lookup)
+            forward = hand.verifier.engine.runner.forward
+
+            def unusable(parts: Any, forward: Any = forward, at: int = broken) -> Any:
+                """Logits that are not numbers from a position on."""
+                logits = forward(parts)
+                draw = logits.draw
+                logits.draw = lambda rows, samplings, positions, adjustments=(): [
+                    token if position < at else NO_TOKEN
+                    for token, position in zip(draw(rows, samplings, positions, adjustments), positions, strict=True)
+                ]
+                return logits
+
+            hand.verifier.engine.runner.forward = unusable  # type: ignore[method-assign]
+            hand.open(bytes(16), prompt)
+            hand.finish()
+            asked = hand.generate(bytes(16), 1, 12, 60)
+            hand.finish()
+            assert isinstance(asked.replies[-1], Error)
+            delivered.append(asked.drawn)
+        assert delivered[0] == delivered[1] and len(delivered[0]) == broken - 12
 
 
 def test_another_text_under_the_same_session() -> None:

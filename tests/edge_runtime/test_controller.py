@@ -86,7 +86,7 @@ def foreseeing(tokens: int, steps: int, pace: Pace) -> None:
     for _ in range(steps):
         pace.streamed(0.01, 0.01, overdue=False)
         for _ in range(tokens - 1):
-            pace.streamed(0.0, 0.0, overdue=False)
+            pace.streamed(0.0, 0.0, overdue=False, same_step=True)
 
 
 def test_an_answer_begins_as_a_stream_that_is_nearly_as_fast_where_each_has_a_rate_of_its_own() -> None:

@@ -217,7 +217,7 @@ def test_steps_of_several_tokens_make_a_streams_tokens_quicker_and_no_step() -> 
     for number in range(300):
         pace.streamed(1.2 * GPU.at(1), 1.2 * GPU.at(1), overdue=False)
         for _ in range(number % 3):
-            pace.streamed(0.0, 0.0, overdue=False)
+            pace.streamed(0.0, 0.0, overdue=False, same_step=True)
     assert pace.step(0) == pytest.approx(1.2 * GPU.at(1)) and pace.slowdown is None
     assert pace.together == pytest.approx(0.5, abs=0.05) and pace.uneven
     assert pace.stream_rate() == pytest.approx(2 / (1.2 * GPU.at(1)), rel=0.3)
@@ -230,7 +230,7 @@ def test_an_answer_begins_with_what_streams_usually_bring() -> None:
     pace = Pace(curve=GPU)
     for _ in range(200):
         pace.streamed(0.01, 0.01, overdue=False)
-        pace.streamed(0.0, 0.0, overdue=False)
+        pace.streamed(0.0, 0.0, overdue=False, same_step=True)
     for _ in range(30):  # an answer's end, where nothing was foreseen
         pace.streamed(0.01, 0.01, overdue=False)
     assert pace.gap == pytest.approx(0.01, rel=0.1)
@@ -244,7 +244,7 @@ def test_rounds_make_a_stream_of_steps_of_several_tokens_slower_by_what_a_token_
     pace = Pace(curve=CostCurve((1, 4), (0.01, 0.02)))
     for _ in range(600):
         pace.streamed(0.01, 0.01, overdue=False)
-        pace.streamed(0.0, 0.0, overdue=False)
+        pace.streamed(0.0, 0.0, overdue=False, same_step=True)
     before = pace.gap
     assert before is not None
     for _ in range(60):
@@ -260,7 +260,7 @@ def test_what_an_outage_held_back_is_late_though_it_came_of_one_step() -> None:
         pace.streamed(0.03, 0.025, overdue=False)
     pace.streamed(0.5, 0.025, overdue=True)
     for engine in (0.0, 0.0, 0.025, 0.0, 0.025):
-        pace.streamed(0.0, engine, overdue=False)
+        pace.streamed(0.0, engine, overdue=False, same_step=not engine)
         assert pace.stream_rate() == pytest.approx(1 / 0.03)
 
 

@@ -11,11 +11,13 @@ from edge_runtime.controller import Controller
 from edge_runtime.pace import Pace
 from edge_runtime.pace_config import PaceConfig
 from edge_runtime.policy import Mode
-from edge_runtime.requests import Flight
+from edge_runtime.requests import Flight, Requests
+from edge_runtime.timing import Patience, RoundTimer
 from edge_runtime.tokens import SessionStats
 from edge_runtime.tuning import Tuning, foreseen
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.costs import CostCurve
+from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Generate, Verdict, Welcome
 from tests.edge_runtime.world import SimulatedLink, World
@@ -149,3 +151,45 @@ def test_foreseen() -> None:
     assert foreseen(tree, []) is None and foreseen(tree, [1]) is None
     assert foreseen(tree, [9]) == [] and foreseen(tree, [1, 3, 7]) == [0, 2]
     assert Compare([1], 8, 4).gain is None
+
+
+def streamed_steps(seconds: float, tokens: int, told: bool = True) -> list[float]:
+    """How long each step of a stream is waited for, where a step takes so long and brings so many tokens."""
+    requests = Requests(0, bytes(16), Sampling(), Patience(), RoundTimer(), SessionStats())
+    requests.generate(5, 200, 0.0)
+    now, allowed = 0.0, []
+    for _ in range(20):
+        now += seconds
+        for number in range(tokens):
+            assert requests.flight is not None
+            allowed += [requests.flight.due - requests.flight.sent] if not number else []
+            own = told and not number
+            requests.answered(
+                requests.flight, Verdict(0, 1, 5, b"", 7, 0, b"", engine_us=int(1e6 * seconds * own)), now
+            )
+    return allowed[1:]  # the first had to be asked for
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.3, 1.3])
+@pytest.mark.parametrize("tokens", [1, 4, 17])
+def test_tokens_of_one_step_make_no_later_step_overdue(seconds: float, tokens: int) -> None:
+    """They come at once, and say nothing of when the next step's are due."""
+    assert min(streamed_steps(seconds, tokens)) > seconds
+    assert streamed_steps(seconds, tokens) == streamed_steps(seconds, 1)
+    assert streamed_steps(seconds, 1, told=False) == streamed_steps(seconds, 1), "a verifier that tells no times"
+
+
+def test_the_first_steps_other_tokens_say_nothing_of_a_streams_rate() -> None:
+    """The first one had to be asked for, so that their step is not measured."""
+    tuning, stats, now = Tuning(), SessionStats(), 0.0
+    flight = Flight(1, None, 0.0, 1.0, False)
+    requests = Requests(0, bytes(16), Sampling(), Patience(), RoundTimer(), stats)
+    for step, engine in enumerate((40_000, 0, 0, 0, 0, 40_000, 0, 40_000)):
+        now += engine / 1e6
+        verdict = Verdict(0, 1, 5 + step, b"", 7, 0, b"", engine_us=engine)
+        tuning.answered(flight, verdict, now, False, stats)
+        requests.answered(flight, verdict, now)
+        assert requests.flight is not None
+        flight = requests.flight
+        assert tuning.pace.gaps == (0 if step < 5 else step - 4)
+    assert tuning.pace.gap == pytest.approx(0.08 / 3) and 0 < tuning.pace.together < 1

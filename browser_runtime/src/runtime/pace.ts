@@ -113,23 +113,23 @@ export class Pace {
   }
 
   /**
-   * A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing. engine: 0 where
-   * it came of one step with the one before. beside: a tree for comparison was drafted meanwhile; what the step lost by
-   * that is no part of the gap.
+   * A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing. sameStep: it
+   * came of one step with the one before, which told its time. beside: a tree for comparison was drafted meanwhile; what
+   * the step lost by that is no part of the gap.
    */
-  streamed(gap: number, engine: number, overdue: boolean, beside = false): void {
+  streamed(gap: number, engine: number, overdue: boolean, beside = false, sameStep = false): void {
     this.ending = null;
     this.written++;
     let losing = 0;
-    if (engine > 0 && beside && this.tokenSlowdown !== null) {
+    if (!sameStep && beside && this.tokenSlowdown !== null) {
       losing = engine - this.step(0);
       this.losing = (this.losing ?? 0) + losing;
-    } else if (engine > 0) {
+    } else if (!sameStep) {
       this.stepped(1, engine);
       if (this.losing !== null) this.lost = blend(this.lost, Math.max(0, this.losing), PACE.comparisonSmoothing);
       this.losing = null;
     }
-    this.late = overdue || (this.late && (engine <= 0 || gap < engine / 2));
+    this.late = overdue || (this.late && (sameStep || gap < engine / 2));
     if (this.late) return;
     this.gaps++;
     this.usualGaps++;
@@ -137,7 +137,7 @@ export class Pace {
     this.gap = blend(this.gap, own, Math.max(PACE.tokenSmoothing, 1 / this.gaps));
     const usual = Math.max(PACE.usualTokenSmoothing, 1 / this.usualGaps);
     this.usualGap = blend(this.usualGap, own, usual);
-    this.together = blend(this.together, engine <= 0 ? 1 : 0, usual);
+    this.together = blend(this.together, sameStep ? 1 : 0, usual);
   }
 
   /** Of a tree drafted in `seconds` beside a stream, for comparison, `path` nodes came true. */

@@ -1,6 +1,7 @@
 /** One answer's requests to the verifier: their numbers, the one under way, and when its reply is overdue. */
 
 import type { Constraint } from "../protocol/constraint.js";
+import type { Verdict } from "../protocol/messages.js";
 import type { Sampling } from "../protocol/sampling.js";
 import type { TokenTree } from "../protocol/tree.js";
 import { packIds, packTree } from "../protocol/wire.js";
@@ -14,6 +15,7 @@ import type { SessionStats } from "./tokens.js";
  * tree: null for a GENERATE. scores: log path probabilities of the tree's nodes. chain: the understudy drafted it.
  * catchingUp: it is the chain of provisional tokens. afterOpen: the reply may take longer, as the verifier may have to
  * read the whole text first. streaming: of a GENERATE that brought a token already; `sent` is when the last one came.
+ * tellsTimes: a token of it told what its step took. measured: one behind its first token did.
  */
 export interface Flight {
   seq: number;
@@ -25,6 +27,13 @@ export interface Flight {
   catchingUp: boolean;
   streaming: boolean;
   chain: boolean;
+  tellsTimes: boolean;
+  measured: boolean;
+}
+
+/** Whether a stream's `verdict` came of one step with the verdict before, which told its time. */
+export function sameStep(flight: Flight, verdict: Verdict): boolean {
+  return flight.tellsTimes && !verdict.engineUs;
 }
 
 /** Numbers requests and learns how long replies take. timer: of rounds; it outlives the answer. */
@@ -80,13 +89,17 @@ export class Requests {
     return { type: "Send", message: { type: "Generate", stream, seq, baseLen: base, maxNew: most, rows: true } };
   }
 
-  /** A verdict on `flight` came. A GENERATE stays under way: its next token is awaited. */
-  answered(flight: Flight, now: number): void {
-    if (!flight.afterOpen) (flight.tree ? this.timer : this.gaps).add(now - flight.sent);
+  /** `verdict` on `flight` came. A GENERATE stays under way: its next token is awaited. */
+  answered(flight: Flight, verdict: Verdict, now: number): void {
+    if (!flight.afterOpen && !sameStep(flight, verdict)) (flight.tree ? this.timer : this.gaps).add(now - flight.sent);
     this.flight = null;
     if (flight.tree) return;
     const due = now + this.gaps.timeout();
-    this.flight = { ...flight, sent: now, due, afterOpen: false, scores: [], catchingUp: false, streaming: true };
+    const timed = verdict.engineUs > 0;
+    const tellsTimes = flight.tellsTimes || timed;
+    const measured = flight.measured || (flight.streaming && timed);
+    const next = { afterOpen: false, scores: [], catchingUp: false, streaming: true, tellsTimes, measured };
+    this.flight = { ...flight, sent: now, due, ...next };
   }
 
   private fly(
@@ -102,6 +115,7 @@ export class Requests {
     this.freshOpen = false;
     const wait = afterOpen ? Math.max(this.timer.timeout(), this.patience.open) : this.timer.timeout();
     const { seq } = this;
-    this.flight = { seq, tree, sent, due: sent + wait, afterOpen, scores, catchingUp, streaming: false, chain };
+    const stream = { streaming: false, tellsTimes: false, measured: false };
+    this.flight = { seq, tree, sent, due: sent + wait, afterOpen, scores, catchingUp, chain, ...stream };
   }
 }

@@ -8,7 +8,7 @@ import { FIRST_TOKENS } from "./chains.js";
 import { Controller } from "./controller.js";
 import type { Pace } from "./pace.js";
 import type { Mode } from "./policy.js";
-import type { Flight } from "./requests.js";
+import { type Flight, sameStep } from "./requests.js";
 import type { SessionStats } from "./tokens.js";
 
 /** The largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds. */
@@ -95,8 +95,10 @@ export class Tuning {
     this.verdictAt = now;
     this.behindTree = false;
     if (!flight.tree) {
-      if (!flight.streaming) return; // the first token had to be asked for
-      this.pace.streamed(wait, engine, overdue, this.beside);
+      const together = sameStep(flight, verdict);
+      // the first token had to be asked for; those of its step say nothing without it
+      if (!flight.streaming || (together && !flight.measured)) return;
+      this.pace.streamed(wait, engine, overdue, this.beside, together);
       this.beside = this.drafting;
     } else if (!flight.catchingUp && !flight.afterOpen) {
       stats.waitSeconds += wait;

@@ -11,7 +11,7 @@ export function takeVerdict(session: Session, verdict: Verdict, now: number): Ac
   const base = session.committed.length;
   if (!flight || verdict.seq !== flight.seq || verdict.baseLen !== base) return []; // stale: its request was given up
   session.tuning.answered(flight, verdict, now, session.alone, session.stats);
-  session.requests.answered(flight, now);
+  session.requests.answered(flight, verdict, now);
   session.complaint = "";
   session.treeBudget = verdict.treeBudget || session.treeBudget;
   const nodes = flight.tree?.tokens ?? [];

@@ -141,23 +141,25 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     }
 
     /**
-     * A streamed token came [gap] after the one before it. An outage, and what it held back, say nothing. [engine]: 0
-     * where it came of one step with the one before. [beside]: a tree for comparison was drafted meanwhile; what the
-     * step lost by that is no part of the gap.
+     * A streamed token came [gap] after the one before it. An outage, and what it held back, say nothing.
+     * [sameStep]: it came of one step with the one before, which told its time. [beside]: a tree for comparison was
+     * drafted meanwhile; what the step lost by that is no part of the gap.
      */
-    fun streamed(gap: Double, engine: Double, overdue: Boolean, beside: Boolean = false) {
+    fun streamed(
+        gap: Double, engine: Double, overdue: Boolean, beside: Boolean = false, sameStep: Boolean = false,
+    ) {
         ending = null
         written++
         var now = 0.0
-        if (engine > 0 && beside && tokenSlowdown != null) {
+        if (!sameStep && beside && tokenSlowdown != null) {
             now = engine - step(0.0)
             losing = (losing ?: 0.0) + now
-        } else if (engine > 0) {
+        } else if (!sameStep) {
             stepped(1, engine)
             losing?.let { lost = blend(lost, maxOf(0.0, it), config.comparisonSmoothing) }
             losing = null
         }
-        late = overdue || (late && (engine <= 0 || gap < engine / 2))
+        late = overdue || (late && (sameStep || gap < engine / 2))
         if (late) return
         gaps++
         usualGaps++
@@ -165,7 +167,7 @@ class Pace(val config: PaceConfig = PaceConfig()) {
         this.gap = blend(this.gap, own, maxOf(config.tokenSmoothing, 1.0 / gaps))
         val usual = maxOf(config.usualTokenSmoothing, 1.0 / usualGaps)
         usualGap = blend(usualGap, own, usual)
-        together = blend(together, if (engine <= 0) 1.0 else 0.0, usual)
+        together = blend(together, if (sameStep) 1.0 else 0.0, usual)
     }
 
     /** Of a tree drafted in [seconds] beside a stream, for comparison, [path] came true. */

@@ -5,6 +5,7 @@ import dev.outrider.core.protocol.Generate
 import dev.outrider.core.protocol.Open
 import dev.outrider.core.protocol.Sampling
 import dev.outrider.core.protocol.TokenTree
+import dev.outrider.core.protocol.Verdict
 import dev.outrider.core.protocol.Verify
 import dev.outrider.core.protocol.packIds
 import dev.outrider.core.protocol.packParents
@@ -15,6 +16,7 @@ import dev.outrider.core.protocol.packParents
  * tree: null for a GENERATE. scores: log path probabilities of the tree's nodes. chain: the understudy drafted it.
  * catchingUp: it is the chain of provisional tokens. afterOpen: the reply may take longer, as the verifier may have to
  * read the whole text first. streaming: of a GENERATE that brought a token already; [sent] is when the last one came.
+ * tellsTimes: a token of it told what its step took. measured: one behind its first token did.
  */
 internal class Flight(
     val seq: Long,
@@ -26,7 +28,12 @@ internal class Flight(
     val catchingUp: Boolean = false,
     val streaming: Boolean = false,
     val chain: Boolean = false,
-)
+    val tellsTimes: Boolean = false,
+    val measured: Boolean = false,
+) {
+    /** Whether a stream's [verdict] came of one step with the verdict before, which told its time. */
+    fun sameStep(verdict: Verdict): Boolean = tellsTimes && verdict.engineUs == 0
+}
 
 /**
  * One answer's requests: their numbers, the one under way, and when its reply is overdue. stream, sessionId,
@@ -73,12 +80,17 @@ internal class Requests(
         return Send(Generate(stream, seq, base, most, rows = true))
     }
 
-    /** A verdict on [answered] came. A GENERATE stays under way: its next token is awaited. */
-    fun answered(answered: Flight, now: Double) {
+    /** [verdict] on [answered] came. A GENERATE stays under way: its next token is awaited. */
+    fun answered(answered: Flight, verdict: Verdict, now: Double) {
         val generating = answered.tree == null
-        if (!answered.afterOpen) (if (generating) gaps else timer).add(now - answered.sent)
+        val usual = !answered.afterOpen && !answered.sameStep(verdict)
+        if (usual) (if (generating) gaps else timer).add(now - answered.sent)
+        val timed = verdict.engineUs > 0
         flight = if (!generating) null else {
-            Flight(answered.seq, null, now, now + gaps.timeout(), false, streaming = true)
+            Flight(
+                answered.seq, null, now, now + gaps.timeout(), false, streaming = true,
+                tellsTimes = answered.tellsTimes || timed, measured = answered.measured || (answered.streaming && timed),
+            )
         }
     }
 

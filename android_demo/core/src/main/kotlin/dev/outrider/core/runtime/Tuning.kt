@@ -75,8 +75,10 @@ class Tuning(
         verdictAt = now
         behindTree = false
         if (flight.tree == null) {
-            if (!flight.streaming) return // the first token had to be asked for
-            pace.streamed(wait, engine, overdue, beside)
+            val sameStep = flight.sameStep(verdict)
+            // the first token had to be asked for; those of its step say nothing without it
+            if (!flight.streaming || (sameStep && !flight.measured)) return
+            pace.streamed(wait, engine, overdue, beside, sameStep)
             beside = drafting
         } else if (!flight.catchingUp && !flight.afterOpen) {
             stats.waitSeconds += wait

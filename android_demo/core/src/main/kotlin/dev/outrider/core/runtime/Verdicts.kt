@@ -12,7 +12,7 @@ internal fun Session.verdict(verdict: Verdict, now: Double): List<Action> {
         return emptyList() // stale: its request was given up
     }
     tuning.answered(flight, verdict, now, alone, stats)
-    requests.answered(flight, now)
+    requests.answered(flight, verdict, now)
     complaint = ""
     if (verdict.treeBudget > 0) treeBudget = verdict.treeBudget
     val nodes = flight.tree?.tokens.orEmpty()

@@ -177,7 +177,10 @@ class DrafterTest {
                 TokenTree(ints(arguments[0]), ints(arguments[1])), doubles(arguments[2]), ints(arguments[3]),
                 double(4), double(5), double(6),
             )
-            "streamed" -> streamed(double(0), double(1), arguments[2] as Boolean, arguments[3] as Boolean)
+            "streamed" -> {
+                val (overdue, beside, sameStep) = arguments.drop(2).map { it as Boolean }
+                streamed(double(0), double(1), overdue, beside, sameStep)
+            }
             "foreseen" -> foreseen(
                 TokenTree(ints(arguments[0]), ints(arguments[1])), doubles(arguments[2]), ints(arguments[3]), double(4),
             )
