@@ -89,7 +89,8 @@ internal class Requests(
         flight = if (!generating) null else {
             Flight(
                 answered.seq, null, now, now + gaps.timeout(), false, streaming = true,
-                tellsTimes = answered.tellsTimes || timed, measured = answered.measured || (answered.streaming && timed),
+                tellsTimes = answered.tellsTimes || timed,
+                measured = answered.measured || (answered.streaming && timed),
             )
         }
     }
