@@ -140,7 +140,7 @@ class Verdict(_Message, tag=7, frozen=True):
     rows: bytes  # rows up to position base_len-1+len(accepted), from base_len-1 or, if some were not sent, earlier
     tree_budget: Count = 0
     queue_us: Count = 0  # time the round waited for the engine
-    engine_us: Count = 0  # time the engine took
+    engine_us: Count = 0  # time the engine took; both are 0 where it came of the same step as the VERDICT before
 
 
 FINISH_NONE, FINISH_EOS, FINISH_LENGTH = 0, 1, 2
