@@ -238,7 +238,7 @@ def measure_throughput(bench: Bench, plain: Any, counts: Sequence[int], console:
     Trees hold the target's own continuation down to a random depth (mean 1.9 nodes) among wrong tokens; once with
     TREE nodes and once with what the verifier's tree budget allows at that number of sessions.
     """
-    costs = measure_costs(bench.runner, bench.verifier.engine.pool.rows)
+    costs = measure_costs(bench.runner, bench.verifier.engine.pool.rows, context=bench.verifier.max_context)
     rows = []
     for count in counts:
         console.print(f"throughput: {count} sessions ...", style="dim")

@@ -73,7 +73,7 @@ HEADLINES = (
     Headline("first token written alone after the verifier was killed", "demo", _cut),
     Headline("of the text written alone, kept by the verifier when it was back", "demo", _kept),
     Headline(
-        "tokens a second, as the device chose between trees and stream, over plain decoding on the same server",
+        "tokens a second, as the device chose between trees and stream, over plain decoding, one step a token",
         "demo",
         lambda f: f"{f['ratio_to_plain']:.2f}",
     ),

@@ -68,7 +68,7 @@ class Verifier:
     def calibrate(self) -> None:
         """Time steps of several sizes, so that `tree_budget` follows what trees cost here. Call it before `start`."""
         budget = self._batcher.scheduler.budget
-        budget.costs = costs = measure_costs(self._runner, self._kv_tokens)
+        budget.costs = costs = measure_costs(self._runner, self._kv_tokens, context=self.max_context)
         budget.choose()
         times = zip(costs.curve.tokens, costs.curve.seconds, strict=True)
         log.info(

@@ -46,8 +46,13 @@ def measure_costs(
     rows: int,
     timed: Sequence[int] = TIMED_TOKENS,
     clock: Callable[[], float] = time.perf_counter,
+    *,
+    context: int = 0,
 ) -> StepCosts:
     """Time steps of a verifier that serves nobody yet. This overwrites the first pool rows.
+
+    rows: of the pool. context: tokens of the longest text; where it is too short for `FAR`, what a context costs is not
+    timed.
 
     Each size counts with its fastest run of several, taken in turns until two of them agree, and never with more than a
     larger step took: a disturbance only ever adds time, and one that hit a single size would make trees or single
@@ -58,7 +63,7 @@ def measure_costs(
     steps = [[_part(0, past, tokens)] for tokens in timed]
     if shared := rows >= SHARING * 2 * GRANULE:
         steps.append([_part(2 * GRANULE * i, past, SHARED_TOKENS // SHARING) for i in range(SHARING)])
-    if distant := rows >= FAR + max(FAR_TOKENS):
+    if distant := min(rows, context) >= FAR + max(FAR_TOKENS):
         steps += [[_part(0, FAR, tokens)] for tokens in FAR_TOKENS]
     runs: list[list[float]] = [[] for _ in steps]  # seconds, the fastest first
 

@@ -179,10 +179,12 @@ def test_what_a_session_costs_beside_its_tokens_is_measured() -> None:
 def test_what_the_tokens_before_cost_a_step_and_each_of_its_tokens_is_measured(context: tuple[float, float]) -> None:
     true = StepCosts(CostCurve((1, 16, 128), (0.01, 0.03, 0.2)), 0.0, *context)
     steady = Disturbed(true, 0, disturbed=0.0)
-    found = measure_costs(steady, 4096, clock=lambda: steady.now)  # type: ignore[arg-type]
+    found = measure_costs(steady, 4096, clock=lambda: steady.now, context=2048)  # type: ignore[arg-type]
     assert (found.context, found.token_context) == pytest.approx(context, abs=1e-9)
     assert found.at(3, 1, FAR / 2) == pytest.approx(true.at(3) + (context[0] + 3 * context[1]) / 2)
-    assert measure_costs(steady, 512, clock=lambda: steady.now).context == 0.0  # type: ignore[arg-type]
+    for rows, longest in ((512, 2048), (4096, 1024)):
+        short = measure_costs(steady, rows, clock=lambda: steady.now, context=longest)  # type: ignore[arg-type]
+        assert (short.context, short.token_context) == (0.0, 0.0)
     chances = [0.5, 0.25, 0.2, 0.15]
     few, many = (TreeBudget(24, found).worth_adding(chances, 1, 1.0, 1, past) for past in (0, 2 * FAR))
     assert (few > many) == (context[1] > 0) or (few, many) == (4, 4)

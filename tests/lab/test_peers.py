@@ -130,7 +130,7 @@ def test_command_with_a_bundle(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     plain, *others, reference = rows
     assert reference == REFERENCE
     assert plain == "engine 8 bits" and "same_as_plain" not in rows[plain]
-    assert others == ["engine 8 bits, trees", "engine 8 bits, own choice"]
+    assert others == ["engine 8 bits, stream", "engine 8 bits, trees", "engine 8 bits, own choice"]
     assert all(rows[name]["same_as_plain"] == 2 and rows[name]["tokens_per_second"] > 0 for name in others)
 
 
