@@ -21,7 +21,7 @@ from outrider_core.targets.weights import Floats
 #: a longer chain runs in pieces of so many tokens: what attention needs for a run grows with its tokens
 PIECE_TOKENS = 128
 #: a run of more tokens takes memory for itself that is given back after so many smaller ones
-LARGE_TOKENS, SMALL_RUNS = 32, 16
+LARGE_TOKENS, SMALL_RUNS = 32, 4
 
 
 class OnnxRunner:
