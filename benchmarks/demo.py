@@ -170,7 +170,7 @@ async def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     console.rule("[bold]Outrider: drafted on this device, verified in the cloud")
     console.print(
         "Two processes: this one drafts token trees with the small exported model, the other one (the verifier) "
-        "holds the full model and checks each tree in one pass.\n"
+        "holds the full model and checks each tree in one pass. (A third one decodes plainly, to compare with.)\n"
         "[bold]Plain text[/] is verified: the full model's own words. "
         "[yellow underline]Yellow underlined text[/] was written by the device alone.\n"
     )

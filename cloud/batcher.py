@@ -183,7 +183,7 @@ class Batcher:
             self._requests.fail([pending], pending.session.rules.broken, ERR_BOUNDS)
         if unusable := [pending for pending in failed if pending not in stuck]:
             self._fail_numbers(unusable)
-        if good or stuck or len(failed) < len(scheduled):
+        if stuck or len(failed) < len(scheduled):
             self._failures = 0
         else:
             self._count_failure()

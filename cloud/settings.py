@@ -147,7 +147,7 @@ class Settings(BaseSettings):
     lookup: Annotated[
         Literal["auto", "on", "off"],
         Field(
-            description="where the target decodes alone (GENERATE, chat completions), verify what the text itself "
+            description="where the target decodes alone (GENERATE, chat completions), verify what the text "
             "foretells in the same step, as far as that makes it faster; auto: where that cannot change a bit, that is "
             "by the 8-bit engine. Not where --tree-budget spares the timing of steps"
         ),

@@ -47,7 +47,7 @@ class Step:
         return self._counts(drafted=True)
 
     def lookups(self) -> DraftCounts:
-        """The same of what streams' own texts foretold."""
+        """The same of what streams' texts foretold."""
         return self._counts(drafted=False)
 
     def _counts(self, drafted: bool) -> DraftCounts:

@@ -93,12 +93,9 @@ def test_a_stream_in_fewer_steps_is_the_same(verifier: VerifierProcess, oracle: 
             assert fewer.tokens == plain.tokens
 
     asyncio.run(run())
-    address = f"http://{verifier.address}/metrics"
-    accepted, steps = (
-        sum(float(line.split()[-1]) for line in httpx.get(address).text.splitlines() if line.startswith(name))
-        for name in ("outrider:stream_lookup_accepted_tokens_total", "outrider:step_seconds_count")
-    )
-    assert accepted > 10 and steps > 0
+    lines = httpx.get(f"http://{verifier.address}/metrics").text.splitlines()
+    name = "outrider:stream_lookup_accepted_tokens_total "
+    assert sum(float(line.removeprefix(name)) for line in lines if line.startswith(name)) > 10
 
 
 async def answer_with_cut(
