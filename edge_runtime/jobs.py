@@ -61,13 +61,21 @@ class DrafterJobs:
         self._worker.submit(work)
 
     def compare(self, action: Compare) -> None:
+        """Draft a tree for comparison, until the target falls silent: then the drafter may have to write."""
         session, drafter, shape = self._session, self._worker.drafter, self._shape(action)
-        rules = self.rules
+        rules, silent = self.rules, False
+
+        def fell_silent() -> bool:
+            nonlocal silent
+            silent = silent or session.alone
+            return silent
 
         def work() -> None:
             began, draft = time.monotonic(), Draft()
             if shape:
-                draft = drafter.draft(action.prefix, session.sampling, shape, rules=rules)
+                draft = drafter.draft(action.prefix, session.sampling, shape, fell_silent, rules)
+            if fell_silent():
+                draft = Draft()  # of a tree that was broken off nothing is learnt
             self._report(Compared(session, draft, len(action.prefix), time.monotonic() - began))
 
         self._worker.submit(work)

@@ -107,8 +107,9 @@ class Tuning:
                 self.pace.verified(flight.tree, flight.scores, verdict.accepted, wait, engine, queue)
 
     def compared(self, draft: Draft, base: int, seconds: float) -> None:
-        """A tree for comparison is ready, below the first `base` tokens; drafting it took `seconds`."""
-        self._comparison, self._drafting, self._comparing_chain = _Comparison(draft, base, seconds), False, False
+        """A tree for comparison, empty if it tells nothing, below the first `base` tokens; it took `seconds`."""
+        self._comparison = _Comparison(draft, base, seconds) if draft.chain or draft.tree else None
+        self._drafting = self._comparing_chain = False
         if draft.chain:
             self.pace.chains.drafted(draft.steps, seconds)
 

@@ -30,7 +30,7 @@ QUESTIONS = [
     "A train travels 60 km in 45 minutes. How fast is it?",
 ]
 FAULTS = ("kill", "reset", "silence")
-#: seconds by which the first provisional token may come after the verdict was due (95 % of cuts; half of a few)
+#: seconds by which the first provisional token may come after the verdict was due (95 % of cuts)
 STALL_BOUND = 0.5
 
 pytestmark = needs_default_bundle
@@ -164,7 +164,7 @@ def cuts(verifier: VerifierProcess, oracle: VerifierProcess, count: int, seed: i
     asyncio.run(run())
     stalls = sorted(stall for figure in figures for stall in figure["stall_seconds"])
     assert stalls, "no cut was noticed at all"
-    p95, median = stalls[min(len(stalls) - 1, int(len(stalls) * 0.95))], stalls[len(stalls) // 2]
+    p95 = stalls[min(len(stalls) - 1, int(len(stalls) * 0.95))]
     summary = {
         "cuts": count,
         "stalls": len(stalls),
@@ -177,8 +177,7 @@ def cuts(verifier: VerifierProcess, oracle: VerifierProcess, count: int, seed: i
     print(json.dumps(summary))
     (ROOT / "build").mkdir(exist_ok=True)
     (ROOT / f"build/cuts-{count}.json").write_text(json.dumps({**summary, "answers": figures}, indent=2) + "\n")
-    # of few stalls one may meet a machine that other tests keep busy
-    assert (p95 if count >= 20 else median) <= STALL_BOUND
+    assert p95 <= STALL_BOUND
 
 
 def test_three_cuts_lose_nothing(verifier: VerifierProcess, oracle: VerifierProcess) -> None:

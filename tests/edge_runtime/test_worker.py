@@ -7,15 +7,19 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from edge_runtime.actions import WriteToken
-from edge_runtime.inbox import InboxEvent, Written
-from edge_runtime.jobs import UnderstudyJobs
+from edge_runtime.actions import Compare, WriteToken
+from edge_runtime.figures import Figures
+from edge_runtime.inbox import Compared, InboxEvent, Written
+from edge_runtime.jobs import DrafterJobs, UnderstudyJobs
 from edge_runtime.policy import Policy
 from edge_runtime.states import Writer
-from edge_runtime.worker import UnderstudyThread
+from edge_runtime.worker import DrafterThread, UnderstudyThread
+from outrider_core.drafting.drafter import Draft, Drafter
+from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.understudy import Understudy
 from tests.edge_runtime.world import PROMPT, World
 
@@ -109,6 +113,43 @@ def test_what_is_read_for_a_token_is_given_up_with_the_token(end: str) -> None:
             session.version += 1
         event = await asyncio.wait_for(inbox.get(), 2)
         assert isinstance(event, Written) and reader.given_up.is_set()
+        thread.close()
+
+    asyncio.run(run())
+
+
+class Grower:
+    """A drafter whose tree grows until it is stopped, five seconds at most."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+
+    def draft(
+        self, prefix: list[int], sampling: object, shape: object, stop: Callable[[], bool], rules: object
+    ) -> Draft:
+        self.begun.set()
+        for _ in range(1000):
+            if stop():
+                break
+            threading.Event().wait(0.005)
+        return Draft(TokenTree.chain([5]), (-0.1,), 1)
+
+
+def test_a_tree_for_comparison_ends_when_the_target_falls_silent() -> None:
+    """The drafter may have to write then; and of half a tree nothing is learnt."""
+    drafter, inbox = Grower(), asyncio.Queue[InboxEvent]()
+
+    async def run() -> None:
+        session = World(random.Random(0)).session
+        thread = DrafterThread(cast(Drafter, drafter))
+        DrafterJobs(session, thread, inbox, Figures(session, None)).compare(Compare(list(PROMPT), 8, 3))
+        await asyncio.to_thread(drafter.begun.wait, 10)
+        session.go_on_alone(0.0, 0.0)
+        event = await asyncio.wait_for(inbox.get(), 2)
+        assert isinstance(event, Compared) and not event.draft.tree
+        session.tree_compared(event.draft, event.base, event.working)
+        session.tuning.committed([*PROMPT, 9])
+        assert session.tuning.pace.compared == 0.0
         thread.close()
 
     asyncio.run(run())

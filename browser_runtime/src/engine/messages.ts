@@ -46,7 +46,7 @@ export type Job =
 
 export type Request =
   | (Job & { id: number })
-  | { type: "want"; key: string }
+  | { type: "want"; key: string; silent: boolean }
   | { type: "addRows"; positions: readonly number[]; rows: Float32Array }
   | { type: "keepRows"; length: number }
   | { type: "remember"; text: readonly number[] }

@@ -122,7 +122,7 @@ async function answer(request: Job): Promise<unknown> {
 }
 
 addEventListener("message", ({ data }: MessageEvent<Request>) => {
-  if (data.type === "want") drafter?.want(data.key);
+  if (data.type === "want") drafter?.want(data.key, data.silent);
   else if (data.type === "addRows") drafter?.addRows(data.positions, data.rows);
   else if (data.type === "keepRows") drafter?.keepRows(data.length);
   else if (data.type === "remember") drafter?.remember(data.text);

@@ -74,8 +74,8 @@ export class WorkerDrafter implements DrafterThread {
     return drafter;
   }
 
-  want(key: string): void {
-    this.tell({ type: "want", key });
+  want(key: string, silent: boolean): void {
+    this.tell({ type: "want", key, silent });
   }
 
   async draft(

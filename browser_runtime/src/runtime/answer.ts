@@ -151,7 +151,7 @@ export class Answer {
   }
 
   private do(actions: readonly Action[]): void {
-    this.drafter.want(this.key(this.session.version));
+    this.drafter.want(this.key(this.session.version), this.session.alone);
     this.understudy?.review();
     for (const action of actions) {
       switch (action.type) {
@@ -236,6 +236,7 @@ export class Answer {
     });
   }
 
+  /** Draft a tree for comparison, until the target falls silent: then the drafter may have to write. */
   private compare({ prefix, ...size }: Compare): void {
     const { session } = this;
     this.job(this.drafted(prefix, this.shape(size), null), ({ result, seconds }) => {

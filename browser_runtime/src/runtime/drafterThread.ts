@@ -1,6 +1,6 @@
 /** The drafter's jobs, in the order in which they were asked for, and drafting ahead between them. */
 
-import type { Draft, Drafter, TreeShape } from "../drafting/drafter.js";
+import { type Draft, type Drafter, NO_DRAFT, type TreeShape } from "../drafting/drafter.js";
 import type { Constraint } from "../protocol/constraint.js";
 import type { Sampling } from "../protocol/sampling.js";
 import { breathe } from "./breathe.js";
@@ -16,9 +16,9 @@ export interface Timed<T> {
  * once another is wanted. Promises reject with what the engine throws.
  */
 export interface DrafterThread {
-  /** From now on `key` is wanted. */
-  want(key: string): void;
-  /** key: null: to its end, whatever is wanted. constraint: of whose biases and penalties account is taken. */
+  /** From now on `key` is wanted. silent: the target has fallen silent. */
+  want(key: string, silent: boolean): void;
+  /** key: null: whatever is wanted, until the target falls silent; then nothing comes of it. constraint: of whose biases and penalties account is taken. */
   draft(
     prefix: readonly number[],
     sampling: Sampling,
@@ -46,6 +46,7 @@ export class LocalDrafter implements DrafterThread {
   private queue: Promise<unknown> = Promise.resolve();
   private asked = 0;
   private wanted = "";
+  private silent = false;
   private closed = false;
 
   /** free: frees the engine. */
@@ -54,8 +55,9 @@ export class LocalDrafter implements DrafterThread {
     private readonly free: () => Promise<void>,
   ) {}
 
-  want(key: string): void {
+  want(key: string, silent: boolean): void {
     this.wanted = key;
+    this.silent = silent;
   }
 
   draft(
@@ -65,11 +67,16 @@ export class LocalDrafter implements DrafterThread {
     key: string | null,
     constraint: Constraint | null = null,
   ) {
+    let silent = false; // or was it, meanwhile
     const stop = async () => {
       await breathe();
-      return this.closed || (key !== null && this.wanted !== key);
+      silent ||= key === null && this.silent;
+      return this.closed || silent || (key !== null && this.wanted !== key);
     };
-    return this.submit(() => this.drafter.draft(prefix, sampling, shape, stop, constraint));
+    return this.submit(async () => {
+      const draft = await this.drafter.draft(prefix, sampling, shape, stop, constraint);
+      return silent ? NO_DRAFT : draft;
+    });
   }
 
   nextToken(prefix: readonly number[], sampling: Sampling, constraint: Constraint | null = null) {

@@ -114,9 +114,9 @@ export class Tuning {
     }
   }
 
-  /** A tree for comparison is ready, below the first `base` tokens; drafting it took `seconds`. */
+  /** A tree for comparison, empty if it tells nothing, below the first `base` tokens; drafting it took `seconds`. */
   compared(draft: Draft, base: number, seconds: number): void {
-    this.comparing = { draft, base, seconds };
+    this.comparing = draft.chain || draft.tree.size ? { draft, base, seconds } : null;
     this.drafting = this.comparingChain = false;
     if (draft.chain) this.pace.chains.drafted(draft.steps, seconds);
   }

@@ -33,13 +33,19 @@ internal class DrafterJobs(
         }
     }
 
+    /** Draft a tree for comparison, until the target falls silent: then the drafter may have to write. */
     fun compare(action: Compare) {
         val shape = shapeOf(action.size)
         worker.submit { drafter ->
             val began = now()
-            val draft = if (shape == null) Draft() else {
-                drafter.draft(action.prefix, session.sampling, shape, session.constraint)
+            var silent = false // or was it, meanwhile
+            val drafted = if (shape == null) Draft() else {
+                drafter.draft(action.prefix, session.sampling, shape, session.constraint) {
+                    silent = silent || session.alone
+                    silent
+                }
             }
+            val draft = if (silent) Draft() else drafted // of a tree that was broken off nothing is learnt
             report(InboxEvent.Compared(session, draft, action.prefix.size, now() - began))
         }
     }

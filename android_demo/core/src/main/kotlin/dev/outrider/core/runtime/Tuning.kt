@@ -96,9 +96,9 @@ class Tuning(
         }
     }
 
-    /** A tree for comparison is ready, below the first [base] tokens; drafting it took [seconds]. */
+    /** A tree for comparison, empty if it tells nothing, below the first [base] tokens; drafting it took [seconds]. */
     internal fun compared(draft: Draft, base: Int, seconds: Double) {
-        comparison = Comparison(draft, base, seconds)
+        comparison = if (draft.chain || draft.tree.size > 0) Comparison(draft, base, seconds) else null
         drafting = false
         comparingChain = false
         if (draft.chain) pace.chains.drafted(draft.steps, seconds)
