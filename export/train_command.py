@@ -73,8 +73,7 @@ def read_train_options(arguments: argparse.Namespace) -> TrainOptions:
     Raises OptionsError.
     """
     given = {name: value for name, value in vars(arguments).items() if name in OPTIONS or name == "output_dir"}
-    if "prompts" in given:
-        given["prompts"] = tuple(given["prompts"])
+    given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     return TrainOptions.from_given({**(read_config(arguments.config) if arguments.config else {}), **given})
 
 

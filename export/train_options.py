@@ -103,8 +103,11 @@ class TrainOptions:
     max_new_tokens: int = _option(192, "text", "most tokens of an answer", "N", 1)
     max_tokens: int = _option(768, "text", "most tokens of a conversation", "N", 1)
 
-    start_from: Path | None = _option(  # noqa: RUF009 - a Path is immutable
-        None, "training", "go on from this drafter, with its shapes and draft vocabulary", "DIR"
+    start_from: tuple[Path, ...] = _option(
+        (),
+        "training",
+        "go on from this drafter, with its shapes and draft vocabulary; of several, from the mean of their weights",
+        "DIR",
     )
     epochs: int = _option(
         TrainSettings.epochs,
@@ -154,8 +157,9 @@ class TrainOptions:
                 raise OptionsError(f"{flag(name)} {value!r} is unknown; give one of {', '.join(info.choices)}")
         if self.answers and not self.answers.is_file():
             raise OptionsError(f"--answers: {self.answers} is not a file")
-        if self.start_from and not (self.start_from / "config.json").is_file():
-            raise OptionsError(f"--start-from: {self.start_from} is not a drafter folder; it has no config.json")
+        for folder in self.start_from:
+            if not (folder / "config.json").is_file():
+                raise OptionsError(f"--start-from: {folder} is not a drafter folder; it has no config.json")
         if not (self.prompts or self.self_prompts or self.answers):
             raise OptionsError("there is nothing to train on; give --prompts, --self-prompts or --answers")
         if not self.epochs and not self.start_from:

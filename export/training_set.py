@@ -48,8 +48,9 @@ MOA = Kind("moa", MoA)
 class TrainingSet:
     """A target and its answers. layers, draft_vocab, max_context, final_norm: see MoAConfig.for_target.
 
-    start_from: the folder of a MoA drafter that students go on from; its shapes replace those. Raises ValueError where
-    there is no answer, and DrafterError where that drafter cannot be read or is another target's.
+    start_from: folders of MoA drafters that students go on from, of several from the mean of their weights; their
+    shapes replace those. Raises ValueError where there is no answer, and DrafterError where one of these cannot be
+    read, is another target's or is shaped otherwise than the first.
     """
 
     target: Target
@@ -58,20 +59,15 @@ class TrainingSet:
     draft_vocab: int = 12288
     max_context: int = 2048
     final_norm: bool = True
-    start_from: Path | None = None
+    start_from: Seq[Path] = ()
 
     def __post_init__(self) -> None:
         if not self.sequences:
             raise ValueError("there is no answer to learn from; raise --max-prompt-tokens if prompts are too long")
         self._start: dict[str, Tensor] = {}
         self.start_hash = ""
-        if self.start_from is not None:
-            self.config, self._start, self.start_hash = load_drafter(self.start_from)
-            check_target(self.config.target_hash, self.target.name, self.target.model_hash, self.start_from)
-            if not self.config.null_row:
-                raise DrafterError(
-                    f"{self.start_from} was imported and has no null row, so it cannot be trained further"
-                )
+        if self.start_from:
+            self.config, self._start, self.start_hash = self._mean_of(self.start_from)
             return
         self.config = MoAConfig.for_target(
             self.target.config,
@@ -81,6 +77,22 @@ class TrainingSet:
             max_context=self.max_context,
             final_norm=self.final_norm,
         )
+
+    def _mean_of(self, folders: Seq[Path]) -> tuple[MoAConfig, dict[str, Tensor], str]:
+        """Shapes, mean weights and hashes of drafters. Raises DrafterError."""
+        drafters = [load_drafter(folder) for folder in folders]
+        first, its, _ = drafters[0]
+        for folder, (config, tensors, _) in zip(folders, drafters, strict=True):
+            check_target(config.target_hash, self.target.name, self.target.model_hash, folder)
+            if not config.null_row:
+                raise DrafterError(f"{folder} was imported and has no null row, so it cannot be trained further")
+            alike = replace(config, confidence_temperature=first.confidence_temperature) == first
+            if not alike or _shapes(tensors) != _shapes(its):
+                raise DrafterError(f"{folder} has other shapes than {folders[0]}, so they have no mean")
+            if not torch.equal(tensors["draft_ids"], its["draft_ids"]):
+                raise DrafterError(f"{folder} has another draft vocabulary than {folders[0]}, so they have no mean")
+        mean = {name: torch.stack([tensors[name].float() for _, tensors, _ in drafters]).mean(0) for name in its}
+        return first, {**mean, "draft_ids": its["draft_ids"]}, "+".join(drafter_hash for *_, drafter_hash in drafters)
 
     @property
     def tokens(self) -> int:
@@ -124,6 +136,10 @@ class TrainingSet:
     def _key(self) -> str:
         texts = hashlib.sha256(json.dumps([(s.ids, s.answers, s.alone) for s in self.sequences]).encode()).hexdigest()
         return key_of(self.target.model_hash, texts, self.config.target_layers)
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def key_of(*parts: object) -> str:

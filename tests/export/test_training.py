@@ -278,7 +278,7 @@ def test_a_student_goes_on_from_an_earlier_drafter(target: Target, tmp_path: Pat
     """With its weights, shapes and draft vocabulary, whatever the new texts would give."""
     first = TrainingSet(target, some_sequences(5), layers=2, draft_vocab=64).student(seed=3)
     save_drafter(tmp_path / "drafter", first.config, first.trained(), {}, as_given=True)
-    data = TrainingSet(target, some_sequences(23), start_from=tmp_path / "drafter")
+    data = TrainingSet(target, some_sequences(23), start_from=[tmp_path / "drafter"])
     student = data.student(seed=4)
     assert student.config == first.config and set(student.trained()) == set(first.trained())
     for name, tensor in first.trained().items():
@@ -287,11 +287,44 @@ def test_a_student_goes_on_from_an_earlier_drafter(target: Target, tmp_path: Pat
     assert data.checkpoint(student, SETTINGS, tmp_path) != fresh.checkpoint(student, SETTINGS, tmp_path)
 
 
+def test_a_student_goes_on_from_the_mean_of_several_drafters(target: Target, tmp_path: Path) -> None:
+    texts, folders = some_sequences(5), [tmp_path / "one", tmp_path / "two"]
+    students = [TrainingSet(target, texts, layers=2, draft_vocab=64).student(seed=seed) for seed in (3, 4)]
+    for folder, student, temperature in zip(folders, students, (0.8, 0.9), strict=True):
+        config = replace(student.config, confidence_temperature=temperature)
+        save_drafter(folder, config, student.trained(), {}, as_given=True)
+    data = TrainingSet(target, some_sequences(23), start_from=folders)
+    mean, (one, two) = data.student(seed=5).trained(), (student.trained() for student in students)
+    for name in set(mean) - {"draft_ids"}:
+        torch.testing.assert_close(mean[name], (one[name] + two[name]) / 2)
+    assert torch.equal(mean["draft_ids"], one["draft_ids"])
+    assert data.start_hash == "+".join(TrainingSet(target, texts, start_from=[folder]).start_hash for folder in folders)
+
+
+def test_unlike_drafters_have_no_mean(target: Target, tmp_path: Path) -> None:
+    def written(name: str, layers: int, **changed: torch.Tensor) -> Path:
+        student = TrainingSet(target, some_sequences(5), layers=layers, draft_vocab=64).student()
+        save_drafter(tmp_path / name, student.config, {**student.trained(), **changed}, {})
+        return tmp_path / name
+
+    one = written("one", 2)
+    others = {
+        "other shapes than .*one": [written("layers", 1), written("weights", 2, **{"norm.weight": torch.ones(3)})],
+        "another draft vocabulary than .*one": [
+            written("ids", 2, draft_ids=torch.arange(64, dtype=torch.int32).flip(0))
+        ],
+    }
+    for why, folders in others.items():
+        for folder in folders:
+            with pytest.raises(DrafterError, match=why):
+                TrainingSet(target, some_sequences(5), start_from=[one, folder])
+
+
 def test_another_targets_drafter_is_no_start(target: Target, tmp_path: Path) -> None:
     first = TrainingSet(target, some_sequences(5), layers=2, draft_vocab=64).student()
     config = replace(first.config, target_hash="0" * 16)
     save_drafter(tmp_path / "drafter", config, first.trained(), {})
     with pytest.raises(DrafterError, match="was trained on target 0000000000000000"):
-        TrainingSet(target, some_sequences(5), start_from=tmp_path / "drafter")
+        TrainingSet(target, some_sequences(5), start_from=[tmp_path / "drafter"])
     with pytest.raises(OptionsError, match=r"--start-from: .* is not a drafter folder"):
-        TrainOptions(tmp_path, self_prompts=1, start_from=tmp_path)
+        TrainOptions(tmp_path, self_prompts=1, start_from=(tmp_path,))

@@ -176,4 +176,4 @@ def test_an_imported_drafter_is_not_trained_further(folder: Path, tmp_path: Path
     config = replace(config, null_row=False, target_hash=target.model_hash)
     save_drafter(tmp_path, config, {name: tensor for name, tensor in tensors.items() if name != "null_row"}, {})
     with pytest.raises(DrafterError, match="no null row"):
-        TrainingSet(target, some_sequences(12), start_from=tmp_path)
+        TrainingSet(target, some_sequences(12), start_from=[tmp_path])
