@@ -40,7 +40,14 @@ class HttpServer(uvicorn.Server):
     LAST_SECONDS more than answers under way are given.
     """
 
-    def __init__(self, verifier: Verifier, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        verifier: Verifier,
+        settings: Settings,
+        tls: ssl.SSLContext | None = None,
+        leaving: threading.Event | None = None,
+    ) -> None:
+        """leaving: set once a signal came while nothing was served, whoever swallowed the exit that it raised."""
         raise_descriptors()
         self.app = App(verifier, settings)
         options = {} if tls is None else {"ssl_context_factory": lambda _config, _default: tls}
@@ -51,6 +58,7 @@ class HttpServer(uvicorn.Server):
         self._verifier = verifier
         self._settings, self._tls = settings, tls
         self._accounts, self._seconds = verifier.accounts, settings.shutdown_timeout
+        self._leaving = leaving or threading.Event()
         self._ending: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -64,9 +72,12 @@ class HttpServer(uvicorn.Server):
             )
         await super().startup(sockets)
         self._watching = asyncio.create_task(self._watch())
+        if self._leaving.is_set():
+            self._end()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None:  # uvicorn has yet to start: there is nobody to drain
+            self._leaving.set()
             raise SystemExit(0)
         if self._ending is not None:
             os._exit(128 + sig)

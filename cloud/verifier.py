@@ -22,7 +22,8 @@ from cloud import log
 from cloud.settings import Settings, describe_errors, read_settings, unknown_variables
 from cloud.tls import tls_context
 
-#: a signal came while loading; a library's `except:` around an import may have swallowed the exit
+#: a signal came before anything was served; a library's `except:` around an import may have swallowed the exit, or
+#: Python itself, in a callback of its own
 _leaving = threading.Event()
 
 
@@ -82,7 +83,7 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
     except (TargetError, DrafterError, AuthError) as error:
         return _fail(str(error))
     try:
-        server = HttpServer(verifier, settings, context)
+        server = HttpServer(verifier, settings, context, _leaving)
     except PageError as error:
         return _fail(str(error))
     if _leaving.is_set():

@@ -189,6 +189,26 @@ def test_sigterm_that_an_import_swallows(folder: Path) -> None:
     assert process.returncode == 0 and "verifier ready" not in process.stdout, process.stderr
 
 
+@pytest.mark.parametrize("called", ["Config.load", "server.asyncio_run"], ids=["taken", "not taken yet"])
+def test_sigterm_behind_the_ready_line_that_something_swallows(folder: Path, called: str) -> None:
+    """As Python does with what is raised in a callback of its own while it imports: the verifier ends all the same."""
+    code = (
+        "import os, signal, sys, time, uvicorn.server\n"
+        "from cloud import verifier\n"
+        f"original = uvicorn.{called}\n"
+        "def swallowing(*arguments, **options):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        time.sleep(10)\n"
+        "    except BaseException:\n"
+        "        return original(*arguments, **options)\n"
+        f"uvicorn.{called} = swallowing\n"
+        "sys.exit(verifier.main(sys.argv[1:]))\n"
+    )
+    process = by_code(folder, code)
+    assert process.returncode == 0 and "verifier ready" in process.stdout, process.stderr
+
+
 def by_code(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     """The verifier as this program runs it, until it ends."""
     models = ["--model", str(folder / "target"), "--drafter", str(folder / "drafter"), "--port", "0"]
