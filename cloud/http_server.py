@@ -41,13 +41,9 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(
-        self,
-        verifier: Verifier,
-        settings: Settings,
-        tls: ssl.SSLContext | None = None,
-        leaving: threading.Event | None = None,
+        self, verifier: Verifier, settings: Settings, tls: ssl.SSLContext | None, leaving: threading.Event
     ) -> None:
-        """leaving: set once a signal came while nothing was served, whoever swallowed the exit that it raised."""
+        """leaving: set once a signal came before anything was served; what it raised may have been swallowed."""
         raise_descriptors()
         self.app = App(verifier, settings)
         options = {} if tls is None else {"ssl_context_factory": lambda _config, _default: tls}
@@ -58,7 +54,7 @@ class HttpServer(uvicorn.Server):
         self._verifier = verifier
         self._settings, self._tls = settings, tls
         self._accounts, self._seconds = verifier.accounts, settings.shutdown_timeout
-        self._leaving = leaving or threading.Event()
+        self._leaving = leaving
         self._ending: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

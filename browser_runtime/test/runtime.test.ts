@@ -1,7 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Drafter } from "../src/drafting/drafter.js";
+import { Drafter, NO_DRAFT, treeShape } from "../src/drafting/drafter.js";
 import { OBEYS_BIAS, OBEYS_JSON } from "../src/protocol/constraint.js";
+import { Sampling } from "../src/protocol/sampling.js";
 import { LocalDrafter } from "../src/runtime/drafterThread.js";
 import { EdgeRuntime, type Request } from "../src/runtime/edgeRuntime.js";
 import { Link, LinkRefused, verifierUrl } from "../src/runtime/link.js";
@@ -184,6 +185,16 @@ test("what a cancelled answer asked for fails alone", async () => {
   const finished = await read(runtime.generate(PROMPT, { maxNewTokens: 4 }), fail);
   assert.equal(finished.tokenIds.length, 4);
   await runtime.close();
+});
+
+test("a tree for comparison ends when the target falls silent, and nothing comes of it", async () => {
+  const drafter = drafterOf();
+  const compare = () => drafter.draft(PROMPT, new Sampling(), treeShape({ gain: 0 }), null);
+  drafter.want("one", false);
+  assert.equal((await compare()).result.tree.size, 32);
+  drafter.want("two", true);
+  assert.equal((await compare()).result, NO_DRAFT);
+  await drafter.close();
 });
 
 test("an answer that goes on after a pause says so", async () => {
