@@ -22,7 +22,8 @@ from export.batches import MASKED, row_mask_of
 from export.features import OnlineFeatures, Sequence
 from outrider_core.models.moa import DeviceHalf, MoA
 
-AT_ONCE = 16  # texts; more make a CPU no faster
+#: texts at a time; more make a CPU no faster
+AT_ONCE_CPU, AT_ONCE_GPU = 16, 64
 
 
 @torch.no_grad()
@@ -104,11 +105,12 @@ def write_alone(
     """
     done = {row["index"]: row for row in read_answers(path) if row["index"] in set(indices)}
     moa.eval()
+    at_once = AT_ONCE_CPU if features.target.model.device.type == "cpu" else AT_ONCE_GPU
     left = sorted((i for i in indices if i not in done), key=lambda i: len(features.sequences[i].ids))  # little padding
     with path.open("a", encoding="utf-8") as file:
-        for at in range(0, len(left), AT_ONCE):
+        for at in range(0, len(left), at_once):
             on_end(len(done))
-            some = left[at : at + AT_ONCE]
+            some = left[at : at + at_once]
             for index, own in zip(some, continue_alone(moa, features, some, length), strict=True):
                 done[index] = {"index": index, "ids": own.ids, "alone": own.alone}
                 file.write(json.dumps(done[index], separators=(",", ":")) + "\n")

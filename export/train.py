@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -12,13 +11,11 @@ from typing import Any
 import torch
 
 from export.answers import Limits, generate_answers, read_answers
-from export.features import Sequence
 from export.ngrams import count_ngrams
-from export.own_text import write_alone
+from export.on_policy import own_text_rounds, some_of
 from export.precision import training_dtype
 from export.progress import Meter
 from export.prompts import OPENINGS, Conversation, plan, read_prompts
-from export.recipe import TrainSettings
 from export.share import Share
 from export.train_options import TrainOptions
 from export.trainer import Trainer
@@ -26,7 +23,6 @@ from export.training_set import MOA, Kind, TrainingSet, answer_files, key_of, re
 from outrider_core.machine import describe_machine
 from outrider_core.models.drafter_files import write_drafter
 from outrider_core.models.identity import model_identity
-from outrider_core.models.moa import MoA
 from outrider_core.models.packing import pack_linears
 from outrider_core.models.target import Target, find_source, load_target
 from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundle, TargetBundleError
@@ -35,8 +31,6 @@ from outrider_core.targets.config import UnsupportedTarget
 from outrider_core.targets.convert import check_source
 from outrider_core.targets.products import check_products
 
-#: tokens written alone behind every cut, and the learning rate of that stage over the main one's
-OWN_TOKENS, OWN_RATE = 32, 0.2
 #: conversations for which it pays to make the target's 8-bit copy
 WORTH_A_COPY = 500
 Notes = dict[str, Any]
@@ -69,20 +63,19 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
     shapes = (options.layers, options.draft_vocab, options.max_context)
     settings = kind.taught(options.settings())
     if not options.epochs:  # the texts of the last stage, or those that are held out, are all that is read
-        few = 10 * settings.held_out
-        sequences = some_of(sequences, options.own_text, settings) if options.own_text else sequences[:few]
+        own, few = options.own_text * options.on_policy, 10 * settings.held_out
+        sequences = some_of(sequences, own, settings) if own else sequences[:few]
     data = TrainingSet(target, sequences, *shapes, start_from=options.start_from)
     say(f"{len(data.sequences)} conversations, {data.answered:,} answer tokens, {data.tokens:,} in all")
     student = data.student(kind, options.seed)
     with share.first_then_all():  # the first makes the file of features, and all read the checkpoint before it changes
         features = data.features(options.features, options.work_dir)
         checkpoint = data.checkpoint(student, settings, options.work_dir)
-        trainer = main_stage = Trainer(student, features, settings, checkpoint, share)
-    started, seen = time.monotonic(), run_trainer(trainer)
-    if options.own_text:
-        assert isinstance(student, MoA), "only MoA can write alone"
-        trainer = own_text_trainer(student, data, trainer, options.own_text, options.features, options.work_dir)
+        main_stage = Trainer(student, features, settings, checkpoint, share)
+    started, seen, steps = time.monotonic(), run_trainer(main_stage), main_stage.steps
+    for trainer in own_text_rounds(main_stage, data, options.own_text, options.on_policy, options.features):
         seen += run_trainer(trainer)
+        steps += trainer.steps
     if not share.first:
         return None
 
@@ -98,9 +91,10 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
         "conversations": len(data.sequences),
         "answer_tokens": data.answered,
         "own_text": options.own_text,
+        "on_policy": options.on_policy if options.own_text else 0,
         **({"start_from": data.start_hash} if data.start_hash else {}),
         "settings": asdict(settings),
-        "steps": trainer.steps,
+        "steps": steps,
         "held_out_agreement_by_lag": agreement,
         "calibration": calibration._asdict() if calibration else None,
         "last_run": {
@@ -196,38 +190,6 @@ def answer(target: Target, conversations: list[Conversation], options: TrainOpti
             on_end=on_end,
         )
     return path
-
-
-def drawn(among: range, count: int, seed: int) -> list[int]:
-    """`count` of them in their order, or all; each seed draws others."""
-    return sorted(random.Random(seed).sample(among, min(count, len(among))))
-
-
-def some_of(sequences: list[Sequence], count: int, settings: TrainSettings) -> list[Sequence]:
-    """Of all texts the `count` that a last stage would draw, behind as many held-out ones as their trainer may keep."""
-    held_out = min(settings.held_out, len(sequences) // 10)
-    some = drawn(range(held_out, len(sequences)), count, settings.seed)
-    return [sequences[i] for i in (*range(min(held_out, len(some) // 9)), *some)]
-
-
-def own_text_trainer(student: MoA, data: TrainingSet, trainer: Trainer, count: int, where: str, work: Path) -> Trainer:
-    """The last stage, ready to run: `count` texts that the drafter writes alone, and as much of the rest beside them.
-
-    where: as in TrainingSet.features.
-    """
-    share, first = trainer.share, len(trainer.held_out)
-    some = drawn(range(first, len(trainer.features.sequences)), count, trainer.settings.seed)
-    path = trainer.checkpoint.with_suffix(".alone.jsonl")
-    with share.first_then_all(), Meter("own text", len(some), quiet=not share.first) as meter:
-        own = write_alone(student, trainer.features, some, OWN_TOKENS, path, lambda done: meter.update(done, ""))
-    # a trainer holds out a tenth of its sequences at most
-    held_out = [data.sequences[i] for i in trainer.held_out[: 2 * len(some) // 9]]
-    mixed = replace(data, sequences=[*held_out, *own, *(data.sequences[i] for i in some)])
-    rate = OWN_RATE * trainer.settings.learning_rate
-    settings = replace(trainer.settings, epochs=1, learning_rate=rate, held_out=len(held_out))
-    with share.first_then_all():
-        features = mixed.features(where, work)
-        return Trainer(student, features, settings, mixed.checkpoint(student, settings, work), share)
 
 
 def run_trainer(trainer: Trainer) -> int:

@@ -121,6 +121,9 @@ class TrainOptions:
     own_text: int = _option(
         0, "training", "a last stage that learns from N texts which the drafter itself wrote on alone", "N", 0
     )
+    on_policy: int = _option(
+        1, "training", "rounds of that stage, each with N other texts, written by what the round before left", "N", 1
+    )
     layers: int = _option(6, "training", "target layers that the drafter's server half reads", "N", 1)
     draft_vocab: int = _option(12288, "training", "most frequent tokens, which the device can propose", "N", 1)
     max_context: int = _option(2048, "training", "longest conversation a device may hold", "N", 1)
@@ -162,6 +165,8 @@ class TrainOptions:
                 raise OptionsError(f"--start-from: {folder} is not a drafter folder; it has no config.json")
         if not (self.prompts or self.self_prompts or self.answers):
             raise OptionsError("there is nothing to train on; give --prompts, --self-prompts or --answers")
+        if self.on_policy > 1 and not self.own_text:
+            raise OptionsError("--on-policy is the rounds of --own-text; give both")
         if not self.epochs and not self.start_from:
             raise OptionsError("--epochs 0 needs a drafter to begin with; give --start-from")
 

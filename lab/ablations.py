@@ -29,10 +29,10 @@ from cloud.loading import load_verifier
 from cloud.settings import Settings
 from export.__main__ import keep_freed_memory
 from export.features import Sequence
+from export.on_policy import own_text_rounds
 from export.precision import training_dtype
 from export.progress import Meter
 from export.recipe import TrainSettings
-from export.train import own_text_trainer
 from export.trainer import Trainer
 from export.training_set import TrainingSet, read_sequences
 from lab import offline_curve
@@ -42,7 +42,6 @@ from lab.kinds import KINDS
 from lab.lab import Lab
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.models.drafter_files import write_drafter
-from outrider_core.models.moa import MoA
 from outrider_core.models.target import load_target, open_target
 from outrider_core.protocol.sampling import Sampling
 
@@ -94,9 +93,7 @@ def train(name: str, sequences: list[Sequence], options: argparse.Namespace) -> 
     features = data.features("auto", options.work_dir).first(options.conversations)
     trainer = Trainer(student, features, settings, data.checkpoint(student, settings, place))
     _run(name, trainer)
-    if own_text:
-        assert isinstance(student, MoA), "only MoA can write alone"
-        last = own_text_trainer(student, data, trainer, own_text, "auto", place)
+    for last in own_text_rounds(trainer, data, own_text, 1, "auto"):
         _run(f"{name}: last stage", last)
         last.checkpoint.unlink()
     agreement, calibration = trainer.evaluate()

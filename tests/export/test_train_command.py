@@ -140,6 +140,29 @@ def test_the_last_stage_alone(training: Training) -> None:
     assert (again / "drafter.safetensors").read_bytes() != (training.output / "drafter.safetensors").read_bytes()
 
 
+def test_rounds_on_policy(training: Training) -> None:
+    """Each draws other answers, and writes with what the round before has left; a second run takes up all of it."""
+    assert run(*training.arguments(1)).returncode == 0
+    (answers,) = training.work.glob("answers-*.jsonl")
+    work = training.folder / "other"
+    options = {"start-from": training.output, "own-text": 5, "on-policy": 2, "work-dir": work}
+    folders = [training.folder / name for name in ("first", "second")]
+    for folder in folders:
+        arguments = training.arguments(0, **options, **{"output-dir": folder})
+        at = arguments.index("--prompts")
+        arguments[at : at + 2] = ["--answers", answers]
+        result = run(*arguments)
+        assert result.returncode == 0, result.stderr
+    written = [[json.loads(line) for line in path.read_text().splitlines()] for path in work.glob("*.alone.jsonl")]
+    indices = [{row["index"] for row in rows} for rows in written]
+    assert [len(rows) for rows in written] == [5, 5] and not indices[0] & indices[1]
+    first, second = (json.loads((folder / "config.json").read_text())["notes"] for folder in folders)
+    assert first["on_policy"] == 2 and first["steps"] == second["steps"] > 1
+    assert first["last_run"]["tokens"] > 0 == second["last_run"]["tokens"]
+    one, other = ((folder / "drafter.safetensors").read_bytes() for folder in folders)
+    assert one == other != (training.output / "drafter.safetensors").read_bytes()
+
+
 def test_two_ranks_train_one_drafter(training: Training) -> None:
     """torchrun: each answers and learns its share; the drafter is one. A run by one rank goes on from their files."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "export"]

@@ -84,6 +84,7 @@ def test_a_file_that_cannot_be_used_says_why(text: str, message: str, tmp_path: 
             "--epochs 0 needs a drafter to begin with; give --start-from",
         ),
         (["--self-prompts", "-1"], "--self-prompts -1 is too small"),
+        (["--self-prompts", "--on-policy", "2"], "--on-policy is the rounds of --own-text; give both"),
         (["--config", "nowhere.toml"], "--config: nowhere.toml cannot be read: No such file or directory"),
         (["--answers", "nowhere.jsonl"], "--answers: nowhere.jsonl is not a file"),
         (["--self-prompts", "--features", "disk"], "invalid choice: 'disk'"),
