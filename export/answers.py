@@ -102,11 +102,7 @@ class ConversationRunner:
         bundle: TargetBundle | None = None,
     ) -> None:
         self.chat, self.limits, self.plans = ChatFormat(target.tokenizer), limits, plans
-        self.decoder: Decoder
-        if bundle:
-            self.decoder = ExactDecoder(bundle, slots, limits.total, torch.get_num_threads())
-        else:
-            self.decoder = SlotDecoder(target, slots, limits.total)
+        self.decoder = decoder_for(target, bundle, slots, limits.total)
         device = torch.device("cpu") if bundle else target.model.device
         self.ends = set(target.eos_ids)
         self.generator = torch.Generator(device).manual_seed(seed)
@@ -168,6 +164,13 @@ class ConversationRunner:
         for conversation, token in zip(conversations, chosen.tolist(), strict=True):
             if conversation is not None:
                 conversation.add(token, self.ends)
+
+
+def decoder_for(target: Target, bundle: TargetBundle | None, slots: int, capacity: int) -> Decoder:
+    """A decoder on the target's 8-bit copy, if there is one, or on the target itself."""
+    if bundle:
+        return ExactDecoder(bundle, slots, capacity, torch.get_num_threads())
+    return SlotDecoder(target, slots, capacity)
 
 
 def generate_answers(

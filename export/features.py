@@ -85,7 +85,7 @@ class FeatureCache(OnlineFeatures):
         super().__init__(target, config, sequences)
         self._values = len(config.target_layers) * config.kv_width
         self._groups = self._values // config.target_head_dim
-        self._width = self._values + 2 * self._groups + 2 * config.hidden_size  # bytes of a token's row
+        self._width = row_bytes(config)
         folder.mkdir(parents=True, exist_ok=True)
         self.files = [folder / f"{_name(sequence.ids)}.u8" for sequence in sequences]
         there = {file.name: file.stat().st_size for file in os.scandir(folder)}
@@ -129,6 +129,12 @@ class FeatureCache(OnlineFeatures):
         kv = groups * scales.view(np.float16).astype(np.float32)[..., None]
         shape = (len(rows), len(self.config.target_layers), self.config.kv_width)
         return torch.from_numpy(kv).reshape(shape), torch.from_numpy(halves.view(np.float16))
+
+
+def row_bytes(config: MoAConfig) -> int:
+    """Bytes of a token in a FeatureCache."""
+    values = len(config.target_layers) * config.kv_width
+    return values + 2 * values // config.target_head_dim + 2 * config.hidden_size
 
 
 def _name(ids: list[int]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from export.answers import Limits, generate_answers, read_answers
+from export.forecast import forecast
 from export.ngrams import count_ngrams
 from export.on_policy import own_text_rounds, some_of
 from export.precision import training_dtype
@@ -20,19 +21,12 @@ from export.share import Share
 from export.train_options import TrainOptions
 from export.trainer import Trainer
 from export.training_set import MOA, Kind, TrainingSet, answer_files, key_of, read_sequences
+from export.writer import WORTH_A_COPY, writing_copy
 from outrider_core.machine import describe_machine
 from outrider_core.models.drafter_files import write_drafter
-from outrider_core.models.identity import model_identity
 from outrider_core.models.packing import pack_linears
-from outrider_core.models.target import Target, find_source, load_target
-from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundle, TargetBundleError
-from outrider_core.targets.cached import cached_folder, cached_target
-from outrider_core.targets.config import UnsupportedTarget
-from outrider_core.targets.convert import check_source
-from outrider_core.targets.products import check_products
+from outrider_core.models.target import Target, load_target
 
-#: conversations for which it pays to make the target's 8-bit copy
-WORTH_A_COPY = 500
 Notes = dict[str, Any]
 
 
@@ -56,7 +50,7 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
     if not options.answers:
         where = f"target {target.name} on {device}"
         say(f"{where}; {len(conversations)} conversations; work folder {options.work_dir}")
-    answers = options.answers or answer(target, conversations, options, share)
+    answers = options.answers or answer(target, kind, conversations, options, share)
 
     with share.first_then_all():
         sequences = read_sequences(answers)
@@ -129,32 +123,8 @@ def plan_conversations(options: TrainOptions) -> list[Conversation]:
     return conversations
 
 
-def writing_copy(options: TrainOptions, left: int) -> TargetBundle | None:
-    """The target's 8-bit copy, made where it is not in the cache, if that is to answer the `left` conversations."""
-    if options.writer == "torch" or (options.writer == "auto" and options.torch_device() != "cpu"):
-        return None
-    try:
-        source = find_source(options.target)
-        check_source(source)
-        made = (cached_folder(options.target, model_identity(source)) / MANIFEST_FILE).is_file()
-        if options.writer == "auto" and not made and left < WORTH_A_COPY:
-            return None
-        with Meter("8-bit copy of the target, %", 100) as meter:
-
-            def done(step: int, steps: int) -> None:
-                meter.update(100 * step // steps, "")
-
-            bundle = cached_target(options.target, done, lambda: print("waiting for another process that makes it"))
-        check_products(bundle.products.read_bytes())
-    except (UnsupportedTarget, TargetBundleError) as error:
-        if options.writer == "onnx":
-            raise ValueError(f"--writer onnx: {error}; use --writer torch") from None
-        return None
-    return bundle
-
-
-def answer(target: Target, conversations: list[Conversation], options: TrainOptions, share: Share) -> Path:
-    """Let the target answer; return the answers file.
+def answer(target: Target, kind: Kind, conversations: list[Conversation], options: TrainOptions, share: Share) -> Path:
+    """Let the target answer; return the answers file. Before a long run it says what that and training will take.
 
     Each rank takes its share of the conversations that no rank has answered yet, and writes a file of its own.
     """
@@ -170,6 +140,8 @@ def answer(target: Target, conversations: list[Conversation], options: TrainOpti
         return path
     if bundle is None:
         pack_linears(target.model.model)  # not the LM head, whose rows drafters adopt
+    if share.first and len(open_ones) >= WORTH_A_COPY:
+        print(forecast(target, kind, bundle, conversations, len(open_ones), options), flush=True)
     own = path if share.first else path.with_name(f"{path.stem}.rank{share.rank}.jsonl")
     with Meter("conversations", len(left), quiet=not share.first) as meter:
         began, tokens = time.monotonic(), 0

@@ -7,7 +7,7 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -122,7 +122,7 @@ class Trainer:
         if checkpoint.is_file():
             self._restore()
 
-    def run(self, save_every: float = 60.0) -> Iterator[Progress]:
+    def run(self, save_every: float = 60.0) -> Generator[Progress, None, None]:
         """Train to the end, yielding after each step; saves every `save_every` seconds and on any exit."""
         saved = time.monotonic()
         try:

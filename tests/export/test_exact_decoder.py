@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from export.answers import Limits, generate_answers, read_answers
 from export.exact_decoder import Spans
 from export.prompts import ChatFormat, Conversation, UserTurn
-from export.train import writing_copy
 from export.train_options import TrainOptions
+from export.writer import writing_copy
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.part import POOL_BLOCK
 from tests.targets.plain import lowered, plain_decode_8bit
