@@ -194,6 +194,9 @@ class Scheduler:
         chunk = min(self._prefill_chunk, room, self.budget.prefill_room(self._delayed(verifies), room))
         demands = [missing[pending] for pending in behind]
         shares = fair_shares([pending.account for pending in behind], demands, chunk)
+        if any(shares) and not shares[0]:  # the oldest claim may be the only one that the pool has room for
+            shares[shares.index(max(shares))] -= 1
+            shares[0] = 1
         room -= sum(shares)
         parts = []
         for pending, share in zip(behind, shares, strict=True):

@@ -296,6 +296,20 @@ def test_writing_alone_does_not_keep_others_from_the_pool() -> None:
         assert direct.verifier.engine.pool.evictions > 0
 
 
+def test_a_chunk_smaller_than_the_crowd_starves_nobody() -> None:
+    """A pool that holds the oldest session alone, which lacks most, and less prefill a step than sessions wait."""
+    model = tiny_model(seed=8)
+    texts = [[10 + index] * (110 if index == 0 else 90) for index in range(6)]
+    with started(make_verifier(model, (), kv_tokens=160, prefill_chunk=4)) as direct:
+        jobs = [(bytes([index]) * 16, text) for index, text in enumerate(texts)]
+        for session, text in jobs:
+            direct.open(session, text)
+        waiting = [direct.submit(session, Generate(0, 1, len(text), 3))[1] for session, text in jobs]
+        for text, replies in zip(texts, waiting, strict=True):
+            got = [replies.get(timeout=60).bonus for _ in range(3)]  # type: ignore[union-attr]
+            assert got == plain_decode(model, text, Sampling(), 3, eos_ids=())
+
+
 def test_free_rows_are_never_read() -> None:
     """Rows that a session did not write may hold anything, here NaN: no other session's text can reach it."""
     model = tiny_model("mistral", seed=3)
