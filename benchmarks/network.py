@@ -175,8 +175,8 @@ class Bench:
         return self._verifiers[own]
 
     async def learn_truth(self) -> None:
-        """The target's own answers, over no link at all."""
-        verifier = await self.verifier()
+        """The target's own answers, one step a token, over no link at all."""
+        verifier = await self.verifier(PLAIN_STREAMS)
         async with EdgeRuntime(self.bundle, verifier.address, mode="stream") as runtime:
             for number in range(len(self.prompts)):
                 run = Run()
