@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from export.answers import decoder_for
@@ -20,9 +20,9 @@ from export.training_set import Kind, TrainingSet
 from outrider_core.models.target import Target
 from outrider_core.targets.bundle import TargetBundle
 
-#: the share of --max-new-tokens that an answer takes (in the default target's corpus 156 of 256), characters to a token
+#: the share of --max-new-tokens that an answer takes (in the default target's corpus 176 of 256), characters to a token
 #: of a prompt, tokens of a user's turn that the target writes itself, and tokens behind which writing is timed
-ANSWERED, CHARACTERS, OWN_TURN, BEHIND = 0.6, 4, 40, 16
+ANSWERED, CHARACTERS, OWN_TURN, BEHIND = 0.7, 4, 40, 16
 #: steps that are timed, behind one that is not
 TIMED = 2
 
@@ -56,7 +56,7 @@ def forecast(
     Raises DrafterError and OSError.
     """
     turns = [turn for conversation in plans for turn in conversation.turns]
-    answers = int(len(turns) * ANSWERED * options.max_new_tokens)
+    answers = round(len(turns) * ANSWERED * options.max_new_tokens)
     asked = (OWN_TURN if turn.goes_on else len(turn.text) // CHARACTERS for turn in turns)
     tokens = answers + sum(min(options.max_prompt_tokens, length) for length in asked)
     rate = writing_rate(target, bundle, min(options.slots, left), options.max_tokens)
@@ -83,7 +83,7 @@ def writing_rate(target: Target, bundle: TargetBundle | None, slots: int, longes
         decoder.step(tokens)
         began = time.monotonic()
         for _ in range(TIMED):
-            decoder.step(tokens)
+            decoder.step(tokens).argmax(-1).tolist()
         return slots * TIMED / (time.monotonic() - began)
     finally:
         decoder.close()
@@ -91,6 +91,7 @@ def writing_rate(target: Target, bundle: TargetBundle | None, slots: int, longes
 
 def step_seconds(data: TrainingSet, kind: Kind, settings: TrainSettings, longest: int) -> tuple[float, float]:
     """(a training step, the target's pass in it): seconds. Its text is random, in conversations an eighth as long."""
+    settings = replace(settings, epochs=1, held_out=0)
     rng, length = random.Random(0), min(longest, max(8, settings.batch_tokens // 8))
     count = max(1, settings.batch_tokens // length) * (TIMED + 1)
     ids = [rng.choices(range(data.config.vocab_size), k=length) for _ in range(count)]
@@ -105,7 +106,7 @@ def step_seconds(data: TrainingSet, kind: Kind, settings: TrainSettings, longest
         step = (time.monotonic() - began) / TIMED
         steps.close()
     began = time.monotonic()
-    features.batch(trainer.plan[0])
+    features.batch(trainer.plan[0])[1].sum().item()
     return step, min(step, time.monotonic() - began)
 
 

@@ -15,6 +15,7 @@ from export.prompts import Conversation, UserTurn
 from export.share import ALONE
 from export.train_options import TrainOptions
 from export.training_set import MOA, TrainingSet
+from outrider_core.models.drafter_files import save_drafter
 from outrider_core.models.target import Target
 from tests.tiny import tiny_model, tiny_target, tiny_tokenizer
 
@@ -36,9 +37,9 @@ def options(folder: Path, **more: object) -> TrainOptions:
 
 
 def test_tokens_disk_and_hours(target: Target, tmp_path: Path) -> None:
-    """Three answers of six tokens, prompts of 6, 0 and 40 tokens, of which 10 may be used."""
+    """Three answers of seven tokens, prompts of 6, 0 and 40 tokens, of which 10 may be used."""
     told = forecast(target, MOA, None, PLANS, 2, options(tmp_path, max_prompt_tokens=10))
-    assert (told.answers, told.tokens, told.epochs) == (18, 18 + 6 + 0 + 10, 3)
+    assert (told.answers, told.tokens, told.epochs) == (21, 21 + 6 + 0 + 10, 3)
     assert told.writing > 0 and told.training > 0 and told.free > 0
     text = Sequence(list(range(4, 24)), ((5, 20),))
     data = TrainingSet(target, [text], layers=2, draft_vocab=64)
@@ -47,6 +48,10 @@ def test_tokens_disk_and_hours(target: Target, tmp_path: Path) -> None:
     cache.batch([0])
     assert told.disk == told.tokens * cache.files[0].stat().st_size // 20
     assert not forecast(target, MOA, None, PLANS, 2, options(tmp_path, features="online")).disk
+    drafter = tmp_path / "drafter"
+    save_drafter(drafter, data.config, data.student().trained(), {})
+    untrained = forecast(target, MOA, None, PLANS, 2, options(tmp_path, epochs=0, start_from=(drafter,)))
+    assert untrained.training == 0.0
     assert target.model.config._attn_implementation != "outrider_slots"
     assert not list((tmp_path / "work").glob("checkpoint*"))
 
@@ -55,7 +60,7 @@ def test_only_what_is_left_is_written(target: Target, tmp_path: Path, monkeypatc
     monkeypatch.setattr("export.forecast.writing_rate", lambda *_: 2.0)
     monkeypatch.setattr("export.forecast.step_seconds", lambda *_: (5.0, 4.0))
     told = [forecast(target, MOA, None, PLANS, left, options(tmp_path, batch_tokens=1)) for left in (2, 1)]
-    assert [one.writing for one in told] == [18 / 2, 18 / 4]
+    assert [one.writing for one in told] == [21 / 2, 21 / 4]
     kept, online = told[0], forecast(target, MOA, None, PLANS, 2, options(tmp_path, batch_tokens=1, features="online"))
     assert math.isclose(kept.training, kept.tokens * (3 * 1 + 4)) and math.isclose(online.training, kept.tokens * 15)
 
