@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 import torch
 from torch.nn import functional
@@ -10,13 +11,15 @@ from torch.nn import functional
 #: the shape of a product that most of a training step resembles: tokens, inputs, outputs
 PRODUCT = (512, 576, 1536)
 REPEATS = 5
+Dtype = Literal["float32", "bfloat16"]
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 
 
-def training_dtype(device: str) -> str:
+def training_dtype(device: str) -> Dtype:
     """ "bfloat16", or "float32" on a CPU that takes longer for a product in bfloat16, as those without AVX-512 do."""
     if device != "cpu":
         return "bfloat16"
-    return min(("float32", "bfloat16"), key=lambda name: _seconds(getattr(torch, name)))
+    return min(DTYPES, key=lambda name: _seconds(getattr(torch, name)))
 
 
 def _seconds(dtype: torch.dtype) -> float:

@@ -39,7 +39,7 @@ from lab import offline_curve
 from lab.contenders import Unfed
 from lab.drafters import first_moa, open_contender
 from lab.kinds import KINDS
-from lab.lab import Lab
+from lab.lab import Lab, fast_dtype
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.models.drafter_files import write_drafter
 from outrider_core.models.target import load_target, open_target
@@ -206,7 +206,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     settings = Settings(
         model=options.target,
         drafter=first_moa(list(folders.values())),
-        dtype="bfloat16",
+        dtype=fast_dtype(),
         device=options.device,
         threads=torch.get_num_threads(),
         tree_budget=SHAPE.nodes,

@@ -32,7 +32,7 @@ from lab.baselines.decision import DecisionConfig, DecisionModel, Examples, Trai
 from lab.baselines.trees import LevelTree
 from lab.contenders import Contender, SampledContender
 from lab.drafters import open_contenders, open_lab
-from lab.lab import Lab
+from lab.lab import Lab, fast_dtype
 from lab.multi_candidate import SampledDrafter
 from outrider_core.arguments import positive_ints
 from outrider_core.drafting.drafter import Drafter, TreeShape
@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m lab.decision", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     common_arguments(
-        parser, "prompts", "target", "device", "threads", "seed", count=96, max_new_tokens=64, dtype="bfloat16"
+        parser, "prompts", "target", "device", "threads", "seed", count=96, max_new_tokens=64, dtype=fast_dtype()
     )
     parser.add_argument("--drafter", required=True, metavar="FOLDER", help="the drafter that is to stop early")
     parser.add_argument("--output", type=Path, required=True, help="the safetensors file to write")

@@ -36,7 +36,7 @@ from lab import offline_curve
 from lab.baselines.decision import THRESHOLD, DecisionError, load
 from lab.baselines.files import VARIANTS
 from lab.contenders import BaselineContender, Contender, MoAContender, SampledContender, Tables, Unfed, VariantContender
-from lab.lab import Answer, Lab
+from lab.lab import Answer, Lab, fast_dtype
 from lab.multi_candidate import EarlyStop
 from outrider_core.arguments import positive_ints
 from outrider_core.drafting.bundle import Bundle, open_bundle
@@ -226,7 +226,7 @@ def main(argv: list[str] | None = None) -> int:
         "seed",
         count=24,
         max_new_tokens=96,
-        dtype="bfloat16",
+        dtype=fast_dtype(),
         json=Path("build/drafters.json"),
     )
     parser.add_argument("--drafters", nargs="+", default=[f"moa={default_drafter()}"], metavar="[NAME=]FOLDER")

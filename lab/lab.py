@@ -16,6 +16,7 @@ from cloud.features import FeatureRows
 from cloud.service import Verifier
 from cloud.sessions import Session
 from cloud.torch_engine.drawing import TorchLogits
+from export.precision import Dtype, training_dtype
 from lab.baselines.sampling import draft_distribution
 from lab.contenders import Contender
 from lab.multi_candidate import RuleEngine
@@ -25,6 +26,11 @@ from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
 from outrider_core.protocol.wire import Open, pack_ids
 
 PREFILL = 512
+
+
+def fast_dtype() -> Dtype:
+    """The number format of a target here unless one is asked for: what this machine multiplies faster in."""
+    return training_dtype("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @dataclass
