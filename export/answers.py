@@ -25,6 +25,8 @@ from outrider_core.targets.bundle import TargetBundle
 USER_TEMPERATURE = 0.8
 #: tokens of prompts that one forward pass reads, about
 PREFILL_TOKENS = 8192
+#: slots of which one is free before prompts are read: a pass over few tokens takes a GPU as long as one over many
+SLOTS_PER_FREE = 32
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ class ConversationRunner:
                 self._refill(waiting, write)
                 if not any(self.slots):
                     return
-                self._accept(list(range(len(self.slots))), self.decoder.step(self.tokens))
+                writing = [slot for slot, one in enumerate(self.slots) if one is not None and not one.unread]
+                self._accept(writing, self.decoder.step(self.tokens)[writing])
         finally:
             self.decoder.close()
 
@@ -131,19 +134,23 @@ class ConversationRunner:
                 yield OngoingConversation(index, self.plans[index], self.chat, self.limits)
 
     def _refill(self, waiting: Iterator[OngoingConversation], write: Callable[[OngoingConversation], None]) -> None:
-        """Prefill free slots, and those whose conversation has a new user turn, until all slots write."""
+        """Prefill free slots, and those whose conversation has a new user turn, until all slots write or few do not."""
         while True:
             fresh: dict[int, list[int]] = {}
+            used = unread = 0
             for slot, conversation in enumerate(self.slots):
                 if conversation is not None and conversation.ended:
                     write(conversation)
                     self.slots[slot] = conversation = None
                 if conversation is None:
-                    self.decoder.lengths[slot] = 0
                     conversation = self.slots[slot] = self._next(waiting, write)
-                if conversation is not None and conversation.unread and sum(map(len, fresh.values())) < PREFILL_TOKENS:
-                    fresh[slot] = conversation.ids
-            if not fresh:
+                if conversation is None or conversation.unread:
+                    self.decoder.lengths[slot] = 0
+                if conversation is not None:
+                    used, unread = used + 1, unread + conversation.unread
+                    if conversation.unread and sum(map(len, fresh.values())) < PREFILL_TOKENS:
+                        fresh[slot] = conversation.ids
+            if unread <= (used - unread) // SLOTS_PER_FREE:
                 return
             self._accept(list(fresh), self.decoder.prefill(fresh))
 
@@ -157,13 +164,12 @@ class ConversationRunner:
         return None
 
     def _accept(self, slots: list[int], logits: torch.Tensor) -> None:
-        conversations = [self.slots[slot] for slot in slots]
-        temperatures = [conversation.temperature if conversation else 0.0 for conversation in conversations]
+        conversations = [conversation for slot in slots if (conversation := self.slots[slot])]
+        temperatures = [conversation.temperature for conversation in conversations]
         chosen = choose(logits, torch.tensor(temperatures, device=logits.device), self.generator)
         self.tokens[slots] = chosen
         for conversation, token in zip(conversations, chosen.tolist(), strict=True):
-            if conversation is not None:
-                conversation.add(token, self.ends)
+            conversation.add(token, self.ends)
 
 
 def decoder_for(target: Target, bundle: TargetBundle | None, slots: int, capacity: int) -> Decoder:

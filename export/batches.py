@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from export.features import OnlineFeatures, Sequence
 from export.recipe import TrainSettings
@@ -44,48 +45,57 @@ def draw_window(rng: random.Random, long_windows: float) -> int:
     return rng.choice((16, 32, 64, 128)) if draw < long_windows * 2 / 3 else 0  # 0: no rows at all
 
 
-def row_mask_of(length: int, window: int, phase: int) -> tuple[Tensor, Tensor]:
-    """The lagged cross-attention mask: (additive [length, length + 1], lag [length]).
+def _drawn_window(rng: random.Random, long_windows: float) -> tuple[int, int]:
+    """(window, phase)."""
+    window = draw_window(rng, long_windows)
+    return window, rng.randrange(max(1, window))
 
-    Query i belongs to the window whose root is the largest r <= i with r = phase (mod window), and sees
-    the null row (column 0) and the rows of tokens j < r. Window 0: the null row only.
+
+def row_masks_of(length: int, windows: Tensor, phases: Tensor, alone: Tensor) -> tuple[Tensor, Tensor]:
+    """The lagged cross-attention masks of B texts: (additive [B, length, length + 1], lag [B, length]).
+
+    Query i belongs to the window whose root is the largest r <= i with r = phase (mod window), and sees the null row
+    (column 0) and the rows of tokens j < r. windows, phases [B] int64: window 0 shows the null row only. alone [B]
+    int64: where it is not 0, all queries from the last verified token, alone - 1, on have that one as their root.
     """
-    i = torch.arange(length)
-    root = torch.zeros_like(i) if window == 0 else (i - phase).div(window, rounding_mode="floor") * window + phase
-    root = root.clamp(min=0)
-    visible = torch.arange(-1, length)[None] < root[:, None]
-    visible[:, 0] = True
-    return torch.where(visible, 0.0, MASKED), i - root + 1
+    at = torch.arange(length, device=windows.device)
+    windows, phases, last = windows[:, None], phases[:, None], alone[:, None] - 1
+    roots = (at - phases).div(windows.clamp(min=1), rounding_mode="floor") * windows + phases
+    roots = torch.where(windows > 0, roots, 0).clamp(min=0)
+    roots = torch.where((last >= 0) & (at >= last), last, roots)
+    columns = torch.arange(-1, length, device=at.device)
+    visible = (columns < roots[..., None]) | (columns < 0)
+    return torch.where(visible, 0.0, MASKED), at - roots + 1
+
+
+def row_mask_of(length: int, window: int, phase: int) -> tuple[Tensor, Tensor]:
+    """The same of one text that the target wrote: (additive [length, length + 1], lag [length])."""
+    mask, lag = row_masks_of(length, torch.tensor([window]), torch.tensor([phase]), torch.tensor([0]))
+    return mask[0], lag[0]
 
 
 def build_batch(features: OnlineFeatures, indices: list[int], rng: random.Random, settings: TrainSettings) -> Batch:
+    """The batch of these texts, on the device where their features are: on a GPU its masks are made there."""
     sequences = [features.sequences[i] for i in indices]
     kv, hidden = features.batch(indices)
-    size, count = max(len(s.ids) for s in sequences), len(indices)
-    tokens = torch.zeros(count, size, dtype=torch.long)
-    row_mask = torch.full((count, size, size + 1), MASKED)
-    row_mask[:, :, 0] = 0.0
-    lag = torch.ones(count, size, dtype=torch.long)
-    weight, answer = torch.zeros(count, size), torch.zeros(count, size, dtype=torch.bool)
+    device, dtype = kv.device, features.target.model.dtype
+    tokens = pad_sequence([torch.tensor(s.ids) for s in sequences], batch_first=True)
+    count, size = tokens.shape
+    drawn = [_drawn_window(rng, settings.long_windows) for _ in sequences]
+    windows, phases, alone = torch.tensor([[*each, s.alone] for each, s in zip(drawn, sequences, strict=True)]).T
+    row_mask, lag = row_masks_of(size, windows.to(device), phases.to(device), alone.to(device))
+
+    answer = torch.zeros(count, size, dtype=torch.bool)
+    elsewhere = torch.zeros(count, size)
     for b, sequence in enumerate(sequences):
-        n = len(sequence.ids)
-        tokens[b, :n] = torch.tensor(sequence.ids)
-        window = draw_window(rng, settings.long_windows)
-        mask, lags = row_mask_of(n, window, phase=rng.randrange(max(1, window)))
-        if sequence.alone:  # one window from the last verified token to the end
-            root = sequence.alone - 1
-            mask[root:, : root + 1] = 0.0
-            mask[root:, root + 1 :] = MASKED
-            lags[root:] = torch.arange(1, n - root + 1)
-        row_mask[b, :n, : n + 1], lag[b, :n] = mask, lags
-        decayed = (settings.lag_decay ** (lags - 1).float()).clamp(min=0.25)
         for begin, end in sequence.answers:
             answer[b, begin - 1 : end - 1] = True  # position i predicts token i + 1
-        elsewhere = 0.0 if sequence.alone else settings.prompt_weight
-        weight[b, : n - 1] = decayed[:-1] * torch.where(answer[b, : n - 1], 1.0, elsewhere)
-    causal = torch.full((size, size), MASKED).triu(1)[None]
-    dtype = features.target.model.dtype
-    return Batch(tokens, kv.to(dtype), hidden.to(dtype), causal, row_mask, lag, weight, answer)
+        elsewhere[b, : len(sequence.ids) - 1] = 0.0 if sequence.alone else settings.prompt_weight
+    answer = answer.to(device)
+    decayed = (settings.lag_decay ** (lag - 1).float()).clamp(min=0.25)
+    weight = decayed * torch.where(answer, 1.0, elsewhere.to(device))
+    causal = torch.full((size, size), MASKED, device=device).triu(1)[None]
+    return Batch(tokens.to(device), kv.to(dtype), hidden.to(dtype), causal, row_mask, lag, weight, answer)
 
 
 def epoch_order(sequences: Seq[Sequence], batch_tokens: int, seed: int) -> list[list[int]]:

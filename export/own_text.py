@@ -23,7 +23,7 @@ from export.features import OnlineFeatures, Sequence
 from outrider_core.models.moa import DeviceHalf, MoA
 
 #: texts at a time; more make a CPU no faster
-AT_ONCE_CPU, AT_ONCE_GPU = 16, 64
+AT_ONCE_CPU, AT_ONCE_GPU = 16, 128
 
 
 @torch.no_grad()
