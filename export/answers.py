@@ -23,10 +23,10 @@ from outrider_core.targets.bundle import TargetBundle
 
 #: a self-written user turn is drawn at this temperature: greedily it would always be the same
 USER_TEMPERATURE = 0.8
-#: tokens of prompts that one forward pass reads, about
+#: tokens of prompts that one forward pass reads, padding included; one longer prompt is read alone
 PREFILL_TOKENS = 8192
 #: slots of which one is free before prompts are read: a pass over few tokens takes a GPU as long as one over many
-SLOTS_PER_FREE = 32
+SLOTS_PER_FREE = 16
 
 
 @dataclass(frozen=True)
@@ -134,25 +134,34 @@ class ConversationRunner:
                 yield OngoingConversation(index, self.plans[index], self.chat, self.limits)
 
     def _refill(self, waiting: Iterator[OngoingConversation], write: Callable[[OngoingConversation], None]) -> None:
-        """Prefill free slots, and those whose conversation has a new user turn, until all slots write or few do not."""
-        while True:
-            fresh: dict[int, list[int]] = {}
-            used = unread = 0
-            for slot, conversation in enumerate(self.slots):
-                if conversation is not None and conversation.ended:
-                    write(conversation)
-                    self.slots[slot] = conversation = None
-                if conversation is None:
-                    conversation = self.slots[slot] = self._next(waiting, write)
-                if conversation is None or conversation.unread:
-                    self.decoder.lengths[slot] = 0
-                if conversation is not None:
-                    used, unread = used + 1, unread + conversation.unread
-                    if conversation.unread and sum(map(len, fresh.values())) < PREFILL_TOKENS:
-                        fresh[slot] = conversation.ids
-            if unread <= (used - unread) // SLOTS_PER_FREE:
+        """Once enough slots do not write, put conversations into the free ones and prefill them all."""
+        begun = False
+        while unread := self._unread(waiting, write):
+            used = sum(conversation is not None for conversation in self.slots)
+            if not begun and len(unread) <= (used - len(unread)) // SLOTS_PER_FREE:
                 return
+            begun = True
+            longest_first = sorted(unread.items(), key=lambda item: -len(item[1]))
+            at_once = max(1, PREFILL_TOKENS // len(longest_first[0][1]))
+            fresh = dict(longest_first[:at_once])
             self._accept(list(fresh), self.decoder.prefill(fresh))
+
+    def _unread(
+        self, waiting: Iterator[OngoingConversation], write: Callable[[OngoingConversation], None]
+    ) -> dict[int, list[int]]:
+        """Slot -> ids of those that begin or have a new user turn, after ended ones have made room."""
+        unread = {}
+        for slot, conversation in enumerate(self.slots):
+            if conversation is not None and conversation.ended:
+                write(conversation)
+                conversation = None
+            if conversation is None:
+                conversation = self.slots[slot] = self._next(waiting, write)
+            if conversation is None or conversation.unread:
+                self.decoder.lengths[slot] = 0
+            if conversation is not None and conversation.unread:
+                unread[slot] = conversation.ids
+        return unread
 
     def _next(
         self, waiting: Iterator[OngoingConversation], write: Callable[[OngoingConversation], None]

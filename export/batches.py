@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from export.features import OnlineFeatures, Sequence
+from export.features import OnlineFeatures, Sequence, sent
 from export.recipe import TrainSettings
 
 MASKED = -1e9
+#: batches, about, whose texts are sorted by length together; at least 400 texts are
+BATCHES_SORTED = 16
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Batch:
     lag: Tensor  # [B, S] int64, distance to the youngest visible row
     weight: Tensor  # [B, S] float
     answer: Tensor  # [B, S] bool: the next token is in an answer
+    learnt: Tensor  # [N] int64: where `weight` is not 0, as b * S + s
 
 
 def draw_window(rng: random.Random, long_windows: float) -> int:
@@ -82,8 +85,8 @@ def build_batch(features: OnlineFeatures, indices: list[int], rng: random.Random
     tokens = pad_sequence([torch.tensor(s.ids) for s in sequences], batch_first=True)
     count, size = tokens.shape
     drawn = [_drawn_window(rng, settings.long_windows) for _ in sequences]
-    windows, phases, alone = torch.tensor([[*each, s.alone] for each, s in zip(drawn, sequences, strict=True)]).T
-    row_mask, lag = row_masks_of(size, windows.to(device), phases.to(device), alone.to(device))
+    windows = torch.tensor([[*each, s.alone] for each, s in zip(drawn, sequences, strict=True)])
+    row_mask, lag = row_masks_of(size, *sent(windows, device).T)
 
     answer = torch.zeros(count, size, dtype=torch.bool)
     elsewhere = torch.zeros(count, size)
@@ -91,11 +94,15 @@ def build_batch(features: OnlineFeatures, indices: list[int], rng: random.Random
         for begin, end in sequence.answers:
             answer[b, begin - 1 : end - 1] = True  # position i predicts token i + 1
         elsewhere[b, : len(sequence.ids) - 1] = 0.0 if sequence.alone else settings.prompt_weight
-    answer = answer.to(device)
+    whether = torch.where(answer, 1.0, elsewhere)
     decayed = (settings.lag_decay ** (lag - 1).float()).clamp(min=0.25)
-    weight = decayed * torch.where(answer, 1.0, elsewhere.to(device))
+    weight = decayed * sent(whether, device)
+    learnt = whether.flatten().nonzero()[:, 0]  # here, as a GPU would have to be waited for
     causal = torch.full((size, size), MASKED, device=device).triu(1)[None]
-    return Batch(tokens.to(device), kv.to(dtype), hidden.to(dtype), causal, row_mask, lag, weight, answer)
+    return Batch(
+        sent(tokens, device), kv.to(dtype), hidden.to(dtype), causal, row_mask, lag, weight, sent(answer, device),
+        sent(learnt, device),
+    )  # fmt: skip
 
 
 def epoch_order(sequences: Seq[Sequence], batch_tokens: int, seed: int) -> list[list[int]]:
@@ -107,7 +114,8 @@ def epoch_order(sequences: Seq[Sequence], batch_tokens: int, seed: int) -> list[
     order = list(range(len(sequences)))
     rng.shuffle(order)
     batches: list[list[int]] = []
-    pool = 400
+    tokens = sum(len(sequence.ids) for sequence in sequences)
+    pool = max(400, BATCHES_SORTED * batch_tokens * len(sequences) // max(1, tokens))
     for at in range(0, len(order), pool):
         batch: list[int] = []
         for index in sorted(order[at : at + pool], key=lambda i: len(sequences[i].ids)):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from transformers.modeling_utils import AttentionInterface
 
 from outrider_core.models.target import Target, head_dim_of
+
+#: columns of the cache that a captured step reads are a multiple of this
+SPAN = 128
 
 
 class Decoder(Protocol):
@@ -31,7 +36,8 @@ class SlotDecoder:
 
     Cache: keys and values [layers, slots * kv_heads, capacity, head_dim] in the model's dtype. Where that is a 16-bit
     one, keys are kept as float32 on a CPU: in a trial at 96 slots and 600 tokens the score product took 3.8 ms instead
-    of 9.3 ms in bfloat16. Both prefill and decoding pack their tokens into one row `[1, T]`, so nothing is padded.
+    of 9.3 ms in bfloat16. On a GPU a step is captured as a CUDA graph: launching its many small kernels one by one
+    takes several times as long as they run.
     """
 
     def __init__(self, target: Target, slots: int, capacity: int) -> None:
@@ -47,7 +53,8 @@ class SlotDecoder:
         self.lengths = torch.zeros(slots, dtype=torch.long, device=device)
         self.columns = torch.arange(capacity, device=device)
         self.every_head = torch.arange(slots * self.kv_heads, device=device)
-        self.segments: list[tuple[int, int]] = []  # (slot, prompt length), while a prefill runs
+        self.prompted: torch.Tensor | None = None  # slots [prompts], while a prefill runs
+        self.graphs = Graphs(slots, device) if device.type == "cuda" else None
         AttentionInterface.register("outrider_slots", self._attention)
         self.model.set_attn_implementation("outrider_slots")
 
@@ -62,8 +69,14 @@ class SlotDecoder:
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
         keys, values = self.keys[module.layer_idx], self.values[module.layer_idx]
-        if self.segments:
-            return self._prefill_attention(keys, values, query, key, value, scaling), None
+        if self.prompted is not None:
+            for cache, new in ((keys, key), (values, value)):
+                by_slot = cache.unflatten(0, (-1, self.kv_heads))
+                by_slot[self.prompted, :, : new.shape[2]] = new.to(cache.dtype)
+            mixed = functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+            )
+            return mixed.transpose(1, 2), None
         columns = self.lengths.repeat_interleave(self.kv_heads)
         rows = self.every_head * values.shape[1] + columns
         for cache, new in ((keys, key), (values, value)):
@@ -74,54 +87,79 @@ class SlotDecoder:
         weights = torch.softmax(scores + self.mask, -1).to(values.dtype)
         return torch.bmm(weights, values[:, :span]).view(1, slots, -1, self.head_dim), None
 
-    def _prefill_attention(
-        self,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-    ) -> torch.Tensor:
-        outputs, start = [], 0
-        for slot, length in self.segments:
-            q, k, v = (x[:, :, start : start + length] for x in (query, key, value))
-            heads = slice(slot * self.kv_heads, (slot + 1) * self.kv_heads)
-            keys[heads, :length], values[heads, :length] = k[0], v[0]
-            outputs.append(
-                functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
-            )
-            start += length
-        return torch.cat(outputs, 2).transpose(1, 2)
-
     @torch.inference_mode()
     def prefill(self, prompts: dict[int, list[int]]) -> torch.Tensor:
-        """Put prompts (slot -> ids) into their slots; return the logits [prompts, vocab] that follow."""
+        """Put prompts (slot -> ids) into their slots; return the logits [prompts, vocab] that follow.
+
+        They are padded to the longest. What the padding leaves in the cache is behind a slot's length: never read, and
+        overwritten as the sequence grows.
+        """
         device = self.model.device
-        self.segments = [(slot, len(ids)) for slot, ids in prompts.items()]
-        positions = torch.cat([self.columns[:length] for _, length in self.segments])[None]
-        last = torch.tensor([length for _, length in self.segments], device=device).cumsum(0) - 1
-        tokens = torch.tensor([[token for ids in prompts.values() for token in ids]], device=device)
-        logits = self.model(tokens, position_ids=positions, use_cache=False, logits_to_keep=last).logits[0]
-        for slot, length in self.segments:
-            self.lengths[slot] = length
-        self.segments = []
+        self.prompted = torch.tensor(list(prompts), device=device)
+        tokens = pad_sequence([torch.tensor(ids) for ids in prompts.values()], batch_first=True).to(device)
+        lengths = torch.tensor([len(ids) for ids in prompts.values()], device=device)
+        positions = self.columns[: tokens.shape[1]].expand_as(tokens)
+        states = self.model.model(tokens, position_ids=positions, use_cache=False).last_hidden_state
+        self.lengths[self.prompted] = lengths
+        self.prompted = None
+        last = states[torch.arange(len(lengths), device=device), lengths - 1]
+        logits: torch.Tensor = self.model.get_output_embeddings()(last)
         return logits
 
     @torch.inference_mode()
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Append one token to every slot: tokens [slots] int64 -> logits [slots, vocab]."""
+        """Append one token to every slot: tokens [slots] int64 -> logits [slots, vocab], valid until the next step."""
         span = int(self.lengths.max()) + 1
+        if self.graphs is None:
+            logits = self._forward(tokens, span)
+        else:
+            logits = self.graphs.run(tokens, min(-(-span // SPAN) * SPAN, len(self.columns)), self._forward)
+        self.lengths += 1
+        return logits
+
+    def _forward(self, tokens: torch.Tensor, span: int) -> torch.Tensor:
+        """The step over the first `span` columns of the cache. It does not count itself in `lengths`."""
         hidden = self.columns[:span] > self.lengths[:, None]
         mask = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=hidden.device)
         self.mask = mask.masked_fill_(hidden, float("-inf"))[:, None].repeat_interleave(self.kv_heads, 0)
-        logits = self.model(tokens[None], position_ids=self.lengths[None], use_cache=False).logits[0]
-        self.lengths += 1
+        logits: torch.Tensor = self.model(tokens[None], position_ids=self.lengths[None], use_cache=False).logits[0]
         return logits
 
     def close(self) -> None:
         """Give the target its usual attention back."""
         self.model.set_attn_implementation("sdpa")
+
+
+class Graphs:
+    """CUDA graphs of a decoder's step, one for each span, captured as they are first needed.
+
+    They share their memory: what one returns is overwritten by the next that runs.
+    """
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self._tokens = torch.zeros(slots, dtype=torch.long, device=device)
+        self._captured: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._pool: Any = None
+
+    def run(
+        self, tokens: torch.Tensor, span: int, forward: Callable[[torch.Tensor, int], torch.Tensor]
+    ) -> torch.Tensor:
+        """forward(tokens, span), which must be the same function for each call and may be run several times."""
+        self._tokens.copy_(tokens)
+        if span not in self._captured:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                forward(self._tokens, span)  # libraries set themselves up, which a capture does not allow
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                logits = forward(self._tokens, span)
+            self._pool = self._pool or graph.pool()
+            self._captured[span] = graph, logits
+        graph, logits = self._captured[span]
+        graph.replay()
+        return logits
 
 
 def choose(logits: torch.Tensor, temperatures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -66,7 +66,7 @@ class OnlineFeatures:
         """
         model = self.target.model
         texts = [torch.tensor(self.sequences[index].ids) for index in indices]
-        tokens = pad_sequence(texts, batch_first=True).to(model.device)  # causal: padding behind changes nothing before
+        tokens = sent(pad_sequence(texts, batch_first=True), model.device)  # causal: padding changes nothing before it
         cache = DynamicCache(config=model.config)
         hidden = model.model(tokens, cache=cache, use_cache=True).last_hidden_state
         layers = [cache.layers[layer] for layer in self.config.target_layers]
@@ -129,6 +129,11 @@ class FeatureCache(OnlineFeatures):
         kv = groups * scales.view(np.float16).astype(np.float32)[..., None]
         shape = (len(rows), len(self.config.target_layers), self.config.kv_width)
         return torch.from_numpy(kv).reshape(shape), torch.from_numpy(halves.view(np.float16))
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on `device`, without waiting for what a GPU still has to do."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def row_bytes(config: MoAConfig) -> int:

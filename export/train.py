@@ -27,6 +27,8 @@ from outrider_core.models.drafter_files import write_drafter
 from outrider_core.models.packing import pack_linears
 from outrider_core.models.target import Target, load_target
 
+#: seconds between two looks at how training does
+SHOWN_EVERY = 1.0
 Notes = dict[str, Any]
 
 
@@ -166,14 +168,18 @@ def answer(target: Target, kind: Kind, conversations: list[Conversation], option
 
 def run_trainer(trainer: Trainer) -> int:
     """Run the trainer under a progress bar; return the tokens trained on in this run."""
-    total = 0
+    total, shown = 0, 0.0
     with Meter("train", trainer.steps, quiet=not trainer.share.first) as meter:
         began, loss, agreement = time.monotonic(), 0.0, 0.0
         for progress in trainer.run():
             total += progress.tokens
-            blend = 0.02 if loss else 1.0
-            loss += blend * (progress.loss - loss)
-            agreement += blend * (progress.agreement - agreement)
+            now = time.monotonic()
+            if now - shown < SHOWN_EVERY and progress.step < progress.steps:
+                continue  # a GPU goes on without being waited for
+            blend = 0.2 if shown else 1.0
+            shown = now
+            loss += blend * (progress.loss.item() - loss)
+            agreement += blend * (progress.agreement.item() - agreement)
             rate = total / (time.monotonic() - began)
             meter.update(progress.step, f"{rate:,.0f} tokens/s  loss {loss:.3f}  agreement {agreement:.3f}")
     return total

@@ -65,9 +65,8 @@ def forward(student: Student, batch: Batch) -> Tensor:
 
 def losses(student: Student, batch: Batch, settings: TrainSettings) -> tuple[Tensor, Tensor]:
     """(loss, top-1 agreement) over the learnt positions. Entropy and feature terms are the paper's."""
-    chosen = batch.weight > 0
-    truth, weight = batch.hidden[chosen], batch.weight[chosen]
-    state = forward(student, batch)[chosen].to(truth.dtype)
+    truth, weight = batch.hidden.flatten(0, 1)[batch.learnt], batch.weight.flatten()[batch.learnt]
+    state = forward(student, batch).flatten(0, 1)[batch.learnt].to(truth.dtype)
     weight = weight / weight.sum()
     head = student.head.weight.to(truth.dtype)
     loss, agreement = HeadLoss.apply(state, truth, head, weight, settings.total_variation)
@@ -80,11 +79,13 @@ def losses(student: Student, batch: Batch, settings: TrainSettings) -> tuple[Ten
 
 @dataclass(frozen=True)
 class Progress:
+    """loss, agreement: scalars where the drafter is; whoever reads them waits for that device."""
+
     step: int
     steps: int
     tokens: int  # trained on in this step
-    loss: float
-    agreement: float
+    loss: Tensor
+    agreement: Tensor
 
 
 class Trainer:
@@ -152,7 +153,7 @@ class Trainer:
             optimiser.zero_grad(set_to_none=True)
         self.step += 1
         tokens = sum(len(self.features.sequences[i].ids) for indices in batches for i in indices)
-        return Progress(self.step, self.steps, tokens, loss.item(), agreement.item())
+        return Progress(self.step, self.steps, tokens, loss.detach(), agreement)
 
     def _autocast(self) -> torch.autocast:
         """Products in the target's number format; weights stay in float32."""

@@ -14,6 +14,7 @@ from export.decoder import SlotDecoder, choose
 from export.prompts import ChatFormat, Conversation, UserTurn, plan, read_prompts
 from outrider_core.models.target import DEFAULT_TARGET, Target, open_target
 from outrider_core.protocol.sampling import Sampling
+from tests.device import DEVICE
 from tests.tiny import plain_decode, tiny_model, tiny_target, tiny_tokenizer
 
 #: many ids end an answer, so that answers differ in length and slots are refilled at different times
@@ -172,21 +173,24 @@ def test_a_finished_file_is_left_as_it_is(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_decoder_keeps_slots_apart() -> None:
-    """Logits of a slot equal a forward over its own tokens, whatever the others hold."""
+@pytest.mark.gpu
+@pytest.mark.parametrize("longest", [5, 126])
+def test_decoder_keeps_slots_apart(longest: int) -> None:
+    """Logits of a slot equal a forward over its own tokens, whatever the others hold, past one graph's span too."""
     target = answering_target()
+    target.model.to(DEVICE)
     plain = tiny_model()
-    decoder = SlotDecoder(target, 3, 24)
-    texts = {0: [5, 6], 2: [9, 8, 7, 6, 5], 1: [100, 101, 102]}
+    decoder = SlotDecoder(target, 3, 256)
+    texts = {0: [5, 6], 2: [4 + 7 * i % 190 for i in range(longest)], 1: [100, 101, 102]}
     logits = decoder.prefill(texts)
     for step in range(4):
         for row, (slot, ids) in enumerate(texts.items()):
             expected = plain(torch.tensor([ids])).logits[0, -1]
             got = logits[row] if step == 0 else logits[slot]
-            torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+            torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=1e-10)
         for slot in texts:
             texts[slot].append(60 + 10 * slot + step)
-        logits = decoder.step(torch.tensor([texts[slot][-1] for slot in range(3)]))
+        logits = decoder.step(torch.tensor([texts[slot][-1] for slot in range(3)], device=DEVICE))
 
 
 # several turns

@@ -19,12 +19,13 @@ from export.own_text import write_alone
 from export.precision import training_dtype
 from export.recipe import TrainSettings
 from export.train_options import OptionsError, TrainOptions
-from export.trainer import Trainer
+from export.trainer import Trainer, losses
 from export.training_set import TrainingSet
 from outrider_core.models.drafter_files import save_drafter
 from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import DrafterError, MoAConfig
 from outrider_core.models.target import Target
+from tests.device import DEVICE
 from tests.export.tiny_training import fresh_moa, some_sequences
 from tests.tiny import tiny_model, tiny_target
 
@@ -328,3 +329,21 @@ def test_another_targets_drafter_is_no_start(target: Target, tmp_path: Path) -> 
         TrainingSet(target, some_sequences(5), start_from=[tmp_path / "drafter"])
     with pytest.raises(OptionsError, match=r"--start-from: .* is not a drafter folder"):
         TrainOptions(tmp_path, self_prompts=1, start_from=(tmp_path,))
+
+
+@pytest.mark.gpu
+def test_a_step_there_is_a_step_on_the_cpu(config: MoAConfig) -> None:
+    """Features, masks, weights and losses of a batch on the device under test."""
+    found = []
+    for device in (torch.device("cpu"), DEVICE):
+        target = tiny_target(tiny_model(dtype=torch.float32).to(device))
+        student = fresh_moa(target, config).to(device)
+        batch = build_batch(
+            OnlineFeatures(target, config, some_sequences(6)), [0, 3, 5], random.Random(1), TrainSettings()
+        )
+        loss, agreement = losses(student, batch, TrainSettings())
+        loss.backward()
+        slopes = [p.grad.cpu() for p in student.parameters() if p.grad is not None]
+        found.append([loss.detach().cpu(), agreement.cpu(), batch.weight.cpu(), batch.row_mask.cpu(), *slopes])
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5)

@@ -34,7 +34,9 @@ def training_logits(moa: MoA, tokens: Tensor, kv: Tensor, window: int, phase: in
     mask, lag = row_mask_of(size, window, phase)
     causal = torch.full((size, size), MASKED, dtype=kv.dtype).triu(1)[None]
     nothing = torch.zeros(1, size)
-    batch = Batch(tokens[None], kv[None], nothing, causal, mask[None].to(kv.dtype), lag[None], nothing, nothing)
+    batch = Batch(
+        tokens[None], kv[None], nothing, causal, mask[None].to(kv.dtype), lag[None], nothing, nothing, lag[:0]
+    )
     with torch.no_grad():
         return moa.device_half.head(forward(moa, batch)[0]), lag
 
