@@ -106,12 +106,12 @@ class Settings(BaseSettings):
     ] = 1
 
     cuda_graphs: Annotated[
-        Literal["auto", "off"],
+        Literal["on", "off"],
         Field(
-            description="how torch runs steps on one GPU; auto: compiled and recorded as CUDA graphs at start, "
-            "which takes minutes; off: operation by operation, attention session by session, as on a CPU"
+            description="how torch runs steps on one GPU; on: compiled and recorded as CUDA graphs at start, which "
+            "takes minutes, and checked against off: operation by operation, attention session by session"
         ),
-    ] = "auto"
+    ] = "off"
 
     max_context: Annotated[
         int, Field(ge=2, le=1 << 17, description="longest sequence in tokens, as far as the target supports it")

@@ -33,6 +33,11 @@ class KVStore:
         self.rows, self.spare = shape[0], shape[0] - 1
         self.dtype, self.device = dtype, device
 
+    def empty(self) -> None:
+        """Set all rows to zero, as at the beginning."""
+        for tensor in (*self.keys, *self.values):
+            tensor.zero_()
+
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy rows over rows, in all layers. Sources and targets may overlap: sources are read first."""
         source, target = torch.tensor([sources, targets], device=self.device)

@@ -114,11 +114,11 @@ def make_runner(target: Target, settings: Settings) -> TorchRunner:
 
 
 def _steps(target: Target, settings: Settings) -> Steps:
-    """How steps run: compiled on a single GPU, for the formats and heads that flex_attention has kernels for there."""
+    """How steps run: compiled, if asked to, on a GPU, for the formats and heads that flex_attention has kernels for."""
     model = target.model
     kernels = model.dtype != torch.float64 and head_dim_of(target.config) >= 16
     fitting = model.device.type == "cuda" and settings.tp == 1 and kernels
-    return "compiled" if fitting and settings.cuda_graphs == "auto" else "loop"
+    return "compiled" if fitting and settings.cuda_graphs == "on" else "loop"
 
 
 def _ranks(settings: Settings) -> Ranks | None:

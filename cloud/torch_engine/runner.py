@@ -15,15 +15,18 @@ from cloud import log
 from cloud.torch_engine.attention import ATTENTION
 from cloud.torch_engine.compiled import COMPILED_ROWS, CompiledSteps
 from cloud.torch_engine.drawing import TorchLogits
-from cloud.torch_engine.kvstore import KVStore
+from cloud.torch_engine.kvstore import BLOCK, KVStore
 from cloud.torch_engine.loop import span_plan
 from cloud.torch_engine.plan import IDS, POSITIONS, ROWS, pool_plan, step_table
+from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.part import Part
 
 #: how steps run: `loop`, attention session by session; `compiled`, by a plan of fixed shape, with one attention call
 #: over the blocks of the pool that are needed, compiled, and on a GPU a CUDA graph; `pool`, by that plan operation by
 #: operation, over the whole pool: what tests compare, in any number format
 Steps = Literal["loop", "pool", "compiled"]
+#: how far logits of compiled steps may be from the loop's, over these: what is summed in another order is much closer
+FARTHEST, FARTHEST_16_BIT = 1e-3, 0.1
 #: (up to, multiple of): steps are padded to a row count of this scale
 _ROW_SCALE = ((2, 1), (48, 4), (128, 8), (256, 16), (512, 32))
 
@@ -59,18 +62,39 @@ class TorchRunner:
 
     @torch.inference_mode()
     def warm_up(self, sizes: Sequence[int] = COMPILED_ROWS) -> None:
-        """Compile steps of so many rows, so that none is compiled while somebody waits.
+        """Compile steps of so many rows, so that none is compiled while somebody waits. It empties the pool.
 
-        Where the model cannot be compiled, or the memory does not suffice, steps run as a loop from now on.
+        Where the model cannot be compiled, the memory does not suffice, or what was compiled gives other logits than
+        the loop, steps run as a loop from now on.
         """
         if self._compiled is None:
             return
+        why, farthest = "", FARTHEST if self.store.dtype == torch.float32 else FARTHEST_16_BIT
         try:
             for rows in sizes:
                 self._compiled(step_table((), rows, self.store.spare))
+                if not (error := self._error_of_compiled(rows)) <= farthest:  # nan is far, too
+                    why = f"compiled steps of {rows} rows are {error:.0%} off what the loop gives"
+                    break
         except RuntimeError as error:  # torch's own errors of compiling are all of this kind
-            log.warning("steps are not compiled", why=str(error).strip().partition("\n")[0])
+            why = str(error).strip().partition("\n")[0]
+        self.store.empty()
+        if why:
+            log.warning("steps are not compiled", why=why)
             self.steps, self._compiled = "loop", None
+
+    def _error_of_compiled(self, rows: int) -> float:
+        """How far the logits of a compiled step of two sessions, one with a tree, are from the loop's, over these."""
+        assert self._compiled is not None
+        half, vocab = min(rows // 2, self.store.rows // BLOCK // 2 * BLOCK), self.model.config.vocab_size
+        if half < 2:  # the pool has no room for two sessions
+            return 0.0
+        tokens = [(7 + 13 * at) % vocab for at in range(half)]
+        other = Part(-(-half // BLOCK) * BLOCK, 0, tuple(tokens[:2]), TokenTree.chain(tokens[2:]))
+        parts = [Part(0, 0, tuple(reversed(tokens))), other]
+        got = self._compiled(step_table(parts, rows, self.store.spare))[: 2 * half].double()
+        want = self._loop_step(parts, 2 * half, range(2 * half)).double()
+        return float((got - want).norm() / want.norm())
 
     @torch.inference_mode()
     def forward(self, parts: Sequence[Part]) -> TorchLogits:

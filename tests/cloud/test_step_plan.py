@@ -200,6 +200,28 @@ def test_a_model_that_cannot_be_compiled_is_served_all_the_same(monkeypatch: pyt
     assert torch.equal(runner.forward(parts).values, loop.forward(parts).values)
 
 
+def test_compiled_steps_that_give_other_logits_are_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each number of rows is compared with the loop, before the first session."""
+    runner, loop = make_runner("compiled"), make_runner("loop")
+    pool, seen = make_runner("pool"), list[int]()
+
+    def compiled(table: Any) -> Tensor:
+        seen.append(table.shape[1])
+        pool.store = runner.store
+        return pool._pool_step(torch.from_numpy(table).to(DEVICE)).roll(int(table.shape[1] == 64), 0)
+
+    monkeypatch.setattr(runner, "_compiled", compiled)
+    with structlog.testing.capture_logs() as logs:
+        runner.warm_up([8, 16])
+        assert (runner.steps, seen, logs) == ("compiled", [8, 8, 16, 16], [])
+        runner.warm_up([8, 64, 128])
+    assert runner.steps == "loop" and seen[4:] == [8, 8, 64, 64]
+    [line] = logs
+    assert "64 rows" in line["why"]
+    parts = some_parts(1)
+    torch.testing.assert_close(runner.forward(parts).values, loop.forward(parts).values)
+
+
 @needs_compiler
 @pytest.mark.slow
 def test_compiled_steps_decode_as_plain_decoding_does() -> None:

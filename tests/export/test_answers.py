@@ -14,7 +14,7 @@ from export.decoder import SlotDecoder, choose
 from export.prompts import ChatFormat, Conversation, UserTurn, plan, read_prompts
 from outrider_core.models.target import DEFAULT_TARGET, Target, open_target
 from outrider_core.protocol.sampling import Sampling
-from tests.device import DEVICE
+from tests.device import DEVICE, EXACT
 from tests.tiny import plain_decode, tiny_model, tiny_target, tiny_tokenizer
 
 #: many ids end an answer, so that answers differ in length and slots are refilled at different times
@@ -187,7 +187,7 @@ def test_decoder_keeps_slots_apart(longest: int) -> None:
         for row, (slot, ids) in enumerate(texts.items()):
             expected = plain(torch.tensor([ids])).logits[0, -1]
             got = logits[row] if step == 0 else logits[slot]
-            torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=1e-10)
+            torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=EXACT)
         for slot in texts:
             texts[slot].append(60 + 10 * slot + step)
         logits = decoder.step(torch.tensor([texts[slot][-1] for slot in range(3)], device=DEVICE))
