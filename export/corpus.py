@@ -29,6 +29,10 @@ FORMAT = 1
 LARGEST = 1 << 32
 
 
+#: how an xz stream begins
+XZ = b"\xfd7zXZ"
+
+
 class CorpusError(ValueError):
     """The file is not a corpus; one line."""
 
@@ -41,6 +45,12 @@ class _Stored(msgspec.Struct):
     numbers: bytes  # varints, a conversation: index step, token count, answer count, (gap, length) of each answer
     ids: bytes  # little endian, `width` bytes each
     width: int
+
+
+def is_corpus(path: Path) -> bool:
+    """Whether a file begins as a corpus does."""
+    with path.open("rb") as file:
+        return file.read(len(XZ)) == XZ
 
 
 def pack(rows: Iterable[dict[str, Any]], manifest: dict[str, Any]) -> bytes:

@@ -29,7 +29,10 @@ TIMED = 2
 
 @dataclass(frozen=True)
 class Forecast:
-    """answers: tokens of the target's, about; tokens: with prompts. writing, training: seconds. disk, free: bytes."""
+    """answers: tokens of the target's, about; tokens: with prompts; own: texts of the drafter's, in all rounds.
+
+    writing, training: seconds, training without what the drafter needs to write. disk, free: bytes.
+    """
 
     answers: int
     tokens: int
@@ -38,13 +41,16 @@ class Forecast:
     epochs: int
     disk: int
     free: int
+    own: int = 0
 
     def __str__(self) -> str:
         """One line for a user."""
         disk = f"features {self.disk / 1e9:.1f} GB of {self.free / 1e9:.1f} GB free; " if self.disk else ""
+        writing = f"writing {_hours(self.writing)}, " if self.writing else ""
+        rounds = " and what the drafter writes alone" if self.own else ""
         return (
             f"about {self.answers / 1e6:.2g} M tokens of answers, {self.tokens / 1e6:.2g} M in all; {disk}"
-            f"writing {_hours(self.writing)}, {self.epochs} epochs {_hours(self.training)}, by a few steps of each"
+            f"{writing}{self.epochs} epochs{rounds} {_hours(self.training)}, by a few steps of each"
         )
 
 
@@ -60,7 +66,17 @@ def forecast(
     asked = (OWN_TURN if turn.goes_on else len(turn.text) // CHARACTERS for turn in turns)
     tokens = answers + sum(min(options.max_prompt_tokens, length) for length in asked)
     rate = writing_rate(target, bundle, min(options.slots, left), options.max_tokens)
+    told = _training(target, kind, answers, tokens, len(plans), options)
+    return replace(told, writing=answers * left / len(plans) / rate)
 
+
+def forecast_training(target: Target, kind: Kind, sequences: Seq[Sequence], options: TrainOptions) -> Forecast:
+    """Of a run on these answers. Raises DrafterError and OSError."""
+    answers, tokens = sum(one.answered for one in sequences), sum(len(one.ids) for one in sequences)
+    return _training(target, kind, answers, tokens, len(sequences), options)
+
+
+def _training(target: Target, kind: Kind, answers: int, tokens: int, texts: int, options: TrainOptions) -> Forecast:
     shapes = (options.layers, options.draft_vocab, options.max_context)
     any_text = [Sequence([0, 0], ((1, 2),))]
     data = TrainingSet(target, any_text, *shapes, start_from=options.start_from)
@@ -68,9 +84,11 @@ def forecast(
     settings = kind.taught(options.settings())
     step, read = step_seconds(data, kind, settings, options.max_tokens)
     passes = min(1, settings.epochs) if kept else settings.epochs  # of the target over its text
-    seconds = (settings.epochs * (step - read) + passes * read) * tokens / settings.batch_tokens
+    own = min(options.own_text * options.on_policy, texts)
+    # a round learns from the drafter's texts and as many of the target's, all of which the target reads again
+    seconds = settings.epochs * (step - read) + passes * read + 2 * own / texts * step
     disk, free = tokens * row_bytes(data.config) if kept else 0, shutil.disk_usage(options.work_dir).free
-    return Forecast(answers, tokens, answers * left / len(plans) / rate, seconds, settings.epochs, disk, free)
+    return Forecast(answers, tokens, 0.0, seconds * tokens / settings.batch_tokens, settings.epochs, disk, free, own)
 
 
 def writing_rate(target: Target, bundle: TargetBundle | None, slots: int, longest: int) -> float:

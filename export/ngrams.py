@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.corpus import unpack
+from export.corpus import is_corpus, unpack
 from outrider_core.drafting.ngrams import PARTS, NgramTable, run_key
 from outrider_core.models.drafter_arrays import read_drafter
 
@@ -18,9 +18,6 @@ from outrider_core.models.drafter_arrays import read_drafter
 LEAST_SEEN = 2
 #: a guess that comes true less often is not worth a row of a step
 LEAST_RATE = 0.1
-
-#: how an xz stream begins, as a corpus is one
-XZ = b"\xfd7zXZ"
 
 Ints = NDArray[np.int64]
 
@@ -87,7 +84,7 @@ def write_ngrams(files: Iterable[Path], folder: Path) -> tuple[Path, int, int]:
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
     """Of a corpus, or of an answers file; a line of that which a kill cut short does not count."""
     data = file.read_bytes()
-    if data.startswith(XZ):
+    if is_corpus(file):
         yield from unpack(data)[1]
         return
     whole = data[: data.rfind(b"\n") + 1]

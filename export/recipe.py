@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class TrainSettings:
     """Budget and recipe. `lab.ablations` shows what each choice of the recipe is worth."""
 
-    epochs: int = 5
+    epochs: int = 3
     batch_tokens: int = 2048  # padding included
     learning_rate: float = 2e-3
     final_rate: float = 0.05  # of learning_rate, where the cosine ends

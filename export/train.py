@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from export.answers import Limits, generate_answers, read_answers
-from export.forecast import forecast
+from export.forecast import forecast, forecast_training
 from export.ngrams import count_ngrams
 from export.on_policy import own_text_rounds, some_of
 from export.precision import training_dtype
@@ -61,6 +61,8 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
     if not options.epochs:  # the texts of the last stage, or those that are held out, are all that is read
         own, few = options.own_text * options.on_policy, 10 * settings.held_out
         sequences = some_of(sequences, own, settings) if own else sequences[:few]
+    elif options.answers and len(sequences) >= WORTH_A_COPY and share.first:
+        print(forecast_training(target, kind, sequences, options), flush=True)
     data = TrainingSet(target, sequences, *shapes, start_from=options.start_from)
     say(f"{len(data.sequences)} conversations, {data.answered:,} answer tokens, {data.tokens:,} in all")
     student = data.student(kind, options.seed)

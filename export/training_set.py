@@ -14,6 +14,7 @@ from torch import Tensor
 
 from export.answers import read_answers
 from export.batches import draft_vocabulary
+from export.corpus import is_corpus, unpack
 from export.features import FeatureCache, OnlineFeatures, Sequence
 from export.recipe import TrainSettings
 from export.trainer import Student
@@ -148,8 +149,14 @@ def key_of(*parts: object) -> str:
 
 
 def read_sequences(path: Path) -> list[Sequence]:
-    """The answered conversations of an answers file and of what further ranks have put beside it, in their order."""
-    rows = {row["index"]: row for part in answer_files(path) for row in read_answers(part)}
+    """The answered conversations of an answers file and of what further ranks have put beside it, in their order.
+
+    Or of a corpus. Raises CorpusError.
+    """
+    if is_corpus(path):
+        rows = {row["index"]: row for row in unpack(path.read_bytes())[1]}
+    else:
+        rows = {row["index"]: row for part in answer_files(path) for row in read_answers(part)}
     sequences = (Sequence(rows[i]["ids"], tuple(map(tuple, rows[i]["answers"]))) for i in sorted(rows))
     return [sequence for sequence in sequences if sequence.answers]
 

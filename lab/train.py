@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
 from export.__main__ import guarded, keep_freed_memory
 from export.train import train
@@ -38,8 +39,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         options = read_train_options(arguments)
-        if options.own_text:
+        if "own_text" in arguments:
             raise OptionsError("--own-text is for MoA: what it is compared with does not learn from its own text")
+        options = replace(options, own_text=0, on_policy=1)
     except OptionsError as error:
         parser.error(str(error))
     return guarded(lambda: _run(options, arguments.drafter))

@@ -10,7 +10,7 @@ import pytest
 
 from export import train
 from export.features import FeatureCache, Sequence
-from export.forecast import Forecast, forecast
+from export.forecast import Forecast, forecast, forecast_training
 from export.prompts import Conversation, UserTurn
 from export.share import ALONE
 from export.train_options import TrainOptions
@@ -31,6 +31,7 @@ def options(folder: Path, **more: object) -> TrainOptions:
     given = {
         "output_dir": folder / "out", "work_dir": folder / "work", "self_prompts": 2, "max_new_tokens": 10,
         "max_tokens": 40, "epochs": 3, "batch_tokens": 64, "layers": 2, "draft_vocab": 64, "slots": 4, "device": "cpu",
+        "own_text": 0, "on_policy": 1,
     }  # fmt: skip
     (folder / "work").mkdir(exist_ok=True)
     return TrainOptions.from_given({**given, **more})
@@ -63,6 +64,17 @@ def test_only_what_is_left_is_written(target: Target, tmp_path: Path, monkeypatc
     assert [one.writing for one in told] == [21 / 2, 21 / 4]
     kept, online = told[0], forecast(target, MOA, None, PLANS, 2, options(tmp_path, batch_tokens=1, features="online"))
     assert math.isclose(kept.training, kept.tokens * (3 * 1 + 4)) and math.isclose(online.training, kept.tokens * 15)
+
+
+def test_given_answers_are_told_too(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three passes, and in two rounds four texts of the drafter's beside as many of the target's, read once more."""
+    monkeypatch.setattr("export.forecast.step_seconds", lambda *_: (5.0, 4.0))
+    texts = [Sequence(list(range(4, 24)), ((5, 20),))] * 8
+    given = options(tmp_path, batch_tokens=1, own_text=2, on_policy=2, features="online")
+    told = forecast_training(target, MOA, texts, given)
+    assert (told.answers, told.tokens, told.writing, told.own) == (8 * 15, 160, 0.0, 4)
+    assert math.isclose(told.training, 160 * 3 * 5 + 2 * 4 * 20 * 5)
+    assert "writing" not in str(told) and "3 epochs and what the drafter writes alone" in str(told)
 
 
 def test_it_reads_as_one_line() -> None:

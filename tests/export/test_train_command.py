@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from export.__main__ import main
+from export.corpus import pack
 from outrider_core.drafting.ngrams import NgramTable
 from outrider_core.models.drafter_files import load_drafter
 from tests.export.conftest import ENVIRONMENT, ROOT, Folders, run
@@ -195,6 +196,13 @@ def test_training_on_given_answers(training: Training) -> None:
     result = run(*arguments)
     assert result.returncode == 0, result.stderr
     assert json.loads((training.output / "config.json").read_text())["notes"]["conversations"] == 9
+    packed = training.folder / "some.corpus"
+    packed.write_bytes(pack(map(json.loads, answers.read_text().splitlines()[:8]), {}))
+    before, arguments[at + 1] = packed.read_bytes(), packed
+    result = run(*arguments)
+    assert result.returncode == 0, result.stderr
+    assert json.loads((training.output / "config.json").read_text())["notes"]["conversations"] == 8
+    assert packed.read_bytes() == before
     arguments[at + 1] = training.folder / "nowhere.jsonl"
     result = run(*arguments)
     assert result.returncode == 2 and result.stderr.endswith("nowhere.jsonl is not a file\n")

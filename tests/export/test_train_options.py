@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,11 @@ import pytest
 from export.__main__ import main
 from export.recipe import TrainSettings
 from export.train_command import add_train_options, next_command, read_train_options
-from export.train_options import DEFAULTS, OPTIONS, PRESETS, OptionsError, TrainOptions
+from export.train_options import CPU, DEFAULTS, GPU, OPTIONS, PRESETS, OptionsError, TrainOptions
 
 OUT = Path("drafters/mine")
+ROOT = Path(__file__).parents[2]
+SHIPPED, CORPUS = ROOT / "drafters/smollm2-135m-instruct-moa", ROOT / "corpora/smollm2-135m-instruct.corpus"
 
 
 def read(*arguments: str) -> TrainOptions:
@@ -22,8 +26,10 @@ def read(*arguments: str) -> TrainOptions:
 
 
 def test_two_flags_are_enough() -> None:
-    assert read("--prompts", "a.txt", "b.jsonl") == TrainOptions(OUT, prompts=(Path("a.txt"), Path("b.jsonl")))
-    assert read("--self-prompts") == TrainOptions(OUT, self_prompts=PRESETS["default"].self_prompts)
+    rounds = {"own_text": 5000, "on_policy": 2}
+    files = Path("a.txt"), Path("b.jsonl")
+    assert read("--prompts", *map(str, files)) == TrainOptions(OUT, prompts=files, **rounds)
+    assert read("--self-prompts") == TrainOptions(OUT, self_prompts=PRESETS["default"].self_prompts, **rounds)
     assert read("--self-prompts", "7").self_prompts == 7
 
 
@@ -40,9 +46,25 @@ def test_presets_name_options_and_can_be_carried_out(preset: str) -> None:
     assert options.preset == preset and options.max_new_tokens < options.max_tokens
 
 
-def test_the_default_preset_is_the_recipe() -> None:
-    assert not PRESETS["default"].values
-    assert read("--self-prompts").settings() == TrainSettings()
+def test_the_default_preset_is_how_the_shipped_drafter_was_trained() -> None:
+    notes = json.loads((SHIPPED / "config.json").read_text())["notes"]
+    options = read("--answers", str(CORPUS), "--device", "cuda")
+    assert asdict(options.settings()) == notes["settings"]
+    assert (options.own_text, options.on_policy) == (notes["own_text"], notes["on_policy"])
+    assert read("--self-prompts", "--device", "cpu").settings() == TrainSettings()
+
+
+def test_a_drafter_that_is_only_measured_learns_nothing() -> None:
+    measured = ("--answers", str(CORPUS), "--start-from", str(SHIPPED), "--epochs", "0")
+    assert read(*measured).own_text == 0
+    assert read(*measured, "--own-text", "7").own_text == 7
+
+
+def test_a_gpu_takes_larger_steps_unless_told_otherwise() -> None:
+    sizes = [read("--self-prompts", "--device", device).settings() for device in ("cpu", "cuda")]
+    assert [(each.batch_tokens, each.learning_rate) for each in sizes] == [CPU, GPU]
+    own = read("--self-prompts", "--device", "cuda", "--batch-tokens", "99", "--learning-rate", "0.5").settings()
+    assert (own.batch_tokens, own.learning_rate) == (99, 0.5)
 
 
 def test_flags_win_over_a_file_and_a_file_over_the_preset(tmp_path: Path) -> None:
@@ -84,7 +106,10 @@ def test_a_file_that_cannot_be_used_says_why(text: str, message: str, tmp_path: 
             "--epochs 0 needs a drafter to begin with; give --start-from",
         ),
         (["--self-prompts", "-1"], "--self-prompts -1 is too small"),
-        (["--self-prompts", "--on-policy", "2"], "--on-policy is the rounds of --own-text; give both"),
+        (
+            ["--self-prompts", "--own-text", "0", "--on-policy", "2"],
+            "--on-policy is the rounds of --own-text; give both",
+        ),
         (["--config", "nowhere.toml"], "--config: nowhere.toml cannot be read: No such file or directory"),
         (["--answers", "nowhere.jsonl"], "--answers: nowhere.jsonl is not a file"),
         (["--self-prompts", "--features", "disk"], "invalid choice: 'disk'"),
