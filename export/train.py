@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,11 @@ from outrider_core.models.target import Target, load_target
 
 #: seconds between two looks at how training does
 SHOWN_EVERY = 1.0
+#: of a curve, at most
+POINTS = 50
 Notes = dict[str, Any]
+#: step, loss, agreement
+Point = tuple[int, float, float]
 
 
 def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
@@ -70,10 +75,11 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
         features = data.features(options.features, options.work_dir)
         checkpoint = data.checkpoint(student, settings, options.work_dir)
         main_stage = Trainer(student, features, settings, checkpoint, share)
-    started, seen, steps = time.monotonic(), run_trainer(main_stage), main_stage.steps
-    for trainer in own_text_rounds(main_stage, data, options.own_text, options.on_policy, options.features):
-        seen += run_trainer(trainer)
-        steps += trainer.steps
+    started, seen, steps, curves = time.monotonic(), 0, 0, list[list[Point]]()
+    rounds = own_text_rounds(main_stage, data, options.own_text, options.on_policy, options.features)
+    for trainer in chain([main_stage], rounds):
+        tokens, curve = run_trainer(trainer)
+        seen, steps, curves = seen + tokens, steps + trainer.steps, [*curves, curve]
     if not share.first:
         return None
 
@@ -93,6 +99,7 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
         **({"start_from": data.start_hash} if data.start_hash else {}),
         "settings": asdict(settings),
         "steps": steps,
+        "curves": [curve for curve in curves if curve],
         "held_out_agreement_by_lag": agreement,
         "calibration": calibration._asdict() if calibration else None,
         "last_run": {
@@ -168,15 +175,15 @@ def answer(target: Target, kind: Kind, conversations: list[Conversation], option
     return path
 
 
-def run_trainer(trainer: Trainer) -> int:
-    """Run the trainer under a progress bar; return the tokens trained on in this run."""
-    total, shown = 0, 0.0
+def run_trainer(trainer: Trainer) -> tuple[int, list[Point]]:
+    """Run the trainer under a progress bar; return the tokens trained on in this run, and how it went."""
+    total, shown, curve = 0, 0.0, list[Point]()
     with Meter("train", trainer.steps, quiet=not trainer.share.first) as meter:
         began, loss, agreement = time.monotonic(), 0.0, 0.0
         for progress in trainer.run():
             total += progress.tokens
-            now = time.monotonic()
-            if now - shown < SHOWN_EVERY and progress.step < progress.steps:
+            now, due = time.monotonic(), progress.step * POINTS // progress.steps > len(curve)
+            if now - shown < SHOWN_EVERY and not due:
                 continue  # a GPU goes on without being waited for
             blend = 0.2 if shown else 1.0
             shown = now
@@ -184,4 +191,6 @@ def run_trainer(trainer: Trainer) -> int:
             agreement += blend * (progress.agreement.item() - agreement)
             rate = total / (time.monotonic() - began)
             meter.update(progress.step, f"{rate:,.0f} tokens/s  loss {loss:.3f}  agreement {agreement:.3f}")
-    return total
+            if due:
+                curve.append((progress.step, round(loss, 3), round(agreement, 4)))
+    return total, curve
