@@ -20,13 +20,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from export.quiet import quiet
 
 FORMAT = 1
 #: bytes that a corpus may unpack to, so that a hostile file cannot fill the memory
 LARGEST = 1 << 32
+#: of a number in it
+MOST_BITS = 63
 
 
 #: how an xz stream begins
@@ -129,11 +130,12 @@ def _varints(values: list[int]) -> bytes:
 
 
 def _read_varints(data: bytes) -> list[int]:
-    raw: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
     values, value, shift = list[int](), 0, 0
-    for byte in raw.tolist():
+    for byte in data:
         value |= (byte & 0x7F) << shift
         shift += 7
+        if shift > MOST_BITS:
+            break
         if byte < 0x80:
             values.append(value)
             value, shift = 0, 0

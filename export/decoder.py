@@ -126,8 +126,10 @@ class SlotDecoder:
         return logits
 
     def close(self) -> None:
-        """Give the target its usual attention back."""
+        """Give the target its usual attention back, and the memory of the cache."""
         self.model.set_attn_implementation("sdpa")
+        self.keys = self.values = self.mask = torch.empty(0)  # transformers keeps the attention, and that this decoder
+        self.graphs = None
 
 
 class Graphs:
@@ -145,6 +147,12 @@ class Graphs:
         self, tokens: torch.Tensor, span: int, forward: Callable[[torch.Tensor, int], torch.Tensor]
     ) -> torch.Tensor:
         """forward(tokens, span), which must be the same function for each call and may be run several times."""
+        with torch.cuda.device(self._tokens.device):
+            return self._run(tokens, span, forward)
+
+    def _run(
+        self, tokens: torch.Tensor, span: int, forward: Callable[[torch.Tensor, int], torch.Tensor]
+    ) -> torch.Tensor:
         self._tokens.copy_(tokens)
         if span not in self._captured:
             stream = torch.cuda.Stream()

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from export.answers import decoder_for
@@ -87,7 +88,9 @@ def _training(target: Target, kind: Kind, answers: int, tokens: int, texts: int,
     own = min(options.own_text * options.on_policy, texts)
     # a round learns from the drafter's texts and as many of the target's, all of which the target reads again
     seconds = settings.epochs * (step - read) + passes * read + 2 * own / texts * step
-    disk, free = tokens * row_bytes(data.config) if kept else 0, shutil.disk_usage(options.work_dir).free
+    read_again = own / texts * tokens  # of the drafter's texts; those of the target are kept already
+    disk = round((tokens + read_again) * row_bytes(data.config)) if kept else 0
+    free = shutil.disk_usage(options.work_dir).free
     return Forecast(answers, tokens, 0.0, seconds * tokens / settings.batch_tokens, settings.epochs, disk, free, own)
 
 
@@ -117,10 +120,11 @@ def step_seconds(data: TrainingSet, kind: Kind, settings: TrainSettings, longest
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(data.student(kind), features, settings, Path(folder) / "checkpoint")
         steps = trainer.run()
-        next(steps)
+        next(steps).loss.item()  # waits for a GPU
         began = time.monotonic()
-        for _ in range(TIMED):
-            next(steps)
+        for last in islice(steps, TIMED):
+            loss = last.loss
+        loss.item()
         step = (time.monotonic() - began) / TIMED
         steps.close()
     began = time.monotonic()

@@ -24,6 +24,8 @@ from outrider_core.models.moa import DeviceHalf, MoA
 
 #: texts at a time; more make a CPU no faster
 AT_ONCE_CPU, AT_ONCE_GPU = 16, 128
+#: of them all, with padding: a layer of the target takes so many at a time
+AT_ONCE_TOKENS = 65536
 
 
 @torch.no_grad()
@@ -108,9 +110,11 @@ def write_alone(
     at_once = AT_ONCE_CPU if features.target.model.device.type == "cpu" else AT_ONCE_GPU
     left = sorted((i for i in indices if i not in done), key=lambda i: len(features.sequences[i].ids))  # little padding
     with path.open("a", encoding="utf-8") as file:
-        for at in range(0, len(left), at_once):
+        while left:
             on_end(len(done))
-            some = left[at : at + at_once]
+            longest = len(features.sequences[left[min(at_once, len(left)) - 1]].ids)
+            count = max(1, min(at_once, AT_ONCE_TOKENS // longest))
+            some, left = left[:count], left[count:]
             for index, own in zip(some, continue_alone(moa, features, some, length), strict=True):
                 done[index] = {"index": index, "ids": own.ids, "alone": own.alone}
                 file.write(json.dumps(done[index], separators=(",", ":")) + "\n")

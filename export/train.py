@@ -20,7 +20,7 @@ from export.progress import Meter
 from export.prompts import OPENINGS, Conversation, plan, read_prompts
 from export.share import Share
 from export.train_options import TrainOptions
-from export.trainer import Trainer
+from export.trainer import Point, Trainer
 from export.training_set import MOA, Kind, TrainingSet, answer_files, key_of, read_sequences
 from export.writer import WORTH_A_COPY, writing_copy
 from outrider_core.machine import describe_machine
@@ -33,8 +33,6 @@ SHOWN_EVERY = 1.0
 #: of a curve, at most
 POINTS = 50
 Notes = dict[str, Any]
-#: step, loss, agreement
-Point = tuple[int, float, float]
 
 
 def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
@@ -78,8 +76,9 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
     started, seen, steps, curves = time.monotonic(), 0, 0, list[list[Point]]()
     rounds = own_text_rounds(main_stage, data, options.own_text, options.on_policy, options.features)
     for trainer in chain([main_stage], rounds):
-        tokens, curve = run_trainer(trainer)
-        seen, steps, curves = seen + tokens, steps + trainer.steps, [*curves, curve]
+        seen += run_trainer(trainer)
+        steps += trainer.steps
+        curves += [trainer.curve] if trainer.curve else []
     if not share.first:
         return None
 
@@ -99,7 +98,7 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
         **({"start_from": data.start_hash} if data.start_hash else {}),
         "settings": asdict(settings),
         "steps": steps,
-        "curves": [curve for curve in curves if curve],
+        "curves": curves,
         "held_out_agreement_by_lag": agreement,
         "calibration": calibration._asdict() if calibration else None,
         "last_run": {
@@ -175,14 +174,15 @@ def answer(target: Target, kind: Kind, conversations: list[Conversation], option
     return path
 
 
-def run_trainer(trainer: Trainer) -> tuple[int, list[Point]]:
-    """Run the trainer under a progress bar; return the tokens trained on in this run, and how it went."""
-    total, shown, curve = 0, 0.0, list[Point]()
+def run_trainer(trainer: Trainer) -> int:
+    """Run the trainer under a progress bar and draw its curve; return the tokens trained on in this run."""
+    total, shown = 0, 0.0
     with Meter("train", trainer.steps, quiet=not trainer.share.first) as meter:
         began, loss, agreement = time.monotonic(), 0.0, 0.0
         for progress in trainer.run():
             total += progress.tokens
-            now, due = time.monotonic(), progress.step * POINTS // progress.steps > len(curve)
+            now = time.monotonic()
+            due = progress.step * POINTS // progress.steps > (progress.step - 1) * POINTS // progress.steps
             if now - shown < SHOWN_EVERY and not due:
                 continue  # a GPU goes on without being waited for
             blend = 0.2 if shown else 1.0
@@ -192,5 +192,5 @@ def run_trainer(trainer: Trainer) -> tuple[int, list[Point]]:
             rate = total / (time.monotonic() - began)
             meter.update(progress.step, f"{rate:,.0f} tokens/s  loss {loss:.3f}  agreement {agreement:.3f}")
             if due:
-                curve.append((progress.step, round(loss, 3), round(agreement, 4)))
-    return total, curve
+                trainer.curve.append((progress.step, round(loss, 3), round(agreement, 4)))
+    return total

@@ -77,6 +77,10 @@ def losses(student: Student, batch: Batch, settings: TrainSettings) -> tuple[Ten
     return loss, agreement
 
 
+#: of a learning curve: step, loss, agreement
+Point = tuple[int, float, float]
+
+
 @dataclass(frozen=True)
 class Progress:
     """loss, agreement: scalars where the drafter is; whoever reads them waits for that device."""
@@ -120,6 +124,7 @@ class Trainer:
         ]
         self.share = share  # each rank takes its own batch of every step
         self.step, self.steps = 0, len(self.plan) // share.size
+        self.curve: list[Point] = []  # kept with the checkpoint; whoever runs it adds to it
         if checkpoint.is_file():
             self._restore()
 
@@ -209,8 +214,9 @@ class Trainer:
                 for key, value in optimiser.state.get(parameter, {}).items():
                     tensors[f"optimiser.{name}|{key}"] = value
         aside = self.checkpoint.with_suffix(".tmp")
+        state = {"step": self.step, "steps": self.steps, "curve": self.curve}
         contiguous = {k: v.clone().contiguous() for k, v in tensors.items()}
-        save_file(contiguous, aside, metadata={"state": json.dumps({"step": self.step, "steps": self.steps})})
+        save_file(contiguous, aside, metadata={"state": json.dumps(state)})
         aside.rename(self.checkpoint)
 
     def _restore(self) -> None:
@@ -221,7 +227,7 @@ class Trainer:
                     f"{self.checkpoint} is from a run of {state['steps']} steps, this one has {self.steps}; "
                     "use the same prompts, --epochs and --batch-tokens, or another --work-dir"
                 )
-            self.step = state["step"]
+            self.step, self.curve = state["step"], [tuple(point) for point in state.get("curve", [])]
             with torch.no_grad():
                 for name, parameter in self.parameters.items():
                     parameter.copy_(file.get_tensor(f"weight.{name}"))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from export.answers import read_answers
 from export.batches import draft_vocabulary
-from export.corpus import is_corpus, unpack
+from export.corpus import CorpusError, is_corpus, unpack
 from export.features import FeatureCache, OnlineFeatures, Sequence
 from export.recipe import TrainSettings
 from export.trainer import Student
@@ -65,6 +65,12 @@ class TrainingSet:
     def __post_init__(self) -> None:
         if not self.sequences:
             raise ValueError("there is no answer to learn from; raise --max-prompt-tokens if prompts are too long")
+        vocab = self.target.config.vocab_size
+        for number, sequence in enumerate(self.sequences):
+            if not _fits(sequence, vocab):
+                raise ValueError(
+                    f"conversation {number} is not of {self.target.name}, whose vocabulary is {vocab} tokens"
+                )
         self._start: dict[str, Tensor] = {}
         self.start_hash = ""
         if self.start_from:
@@ -139,6 +145,11 @@ class TrainingSet:
         return key_of(self.target.model_hash, texts, self.config.target_layers)
 
 
+def _fits(sequence: Sequence, vocab: int) -> bool:
+    ids, size = sequence.ids, len(sequence.ids)
+    return size > 0 and min(ids) >= 0 and max(ids) < vocab and all(1 <= b <= e <= size for b, e in sequence.answers)
+
+
 def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items()}
 
@@ -154,7 +165,10 @@ def read_sequences(path: Path) -> list[Sequence]:
     Or of a corpus. Raises CorpusError.
     """
     if is_corpus(path):
-        rows = {row["index"]: row for row in unpack(path.read_bytes())[1]}
+        try:
+            rows = {row["index"]: row for row in unpack(path.read_bytes())[1]}
+        except CorpusError as error:
+            raise CorpusError(f"{path}: {error}") from None
     else:
         rows = {row["index"]: row for part in answer_files(path) for row in read_answers(part)}
     sequences = (Sequence(rows[i]["ids"], tuple(map(tuple, rows[i]["answers"]))) for i in sorted(rows))

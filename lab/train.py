@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         options = read_train_options(arguments)
-        if "own_text" in arguments:
+        if getattr(arguments, "own_text", 0):
             raise OptionsError("--own-text is for MoA: what it is compared with does not learn from its own text")
         options = replace(options, own_text=0, on_policy=1)
     except OptionsError as error:

@@ -27,6 +27,8 @@ from outrider_core.targets.part import Part
 Steps = Literal["loop", "pool", "compiled"]
 #: how far logits of compiled steps may be from the loop's, over these: what is summed in another order is much closer
 FARTHEST, FARTHEST_16_BIT = 1e-3, 0.1
+#: nodes of the tree in that comparison, at most
+DEEPEST = 100
 #: (up to, multiple of): steps are padded to a row count of this scale
 _ROW_SCALE = ((2, 1), (48, 4), (128, 8), (256, 16), (512, 32))
 
@@ -84,16 +86,22 @@ class TorchRunner:
             self.steps, self._compiled = "loop", None
 
     def _error_of_compiled(self, rows: int) -> float:
-        """How far the logits of a compiled step of two sessions, one with a tree, are from the loop's, over these."""
+        """How far the logits of a compiled step are from the loop's, over these.
+
+        It is of two sessions, one with a tree, or of one alone where the pool has no room for two.
+        """
         assert self._compiled is not None
-        half, vocab = min(rows // 2, self.store.rows // BLOCK // 2 * BLOCK), self.model.config.vocab_size
-        if half < 2:  # the pool has no room for two sessions
-            return 0.0
-        tokens = [(7 + 13 * at) % vocab for at in range(half)]
-        other = Part(-(-half // BLOCK) * BLOCK, 0, tuple(tokens[:2]), TokenTree.chain(tokens[2:]))
-        parts = [Part(0, 0, tuple(reversed(tokens))), other]
-        got = self._compiled(step_table(parts, rows, self.store.spare))[: 2 * half].double()
-        want = self._loop_step(parts, 2 * half, range(2 * half)).double()
+        vocab, room = self.model.config.vocab_size, self.store.spare  # the last row is nobody's
+        half = min(rows // 2, room // BLOCK // 2 * BLOCK)
+        tokens = tuple((7 + 13 * at) % vocab for at in range(min(rows, room)))
+        parts = [Part(0, 0, tokens)]
+        if half > 2:
+            chain = max(2, half - DEEPEST)
+            tree = TokenTree.chain(tokens[chain:half])
+            parts = [Part(0, 0, tokens[half - 1 :: -1]), Part(-(-half // BLOCK) * BLOCK, 0, tokens[:chain], tree)]
+        count = sum(map(len, parts))
+        got = self._compiled(step_table(parts, rows, self.store.spare))[:count].float()
+        want = self._loop_step(parts, count, range(count)).float()
         return float((got - want).norm() / want.norm())
 
     @torch.inference_mode()

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.host_time import Operations
+from cloud.torch_engine.compiled import COMPILED_ROWS
 from cloud.torch_engine.drawing import draw_on_device
 from cloud.torch_engine.kvstore import KVStore
 from cloud.torch_engine.loop import attend_spans, span_plan
@@ -200,9 +201,11 @@ def test_a_model_that_cannot_be_compiled_is_served_all_the_same(monkeypatch: pyt
     assert torch.equal(runner.forward(parts).values, loop.forward(parts).values)
 
 
-def test_compiled_steps_that_give_other_logits_are_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows", [20, 200, 4000])
+def test_compiled_steps_that_give_other_logits_are_not_served(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each number of rows is compared with the loop, before the first session."""
     runner, loop = make_runner("compiled"), make_runner("loop")
+    runner.store = KVStore(2, rows, 2, 16, torch.float32, DEVICE)
     pool, seen = make_runner("pool"), list[int]()
 
     def compiled(table: Any) -> Tensor:
@@ -211,15 +214,17 @@ def test_compiled_steps_that_give_other_logits_are_not_served(monkeypatch: pytes
         return pool._pool_step(torch.from_numpy(table).to(DEVICE)).roll(int(table.shape[1] == 64), 0)
 
     monkeypatch.setattr(runner, "_compiled", compiled)
+    sizes = [size for size in COMPILED_ROWS if size != 64]
     with structlog.testing.capture_logs() as logs:
-        runner.warm_up([8, 16])
-        assert (runner.steps, seen, logs) == ("compiled", [8, 8, 16, 16], [])
+        runner.warm_up(sizes)
+        assert (runner.steps, seen, logs) == ("compiled", sorted(2 * sizes), [])
+        assert not any(tensor.any() for tensor in (*runner.store.keys, *runner.store.values))
         runner.warm_up([8, 64, 128])
-    assert runner.steps == "loop" and seen[4:] == [8, 8, 64, 64]
+    assert runner.steps == "loop" and seen[-4:] == [8, 8, 64, 64]
     [line] = logs
     assert "64 rows" in line["why"]
-    parts = some_parts(1)
-    torch.testing.assert_close(runner.forward(parts).values, loop.forward(parts).values)
+    part = Part(0, 0, (5, 6, 7), TokenTree.chain([8, 9]))
+    torch.testing.assert_close(runner.forward([part]).values, loop.forward([part]).values)
 
 
 @needs_compiler

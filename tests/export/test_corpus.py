@@ -42,6 +42,13 @@ def test_the_last_of_equal_rows_counts() -> None:
     assert list(unpack(pack(rows, {}))[1]) == rows[1:]
 
 
+def test_a_number_without_an_end_is_damage() -> None:
+    stored = msgspec.msgpack.decode(lzma.decompress(pack([{"index": 0, "ids": [1], "answers": []}], {})))
+    stored["numbers"] = b"\xff" * 4_000_000  # which took minutes
+    with pytest.raises(CorpusError, match="damaged"):
+        list(unpack(lzma.compress(msgspec.msgpack.encode(stored)))[1])
+
+
 def test_damage_is_named() -> None:
     good = pack([{"index": 0, "ids": [1, 2, 3], "answers": [[1, 3]]}], {})
     with pytest.raises(CorpusError, match="cut short"):

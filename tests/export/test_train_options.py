@@ -60,6 +60,11 @@ def test_a_drafter_that_is_only_measured_learns_nothing() -> None:
     assert read(*measured, "--own-text", "7").own_text == 7
 
 
+def test_the_last_stage_can_be_left_out_and_is_as_it_is_asked_for() -> None:
+    asked = [read("--self-prompts", "--own-text", count) for count in ("0", "9")]
+    assert [(each.own_text, each.on_policy) for each in asked] == [(0, 1), (9, 1)]
+
+
 def test_a_gpu_takes_larger_steps_unless_told_otherwise() -> None:
     sizes = [read("--self-prompts", "--device", device).settings() for device in ("cpu", "cuda")]
     assert [(each.batch_tokens, each.learning_rate) for each in sizes] == [CPU, GPU]

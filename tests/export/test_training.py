@@ -123,6 +123,20 @@ def test_a_kill_behind_the_last_save_loses_only_the_steps_since(bench: Bench, mo
     assert_same_weights(resumed, whole)
 
 
+def test_a_resumed_run_keeps_its_curve(bench: Bench) -> None:
+    cut = bench.trainer("cut")
+    cut.curve.append((3, 1.5, 0.25))
+    run_steps(cut, 4)
+    assert bench.trainer("cut").curve == [(3, 1.5, 0.25)]
+
+
+def test_text_of_another_target_is_refused(target: Target) -> None:
+    vocab = target.config.vocab_size
+    for wrong in (Sequence([4, vocab], ((1, 2),)), Sequence([4, -1], ((1, 2),)), Sequence([4, 5], ((1, 3),))):
+        with pytest.raises(ValueError, match=f"conversation 1 is not of tiny, whose vocabulary is {vocab} tokens"):
+            TrainingSet(target, [Sequence([4, 5], ((1, 2),)), wrong], layers=2, draft_vocab=64)
+
+
 def test_finished_run_does_nothing_more(bench: Bench) -> None:
     first = bench.trainer("run")
     list(first.run())
