@@ -95,11 +95,11 @@ def test_training_without_prompts_of_ones_own(training: Training) -> None:
     """The target writes the prompts; nothing else is needed."""
     arguments = training.arguments(1)
     at = arguments.index("--prompts")
-    arguments[at : at + 2] = ["--self-prompts", 30, "--own-text", 2]
+    arguments[at : at + 2] = ["--self-prompts", 90, "--own-text", 2]
     result = run(*arguments)
     assert result.returncode == 0, result.stderr
     notes = json.loads((training.output / "config.json").read_text())["notes"]
-    assert (notes["self_prompts"], notes["prompt_files"]) == (30, []) and notes["conversations"] > 2
+    assert (notes["self_prompts"], notes["prompt_files"]) == (90, []) and notes["conversations"] > 2
     assert NgramTable.load(training.output, load_drafter(training.output)[0].vocab_size)
 
 
