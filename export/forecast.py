@@ -82,7 +82,7 @@ def _training(target: Target, kind: Kind, answers: int, tokens: int, texts: int,
     any_text = [Sequence([0, 0], ((1, 2),))]
     data = TrainingSet(target, any_text, *shapes, start_from=options.start_from)
     kept = isinstance(data.features(options.features, options.work_dir), FeatureCache)
-    settings = kind.taught(options.settings())
+    settings = kind.taught(options.settings(tokens))
     step, read = step_seconds(data, kind, settings, options.max_tokens)
     passes = min(1, settings.epochs) if kept else settings.epochs  # of the target over its text
     own = min(options.own_text * options.on_policy, texts)

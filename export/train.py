@@ -60,7 +60,7 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
     with share.first_then_all():
         sequences = read_sequences(answers)
     shapes = (options.layers, options.draft_vocab, options.max_context)
-    settings = kind.taught(options.settings())
+    settings = kind.taught(options.settings(sum(len(sequence.ids) for sequence in sequences)))
     if not options.epochs:  # the texts of the last stage, or those that are held out, are all that is read
         own, few = options.own_text * options.on_policy, 10 * settings.held_out
         sequences = some_of(sequences, own, settings) if own else sequences[:few]

@@ -12,8 +12,10 @@ from outrider_core.models.target import DEFAULT_TARGET
 
 T = TypeVar("T")
 
-#: tokens per step, and the learning rate that suits them
-CPU, GPU = (TrainSettings.batch_tokens, TrainSettings.learning_rate), (24576, 4e-3)
+#: tokens per step, and the learning rate that suits them; the large ones keep a GPU busy
+SMALL, LARGE = (TrainSettings.batch_tokens, TrainSettings.learning_rate), (24576, 4e-3)
+#: steps that large ones must come to; with fewer a drafter learns too little from each token
+LEAST_LARGE_STEPS = 1000
 
 
 class OptionsError(ValueError):
@@ -123,12 +125,17 @@ class TrainOptions:
         0,
     )
     batch_tokens: int = _option(
-        0, "training", f"tokens per step, padding included; 0: {GPU[0]:,} on a GPU, {CPU[0]:,} on a CPU", "N", 0
+        0,
+        "training",
+        f"tokens per step, padding included; 0: {LARGE[0]:,} on a GPU if these are {LEAST_LARGE_STEPS:,} or more, "
+        f"else {SMALL[0]:,}",
+        "N",
+        0,
     )
     learning_rate: float = _option(
         0.0,
         "training",
-        f"at its highest; 0: {GPU[1]:g} on a GPU, whose steps are larger, {CPU[1]:g} on a CPU",
+        f"at its highest; 0: {LARGE[1]:g} where --batch-tokens 0 takes the large steps, else {SMALL[1]:g}",
         "RATE",
         0,
     )
@@ -200,12 +207,13 @@ class TrainOptions:
             values["self_prompts"] = PRESETS[name].self_prompts
         return cls(**values)
 
-    def settings(self) -> TrainSettings:
-        """Budget and recipe of the main stage."""
-        tokens, rate = CPU if self.torch_device() == "cpu" else GPU
+    def settings(self, tokens: int) -> TrainSettings:
+        """Budget and recipe of the main stage on text of so many tokens."""
+        large = self.torch_device() != "cpu" and tokens * self.epochs >= LEAST_LARGE_STEPS * LARGE[0]
+        size, rate = LARGE if large else SMALL
         return TrainSettings(
             epochs=self.epochs,
-            batch_tokens=self.batch_tokens or tokens,
+            batch_tokens=self.batch_tokens or size,
             learning_rate=self.learning_rate or rate,
             seed=self.seed,
         )

@@ -12,7 +12,7 @@ import pytest
 from export.__main__ import main
 from export.recipe import TrainSettings
 from export.train_command import add_train_options, next_command, read_train_options
-from export.train_options import CPU, DEFAULTS, GPU, OPTIONS, PRESETS, OptionsError, TrainOptions
+from export.train_options import DEFAULTS, LARGE, OPTIONS, PRESETS, SMALL, OptionsError, TrainOptions
 
 OUT = Path("drafters/mine")
 ROOT = Path(__file__).parents[2]
@@ -49,9 +49,9 @@ def test_presets_name_options_and_can_be_carried_out(preset: str) -> None:
 def test_the_default_preset_is_how_the_shipped_drafter_was_trained() -> None:
     notes = json.loads((SHIPPED / "config.json").read_text())["notes"]
     options = read("--answers", str(CORPUS), "--device", "cuda")
-    assert asdict(options.settings()) == notes["settings"]
+    assert asdict(options.settings(14_523_995)) == notes["settings"]
     assert (options.own_text, options.on_policy) == (notes["own_text"], notes["on_policy"])
-    assert read("--self-prompts", "--device", "cpu").settings() == TrainSettings()
+    assert read("--self-prompts", "--device", "cpu").settings(14_523_995) == TrainSettings()
 
 
 def test_a_drafter_that_is_only_measured_learns_nothing() -> None:
@@ -65,10 +65,15 @@ def test_the_last_stage_can_be_left_out_and_is_as_it_is_asked_for() -> None:
     assert [(each.own_text, each.on_policy) for each in asked] == [(0, 1), (9, 1)]
 
 
-def test_a_gpu_takes_larger_steps_unless_told_otherwise() -> None:
-    sizes = [read("--self-prompts", "--device", device).settings() for device in ("cpu", "cuda")]
-    assert [(each.batch_tokens, each.learning_rate) for each in sizes] == [CPU, GPU]
-    own = read("--self-prompts", "--device", "cuda", "--batch-tokens", "99", "--learning-rate", "0.5").settings()
+@pytest.mark.parametrize(
+    ("device", "tokens", "expected"),
+    [("cpu", 9_000_000, SMALL), ("cuda", 9_000_000, LARGE), ("cuda", 8_192_000, LARGE), ("cuda", 8_191_999, SMALL)],
+)
+def test_a_gpu_takes_larger_steps_of_much_text(device: str, tokens: int, expected: tuple[int, float]) -> None:
+    """The default preset has three epochs."""
+    settings = read("--self-prompts", "--device", device).settings(tokens)
+    assert (settings.batch_tokens, settings.learning_rate) == expected
+    own = read("--self-prompts", "--device", device, "--batch-tokens", "99", "--learning-rate", "0.5").settings(tokens)
     assert (own.batch_tokens, own.learning_rate) == (99, 0.5)
 
 
