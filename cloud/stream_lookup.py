@@ -60,9 +60,11 @@ class StreamLookup:
     def _guess(self, text: list[int], path: list[int]) -> tuple[int, float] | None:
         """(token, rate of hits) behind `text` and `path`, by the surer of both."""
         repeated = self._lookup.guess(path)
+        known = [(repeated.token, repeated.rate)] if repeated else []
         before, last = [-1, *text[-2:], *path][-2:]
-        usual = self._ngrams.guess(before, last) if self._ngrams else None
-        return max(filter(None, (repeated, usual)), key=lambda guess: guess[1], default=None)
+        if self._ngrams and (usual := self._ngrams.guess(before, last)):
+            known.append(usual)
+        return max(known, key=lambda guess: guess[1], default=None)
 
     def observe(self, sent: int, accepted: int) -> None:
         """Of the newest guesses the first `sent` were verified, and the first `accepted` of these were right."""

@@ -13,8 +13,9 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from outrider_core.drafting.lookup import EARLIER_RATES, HIT_RATES, LONGEST, Lookup
+from outrider_core.drafting.lookup import EARLIER_RATES, HIT_RATES, Lookup
 
+OWN = {rate: length for length, rate in HIT_RATES.items()}
 RUNS = {rate: length for length, rate in EARLIER_RATES.items()}
 
 
@@ -36,16 +37,16 @@ def measure(path: Path, limit: int) -> tuple[Rates, Rates]:
             for end in [end for begin, after in row["answers"] for end in range(begin, after)]:
                 lookup.follow(text[:end])
                 guess = lookup.guess([])
-                length = 0 if guess is None else HIT_RATES.index(guess[1]) + 1
+                length = 0 if guess is None else OWN[guess.rate]
                 seen[length] += 1
-                hits[length] += guess is not None and guess[0] == text[end]
+                hits[length] += guess is not None and guess.token == text[end]
                 remembered = earlier.guess(text[max(0, end - max(EARLIER_RATES)) : end])
-                if remembered and (guess is None or remembered[1] > guess[1]):
-                    run = RUNS[remembered[1]]
+                if remembered and (guess is None or remembered.rate > guess.rate):
+                    run = RUNS[remembered.rate]
                     seen_earlier[run] += 1
-                    hits_earlier[run] += remembered[0] == text[end]
+                    hits_earlier[run] += remembered.token == text[end]
             earlier.remember(text)
-    rates = [(length, seen[length], hits[length] / max(1, seen[length])) for length in range(LONGEST + 1)]
+    rates = [(length, seen[length], hits[length] / max(1, seen[length])) for length in (0, *HIT_RATES)]
     return rates, [(run, seen_earlier[run], hits_earlier[run] / max(1, seen_earlier[run])) for run in EARLIER_RATES]
 
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.drafting.engines import Engine, Floats, Ints
 from outrider_core.drafting.growth import Growth
-from outrider_core.drafting.guide import FORCED, Guess, Guide
-from outrider_core.drafting.lookup import Lookup
+from outrider_core.drafting.guide import FORCED, Guide
+from outrider_core.drafting.lookup import SUREST, Guess, Lookup
 from outrider_core.protocol.constraint import GRAMMAR_NONE, Rules
 from outrider_core.protocol.noise import gumbel_noise_at
 from outrider_core.protocol.rows import RowShape
@@ -60,7 +60,7 @@ class TreeShape:
     """
 
     nodes: int = 32
-    depth: int = 10
+    depth: int = 20
     breadth: int = 8
     gain: float = 0.05
 
@@ -363,8 +363,9 @@ class Drafter:
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Token ids and log-probabilities [nodes, candidates] of the likeliest tokens, guesses mixed in.
 
-        A guess of hit rate w gets w, the drafter's distribution the rest. The last column is for guesses that are not
-        candidates of the drafter, at probability 0 where there is none. Only candidates go through float64.
+        A guess gets the probability that `Guess.probability` says, the drafter's other tokens the rest. The last column
+        is for guesses that are not candidates of the drafter, at probability 0 where there is none. Only candidates go
+        through float64.
         """
         x = logits / np.float32(self._temperature(sampling))
         total = _log_sum_exp(x)
@@ -381,15 +382,13 @@ class Drafter:
         for row, guess in enumerate(guesses):
             if guess is None:
                 continue
-            token, weight = guess
-            log_q[row] += np.log1p(-weight)
-            known = np.flatnonzero(ids[row, :-1] == token)
-            if len(known):
-                log_q[row, known[0]] = np.logaddexp(log_q[row, known[0]], np.log(weight))
-                continue
-            column = int(self._columns[token]) if token < len(self._columns) else -1
-            own = np.log1p(-weight) + float(x[row, column] - total[row, 0]) if column >= 0 else -np.inf
-            ids[row, -1], log_q[row, -1] = token, np.logaddexp(own, np.log(weight))
+            column = int(self._columns[guess.token]) if guess.token < len(self._columns) else -1
+            q = float(np.exp(x[row, column] - total[row, 0])) if column >= 0 else 0.0
+            p = guess.probability(q)
+            known = np.flatnonzero(ids[row, :-1] == guess.token)
+            at = int(known[0]) if len(known) else count
+            log_q[row] += np.log1p(-p) - np.log1p(-min(SUREST, q))
+            ids[row, at], log_q[row, at] = guess.token, np.log(p)
         return ids, log_q
 
     def _expand(self, growth: Growth, frontier: list[int]) -> Floats:

@@ -11,7 +11,7 @@ import numpy as np
 from outrider_core.protocol.tree import ROOT, TokenTree
 
 #: probability of a node's likeliest child, roughly
-BEST_CHILD = 0.5
+BEST_CHILD = 0.65
 #: of what a step must promise, the share that each of its nodes must: a row more of a step is not free
 NODE_SHARE = 0.15
 

@@ -12,15 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider_core.drafting.lookup import Guess
 from outrider_core.protocol.constraint import Rules
 
 #: probability of a token that a grammar forces by its characters: the target may cut these into other tokens
 FORCED = 0.95
 #: tokens of one forced run at most
 LONGEST_RUN = 32
-
-#: a token and its probability
-Guess = tuple[int, float]
 
 
 class Way(NamedTuple):
@@ -54,5 +52,5 @@ class Guide:
         assert allowed is not None
         ruled[~allowed[self._draft_ids]] = -np.inf
         if run := self.rules.forced()[:LONGEST_RUN]:
-            return Way(ruled, (run[0], FORCED), run)
-        return Way(ruled, guess if guess and allowed[guess[0]] else None, [])
+            return Way(ruled, Guess(run[0], FORCED, sure=True), run)
+        return Way(ruled, guess if guess and allowed[guess.token] else None, [])

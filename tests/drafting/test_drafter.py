@@ -22,7 +22,7 @@ from outrider_core.drafting.drafter import (
 )
 from outrider_core.drafting.engines import Floats, Ints
 from outrider_core.drafting.growth import Growth
-from outrider_core.drafting.lookup import EARLIER_RATES, HIT_RATES, LONGEST, Lookup
+from outrider_core.drafting.lookup import EARLIER_RATES, HIT_RATES, LONGEST, SUREST, Guess, Lookup
 from outrider_core.protocol.constraint import GRAMMAR_JSON_OBJECT, Constraint, Disobeyed, Rules, pack_bias
 from outrider_core.protocol.noise import gumbel_noise
 from outrider_core.protocol.rows import RowShape
@@ -236,9 +236,19 @@ def test_mixed_law_is_a_law_and_sums_to_one(prefix: list[int], sampling: Samplin
         patch.setattr("outrider_core.drafting.drafter.CHILDREN", 10**6)
         growth = drafter._begin(prefix, sampling)
     guess = drafter.lookup.guess([])
-    inside = guess is None or guess[0] in DRAFT_IDS
+    inside = guess is None or guess.token in DRAFT_IDS
     assert len(set(growth.tokens)) == len(growth) == len(DRAFT_IDS)
     assert np.exp(growth.scores).sum() == pytest.approx(1.0, abs=1e-6) or not inside
+
+
+@given(st.floats(0.01, 0.99), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_a_drafter_has_a_say_in_what_the_text_foretells(rate: float, one: float, other: float) -> None:
+    """The likelier it finds a guess the likelier that is, and surely never; what is sure needs nobody's consent."""
+    guess, (less, more) = Guess(7, rate), sorted((one, other))
+    assert guess.probability(0.0) == Guess(7, rate, sure=True).probability(one) == rate
+    if less > 0.0:
+        assert 0.0 < guess.probability(less) <= guess.probability(more) <= SUREST
+    assert guess.probability(0.5) > rate * 0.9 and guess.probability(1e-6) < max(0.5, rate)
 
 
 @settings(max_examples=60, deadline=None)
@@ -251,11 +261,11 @@ def test_lookup_equals_a_search_through_the_text(texts: list[list[int]], path: l
         lookup.follow(text)
     tail = (text + path)[-LONGEST:] if text or path else []
     expected = None
-    for length in range(len(tail), 0, -1):
+    for length in [length for length in sorted(HIT_RATES, reverse=True) if length <= len(tail)]:
         run = tail[-length:]
         ends = [end for end in range(length, len(text)) if text[end - length : end] == run]
         if ends:
-            expected = (text[ends[-1]], HIT_RATES[length - 1])
+            expected = Guess(text[ends[-1]], HIT_RATES[length])
             break
     assert lookup.guess(path) == expected
 
@@ -274,8 +284,8 @@ def test_earlier_texts_are_looked_up_too(earlier: list[list[int]], text: list[in
     for length, rate in sorted(EARLIER_RATES.items(), reverse=True):
         run = text[-length:]
         ends = [one[e] for one in earlier for e in range(length, len(one)) if one[e - length : e] == run]
-        if len(run) == length and ends and rate > (here[1] if here else 0.0):
-            expected = ends[-1], rate
+        if len(run) == length and ends and rate > (here.rate if here else 0.0):
+            expected = Guess(ends[-1], rate)
             break
     assert lookup.guess([]) == expected
     assert Lookup().guess(text) is None and lookup.guess([7, 7, 7, 7]) is None
@@ -288,16 +298,16 @@ def test_earlier_texts_are_looked_up_too(earlier: list[list[int]], text: list[in
 def test_the_oldest_runs_are_forgotten() -> None:
     lookup = Lookup(memory=6)
     lookup.remember(list(range(10)))  # eight runs
-    assert lookup.guess([1, 2, 3, 4]) is None and lookup.guess([5, 6, 7, 8]) == (9, EARLIER_RATES[4])
+    assert lookup.guess([1, 2, 3, 4]) is None and lookup.guess([5, 6, 7, 8]) == Guess(9, EARLIER_RATES[4])
     lookup.remember([2, 3, 4, 5, 60])  # seen again: now the newest
     lookup.remember([100, 101, 102, 103, 104, 105])
-    assert lookup.guess([2, 3, 4, 5]) == (60, EARLIER_RATES[4]) and lookup.guess([3, 4, 5, 6]) is None
+    assert lookup.guess([2, 3, 4, 5]) == Guess(60, EARLIER_RATES[4]) and lookup.guess([3, 4, 5, 6]) is None
     long = list(range(40))
     lookup = Lookup()
     lookup.remember(long)
-    assert lookup.guess(long[:16]) == (16, EARLIER_RATES[16]) and lookup.guess([77, *long[1:16]]) == (
-        16, EARLIER_RATES[8],
-    )  # fmt: skip
+    assert lookup.guess(long[:16]) == Guess(16, EARLIER_RATES[16]) and lookup.guess([77, *long[1:16]]) == Guess(
+        16, EARLIER_RATES[8]
+    )
 
 
 def test_lookup_knows_the_text_where_a_tree_is_kept() -> None:
@@ -311,7 +321,7 @@ def test_lookup_knows_the_text_where_a_tree_is_kept() -> None:
     own = Lookup()
     own.follow(text)
     assert [drafter.lookup.guess([token]) for token in range(VOCAB)] == [own.guess([token]) for token in range(VOCAB)]
-    assert drafter.lookup.guess([3]) == (4, HIT_RATES[0])
+    assert drafter.lookup.guess([3]) == Guess(4, HIT_RATES[1])
 
 
 def test_an_answer_that_is_asked_for_again_is_drafted_from_the_first_time() -> None:
@@ -319,15 +329,15 @@ def test_an_answer_that_is_asked_for_again_is_drafted_from_the_first_time() -> N
     rng = random.Random(5)
     text = [rng.randrange(VOCAB) for _ in range(60)]
     shape = TreeShape(8, 8, 8, 0.0)
-    wanted = text[30:38]
-    before = drafter.draft(text[:30], GREEDY, shape).tree
+    wanted = text[36:44]
+    before = drafter.draft(text[:36], GREEDY, shape).tree
     drafter.next_token([1], GREEDY)  # another conversation, so that trees begin anew
     drafter.remember(text)
-    after = drafter.draft(text[:30], GREEDY, shape).tree
+    after = drafter.draft(text[:36], GREEDY, shape).tree
     assert foreseen(after, wanted) == 8 > foreseen(before, wanted)
     drafter.next_token([1], GREEDY)
     drafter.forget()
-    assert drafter.draft(text[:30], GREEDY, shape).tree == before
+    assert drafter.draft(text[:36], GREEDY, shape).tree == before
 
 
 def foreseen(tree: TokenTree, tokens: list[int]) -> int:
@@ -389,11 +399,11 @@ def test_what_is_worth_expanding() -> None:
     frontier = growth.frontier(3, 9)
     worst = float(np.log(0.001))
     assert growth.worth_expanding(frontier, worst, 0.0) == 3 and growth.worth_expanding([], worst, 0.0) == 0
-    assert growth.worth_expanding(frontier, worst, 0.4) == 2  # they promise 0.3, 0.1 and 0.01: 0.06 would be enough
-    assert growth.worth_expanding(frontier, worst, 0.41) == 0
+    assert growth.worth_expanding(frontier, worst, 0.52) == 2  # they promise 0.39, 0.13 and 0.01: 0.08 would be enough
+    assert growth.worth_expanding(frontier, worst, 0.54) == 0
     even = Growth(3)
     even.add(ROOT, list(range(8)), [float(np.log(0.1))] * 8)
-    assert even.worth_expanding(even.frontier(8, 9), -np.inf, 0.4) == 1  # none promises its share; together they do
+    assert even.worth_expanding(even.frontier(8, 9), -np.inf, 0.5) == 1  # none promises its share; together they do
 
 
 def test_a_full_context_gives_no_tree_and_a_nearly_full_one_a_shallow_one() -> None:

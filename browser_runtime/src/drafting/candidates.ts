@@ -2,7 +2,7 @@
 
 import { Noise } from "../protocol/noise.js";
 import { normalise, type Sampling } from "../protocol/sampling.js";
-import type { Guess, Lookup } from "./lookup.js";
+import { type Guess, type Lookup, probability, SUREST } from "./lookup.js";
 import { largest, likeliest } from "./select.js";
 
 /** Children known of an expanded node: at least this many; up to CHILDREN if they are likely to be a verdict's. */
@@ -86,20 +86,21 @@ export class Candidates {
     return this.columns.get(token);
   }
 
-  /** Mixes a guess of hit rate w into `scores`: it gets w, the drafter's distribution the rest. */
+  /**
+   * Mixes a guess into `scores`: it gets the probability that it has beside the drafter's own, the drafter's other tokens
+   * the rest. The last place is for a guess that is not a candidate of the drafter.
+   */
   private mix(guess: Guess, ids: number[], scores: Float64Array, total: number): void {
-    const rest = Math.log1p(-guess.weight);
+    const column = this.columns.get(guess.token);
+    const q = column === undefined ? 0 : Math.exp(this.x[column] - total);
+    const p = probability(guess, q);
+    const rest = Math.log1p(-p) - Math.log1p(-Math.min(SUREST, q));
     for (let index = 0; index < scores.length; index++) scores[index] += rest;
     const last = ids.length - 1;
     const known = ids.indexOf(guess.token);
-    if (known >= 0 && known < last) {
-      scores[known] = logAddExp(scores[known], Math.log(guess.weight));
-      return;
-    }
-    const column = this.columns.get(guess.token);
-    const own = column === undefined ? Number.NEGATIVE_INFINITY : rest + this.x[column] - total;
-    ids[last] = guess.token;
-    scores[last] = logAddExp(own, Math.log(guess.weight));
+    const at = known >= 0 && known < last ? known : last;
+    ids[at] = guess.token;
+    scores[at] = Math.log(p);
   }
 }
 
@@ -112,10 +113,4 @@ function perturb(scores: Float64Array, ids: readonly number[], noise: Noise): vo
   }
   for (let index = 0; index < scores.length; index++) scores[index] -= most;
   normalise(scores);
-}
-
-/** ln(e^one + e^other). */
-function logAddExp(one: number, other: number): number {
-  const high = Math.max(one, other);
-  return high === Number.NEGATIVE_INFINITY ? high : high + Math.log1p(Math.exp(-Math.abs(one - other)));
 }

@@ -44,7 +44,7 @@ export interface TreeShape {
 
 /** A shape whose numbers fit the engine. Throws RangeError. */
 export function treeShape(of: Partial<TreeShape> = {}): TreeShape {
-  const shape = { nodes: 32, depth: 10, breadth: 8, gain: 0.05, ...of };
+  const shape = { nodes: 32, depth: 20, breadth: 8, gain: 0.05, ...of };
   const { nodes, depth, breadth } = shape;
   if (Math.min(nodes, depth, breadth) < 1 || nodes > MAX_NODES) {
     throw new RangeError(`a tree needs 1..${MAX_NODES} nodes and at least one level and one branch`);

@@ -4,7 +4,7 @@ import { pathTo, ROOT, renumbered, TokenTree } from "../protocol/tree.js";
 import { nthLargest } from "./select.js";
 
 /** Probability of a node's likeliest child, roughly. */
-const BEST_CHILD = 0.5;
+const BEST_CHILD = 0.65;
 /** Of what a step must promise, the share that each of its nodes must: a row more of a step is not free. */
 const NODE_SHARE = 0.15;
 

@@ -2,35 +2,62 @@
  * Lookup: what followed when the text, or an earlier one, last stood at the same few tokens.
  *
  * Copied names, quoted passages and repeated lines are cheap to foresee this way, from any distance and outside the draft
- * vocabulary; and so is an answer that is asked for again, or a form that this user's answers keep to. The drafter mixes
- * the guess into its own distribution; like any candidate it can only cost speed.
+ * vocabulary; and so is an answer that is asked for again, or a form that this user's answers keep to. The drafter has a
+ * say in how likely such a guess is; like any candidate it can only cost speed.
  */
 
+/** How much the drafter's log-odds of a guess count beside those of its hit rate, where it knows such text. */
+const TRUST = 0.75;
+/** A drafter's probability of a guess counts as one between these. */
+const FAINTEST = 1e-9;
+export const SUREST = 1 - 1e-6;
+
 /**
- * Share of positions where the guess after a longest match of 1, 2, ... tokens was the target's token, measured on 700 of
- * the default target's training answers.
+ * Lengths of runs, and the share of positions where the guess behind a run of that length, the longest one that is found,
+ * was the target's token: 700 of the default target's training answers.
  */
-const HIT_RATES = [0.26, 0.53, 0.61, 0.66, 0.71, 0.84];
-const LONGEST = HIT_RATES.length;
+const LENGTHS = [1, 2, 3, 4, 5, 6, 16, 32];
+const HIT_RATES = [0.21, 0.5, 0.57, 0.67, 0.72, 0.82, 0.93, 0.985];
+const LONGEST = 32;
 
 /**
  * Lengths of runs in earlier texts, and the same rates for them where the text itself has no guess that is as sure:
  * 600 of these answers, each behind those before it.
  */
-const EARLIER_LENGTHS = [4, 8, 16];
-const EARLIER_RATES = [0.35, 0.64, 0.8];
-const EARLIER_LONGEST = 16;
+const EARLIER_LENGTHS = [4, 8, 16, 32];
+const EARLIER_RATES = [0.32, 0.63, 0.7, 0.985];
+const EARLIER_LONGEST = 32;
 
 /** Runs of earlier texts that are kept, those seen last; 8,192 tokens have as many. */
-const MEMORY = 3 * 8192;
+const MEMORY = 4 * 8192;
 
-/** weight: the share of positions where such a guess is the target's token. */
+/** A token that may come next. rate: how often such a guess is right. */
 export interface Guess {
   token: number;
-  weight: number;
+  rate: number;
 }
 
-/** An index of every run of 1 to LONGEST tokens in a text that mostly grows at its end, and of earlier texts. */
+/**
+ * Of a guess's coming next, where the drafter gives it the probability `q`; 0: it does not know the token.
+ *
+ * Of text like what it has learnt a drafter knows better than a short match, and their log-odds add up; of other text it
+ * knows little, and its distribution is for where the guess is wrong. This is the mean of both.
+ */
+export function probability(guess: Guess, q: number): number {
+  const rate = guess.rate;
+  if (q <= 0) return rate;
+  const own = Math.min(SUREST, Math.max(FAINTEST, q));
+  const apart = rate + (1 - rate) * own;
+  const together = 1 / (1 + Math.exp(-logOdds(rate) - TRUST * logOdds(own)));
+  return Math.min(SUREST, 0.5 * (apart + together));
+}
+
+/** Of what has the probability `p`. */
+function logOdds(p: number): number {
+  return Math.log(p / (1 - p));
+}
+
+/** An index of the runs of LENGTHS in a text that mostly grows at its end, and of those in earlier texts. */
 export class Lookup {
   private text: number[] = [];
   /** A run of tokens -> the token that followed it last. */
@@ -47,8 +74,8 @@ export class Lookup {
       this.next.clear();
     }
     for (let end = this.text.length; end < text.length; end++) {
-      for (let length = 1; length <= Math.min(LONGEST, end); length++) {
-        this.next.set(text.slice(end - length, end).join(), text[end]);
+      for (const length of LENGTHS) {
+        if (length <= end) this.next.set(text.slice(end - length, end).join(), text[end]);
       }
     }
     this.text = [...text];
@@ -83,18 +110,18 @@ export class Lookup {
     if (this.earlier.size === 0) return own;
     const tail = [...this.text.slice(-EARLIER_LONGEST), ...path].slice(-EARLIER_LONGEST);
     for (let at = EARLIER_LENGTHS.length - 1; at >= 0; at--) {
-      const [length, weight] = [EARLIER_LENGTHS[at], EARLIER_RATES[at]];
-      if (own && own.weight >= weight) break;
+      const [length, rate] = [EARLIER_LENGTHS[at], EARLIER_RATES[at]];
+      if (own && own.rate >= rate) break;
       const token = length <= tail.length ? this.earlier.get(tail.slice(-length).join()) : undefined;
-      if (token !== undefined) return { token, weight };
+      if (token !== undefined) return { token, rate };
     }
     return own;
   }
 
   private ownGuess(tail: readonly number[]): Guess | null {
-    for (let length = tail.length; length > 0; length--) {
-      const token = this.next.get(tail.slice(-length).join());
-      if (token !== undefined) return { token, weight: HIT_RATES[length - 1] };
+    for (let at = LENGTHS.length - 1; at >= 0; at--) {
+      const token = LENGTHS[at] <= tail.length ? this.next.get(tail.slice(-LENGTHS[at]).join()) : undefined;
+      if (token !== undefined) return { token, rate: HIT_RATES[at] };
     }
     return null;
   }

@@ -84,26 +84,18 @@ internal class Candidates(
     }
 
     /**
-     * Mixes a guess of hit rate w into [scores]: it gets w, the drafter's distribution the rest. The last place is for
-     * a guess that is not a candidate of the drafter; [logQ]: the drafter's log-probabilities.
+     * Mixes a guess into [scores]: it gets the probability that it has beside the drafter's own, the drafter's other
+     * tokens the rest. The last place is for a guess that is not a candidate of the drafter; [logQ]: the drafter's
+     * log-probabilities.
      */
     private inline fun mix(guess: Lookup.Guess, ids: IntArray, scores: DoubleArray, logQ: (Int) -> Double) {
-        val rest = ln1p(-guess.weight)
-        for (index in scores.indices) scores[index] += rest
-        val known = ids.indexOf(guess.token).takeIf { it in 0 until ids.lastIndex }
-        if (known != null) {
-            scores[known] = logAddExp(scores[known], ln(guess.weight))
-            return
-        }
         val column = columnOf(guess.token)
-        val own = if (column >= 0) rest + logQ(column) else Double.NEGATIVE_INFINITY
-        ids[ids.lastIndex] = guess.token
-        scores[scores.lastIndex] = logAddExp(own, ln(guess.weight))
-    }
-
-    /** ln(e^one + e^other). */
-    private fun logAddExp(one: Double, other: Double): Double {
-        val high = maxOf(one, other)
-        return if (high == Double.NEGATIVE_INFINITY) high else high + ln1p(exp(-abs(one - other)))
+        val q = if (column >= 0) exp(logQ(column)) else 0.0
+        val p = guess.probability(q)
+        val rest = ln1p(-p) - ln1p(-minOf(Lookup.SUREST, q))
+        for (index in scores.indices) scores[index] += rest
+        val at = ids.indexOf(guess.token).takeIf { it in 0 until ids.lastIndex } ?: ids.lastIndex
+        ids[at] = guess.token
+        scores[at] = ln(p)
     }
 }

@@ -31,7 +31,7 @@ private const val PROMPT_CHUNK = 32
  * tokens that one more step must promise, and each of its nodes a share of them ([Growth.worthExpanding]), 0 drafts on
  * to the likeliest nodes of all. Raises [IllegalArgumentException] where that cannot be drafted.
  */
-data class TreeShape(val nodes: Int = 32, val depth: Int = 10, val breadth: Int = 8, val gain: Double = 0.05) {
+data class TreeShape(val nodes: Int = 32, val depth: Int = 20, val breadth: Int = 8, val gain: Double = 0.05) {
     init {
         require(minOf(nodes, depth, breadth) >= 1 && nodes <= MAX_NODES) {
             "a tree needs 1..$MAX_NODES nodes and at least one level and one branch, not $this"

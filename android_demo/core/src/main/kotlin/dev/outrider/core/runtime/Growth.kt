@@ -9,7 +9,7 @@ import kotlin.math.exp
 import kotlin.math.max
 
 /** Probability of a node's likeliest child, roughly. */
-private const val BEST_CHILD = 0.5
+private const val BEST_CHILD = 0.65
 
 /** Of what a step must promise, the share that each of its nodes must: a row more of a step is not free. */
 private const val NODE_SHARE = 0.15

@@ -1,14 +1,17 @@
 package dev.outrider.core.runtime
 
+import kotlin.math.exp
+import kotlin.math.ln
+
 /**
  * Lookup: what followed when the text, or an earlier one, last stood at the same few tokens.
  *
  * Copied names, quoted passages and repeated lines are cheap to foresee this way, from any distance and outside the
  * draft vocabulary; and so is an answer that is asked for again, or a form that this user's answers keep to. The
- * drafter mixes the guess into its own distribution; like any candidate it can only cost speed.
+ * drafter has a say in how likely such a guess is; like any candidate it can only cost speed.
  *
- * An index of every run of 1 to [LONGEST] tokens in a text that mostly grows at its end, and of earlier texts. memory:
- * runs of those that are kept, the ones seen last.
+ * An index of the runs of [LENGTHS] in a text that mostly grows at its end, and of those in earlier texts. memory: runs
+ * of these that are kept, the ones seen last.
  */
 class Lookup(private val memory: Int = MEMORY) {
     private var text = emptyList<Int>()
@@ -26,7 +29,9 @@ class Lookup(private val memory: Int = MEMORY) {
             next.clear()
         }
         for (end in this.text.size until text.size) {
-            for (length in 1..minOf(LONGEST, end)) next[text.subList(end - length, end).toList()] = text[end]
+            for (length in LENGTHS) {
+                if (length <= end) next[text.subList(end - length, end).toList()] = text[end]
+            }
         }
         this.text = text.toList()
     }
@@ -62,7 +67,7 @@ class Lookup(private val memory: Int = MEMORY) {
         val longest = EARLIER_LENGTHS.last()
         val tail = (text.takeLast(longest) + path).takeLast(longest)
         for (at in EARLIER_LENGTHS.indices.reversed()) {
-            if (own != null && own.weight >= EARLIER_RATES[at]) break
+            if (own != null && own.rate >= EARLIER_RATES[at]) break
             if (EARLIER_LENGTHS[at] > tail.size) continue
             earlier[tail.takeLast(EARLIER_LENGTHS[at])]?.let { return Guess(it, EARLIER_RATES[at]) }
         }
@@ -70,32 +75,56 @@ class Lookup(private val memory: Int = MEMORY) {
     }
 
     private fun ownGuess(tail: List<Int>): Guess? {
-        for (length in tail.size downTo 1) {
-            val token = next[tail.takeLast(length)]
-            if (token != null) return Guess(token, HIT_RATES[length - 1])
+        for (at in LENGTHS.indices.reversed()) {
+            if (LENGTHS[at] > tail.size) continue
+            next[tail.takeLast(LENGTHS[at])]?.let { return Guess(it, HIT_RATES[at]) }
         }
         return null
     }
 
-    /** weight: the share of positions where such a guess is the target's token. */
-    data class Guess(val token: Int, val weight: Double)
-
-    private companion object {
+    /** A token that may come next. rate: how often such a guess is right. */
+    data class Guess(val token: Int, val rate: Double) {
         /**
-         * Share of positions where the guess after a longest match of 1, 2, ... tokens was the target's token, measured
-         * on 700 of the default target's training answers.
+         * Of the token's coming next, where the drafter gives it the probability [q]; 0: it does not know the token.
+         *
+         * Of text like what it has learnt a drafter knows better than a short match, and their log-odds add up; of
+         * other text it knows little, and its distribution is for where the guess is wrong. This is the mean of both.
          */
-        val HIT_RATES = doubleArrayOf(0.26, 0.53, 0.61, 0.66, 0.71, 0.84)
-        val LONGEST = HIT_RATES.size
+        fun probability(q: Double): Double {
+            if (q <= 0.0) return rate
+            val own = q.coerceIn(FAINTEST, SUREST)
+            val apart = rate + (1.0 - rate) * own
+            val together = 1.0 / (1.0 + exp(-logOdds(rate) - TRUST * logOdds(own)))
+            return minOf(SUREST, 0.5 * (apart + together))
+        }
+
+        private fun logOdds(p: Double) = ln(p / (1.0 - p))
+    }
+
+    companion object {
+        /** How much the drafter's log-odds of a guess count beside those of its hit rate, where it knows such text. */
+        private const val TRUST = 0.75
+
+        /** A drafter's probability of a guess counts as one between these. */
+        private const val FAINTEST = 1e-9
+        const val SUREST = 1.0 - 1e-6
+
+        /**
+         * Lengths of runs, and the share of positions where the guess behind a run of that length, the longest one that
+         * is found, was the target's token: 700 of the default target's training answers.
+         */
+        private val LENGTHS = intArrayOf(1, 2, 3, 4, 5, 6, 16, 32)
+        private val HIT_RATES = doubleArrayOf(0.21, 0.50, 0.57, 0.67, 0.72, 0.82, 0.93, 0.985)
+        private val LONGEST = LENGTHS.last()
 
         /**
          * Lengths of runs in earlier texts, and the same rates for them where the text itself has no guess that is as
          * sure: 600 of these answers, each behind those before it.
          */
-        val EARLIER_LENGTHS = intArrayOf(4, 8, 16)
-        val EARLIER_RATES = doubleArrayOf(0.35, 0.64, 0.80)
+        private val EARLIER_LENGTHS = intArrayOf(4, 8, 16, 32)
+        private val EARLIER_RATES = doubleArrayOf(0.32, 0.63, 0.70, 0.985)
 
         /** 8,192 tokens have as many runs. */
-        const val MEMORY = 3 * 8192
+        private const val MEMORY = 4 * 8192
     }
 }

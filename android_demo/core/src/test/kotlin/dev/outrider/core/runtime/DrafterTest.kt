@@ -101,8 +101,8 @@ class DrafterTest {
     fun lookupFindsTheLongestRun() {
         val lookup = Lookup()
         lookup.follow(listOf(1, 2, 3, 4, 9, 2, 3, 5, 2, 3))
-        assertEquals(Lookup.Guess(5, 0.53), lookup.guess(emptyList()))
-        assertEquals(Lookup.Guess(4, 0.61), lookup.guess(listOf(1, 2, 3)))
+        assertEquals(Lookup.Guess(5, 0.50), lookup.guess(emptyList()))
+        assertEquals(Lookup.Guess(4, 0.57), lookup.guess(listOf(1, 2, 3)))
         assertNull(lookup.guess(listOf(77)))
         lookup.follow(listOf(8))
         assertNull(lookup.guess(emptyList()))
@@ -113,21 +113,21 @@ class DrafterTest {
         val lookup = Lookup(memory = 6)
         lookup.remember((0..9).toList())
         assertNull(lookup.guess(listOf(1, 2, 3, 4))) // of 8 runs the first two are forgotten
-        assertEquals(Lookup.Guess(9, 0.35), lookup.guess(listOf(5, 6, 7, 8)))
-        assertEquals(Lookup.Guess(9, 0.64), lookup.guess((1..8).toList()))
+        assertEquals(Lookup.Guess(9, 0.32), lookup.guess(listOf(5, 6, 7, 8)))
+        assertEquals(Lookup.Guess(9, 0.63), lookup.guess((1..8).toList()))
         lookup.remember(listOf(2, 3, 4, 5, 60)) // seen again: now the newest, and what followed last counts
         lookup.remember((100..105).toList())
-        assertEquals(Lookup.Guess(60, 0.35), lookup.guess(listOf(2, 3, 4, 5)))
+        assertEquals(Lookup.Guess(60, 0.32), lookup.guess(listOf(2, 3, 4, 5)))
         assertNull(lookup.guess(listOf(3, 4, 5, 6)))
         lookup.forget()
         assertNull(lookup.guess(listOf(2, 3, 4, 5)))
         val long = (70_000..70_039).toList()
         val whole = Lookup()
         whole.remember(long)
-        assertEquals(Lookup.Guess(70_016, 0.8), whole.guess(long.take(16)))
+        assertEquals(Lookup.Guess(70_016, 0.70), whole.guess(long.take(16)))
         whole.follow(listOf(1, 2, 3, 4, 5, 6, 77, 1, 2, 3, 4, 5, 6))
         whole.remember(listOf(2, 3, 4, 5, 6, 88))
-        assertEquals(Lookup.Guess(77, 0.84), whole.guess(emptyList())) // what it says itself is surer
+        assertEquals(Lookup.Guess(77, 0.82), whole.guess(emptyList())) // what it says itself is surer
     }
 
     @Test
