@@ -229,7 +229,7 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
     options = bench.options
     variants: dict[str, dict[str, Any] | None] = {name: MODES[name] for name in options.modes}
     for nodes in options.sweep:
-        shape = TreeShape(nodes=nodes, depth=min(10, nodes))
+        shape = TreeShape(nodes=nodes, depth=min(TreeShape.depth, nodes))
         variants[f"{nodes} nodes"] = {"mode": "tree", "ahead": False, "shaping": False, "shape": shape}
     runs = {name: Run(options.dilation) for name in variants}
     async with AsyncExitStack() as stack:

@@ -15,9 +15,9 @@ from outrider_core.drafting.ngrams import PARTS, NgramTable, run_key
 from outrider_core.models.drafter_arrays import read_drafter
 
 #: a run that was seen less often says nothing
-LEAST_SEEN = 2
+LEAST_SEEN = 4
 #: a guess that comes true less often is not worth a row of a step
-LEAST_RATE = 0.1
+LEAST_RATE = 0.15
 
 Ints = NDArray[np.int64]
 

@@ -24,7 +24,7 @@ from outrider_core.drafting.bundle import Bundle
 from outrider_core.drafting.engines import Engine, Floats, Ints
 from outrider_core.drafting.growth import Growth
 from outrider_core.drafting.guide import FORCED, Guide
-from outrider_core.drafting.lookup import SUREST, Guess, Lookup
+from outrider_core.drafting.lookup import FAINTEST, SUREST, Guess, Lookup
 from outrider_core.protocol.constraint import GRAMMAR_NONE, Rules
 from outrider_core.protocol.noise import gumbel_noise_at
 from outrider_core.protocol.rows import RowShape
@@ -383,7 +383,7 @@ class Drafter:
             if guess is None:
                 continue
             column = int(self._columns[guess.token]) if guess.token < len(self._columns) else -1
-            q = float(np.exp(x[row, column] - total[row, 0])) if column >= 0 else 0.0
+            q = max(FAINTEST, float(np.exp(x[row, column] - total[row, 0]))) if column >= 0 else 0.0
             p = guess.probability(q)
             known = np.flatnonzero(ids[row, :-1] == guess.token)
             at = int(known[0]) if len(known) else count

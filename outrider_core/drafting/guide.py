@@ -24,7 +24,7 @@ LONGEST_RUN = 32
 class Way(NamedTuple):
     """How a text may go on. logits: float32 [draft_vocab], -inf for what is forbidden, perhaps everything.
 
-    guess: what is likely to come, whatever the drafter says. run: tokens that must come, the first of them guessed.
+    guess: what the text's repetitions foretell, or what must come. run: tokens that must come, the first one guessed.
     """
 
     logits: NDArray[np.float32]

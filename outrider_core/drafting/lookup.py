@@ -27,7 +27,7 @@ MEMORY = 4 * 8192
 
 
 class Guess(NamedTuple):
-    """A token that may come next. rate: how often such a guess is right. sure: whatever the drafter says."""
+    """A token that may come next. rate: how often such a guess is right. sure: the drafter cannot make it less."""
 
     token: int
     rate: float
@@ -36,12 +36,14 @@ class Guess(NamedTuple):
     def probability(self, q: float) -> float:
         """Of the token's coming next, where the drafter gives it the probability `q`; 0: it does not know the token.
 
-        The mean of `apart` and `together`, which is nearer to the target's choices than either, both on text like what
-        the drafter has learnt and on other text (`lab.lookup_mix`).
+        The mean of `apart` and `together`: of text like what the drafter has learnt the second is right, of other text
+        the first, and the mean is never far from the better one (`lab.lookup_mix`).
         """
-        if self.sure or q <= 0.0:
+        if q <= 0.0:
             return self.rate
         q = min(SUREST, max(FAINTEST, q))
+        if self.sure:
+            return min(SUREST, self.apart(q))
         return min(SUREST, 0.5 * (self.apart(q) + self.together(q)))
 
     def apart(self, q: float) -> float:

@@ -245,7 +245,7 @@ def test_mixed_law_is_a_law_and_sums_to_one(prefix: list[int], sampling: Samplin
 def test_a_drafter_has_a_say_in_what_the_text_foretells(rate: float, one: float, other: float) -> None:
     """The likelier it finds a guess the likelier that is, and surely never; what is sure needs nobody's consent."""
     guess, (less, more) = Guess(7, rate), sorted((one, other))
-    assert guess.probability(0.0) == Guess(7, rate, sure=True).probability(one) == rate
+    assert guess.probability(0.0) == rate <= Guess(7, rate, sure=True).probability(one) <= SUREST
     if less > 0.0:
         assert 0.0 < guess.probability(less) <= guess.probability(more) <= SUREST
     assert guess.probability(0.5) > rate * 0.9 and guess.probability(1e-6) < max(0.5, rate)
@@ -308,6 +308,34 @@ def test_the_oldest_runs_are_forgotten() -> None:
     assert lookup.guess(long[:16]) == Guess(16, EARLIER_RATES[16]) and lookup.guess([77, *long[1:16]]) == Guess(
         16, EARLIER_RATES[8]
     )
+
+
+def test_long_runs_are_surer() -> None:
+    """In the text and in earlier ones, by the longest run that is there."""
+    long = list(range(40))
+    for lengths, learn in ((HIT_RATES, lambda lookup: lookup.follow([*long, 99])), (EARLIER_RATES, remembered)):
+        lookup = Lookup()
+        learn(lookup)
+        for seen in (4, 15, 16, 31, 32, 36):
+            longest = max(length for length in lengths if length <= seen)
+            assert lookup.guess([77, *long[:seen]]) == Guess(seen, lengths[longest])
+
+
+def remembered(lookup: Lookup) -> None:
+    lookup.remember([*range(40), 99])
+    lookup.follow([98])
+
+
+def test_what_the_drafter_rules_out_is_not_what_it_does_not_know() -> None:
+    """A guess whose probability underflows loses by it; a token outside the draft vocabulary does not."""
+    drafter = make_drafter(lookup=True)
+    known, unknown = int(DRAFT_IDS[3]), next(token for token in range(VOCAB) if token not in DRAFT_IDS)
+    logits = np.zeros((1, len(DRAFT_IDS)), np.float32)
+    logits[0, 3] = -300.0
+    for token, least, most in ((known, 0.0, 0.5), (unknown, 0.98, 0.99)):
+        ids, log_q = drafter._candidates([Guess(token, 0.985)], logits, GREEDY)
+        assert least < float(np.exp(log_q[0, np.flatnonzero(ids[0] == token)[-1]])) <= most
+        assert np.exp(log_q[0]).sum() == pytest.approx(1.0, abs=1e-4)
 
 
 def test_lookup_knows_the_text_where_a_tree_is_kept() -> None:

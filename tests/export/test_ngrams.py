@@ -66,8 +66,8 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 
 ROWS: list[dict[str, Any]] = [
-    {"index": i, "ids": [1, 2, 3, 4, 5, 3, 4], "answers": [[2, 7]]} for i in range(3)
-] + [{"index": 3, "ids": [9], "answers": []}]  # fmt: skip
+    {"index": i, "ids": [1, 2, 3, 4, 5, 3, 4], "answers": [[2, 7]]} for i in range(4)
+] + [{"index": 4, "ids": [9], "answers": []}]  # fmt: skip
 
 
 def lines(rows: list[dict[str, Any]]) -> str:
@@ -87,11 +87,11 @@ def test_the_command_counts_answers_and_corpora(
     for file in (answers, corpus):
         assert main(["ngrams", str(file), "--drafter", str(drafter)]) == 0
         written.append((drafter / NGRAMS_FILE).read_bytes())
-        assert "15 answer tokens" in capsys.readouterr().out
+        assert "20 answer tokens" in capsys.readouterr().out
     assert written[0] == written[1]
     table = load_model(settings, "torch").ngrams
-    assert table is not None and table.guess(1, 2) == (3, pytest.approx(2.5 / 4, abs=0.01))
-    assert table.guess(8, 3) == (4, pytest.approx(5.5 / 7, abs=0.01))
+    assert table is not None and table.guess(1, 2) == (3, pytest.approx(3.5 / 5, abs=0.01))
+    assert table.guess(8, 3) == (4, pytest.approx(7.5 / 9, abs=0.01))
     (drafter / NGRAMS_FILE).write_bytes(b"half")
     with pytest.raises(DrafterError, match="count it again"):
         load_model(settings, "torch")

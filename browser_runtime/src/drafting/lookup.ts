@@ -9,7 +9,7 @@
 /** How much the drafter's log-odds of a guess count beside those of its hit rate, where it knows such text. */
 const TRUST = 0.75;
 /** A drafter's probability of a guess counts as one between these. */
-const FAINTEST = 1e-9;
+export const FAINTEST = 1e-9;
 export const SUREST = 1 - 1e-6;
 
 /**

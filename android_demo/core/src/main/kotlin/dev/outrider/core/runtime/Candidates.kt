@@ -3,7 +3,6 @@ package dev.outrider.core.runtime
 import dev.outrider.core.protocol.Noise
 import dev.outrider.core.protocol.Sampling
 import dev.outrider.core.protocol.normalise
-import kotlin.math.abs
 import kotlin.math.exp
 import kotlin.math.ln
 import kotlin.math.ln1p
@@ -90,7 +89,7 @@ internal class Candidates(
      */
     private inline fun mix(guess: Lookup.Guess, ids: IntArray, scores: DoubleArray, logQ: (Int) -> Double) {
         val column = columnOf(guess.token)
-        val q = if (column >= 0) exp(logQ(column)) else 0.0
+        val q = if (column >= 0) maxOf(Lookup.FAINTEST, exp(logQ(column))) else 0.0
         val p = guess.probability(q)
         val rest = ln1p(-p) - ln1p(-minOf(Lookup.SUREST, q))
         for (index in scores.indices) scores[index] += rest

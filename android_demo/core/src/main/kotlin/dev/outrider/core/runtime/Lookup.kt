@@ -106,7 +106,7 @@ class Lookup(private val memory: Int = MEMORY) {
         private const val TRUST = 0.75
 
         /** A drafter's probability of a guess counts as one between these. */
-        private const val FAINTEST = 1e-9
+        const val FAINTEST = 1e-9
         const val SUREST = 1.0 - 1e-6
 
         /**
