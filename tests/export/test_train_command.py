@@ -100,7 +100,8 @@ def test_training_without_prompts_of_ones_own(training: Training) -> None:
     assert result.returncode == 0, result.stderr
     notes = json.loads((training.output / "config.json").read_text())["notes"]
     assert (notes["self_prompts"], notes["prompt_files"]) == (90, []) and notes["conversations"] > 2
-    assert NgramTable.load(training.output, load_drafter(training.output)[0].vocab_size)
+    table = NgramTable.load(training.output, load_drafter(training.output)[0].vocab_size)
+    assert table is not None  # of so few answers it may have no run
 
 
 def test_a_drafter_is_measured_without_training(training: Training) -> None:
