@@ -42,13 +42,14 @@ from outrider_core.models.target import Target, load_target
 PROMPT, ANSWER = 900, 128
 #: tokens drafted behind one root
 WINDOW = (3, 9)
+#: of a -log p at most, so that no single token decides a mean
+MOST_LOSS = 14.0
 
-
-#: how likely a guess is, by its rate and the drafter's own probability
-RULES: dict[str, Callable[[Guess, float], float]] = {
-    "drafter alone": lambda _, q: q,
-    "apart": Guess.apart,
-    "together": lambda guess, q: guess.together(min(SUREST, max(FAINTEST, q))) if q > 0.0 else guess.rate,
+#: how likely a guess is, by its rate and the drafter's own probability, None of a token that it does not know
+RULES: dict[str, Callable[[Guess, float | None], float]] = {
+    "drafter alone": lambda _, q: q or 0.0,
+    "apart": lambda guess, q: guess.apart(q or 0.0),
+    "together": lambda guess, q: guess.rate if q is None else guess.together(q),
     "the mean of both": Guess.probability,
 }
 
@@ -67,7 +68,7 @@ class Score:
         log_p = log_q + (log1p(-p) - log1p(-q))
         log_p[token] = log(p)
         self.positions += 1
-        self.loss -= max(float(log_p[wanted]), -14.0)
+        self.loss -= max(float(log_p[wanted]), -MOST_LOSS)
         rank = int((log_p > log_p[wanted]).sum())
         for most in self.first:
             self.first[most] += rank < most
@@ -117,7 +118,7 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     if options.answers:
         sequences = read_sequences(options.answers)
         random.Random(options.seed).shuffle(sequences)
-        sequences = sequences[: options.count]
+        sequences = sequences[: options.count or None]
     else:
         sequences = answered(target, _spread(read_prompts(options.prompts), options.count), console)
     data = TrainingSet(target, sequences, start_from=[options.drafter])
@@ -131,9 +132,9 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         for at, log_q, wanted in choices(student, features, index, rng):
             lookup.follow(text[: at + 1])
             if guess := lookup.guess([]):
+                q = float(log_q[guess.token].exp()) if log_q[guess.token] > -torch.inf else None
                 for name, rule in RULES.items():
-                    p = rule(guess, float(log_q[guess.token].exp()))
-                    scores[name].add(log_q, guess.token, p, wanted)
+                    scores[name].add(log_q, guess.token, rule(guess, q), wanted)
     return {
         "machine": describe_machine(),
         "texts": len(sequences),
@@ -143,7 +144,7 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def _spread(prompts: list[tuple[str, ...]], count: int) -> list[tuple[str, ...]]:
-    return prompts[:: max(1, len(prompts) // count)][:count]
+    return prompts[:: max(1, len(prompts) // count) if count else 1][: count or None]
 
 
 def show(figures: dict[str, Any], console: Console) -> None:
@@ -160,7 +161,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lab.lookup_mix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    common_arguments(parser, "target", "drafter", "seed", count=60, json=Path("build/lookup_mix.json"))
+    common_arguments(parser, "target", "drafter", "seed", json=Path("build/lookup_mix.json"))
+    parser.add_argument("--count", type=int, default=60, help="texts or questions, spread over them; 0: all")
     parser.add_argument("--answers", type=Path, help="a corpus, or an answers file of `python -m export train`")
     parser.add_argument("--prompts", type=Path, nargs="+", help="questions: JSONL with `turns` or `prompt`")
     options = parser.parse_args(argv)

@@ -24,7 +24,7 @@ from outrider_core.drafting.bundle import Bundle
 from outrider_core.drafting.engines import Engine, Floats, Ints
 from outrider_core.drafting.growth import Growth
 from outrider_core.drafting.guide import FORCED, Guide
-from outrider_core.drafting.lookup import FAINTEST, SUREST, Guess, Lookup
+from outrider_core.drafting.lookup import SUREST, Guess, Lookup
 from outrider_core.protocol.constraint import GRAMMAR_NONE, Rules
 from outrider_core.protocol.noise import gumbel_noise_at
 from outrider_core.protocol.rows import RowShape
@@ -383,11 +383,11 @@ class Drafter:
             if guess is None:
                 continue
             column = int(self._columns[guess.token]) if guess.token < len(self._columns) else -1
-            q = max(FAINTEST, float(np.exp(x[row, column] - total[row, 0]))) if column >= 0 else 0.0
+            q = float(np.exp(x[row, column] - total[row, 0])) if column >= 0 else None
             p = guess.probability(q)
             known = np.flatnonzero(ids[row, :-1] == guess.token)
             at = int(known[0]) if len(known) else count
-            log_q[row] += np.log1p(-p) - np.log1p(-min(SUREST, q))
+            log_q[row] += np.log1p(-p) - np.log1p(-min(SUREST, q or 0.0))
             ids[row, at], log_q[row, at] = guess.token, np.log(p)
         return ids, log_q
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 #: how much the drafter's log-odds of a guess count beside those of its hit rate, where it knows such text
 TRUST = 0.75
-#: a drafter's probability of a guess counts as one between these
+#: a drafter's probability of a guess counts as one between these where its log-odds are taken
 FAINTEST, SUREST = 1e-9, 1.0 - 1e-6
 #: share of positions where the guess behind a run of so many tokens, the longest one that is found, was the target's
 #: token, measured on 700 of the default target's training answers (prompt and answer searched, the latest place taken)
@@ -33,26 +33,24 @@ class Guess(NamedTuple):
     rate: float
     sure: bool = False
 
-    def probability(self, q: float) -> float:
-        """Of the token's coming next, where the drafter gives it the probability `q`; 0: it does not know the token.
+    def probability(self, q: float | None) -> float:
+        """Of the token's coming next, where the drafter gives it the probability `q`; None: it does not know the token.
 
         The mean of `apart` and `together`: of text like what the drafter has learnt the second is right, of other text
         the first, and the mean is never far from the better one (`lab.lookup_mix`).
         """
-        if q <= 0.0:
+        if q is None:
             return self.rate
-        q = min(SUREST, max(FAINTEST, q))
-        if self.sure:
-            return min(SUREST, self.apart(q))
-        return min(SUREST, 0.5 * (self.apart(q) + self.together(q)))
+        return min(SUREST, self.apart(q) if self.sure else 0.5 * (self.apart(q) + self.together(q)))
 
     def apart(self, q: float) -> float:
         """The same where the drafter's distribution is only for what comes if the guess is wrong."""
         return self.rate + (1.0 - self.rate) * q
 
     def together(self, q: float) -> float:
-        """The same where text and drafter are independent witnesses: their log-odds add up. 0 < q < 1."""
-        return 1.0 / (1.0 + exp(-log_odds(self.rate) - TRUST * log_odds(q)))
+        """The same where text and drafter are independent witnesses: their log-odds add up."""
+        own = log_odds(min(SUREST, max(FAINTEST, q)))
+        return 1.0 / (1.0 + exp(-log_odds(self.rate) - TRUST * own))
 
 
 def log_odds(p: float) -> float:

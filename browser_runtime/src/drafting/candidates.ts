@@ -2,7 +2,7 @@
 
 import { Noise } from "../protocol/noise.js";
 import { normalise, type Sampling } from "../protocol/sampling.js";
-import { FAINTEST, type Guess, type Lookup, probability, SUREST } from "./lookup.js";
+import { type Guess, type Lookup, probability, SUREST } from "./lookup.js";
 import { largest, likeliest } from "./select.js";
 
 /** Children known of an expanded node: at least this many; up to CHILDREN if they are likely to be a verdict's. */
@@ -92,9 +92,9 @@ export class Candidates {
    */
   private mix(guess: Guess, ids: number[], scores: Float64Array, total: number): void {
     const column = this.columns.get(guess.token);
-    const q = column === undefined ? 0 : Math.max(FAINTEST, Math.exp(this.x[column] - total));
+    const q = column === undefined ? undefined : Math.exp(this.x[column] - total);
     const p = probability(guess, q);
-    const rest = Math.log1p(-p) - Math.log1p(-Math.min(SUREST, q));
+    const rest = Math.log1p(-p) - Math.log1p(-Math.min(SUREST, q ?? 0));
     for (let index = 0; index < scores.length; index++) scores[index] += rest;
     const last = ids.length - 1;
     const known = ids.indexOf(guess.token);

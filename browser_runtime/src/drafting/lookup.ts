@@ -8,8 +8,8 @@
 
 /** How much the drafter's log-odds of a guess count beside those of its hit rate, where it knows such text. */
 const TRUST = 0.75;
-/** A drafter's probability of a guess counts as one between these. */
-export const FAINTEST = 1e-9;
+/** A drafter's probability of a guess counts as one between these where its log-odds are taken. */
+const FAINTEST = 1e-9;
 export const SUREST = 1 - 1e-6;
 
 /**
@@ -18,7 +18,7 @@ export const SUREST = 1 - 1e-6;
  */
 const LENGTHS = [1, 2, 3, 4, 5, 6, 16, 32];
 const HIT_RATES = [0.21, 0.5, 0.57, 0.67, 0.72, 0.82, 0.93, 0.985];
-const LONGEST = 32;
+const LONGEST = Math.max(...LENGTHS);
 
 /**
  * Lengths of runs in earlier texts, and the same rates for them where the text itself has no guess that is as sure:
@@ -26,7 +26,7 @@ const LONGEST = 32;
  */
 const EARLIER_LENGTHS = [4, 8, 16, 32];
 const EARLIER_RATES = [0.32, 0.63, 0.7, 0.985];
-const EARLIER_LONGEST = 32;
+const EARLIER_LONGEST = Math.max(...EARLIER_LENGTHS);
 
 /** Runs of earlier texts that are kept, those seen last; 8,192 tokens have as many. */
 const MEMORY = 4 * 8192;
@@ -38,17 +38,16 @@ export interface Guess {
 }
 
 /**
- * Of a guess's coming next, where the drafter gives it the probability `q`; 0: it does not know the token.
+ * Of a guess's coming next, where the drafter gives it the probability `q`; undefined: it does not know it.
  *
  * Of text like what it has learnt a drafter knows better than a short match, and their log-odds add up; of other text it
  * knows little, and its distribution is for where the guess is wrong. This is the mean of both.
  */
-export function probability(guess: Guess, q: number): number {
-  const rate = guess.rate;
-  if (q <= 0) return rate;
-  const own = Math.min(SUREST, Math.max(FAINTEST, q));
-  const apart = rate + (1 - rate) * own;
-  const together = 1 / (1 + Math.exp(-logOdds(rate) - TRUST * logOdds(own)));
+export function probability({ rate }: Guess, q: number | undefined): number {
+  if (q === undefined) return rate;
+  const apart = rate + (1 - rate) * q;
+  const own = logOdds(Math.min(SUREST, Math.max(FAINTEST, q)));
+  const together = 1 / (1 + Math.exp(-logOdds(rate) - TRUST * own));
   return Math.min(SUREST, 0.5 * (apart + together));
 }
 

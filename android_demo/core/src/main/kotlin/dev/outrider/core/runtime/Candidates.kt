@@ -89,9 +89,9 @@ internal class Candidates(
      */
     private inline fun mix(guess: Lookup.Guess, ids: IntArray, scores: DoubleArray, logQ: (Int) -> Double) {
         val column = columnOf(guess.token)
-        val q = if (column >= 0) maxOf(Lookup.FAINTEST, exp(logQ(column))) else 0.0
+        val q = if (column >= 0) exp(logQ(column)) else null
         val p = guess.probability(q)
-        val rest = ln1p(-p) - ln1p(-minOf(Lookup.SUREST, q))
+        val rest = ln1p(-p) - ln1p(-minOf(Lookup.SUREST, q ?: 0.0))
         for (index in scores.indices) scores[index] += rest
         val at = ids.indexOf(guess.token).takeIf { it in 0 until ids.lastIndex } ?: ids.lastIndex
         ids[at] = guess.token

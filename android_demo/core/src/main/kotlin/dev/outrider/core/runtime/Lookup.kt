@@ -85,16 +85,15 @@ class Lookup(private val memory: Int = MEMORY) {
     /** A token that may come next. rate: how often such a guess is right. */
     data class Guess(val token: Int, val rate: Double) {
         /**
-         * Of the token's coming next, where the drafter gives it the probability [q]; 0: it does not know the token.
+         * Of the token's coming next, where the drafter gives it the probability [q]; null: it does not know the token.
          *
          * Of text like what it has learnt a drafter knows better than a short match, and their log-odds add up; of
          * other text it knows little, and its distribution is for where the guess is wrong. This is the mean of both.
          */
-        fun probability(q: Double): Double {
-            if (q <= 0.0) return rate
-            val own = q.coerceIn(FAINTEST, SUREST)
-            val apart = rate + (1.0 - rate) * own
-            val together = 1.0 / (1.0 + exp(-logOdds(rate) - TRUST * logOdds(own)))
+        fun probability(q: Double?): Double {
+            if (q == null) return rate
+            val apart = rate + (1.0 - rate) * q
+            val together = 1.0 / (1.0 + exp(-logOdds(rate) - TRUST * logOdds(q.coerceIn(FAINTEST, SUREST))))
             return minOf(SUREST, 0.5 * (apart + together))
         }
 
@@ -105,8 +104,8 @@ class Lookup(private val memory: Int = MEMORY) {
         /** How much the drafter's log-odds of a guess count beside those of its hit rate, where it knows such text. */
         private const val TRUST = 0.75
 
-        /** A drafter's probability of a guess counts as one between these. */
-        const val FAINTEST = 1e-9
+        /** A drafter's probability of a guess counts as one between these where its log-odds are taken. */
+        private const val FAINTEST = 1e-9
         const val SUREST = 1.0 - 1e-6
 
         /**
