@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from rich.progress import track
+
 from export.features import Sequence
 from export.training_set import read_sequences
 from outrider_core.drafting.lookup import EARLIER_RATES, HIT_RATES, Lookup
@@ -59,7 +61,8 @@ def main() -> None:
     options = parser.parse_args()
     sequences = read_sequences(options.answers)
     random.Random(options.seed).shuffle(sequences)
-    for where, rates in zip(("in the text", "in earlier ones"), measure(sequences[: options.limit]), strict=True):
+    both = measure(track(sequences[: options.limit], "conversations"))
+    for where, rates in zip(("in the text", "in earlier ones"), both, strict=True):
         print(f"{where}\nmatch  positions  hit rate")
         for length, positions, rate in rates:
             print(f"{length:5}  {positions:9}  {rate:.3f}")
