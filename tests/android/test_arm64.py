@@ -16,7 +16,7 @@ from tests.android.steps import Runner, random_steps
 
 DEFAULT = REPOSITORY / "build" / "bundle"
 SHAPES = [(1, 1, 0, 1), (5, 5, 7, 9), (8, 8, 128, 33)]
-#: arm64 kernels round activations elsewhere. int8 itself moves a logit by 0.12 on average (report.json), these by less
+#: arm64 kernels round activations elsewhere. int8 itself moves a logit by 0.18 on average (report.json), these by less
 MEAN_ERROR = 0.12
 
 pytestmark = [
@@ -44,7 +44,9 @@ def test_the_default_bundle_runs_on_arm64(machine: arm64.Arm64, tmp_path: Path, 
     wanted = [list(engine.step(*step)) for step in steps]
     for got, expected in zip(runner.results(wanted), wanted, strict=True):
         logits, best = got[0], expected[0].argmax(-1)
-        assert np.abs(logits - expected[0]).mean() <= MEAN_ERROR
+        moved = logits - expected[0]
+        # what all logits of a token share is no change: probabilities stay as they are
+        assert np.abs(moved - moved.mean(-1, keepdims=True)).mean() <= MEAN_ERROR
         assert (np.argpartition(-logits, 3, -1)[:, :4] == best[:, None]).any(-1).all()
         for one, other in zip(got[1:], expected[1:], strict=True):
             assert np.abs(one - other).max() <= 0.1
