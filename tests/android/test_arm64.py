@@ -16,8 +16,10 @@ from tests.android.steps import Runner, random_steps
 
 DEFAULT = REPOSITORY / "build" / "bundle"
 SHAPES = [(1, 1, 0, 1), (5, 5, 7, 9), (8, 8, 128, 33)]
-#: arm64 kernels round activations elsewhere. int8 itself moves a logit by 0.18 on average (report.json), these by less
-MEAN_ERROR = 0.12
+#: arm64 kernels round activations elsewhere: a logit moves by up to 0.19 on average, and by 0.18 by int8 itself
+MEAN_ERROR = 0.2
+#: beside what all logits of a token have in common, which changes no probability
+MEAN_ERROR_BESIDE_SHIFT = 0.09
 
 pytestmark = [
     pytest.mark.skipif(not (DEFAULT / "manifest.json").is_file(), reason="no build/bundle; run: make test-android"),
@@ -45,8 +47,8 @@ def test_the_default_bundle_runs_on_arm64(machine: arm64.Arm64, tmp_path: Path, 
     for got, expected in zip(runner.results(wanted), wanted, strict=True):
         logits, best = got[0], expected[0].argmax(-1)
         moved = logits - expected[0]
-        # what all logits of a token share is no change: probabilities stay as they are
-        assert np.abs(moved - moved.mean(-1, keepdims=True)).mean() <= MEAN_ERROR
+        assert np.abs(moved).mean() <= MEAN_ERROR
+        assert np.abs(moved - moved.mean(-1, keepdims=True)).mean() <= MEAN_ERROR_BESIDE_SHIFT
         assert (np.argpartition(-logits, 3, -1)[:, :4] == best[:, None]).any(-1).all()
         for one, other in zip(got[1:], expected[1:], strict=True):
             assert np.abs(one - other).max() <= 0.1
