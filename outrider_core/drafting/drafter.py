@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.drafting.engines import Engine, Floats, Ints
+from outrider_core.drafting.feature_rows import FeatureRows
 from outrider_core.drafting.growth import Growth
 from outrider_core.drafting.guide import FORCED, Guide
 from outrider_core.drafting.lookup import SUREST, Guess, Lookup
@@ -115,13 +116,8 @@ class Drafter:
         self._sampling = Sampling()  # its candidates were ranked for this, and under the guide's rules
         self._guide: Guide | None = None
         self.steps = 0  # engine steps so far
-        # The row of position p stands at p + 1; the slot before the first visible row takes the null row, so that
-        # what cross-attention reads is one slice and nothing is copied.
-        self.row_keys = np.zeros((1 + max_context, *row_shape), np.float32)
-        self.row_values = np.zeros_like(self.row_keys)
-        self.row_filled = np.zeros(max_context, bool)
+        self.rows = FeatureRows(row_shape, max_context, null_row)
         self._confidence_temperature = confidence_temperature
-        self.null_row = null_row  # [2 (K, V), kv_heads, head_dim], or None: the drafter has none
         self.lookup = Lookup() if lookup else None
         self._columns = np.full(int(draft_ids.max()) + 1, -1, np.int32)  # token id -> row of the LM head
         self._columns[draft_ids] = np.arange(len(draft_ids))
@@ -143,7 +139,7 @@ class Drafter:
 
     def keep_rows(self, length: int) -> None:
         """Forget the rows of positions `length` and above: another text stands there now."""
-        self.row_filled[length:] = False
+        self.rows.keep(length)
 
     def remember(self, text: Sequence[int]) -> None:
         """Look up in `text`, whose conversation is over, what the next ones may say."""
@@ -161,42 +157,15 @@ class Drafter:
 
         What was drafted without any is drafted again: the verifier sends the first ones with an answer's first token.
         """
-        if not self.row_filled.any():
+        if not self.rows.filled.any():
             self._growth = None
-        self.row_keys[positions + 1], self.row_values[positions + 1] = rows[:, 0], rows[:, 1]
-        self.row_filled[positions] = True
-
-    def visible_rows(self) -> slice:
-        """What cross-attention reads of row_keys and row_values: the null row and the newest rows.
-
-        Rows count back to the first gap (the verifier sends newest first). A drafter without a null row reads
-        one row of zeros until the first row is there.
-        """
-        filled = np.flatnonzero(self.row_filled)
-        start = end = 0
-        if len(filled):
-            end = int(filled[-1]) + 1
-            gaps = np.flatnonzero(~self.row_filled[:end])
-            start = int(gaps[-1]) + 1 if len(gaps) else 0
-            if self.null_row is None:
-                return slice(start + 1, end + 1)
-        self.row_keys[start], self.row_values[start] = (0.0, 0.0) if self.null_row is None else self.null_row
-        return slice(start, end + 1)
+        self.rows.add(positions, rows)
 
     def _step(self, tokens: Ints, positions: Ints, wanted: Ints, mask: Floats, past: int) -> Floats:
         """Run the engine behind `past` cache rows; its keys and values land right behind them."""
         self.steps += 1
-        seen = self.visible_rows()
-        logits, keys, values = self.engine.step(
-            tokens,
-            positions,
-            wanted,
-            mask,
-            self.keys[:past],
-            self.values[:past],
-            self.row_keys[seen],
-            self.row_values[seen],
-        )
+        cache = self.keys[:past], self.values[:past]
+        logits, keys, values = self.engine.step(tokens, positions, wanted, mask, *cache, *self.rows.visible())
         self.keys[past : past + len(tokens)] = keys
         self.values[past : past + len(tokens)] = values
         return logits

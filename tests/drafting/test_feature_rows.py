@@ -22,8 +22,7 @@ def feature_rows(*numbers: float) -> Floats:
 
 def seen_rows(drafter: Drafter) -> Floats:
     """What cross-attention reads [m, 2, 1, 2]."""
-    seen = drafter.visible_rows()
-    return np.stack([drafter.row_keys[seen], drafter.row_values[seen]], 1)
+    return np.stack(drafter.rows.visible(), 1)
 
 
 def with_null(*numbers: float) -> Floats:
@@ -123,7 +122,7 @@ edits = st.lists(
 @given(edits, st.booleans())
 def test_visible_rows_equal_a_naive_concatenation(edits: list[list[int] | int | None], null_row: bool) -> None:
     drafter = make_drafter(null_row=NULL_ROW if null_row else None, max_context=SHORT)
-    naive, number = NaiveRows(drafter.null_row), 100
+    naive, number = NaiveRows(drafter.rows.null_row), 100
     for edit in [*edits, None]:
         if isinstance(edit, list):
             rows = feature_rows(*range(number, number + len(edit)))
@@ -143,7 +142,7 @@ def test_a_step_reads_caches_and_rows_in_place(null_row: Floats | None) -> None:
     drafter = make_drafter(null_row=null_row, engine=engine)
     drafter.add_rows(np.array([0, 2, 3]), feature_rows(10, 12, 13))
     drafter.next_token([7, 8, 9], GREEDY)
-    caches = drafter.keys, drafter.values, drafter.row_keys, drafter.row_values
+    caches = drafter.keys, drafter.values, drafter.rows.keys, drafter.rows.values
     drafter.next_token([7, 8, 9, 5], GREEDY)
     assert [len(array) for array in engine.read] == [3, 3, *[2 if null_row is None else 3] * 2]
     starts = [0, 0, *[3 if null_row is None else 2] * 2]
@@ -151,6 +150,6 @@ def test_a_step_reads_caches_and_rows_in_place(null_row: Floats | None) -> None:
         assert np.shares_memory(array, cache)
         assert array.ctypes.data == cache[start:].ctypes.data
     drafter.draft([7, 8, 9, 5], GREEDY, TreeShape(8, 3, 2))
-    after = drafter.keys, drafter.values, drafter.row_keys, drafter.row_values
+    after = drafter.keys, drafter.values, drafter.rows.keys, drafter.rows.values
     assert all(array is cache for array, cache in zip(after, caches, strict=True))
     assert all(np.shares_memory(array, cache) for array, cache in zip(engine.read, caches, strict=True))

@@ -257,10 +257,10 @@ def test_rows_are_those_of_the_text(bundle: Bundle) -> None:
     another.next_token(other, 10, Sampling())
     drafter, other_drafter = guesser._drafter, fresh._drafter
     assert drafter and other_drafter
-    held = np.flatnonzero(other_drafter.row_filled)
-    assert held.tolist() == list(range(len(other) - 1)) == np.flatnonzero(drafter.row_filled).tolist()
-    for rows in ("row_keys", "row_values"):
-        both = getattr(drafter, rows)[1 : len(other)], getattr(other_drafter, rows)[1 : len(other)]
+    held = np.flatnonzero(other_drafter.rows.filled)
+    assert held.tolist() == list(range(len(other) - 1)) == np.flatnonzero(drafter.rows.filled).tolist()
+    for part in ("keys", "values"):
+        both = getattr(drafter.rows, part)[1 : len(other)], getattr(other_drafter.rows, part)[1 : len(other)]
         assert np.allclose(*both, atol=1e-5)
 
 
