@@ -83,7 +83,7 @@ Script = Callable[[Peer, dict[str, Any]], Awaitable[None]]
 
 async def converse(
     classpath: list[Path], bundle: Path, scripts: list[Script], tls: ssl.SSLContext | None = None, host: str = "",
-    told: Sequence[str] = (), seconds: float = 100, **settings: Any,
+    told: Sequence[str] = (), seconds: float = 300, **settings: Any,
 ) -> None:  # fmt: skip
     """Each connection of one device meets the next script; ends when all have run. told: what users are told."""
     manifest = json.loads((bundle / "manifest.json").read_text())
