@@ -26,6 +26,7 @@ from lab.multi_candidate import EarlyStop, SampledDrafter
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.drafting.drafter import Drafter
 from outrider_core.drafting.engines import Engine, open_engine
+from outrider_core.drafting.spare_rows import SpareRow
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.eager import EagerEngine
 from outrider_core.models.moa import ServerHalf, device_half_on, server_half
@@ -301,10 +302,13 @@ class EagleDrafter(Drafter):
         self._states[here] = np.where(self._known[here, None], self._states[here], states)
         return logits
 
-    def _advance(self, prefix: list[int]) -> Floats:
+    def _advance(self, prefix: list[int], spare: Sequence[SpareRow] = ()) -> Floats:
         """Slots behind the text hold drafts, whose hidden states are never the target's."""
         self._known[len(prefix) - 1 :] = False
-        return super()._advance(prefix)
+        return super()._advance(prefix, spare)
+
+    def _foretell(self, text: list[int], path: list[int]) -> None:
+        """A row waits for the state of the one above it, so that none can be run before that."""
 
     def _reroot(self, prefix: list[int], sampling: Sampling, rules: Rules | None) -> None:
         """No drafted row stays: it was computed from predicted states, and the target's are known now."""

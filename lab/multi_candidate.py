@@ -199,7 +199,7 @@ class _LevelDistributions:
 
     def _logits(self, tree: CandidateTree, frontier: range) -> NDArray[np.float32]:
         if self._growth is None:
-            logits = self._inner._advance(self._prefix)[None]
+            logits = self._inner._advance(self._prefix)
             self._growth = Growth(len(self._prefix))
         for node in range(len(self._growth), len(tree)):
             self._growth.add(tree.parents[node], [self._token(tree.tokens[node])], [0.0])

@@ -5,7 +5,8 @@ best ones any more (docs/design.md). With sampling, candidates are ranked by log
 so the target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
 Lookup in this text and in earlier ones (outrider_core.drafting.lookup) is mixed into q. Under an answer's constraint q
 is of what that allows, and what its grammar forces hangs in the tree without a step of the engine
-(outrider_core.drafting.guide).
+(outrider_core.drafting.guide). Rows that a step has to spare take what probably comes next, so that many levels need no
+step of their own (outrider_core.drafting.spare_rows).
 
 A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
 text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 
 import numpy as np
@@ -26,14 +28,13 @@ from outrider_core.drafting.feature_rows import FeatureRows
 from outrider_core.drafting.growth import Growth
 from outrider_core.drafting.guide import FORCED, Guide
 from outrider_core.drafting.lookup import SUREST, Guess, Lookup
+from outrider_core.drafting.spare_rows import MASKED, SEEN_RATE, SpareRow, spare_rows, with_spare_rows
 from outrider_core.protocol.constraint import GRAMMAR_NONE, Rules
 from outrider_core.protocol.noise import gumbel_noise_at
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
 
-#: additive mask value of what a query must not see
-MASKED = np.float32(-1e9)
 #: cache rows kept free for the expanded nodes of one tree
 TREE_ROWS = 512
 #: children known of an expanded node: at least the first number, and up to the second while a verdict is likely enough
@@ -119,6 +120,7 @@ class Drafter:
         self.rows = FeatureRows(row_shape, max_context, null_row)
         self._confidence_temperature = confidence_temperature
         self.lookup = Lookup() if lookup else None
+        self._likeliest: dict[int, int] = {}  # token -> what came first behind it the last time
         self._columns = np.full(int(draft_ids.max()) + 1, -1, np.int32)  # token id -> row of the LM head
         self._columns[draft_ids] = np.arange(len(draft_ids))
 
@@ -149,6 +151,7 @@ class Drafter:
     def forget(self) -> None:
         """Forget this text and those of earlier conversations: nothing is drafted from them any more."""
         self._growth = None
+        self._likeliest = {}
         if self.lookup:
             self.lookup.forget()
 
@@ -174,11 +177,13 @@ class Drafter:
         """Read `text`, so that drafting behind it begins at once."""
         self._advance(text)
 
-    def _advance(self, prefix: list[int]) -> Floats:
-        """Bring the cache to `prefix`; return the logits [draft_vocab] behind its last token. No tree outlives it."""
+    def _advance(self, prefix: list[int], spare: Sequence[SpareRow] = ()) -> Floats:
+        """Bring the cache to `prefix`; return the logits [1 + spare, draft_vocab] behind its last token and spare rows.
+
+        No tree outlives it. The spare rows' keys and values stand behind the text's.
+        """
         self._growth = None
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.cached, prefix, strict=False)))
-        kept = min(same, len(prefix) - 1)  # the last token's logits are needed in any case
+        kept = self._kept(prefix)
         del self.cached[kept:]
         logits = np.zeros((1, 0), np.float32)
         for start in range(kept, len(prefix), PROMPT_CHUNK):
@@ -186,11 +191,18 @@ class Drafter:
             size = len(chunk)
             mask = np.zeros((size, start + size), np.float32)
             mask[:, start:] = np.triu(np.full((size, size), MASKED, np.float32), 1)
-            positions = np.arange(start, start + size)
-            logits = self._step(chunk, positions, np.array([size - 1]), mask, start)
+            last = start + size == len(prefix)
+            tokens, positions, mask = with_spare_rows(
+                chunk, np.arange(start, start + size), mask, 1, spare if last else ()
+            )
+            logits = self._step(tokens, positions, np.arange(size - 1, len(tokens)), mask, start)
             self.cached.extend(chunk.tolist())
-        last: Floats = logits[0]
-        return last
+        return logits
+
+    def _kept(self, prefix: list[int]) -> int:
+        """How many tokens of `prefix` need not be read again; the last one's logits are needed in any case."""
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.cached, prefix, strict=False)))
+        return min(same, len(prefix) - 1)
 
     def _temperature(self, sampling: Sampling) -> float:
         """What logits are divided by; for greedy decoding, so that probabilities say how often a token is chosen."""
@@ -208,7 +220,7 @@ class Drafter:
         rules: what it draws under. Where they allow none of the tokens that it knows, it is the first that they allow;
         Disobeyed is raised where there is none.
         """
-        logits: NDArray[np.floating] = self._advance(prefix)
+        logits: NDArray[np.floating] = self._advance(prefix)[0]
         if rules:
             known = 1 + max(int(self.draft_ids.max()), *prefix)  # what was written may be none of its own tokens
             changes = rules.adjusted(np.zeros(rules.vocab(known)), prefix)
@@ -242,8 +254,8 @@ class Drafter:
         growth = self._reroot(prefix, sampling, rules)
         ahead = growth is not None
         if growth is None:
-            growth = self._begin(prefix, sampling, rules)
-        kept = growth.used - growth.base
+            growth = self._begin(prefix, sampling, rules, shape.breadth, depth)
+        kept = sum(slot >= 0 for slot in growth.slots) if ahead else 0
         while not stop():
             worst = growth.worst_of_best(shape.nodes, depth)
             if not self._widen(growth, shape.breadth, depth, worst, shape.gain):
@@ -285,12 +297,17 @@ class Drafter:
         for cache in (self.keys, self.values):
             cache[start : start + len(rows)] = cache[rows]
 
-    def _begin(self, prefix: list[int], sampling: Sampling, rules: Rules | None = None) -> Growth:
-        """A tree of the root's children alone."""
-        logits = self._advance(prefix)[None]
+    def _begin(
+        self, prefix: list[int], sampling: Sampling, rules: Rules | None = None, breadth: int = 1, depth: int = 1
+    ) -> Growth:
+        """A tree of the root's children, and of what is foreseen in a step of `breadth` rows, down to level `depth`."""
+        rows = (len(prefix) - self._kept(prefix) - 1) % PROMPT_CHUNK + 1
+        spare = spare_rows([[]], [0.0], breadth - rows, depth, partial(self._foretell, prefix))
+        logits = self._advance(prefix, spare)
         self._growth, self._sampling = Growth(len(prefix)), sampling
         self._guide = Guide(rules, self.draft_ids, self._columns) if rules else None
-        self._propose(self._growth, [ROOT], logits)
+        self._growth.used += len(spare)
+        self._take(self._growth, [ROOT], spare, logits)
         return self._growth
 
     def _widen(self, growth: Growth, breadth: int, depth: int, floor: float, gain: float = 0.0) -> int:
@@ -298,14 +315,46 @@ class Drafter:
         frontier = growth.frontier(min(breadth, len(self.keys) - growth.used), depth, floor)
         count = growth.worth_expanding(frontier, floor, gain)
         growth.put_back(frontier[count:])
-        if count:
-            self._propose(growth, frontier[:count], self._expand(growth, frontier[:count]))
-        return count
+        if not count:
+            return 0
+        frontier = frontier[:count]
+        paths, scores = [growth.text(node) for node in frontier], [growth.scores[node] for node in frontier]
+        room = min(breadth, len(self.keys) - growth.used) - count
+        spare = spare_rows(paths, scores, room, depth, partial(self._foretell, self.cached))
+        return self._take(growth, frontier, spare, self._expand(growth, frontier, spare), floor)
+
+    def _foretell(self, text: list[int], path: list[int]) -> Guess | None:
+        """What may follow `text` and `path`: lookup's guess, or what came first behind this token the last time."""
+        guess = self.lookup.guess(path) if self.lookup else None
+        seen = self._likeliest.get(path[-1] if path else text[-1])
+        return guess if seen is None or (guess and guess.rate >= SEEN_RATE) else Guess(seen, SEEN_RATE)
+
+    def _take(
+        self, growth: Growth, frontier: list[int], spare: Sequence[SpareRow], logits: Floats, floor: float = -np.inf
+    ) -> int:
+        """Add what a step has found: the children of the frontier's nodes, then of those that spare rows foresaw.
+
+        logits [frontier + spare, draft_vocab]; the spare rows' keys and values are the last ones of the cache. Foreseen
+        nodes of scores up to `floor` are not needed. Returns the nodes expanded.
+        """
+        count, row = len(frontier), growth.used - len(spare)
+        self._propose(growth, frontier, logits[:count])
+        nodes: list[int | None] = [*frontier]
+        for place, (token, above) in enumerate(spare):
+            parent = nodes[above]
+            child = None if parent is None else growth.child(parent, token)
+            if child is not None and (growth.slots[child] >= 0 or growth.scores[child] <= floor):
+                child = None
+            nodes.append(child)
+            if child is not None:
+                growth.slots[child] = row + place
+                self._propose(growth, [child], logits[count + place : count + place + 1])
+        return sum(node is not None for node in nodes)
 
     def _propose(self, growth: Growth, frontier: list[int], logits: Floats) -> None:
         """Add each frontier node's best children; logits [frontier, draft_vocab]."""
         sampling, guide = self._sampling, self._guide
-        paths = [[growth.tokens[n] for n in growth.path(node)] for node in frontier]
+        paths = [growth.text(node) for node in frontier]
         guesses = [self.lookup.guess(path) if self.lookup else None for path in paths]
         runs: list[list[int]] = [[] for _ in paths]
         if guide:
@@ -325,6 +374,7 @@ class Drafter:
             counts = np.minimum(counts, np.count_nonzero(scores > -np.inf, axis=1))
         for row, (parent, count) in enumerate(zip(frontier, counts.tolist(), strict=True)):
             growth.add(parent, ids[row, best[row, :count]].tolist(), scores[row, :count].tolist())
+            self._likeliest[[*self.cached[-1:], *paths[row]][-1]] = int(ids[row, best[row, 0]])
             growth.hang(parent, runs[row], float(np.log(FORCED)))
 
     def _candidates(
@@ -360,10 +410,10 @@ class Drafter:
             ids[row, at], log_q[row, at] = guess.token, np.log(p)
         return ids, log_q
 
-    def _expand(self, growth: Growth, frontier: list[int]) -> Floats:
-        """Run the engine on the frontier nodes; each sees the text, its ancestors and itself."""
+    def _expand(self, growth: Growth, frontier: list[int], spare: Sequence[SpareRow] = ()) -> Floats:
+        """Run the engine on the frontier nodes and on spare rows; a node sees the text, its ancestors and itself."""
         size, base, past = len(frontier), growth.base, growth.used
-        growth.used += size
+        growth.used += size + len(spare)
         mask = np.full((size, past + size), MASKED, np.float32)
         mask[:, :base] = 0.0
         for row, node in enumerate(frontier):
@@ -371,7 +421,8 @@ class Drafter:
             mask[row, [growth.slots[seen] for seen in growth.path(node)]] = 0.0
         ids = np.array([growth.tokens[n] for n in frontier], np.int64)
         positions = base - 1 + np.array([growth.depths[n] for n in frontier], np.int64)
-        return self._step(ids, positions, np.arange(size), mask, past)
+        ids, positions, mask = with_spare_rows(ids, positions, mask, size, spare)
+        return self._step(ids, positions, np.arange(len(ids)), mask, past)
 
 
 def _log_sum_exp(x: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -21,8 +21,9 @@ class Growth:
     """Nodes below the text's last token, parents first. An expanded node has been run: its children are known.
 
     base: tokens of the text. scores: log-probabilities of the paths to the nodes. slots: the cache row of an expanded
-    node, -1 for the others. open: a heap of (-score, node) of these others. used: the next free cache row. hung: the
-    tokens of children that nodes have before they are expanded.
+    node, -1 for the others. open: a heap of (-score, node) of these others, and of some that were expanded without
+    being taken from it. used: the next free cache row. hung: the tokens of children that nodes have before they are
+    expanded.
     """
 
     base: int
@@ -59,9 +60,10 @@ class Growth:
         """Tokens that follow `parent` one after another, the first one a child already. score: of each other one."""
         if not run or parent in self.hung:
             return
-        later = range(parent + 1, len(self))
-        at = next((n for n in reversed(later) if self.parents[n] == parent and self.tokens[n] == run[0]), ROOT)
-        for token in run[1:] if at != ROOT else ():
+        at = self.child(parent, run[0])
+        if at is None:
+            return
+        for token in run[1:]:
             self.add(at, [token], [score])
             self.hung[at], at = token, len(self) - 1
 
@@ -71,6 +73,8 @@ class Growth:
         too_deep: list[tuple[float, int]] = []
         while self.open and len(taken) < most and -self.open[0][0] > floor:
             entry = heappop(self.open)
+            if self.slots[entry[1]] >= 0:
+                continue
             if self.depths[entry[1]] < depth:
                 taken.append(entry[1])
             else:
@@ -108,6 +112,15 @@ class Growth:
             nodes.append(node)
             node = self.parents[node]
         return nodes[::-1]
+
+    def text(self, node: int) -> list[int]:
+        """Their tokens."""
+        return [self.tokens[each] for each in self.path(node)]
+
+    def child(self, parent: int, token: int) -> int | None:
+        """The child of `parent` that carries `token`."""
+        later = reversed(range(parent + 1, len(self)))
+        return next((node for node in later if self.tokens[node] == token and self.parents[node] == parent), None)
 
     def find(self, tokens: Sequence[int]) -> list[int]:
         """The nodes that carry `tokens` from the root down, as far as there are any."""

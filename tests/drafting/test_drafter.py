@@ -310,14 +310,12 @@ def test_stop_returns_what_is_there() -> None:
 
 
 def test_a_step_that_promises_too_little_is_not_made() -> None:
-    engine = TransparentEngine()
-    drafter = make_drafter(engine=engine)
     steps, trees = [], []
     for gain in (0.0, 0.05, 10.0):
-        engine.widths.clear()
-        trees.append(drafter.draft([7, 8], GREEDY, TreeShape(24, 6, 4, gain)).tree)
-        steps.append(len(engine.widths))
-        drafter.next_token([7, 8], GREEDY)[0]  # so that the next tree begins anew
+        drafter = make_drafter()
+        draft = drafter.draft([7, 8], GREEDY, TreeShape(24, 6, 4, gain))
+        trees.append(draft.tree)
+        steps.append(draft.steps)
     assert steps[0] > steps[1] > steps[2] == 1
     assert set(trees[2].parents) == {ROOT}
     again = drafter.draft([7, 8], GREEDY, TreeShape(24, 6, 4, 0.0))  # nodes that were put back are still there

@@ -128,9 +128,9 @@ def test_what_was_drafted_without_any_rows_is_drafted_again() -> None:
     tree = drafter.draft([1, 2], GREEDY, SHAPE).tree
     drafter.draft_ahead(SHAPE, lambda: False)
     drafter.add_rows(np.arange(2), feature_rows(10, 11))
-    known = len(engine.widths)
+    known = len(engine.fed)
     again = drafter.draft([1, 2, tree.tokens[0]], GREEDY, SHAPE)
-    assert not again.ahead and again.kept == 0 and engine.widths[known] == 1
+    assert not again.ahead and again.kept == 0 and engine.fed[known] == tree.tokens[0]
 
 
 def test_nodes_drafted_ahead_keep_the_rows_they_saw() -> None:

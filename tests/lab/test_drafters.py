@@ -139,7 +139,7 @@ def test_variants_draft_as_they_were_trained(
         rows = torch.full((1, len(ids), len(ids) + 1), -1e9)
         rows[..., : root + 1] = 0.0
         whole = model.head(model.states(torch.tensor([ids]), kv, hidden, causal, rows)[0, -1])
-        got = drafter._advance(ids)
+        got = drafter._advance(ids)[0]
         np.testing.assert_allclose(got, whole.numpy(), rtol=1e-3, atol=1e-3)
         written.append(int(model.device_half.draft_ids[whole.argmax()]))
 

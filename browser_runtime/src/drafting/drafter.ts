@@ -5,6 +5,8 @@
  * ones any more (docs/design.md). With sampling, candidates are ranked by log q + g with the verifier's own noise g, so
  * the target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
  *
+ * Rows that a step has to spare take what probably comes next, so that many levels need no step (spareRows.ts).
+ *
  * A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
  * text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
  */
@@ -18,10 +20,9 @@ import { Candidates } from "./candidates.js";
 import type { Engine } from "./engine.js";
 import { FeatureRows } from "./featureRows.js";
 import { Growth } from "./growth.js";
-import { Lookup } from "./lookup.js";
+import { type Guess, Lookup } from "./lookup.js";
+import { MASKED, SEEN_RATE, type SpareRow, type StepRows, spareRows, withSpareRows } from "./spareRows.js";
 
-/** Added to the score of what a query must not see. */
-const MASKED = -1e9;
 /** Cache rows kept free for the expanded nodes of one tree. */
 const TREE_ROWS = 512;
 /** Nodes less likely than this are not expanded ahead of a verdict. */
@@ -105,6 +106,8 @@ export class Drafter {
   private sampling = new Sampling();
   private constraint: Constraint | null = null;
   private steps = 0;
+  /** A token -> what came first behind it the last time. */
+  private readonly likeliest = new Map<number, number>();
 
   constructor(
     private readonly engine: Engine,
@@ -134,6 +137,7 @@ export class Drafter {
   /** Forget this text and those of earlier conversations: nothing is drafted from them any more. */
   forget(): void {
     this.growth = null;
+    this.likeliest.clear();
     this.lookup?.forget();
   }
 
@@ -185,8 +189,8 @@ export class Drafter {
     this.lookup?.follow(prefix);
     const before = this.steps;
     const there = this.reroot(prefix, sampling, constraint);
-    const growth = there ?? (await this.begin(prefix, sampling, constraint));
-    const kept = growth.used - growth.base;
+    const growth = there ?? (await this.begin(prefix, sampling, constraint, shape.breadth, depth));
+    const kept = there ? there.slots.filter(slot => slot >= 0).length : 0;
     while (!(await stop())) {
       const worst = growth.worstOfBest(shape.nodes, depth);
       if (!(await this.widen(growth, shape.breadth, depth, worst, shape.gain))) break;
@@ -214,47 +218,44 @@ export class Drafter {
   }
 
   /** Run the engine behind `past` cache rows; its keys and values land right behind them. */
-  private async step(
-    tokens: readonly number[],
-    positions: readonly number[],
-    wanted: readonly number[],
-    mask: Float32Array,
-    past: number,
-  ): Promise<Float32Array> {
+  private async step(rows: StepRows, wanted: readonly number[], past: number): Promise<Float32Array> {
     this.steps++;
     const [keys, values] = [this.keys.subarray(0, past * this.width), this.values.subarray(0, past * this.width)];
-    const result = await this.engine.step({
-      tokens,
-      positions,
-      wanted,
-      past,
-      mask,
-      keys,
-      values,
-      ...this.rows.visible(),
-    });
+    const result = await this.engine.step({ ...rows, wanted, past, keys, values, ...this.rows.visible() });
     this.keys.set(result.keys, past * this.width);
     this.values.set(result.values, past * this.width);
     return result.logits;
   }
 
-  /** Bring the cache to `prefix`; the logits [draftVocab] behind its last token. No tree outlives it. */
-  private async advance(prefix: readonly number[]): Promise<Float32Array> {
+  /**
+   * Bring the cache to `prefix`; the logits [1 + spare, draftVocab] behind its last token and spare rows, whose keys and
+   * values stand behind the text's. No tree outlives it.
+   */
+  private async advance(prefix: readonly number[], spare: readonly SpareRow[] = []): Promise<Float32Array> {
     this.growth = null;
-    let kept = 0; // the last token's logits are needed in any case
-    while (kept < Math.min(this.cached.length, prefix.length - 1) && this.cached[kept] === prefix[kept]) kept++;
+    const kept = this.kept(prefix);
     this.cached.length = kept;
     let logits = new Float32Array();
     for (let start = kept; start < prefix.length; start += PROMPT_CHUNK) {
-      const chunk = prefix.slice(start, start + PROMPT_CHUNK);
-      const width = start + chunk.length;
-      const mask = new Float32Array(chunk.length * width);
-      for (let row = 0; row < chunk.length; row++) mask.fill(MASKED, row * width + start + row + 1, (row + 1) * width);
-      const positions = chunk.map((_, index) => start + index);
-      logits = (await this.step(chunk, positions, [chunk.length - 1], mask, start)) as Float32Array<ArrayBuffer>;
-      this.cached.push(...chunk);
+      const tokens = prefix.slice(start, start + PROMPT_CHUNK);
+      const size = tokens.length;
+      const width = start + size;
+      const mask = new Float32Array(size * width);
+      for (let row = 0; row < size; row++) mask.fill(MASKED, row * width + start + row + 1, (row + 1) * width);
+      const positions = tokens.map((_, index) => start + index);
+      const rows = withSpareRows({ tokens, positions, mask }, 1, width === prefix.length ? spare : []);
+      const wanted = [...rows.tokens.keys()].slice(size - 1);
+      logits = (await this.step(rows, wanted, start)) as Float32Array<ArrayBuffer>;
+      this.cached.push(...tokens);
     }
     return logits;
+  }
+
+  /** How many tokens of `prefix` need not be read again; the last one's logits are needed in any case. */
+  private kept(prefix: readonly number[]): number {
+    let kept = 0;
+    while (kept < Math.min(this.cached.length, prefix.length - 1) && this.cached[kept] === prefix[kept]) kept++;
+    return kept;
   }
 
   /** The tree that is there below `prefix` already, or null; what the cache can keep, it keeps. */
@@ -284,43 +285,90 @@ export class Drafter {
     }
   }
 
-  /** A tree of the root's children alone. */
-  private async begin(prefix: readonly number[], sampling: Sampling, constraint: Constraint | null): Promise<Growth> {
-    const logits = await this.advance(prefix);
+  /** A tree of the root's children, and of what is foreseen in a step of `breadth` rows, down to level `depth`. */
+  private async begin(
+    prefix: readonly number[],
+    sampling: Sampling,
+    constraint: Constraint | null,
+    breadth: number,
+    depth: number,
+  ): Promise<Growth> {
+    const rows = ((prefix.length - this.kept(prefix) - 1) % PROMPT_CHUNK) + 1;
+    const spare = spareRows([[]], [0], breadth - rows, depth, path => this.foretell(prefix, path));
+    const logits = await this.advance(prefix, spare);
     const growth = new Growth(prefix.length);
     this.growth = growth;
     this.sampling = sampling;
     this.constraint = constraint;
-    this.propose(growth, [ROOT], logits);
+    growth.used += spare.length;
+    this.take(growth, [ROOT], spare, logits, Number.NEGATIVE_INFINITY);
     return growth;
   }
 
   /** Expand the next nodes; how many, 0 where there is no room or they do not promise `gain`. */
   private async widen(growth: Growth, breadth: number, depth: number, floor: number, gain: number): Promise<number> {
-    const frontier = growth.frontier(Math.min(breadth, this.capacity - growth.used), depth, floor);
-    const count = growth.worthExpanding(frontier, floor, gain);
-    growth.putBack(frontier.slice(count));
-    const expanded = frontier.slice(0, count);
-    if (count) this.propose(growth, expanded, await this.expand(growth, expanded));
-    return count;
+    const most = Math.min(breadth, this.capacity - growth.used);
+    const likely = growth.frontier(most, depth, floor);
+    const count = growth.worthExpanding(likely, floor, gain);
+    growth.putBack(likely.slice(count));
+    if (!count) return 0;
+    const frontier = likely.slice(0, count);
+    const [paths, scores] = [frontier.map(node => growth.text(node)), frontier.map(node => growth.scores[node])];
+    const spare = spareRows(paths, scores, most - count, depth, path => this.foretell(this.cached, path));
+    return this.take(growth, frontier, spare, await this.expand(growth, frontier, spare), floor);
   }
 
-  /** Add each frontier node's best children; logits [frontier, draftVocab]. */
-  private propose(growth: Growth, frontier: readonly number[], logits: Float32Array): void {
-    for (const [row, parent] of frontier.entries()) {
-      const path = growth.path(parent).map(node => growth.tokens[node]);
-      const amounts = this.constraint?.amounts([...this.cached, ...path]);
-      const children = this.candidates.best(logits, row, path, growth.base + path.length, this.sampling, amounts);
-      for (const { token, logProb } of children) growth.add(parent, token, logProb);
+  /** What may follow `text` and `path`: lookup's guess, or what came first behind this token the last time. */
+  private foretell(text: readonly number[], path: readonly number[]): Guess | null {
+    const guess = this.lookup?.guess(path) ?? null;
+    const token = this.likeliest.get((path.length ? path : text).at(-1)!);
+    return token === undefined || (guess && guess.rate >= SEEN_RATE) ? guess : { token, rate: SEEN_RATE };
+  }
+
+  /**
+   * Add what a step has found: the children of the frontier's nodes, then of those that spare rows foresaw; how many nodes
+   * were expanded.
+   *
+   * logits [frontier + spare, draftVocab]; the spare rows' keys and values are the last ones of the cache. Foreseen nodes
+   * of scores up to `floor` are not needed.
+   */
+  private take(
+    growth: Growth,
+    frontier: readonly number[],
+    spare: readonly SpareRow[],
+    logits: Float32Array,
+    floor: number,
+  ): number {
+    const first = growth.used - spare.length;
+    for (const [row, node] of frontier.entries()) this.propose(growth, node, logits, row);
+    const nodes: (number | null)[] = [...frontier];
+    for (const [at, { token, above }] of spare.entries()) {
+      const parent = nodes[above];
+      const child = parent === null ? null : growth.child(parent, token);
+      const needed = child !== null && growth.slots[child] < 0 && growth.scores[child] > floor;
+      nodes.push(needed ? child : null);
+      if (!needed) continue;
+      growth.slots[child] = first + at;
+      this.propose(growth, child, logits, frontier.length + at);
     }
+    return nodes.filter(node => node !== null).length;
   }
 
-  /** Run the engine on the frontier nodes; each sees the text, its ancestors and itself. */
-  private expand(growth: Growth, frontier: readonly number[]): Promise<Float32Array> {
+  /** Add the best children of `parent`; row `row` of the logits [n, draftVocab] is its. */
+  private propose(growth: Growth, parent: number, logits: Float32Array, row: number): void {
+    const path = growth.text(parent);
+    const amounts = this.constraint?.amounts([...this.cached, ...path]);
+    const children = this.candidates.best(logits, row, path, growth.base + path.length, this.sampling, amounts);
+    for (const { token, logProb } of children) growth.add(parent, token, logProb);
+    this.likeliest.set((path.length ? path : this.cached).at(-1)!, children[0].token);
+  }
+
+  /** Run the engine on the frontier nodes and on spare rows; a node sees the text, its ancestors and itself. */
+  private expand(growth: Growth, frontier: readonly number[], spare: readonly SpareRow[]): Promise<Float32Array> {
     const { base } = growth;
     const past = growth.used;
     const width = past + frontier.length;
-    growth.used += frontier.length;
+    growth.used = width + spare.length;
     const mask = new Float32Array(frontier.length * width).fill(MASKED);
     for (const [row, node] of frontier.entries()) {
       growth.slots[node] = past + row;
@@ -329,6 +377,7 @@ export class Drafter {
     }
     const tokens = frontier.map(node => growth.tokens[node]);
     const positions = frontier.map(node => base - 1 + growth.depths[node]);
-    return this.step(tokens, positions, [...frontier.keys()], mask, past);
+    const rows = withSpareRows({ tokens, positions, mask }, frontier.length, spare);
+    return this.step(rows, [...rows.tokens.keys()], past);
   }
 }

@@ -21,7 +21,7 @@ export class Growth {
   readonly scores: number[] = [];
   readonly slots: number[] = [];
   used: number;
-  /** Nodes that are not expanded, as a heap with the likeliest on top. */
+  /** Nodes that are not expanded, and some that were without being taken from here: a heap, the likeliest on top. */
   private readonly open: number[] = [];
 
   constructor(readonly base: number) {
@@ -44,6 +44,7 @@ export class Growth {
     const tooDeep: number[] = [];
     while (this.open.length && taken.length < most && this.scores[this.open[0]] > floor) {
       const node = this.pop();
+      if (this.slots[node] >= 0) continue;
       (this.depths[node] < depth ? taken : tooDeep).push(node);
     }
     this.putBack(tooDeep);
@@ -76,6 +77,19 @@ export class Growth {
   /** Nodes from below the root down to `node`. */
   path(node: number): number[] {
     return pathTo(node, this.parents);
+  }
+
+  /** Their tokens. */
+  text(node: number): number[] {
+    return this.path(node).map(each => this.tokens[each]);
+  }
+
+  /** The child of `parent` that carries `token`, or null. */
+  child(parent: number, token: number): number | null {
+    for (let node = this.size - 1; node > parent; node--) {
+      if (this.tokens[node] === token && this.parents[node] === parent) return node;
+    }
+    return null;
   }
 
   /** The nodes that carry `wanted` from the root down, as far as there are any. */

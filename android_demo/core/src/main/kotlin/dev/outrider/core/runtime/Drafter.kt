@@ -11,9 +11,6 @@ import dev.outrider.core.protocol.normalise
 import kotlin.math.exp
 import kotlin.math.ln
 
-/** Additive mask value of what a query must not see. */
-private const val MASKED = -1e9f
-
 /** Cache rows kept free for the expanded nodes of one tree. */
 private const val TREE_ROWS = 512
 
@@ -68,6 +65,8 @@ data class Written(val token: Int, val probability: Double)
  * best ones any more. With sampling, candidates are ranked by log q + g with the verifier's own noise g, so the
  * target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
  *
+ * Rows that a step has to spare take what probably comes next, so that many levels need no step ([spareRows]).
+ *
  * A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
  * text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
  *
@@ -90,6 +89,9 @@ class Drafter(
     private val lookup = if (lookup) Lookup() else null
     private val candidates = Candidates(draftIds, this.lookup, confidenceTemperature)
 
+    /** A token -> what came first behind it the last time. */
+    private val likeliest = HashMap<Int, Int>()
+
     /** Token ids whose keys and values stand in the first cache rows. */
     private val cached = ArrayList<Int>()
 
@@ -110,6 +112,7 @@ class Drafter(
     /** Forget this text and those of earlier conversations: nothing is drafted from them any more. */
     fun forget() {
         growth = null
+        likeliest.clear()
         lookup?.forget()
     }
 
@@ -159,8 +162,8 @@ class Drafter(
         lookup?.follow(prefix)
         val before = steps
         val old = reroot(prefix, sampling, constraint)
-        val growth = old ?: begin(prefix, sampling, constraint)
-        val kept = growth.used - growth.base
+        val growth = old ?: begin(prefix, sampling, constraint, shape.breadth, depth)
+        val kept = old?.slots?.count { it >= 0 } ?: 0
         while (!stop()) {
             val worst = growth.worstOfBest(shape.nodes, depth)
             if (widen(growth, shape.breadth, depth, worst, shape.gain) == 0) break
@@ -200,41 +203,81 @@ class Drafter(
         return this.growth
     }
 
-    /** A tree of the root's children alone. */
-    private fun begin(prefix: List<Int>, sampling: Sampling, constraint: Constraint?): Growth {
-        val logits = advance(prefix)
+    /** A tree of the root's children, and of what is foreseen in a step of [breadth] rows, down to level [depth]. */
+    private fun begin(
+        prefix: List<Int>, sampling: Sampling, constraint: Constraint?, breadth: Int, depth: Int,
+    ): Growth {
+        val rows = (prefix.size - kept(prefix) - 1) % PROMPT_CHUNK + 1
+        val spare = spareRows(listOf(emptyList()), listOf(0.0), breadth - rows, depth) { foretell(prefix, it) }
+        val logits = advance(prefix, spare)
         ranked = sampling
         held = constraint
         return Growth(prefix.size).also {
             growth = it
-            propose(it, listOf(ROOT), logits)
+            it.used += spare.size
+            take(it, listOf(ROOT), spare, logits)
         }
     }
 
     /** Expand the next nodes; returns how many, 0 where there is no room or they do not promise [gain]. */
     private fun widen(growth: Growth, breadth: Int, depth: Int, floor: Double, gain: Double = 0.0): Int {
-        val frontier = growth.frontier(minOf(breadth, keys.rows - growth.used), depth, floor)
-        val count = growth.worthExpanding(frontier, floor, gain)
-        growth.putBack(frontier.drop(count))
-        if (count > 0) frontier.take(count).let { propose(growth, it, expand(growth, it)) }
-        return count
+        val most = minOf(breadth, keys.rows - growth.used)
+        val likely = growth.frontier(most, depth, floor)
+        val count = growth.worthExpanding(likely, floor, gain)
+        growth.putBack(likely.drop(count))
+        if (count == 0) return 0
+        val frontier = likely.take(count)
+        val (paths, scores) = frontier.map(growth::text) to frontier.map { growth.scores[it] }
+        val spare = spareRows(paths, scores, most - count, depth) { foretell(cached, it) }
+        return take(growth, frontier, spare, expand(growth, frontier, spare), floor)
     }
 
-    /** Add each frontier node's best children; logits `[frontier, draftVocab]`. */
-    private fun propose(growth: Growth, frontier: List<Int>, logits: FloatArray) {
-        for ((row, parent) in frontier.withIndex()) {
-            val path = growth.path(parent).map { growth.tokens[it] }
-            val amounts = held?.amounts(cached + path).orEmpty()
-            val children = candidates.best(logits, row, path, growth.base + path.size, ranked, amounts)
-            growth.add(parent, children.map { it.token }, children.map { it.logProb })
+    /** What may follow [text] and [path]: lookup's guess, or what came first behind this token the last time. */
+    private fun foretell(text: List<Int>, path: List<Int>): Lookup.Guess? {
+        val guess = lookup?.guess(path)
+        val seen = likeliest[path.lastOrNull() ?: text.last()]
+        return if (seen == null || (guess != null && guess.rate >= SEEN_RATE)) guess else Lookup.Guess(seen, SEEN_RATE)
+    }
+
+    /**
+     * Add what a step has found: the children of the frontier's nodes, then of those that spare rows foresaw; returns
+     * the nodes expanded.
+     *
+     * logits `[frontier + spare, draftVocab]`; the spare rows' keys and values are the last ones of the cache. Foreseen
+     * nodes of scores up to [floor] are not needed.
+     */
+    private fun take(
+        growth: Growth, frontier: List<Int>, spare: List<SpareRow>, logits: FloatArray,
+        floor: Double = Double.NEGATIVE_INFINITY,
+    ): Int {
+        val first = growth.used - spare.size
+        for ((row, node) in frontier.withIndex()) propose(growth, node, logits, row)
+        val nodes = ArrayList<Int?>(frontier)
+        for ((at, each) in spare.withIndex()) {
+            val child = nodes[each.above]?.let { growth.child(it, each.token) }
+                ?.takeIf { growth.slots[it] < 0 && growth.scores[it] > floor }
+            nodes += child
+            if (child == null) continue
+            growth.slots[child] = first + at
+            propose(growth, child, logits, frontier.size + at)
         }
+        return nodes.count { it != null }
     }
 
-    /** Run the engine on the frontier nodes; each sees the text, its ancestors and itself. */
-    private fun expand(growth: Growth, frontier: List<Int>): FloatArray {
+    /** Add the best children of [parent]; row [row] of the logits `[n, draftVocab]` is its. */
+    private fun propose(growth: Growth, parent: Int, logits: FloatArray, row: Int) {
+        val path = growth.text(parent)
+        val amounts = held?.amounts(cached + path).orEmpty()
+        val children = candidates.best(logits, row, path, growth.base + path.size, ranked, amounts)
+        growth.add(parent, children.map { it.token }, children.map { it.logProb })
+        likeliest[path.lastOrNull() ?: cached.last()] = children.first().token
+    }
+
+    /** Run the engine on the frontier nodes and on spare rows; a node sees the text, its ancestors and itself. */
+    private fun expand(growth: Growth, frontier: List<Int>, spare: List<SpareRow>): FloatArray {
         val past = growth.used
         val width = past + frontier.size
-        growth.used = width
+        growth.used = width + spare.size
         val mask = FloatArray(frontier.size * width) { if (it % width < growth.base) 0f else MASKED }
         for ((row, node) in frontier.withIndex()) {
             growth.slots[node] = past + row
@@ -242,14 +285,17 @@ class Drafter(
         }
         val tokens = LongArray(frontier.size) { growth.tokens[frontier[it]].toLong() }
         val positions = LongArray(frontier.size) { growth.base - 1L + growth.depths[frontier[it]] }
-        return step(tokens, positions, LongArray(frontier.size) { it.toLong() }, mask, past)
+        val rows = StepRows(tokens, positions, mask).withSpareRows(frontier.size, spare)
+        return step(rows, LongArray(rows.tokens.size) { it.toLong() }, past)
     }
 
-    /** Bring the cache to [prefix]; return the logits `[draftVocab]` behind its last token. No tree outlives it. */
-    private fun advance(prefix: List<Int>): FloatArray {
+    /**
+     * Bring the cache to [prefix]; return the logits `[1 + spare, draftVocab]` behind its last token and [spare] rows,
+     * whose keys and values stand behind the text's. No tree outlives it.
+     */
+    private fun advance(prefix: List<Int>, spare: List<SpareRow> = emptyList()): FloatArray {
         growth = null
-        val same = cached.zip(prefix).takeWhile { (one, other) -> one == other }.size
-        val kept = minOf(same, prefix.size - 1) // the last token's logits are needed in any case
+        val kept = kept(prefix)
         cached.subList(kept, cached.size).clear()
         var logits = FloatArray(0)
         for (start in kept until prefix.size step PROMPT_CHUNK) {
@@ -258,22 +304,26 @@ class Drafter(
             val mask = FloatArray(chunk.size * width) { if (it % width > start + it / width) MASKED else 0f }
             val tokens = LongArray(chunk.size) { chunk[it].toLong() }
             val positions = LongArray(chunk.size) { start.toLong() + it }
-            logits = step(tokens, positions, longArrayOf(chunk.size - 1L), mask, start)
+            val behind = if (width == prefix.size) spare else emptyList()
+            val rows = StepRows(tokens, positions, mask).withSpareRows(1, behind)
+            logits = step(rows, LongArray(1 + behind.size) { chunk.size - 1L + it }, start)
             cached += chunk
         }
         return logits
     }
 
+    /** How many tokens of [prefix] need not be read again; the last one's logits are needed in any case. */
+    private fun kept(prefix: List<Int>): Int =
+        minOf(cached.zip(prefix).takeWhile { (one, other) -> one == other }.size, prefix.size - 1)
+
     /** Run the engine behind [past] cache rows; its keys and values land right behind them. */
-    private fun step(
-        tokens: LongArray, positions: LongArray, wanted: LongArray, mask: FloatArray, past: Int,
-    ): FloatArray {
+    private fun step(rows: StepRows, wanted: LongArray, past: Int): FloatArray {
         steps++
         val seen = features.visible()
         val result = engine.step(
             DraftStep(
-                tokens, positions, wanted, mask, past, keys.view(0, past), values.view(0, past), seen.count,
-                seen.keys, seen.values,
+                rows.tokens, rows.positions, wanted, rows.mask, past, keys.view(0, past), values.view(0, past),
+                seen.count, seen.keys, seen.values,
             ),
         )
         keys.put(past, result.keys)

@@ -29,7 +29,7 @@ internal class Growth(val base: Int) {
     val slots = ArrayList<Int>()
     var used = base
 
-    /** Nodes that are not expanded, the likeliest first. */
+    /** Nodes that are not expanded, the likeliest first, and some that were without being taken from here. */
     private val open = PriorityQueue<Int>(64) { one, other -> compareNodes(one, other) }
 
     val size: Int get() = tokens.size
@@ -48,6 +48,7 @@ internal class Growth(val base: Int) {
         while (taken.size < most) {
             val node = open.peek()?.takeIf { scores[it] > floor } ?: break
             open.poll()
+            if (slots[node] >= 0) continue
             (if (depths[node] < depth) taken else tooDeep) += node
         }
         open += tooDeep
@@ -78,6 +79,13 @@ internal class Growth(val base: Int) {
 
     /** Nodes from below the root down to [node]. */
     fun path(node: Int): List<Int> = pathTo(node, parents)
+
+    /** Their tokens. */
+    fun text(node: Int): List<Int> = path(node).map { tokens[it] }
+
+    /** The child of [parent] that carries [token], or null. */
+    fun child(parent: Int, token: Int): Int? =
+        (parent + 1 until size).lastOrNull { tokens[it] == token && parents[it] == parent }
 
     /** The nodes that carry [wanted] from the root down, as far as there are any. */
     fun find(wanted: List<Int>): List<Int> {

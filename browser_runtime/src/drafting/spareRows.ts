@@ -1,0 +1,88 @@
+/**
+ * The rows that a step of the drafter has to spare, and what runs in them.
+ *
+ * A step of few rows takes nearly as long as one of a tree's whole breadth. So behind the nodes that it expands run tokens
+ * that probably follow them, before anybody knows whether they do: what lookup guesses, or what the drafter found likeliest
+ * when it last stood behind the same token. One that turns out to be a child is expanded already, and its level costs no
+ * step; of another a row is lost, and nothing else. What is drafted stays the same.
+ */
+
+import type { Guess } from "./lookup.js";
+
+/** Added to the score of what a query must not see. */
+export const MASKED = -1e9;
+/** How often what was likeliest behind a token is it again, roughly. */
+export const SEEN_RATE = 0.4;
+/** A row for a path that is less likely than this is not worth it. */
+const FAINTEST = Math.log(0.03);
+
+/** A token, and the row above it: one of the nodes that the step expands, or behind these another spare row. */
+export interface SpareRow {
+  token: number;
+  above: number;
+}
+
+interface WaitingRow extends SpareRow {
+  score: number;
+  path: readonly number[];
+}
+
+/**
+ * What to run in `most` spare rows, what is likelier first, so that every row stands behind the one above it.
+ *
+ * paths, scores: tokens from below the root down to each node that the step expands, and their log-probabilities. depth:
+ * tokens at this level and below are not expanded. foretell: what may follow a path.
+ */
+export function spareRows(
+  paths: readonly (readonly number[])[],
+  scores: readonly number[],
+  most: number,
+  depth: number,
+  foretell: (path: readonly number[]) => Guess | null,
+): SpareRow[] {
+  const rows: SpareRow[] = [];
+  const waiting: WaitingRow[] = [];
+  const wait = (path: readonly number[], above: number, row: number) => {
+    const guess = path.length + 1 < depth ? foretell(path) : null;
+    if (!guess) return;
+    const score = above + Math.log(guess.rate);
+    if (score > FAINTEST) waiting.push({ score, token: guess.token, above: row, path });
+  };
+  for (const [row, path] of paths.entries()) wait(path, scores[row], row);
+  while (rows.length < most && waiting.length) {
+    const best = waiting.reduce((likelier, each) => (each.score > likelier.score ? each : likelier));
+    waiting.splice(waiting.indexOf(best), 1);
+    rows.push({ token: best.token, above: best.above });
+    wait([...best.path, best.token], best.score, paths.length + rows.length - 1);
+  }
+  return rows;
+}
+
+/** What a step of the engine is asked: tokens [n], positions [n], mask [n, past + n]. */
+export interface StepRows {
+  tokens: readonly number[];
+  positions: readonly number[];
+  mask: Float32Array;
+}
+
+/**
+ * A step with spare rows behind its own. nodes: how many of these, the last ones, are of nodes that it expands. A spare row
+ * sees what the row above it sees, and itself.
+ */
+export function withSpareRows(step: StepRows, nodes: number, spare: readonly SpareRow[]): StepRows {
+  if (!spare.length) return step;
+  const count = step.tokens.length;
+  const seen = step.mask.length / count;
+  const width = seen + spare.length;
+  const positions = [...step.positions];
+  const mask = new Float32Array((count + spare.length) * width).fill(MASKED);
+  for (let row = 0; row < count; row++) mask.set(step.mask.subarray(row * seen, (row + 1) * seen), row * width);
+  for (const [at, { above }] of spare.entries()) {
+    const row = count + at;
+    const over = count - nodes + above;
+    mask.copyWithin(row * width, over * width, (over + 1) * width);
+    mask[row * width + seen + at] = 0;
+    positions.push(positions[over] + 1);
+  }
+  return { tokens: [...step.tokens, ...spare.map(({ token }) => token)], positions, mask };
+}

@@ -1,0 +1,95 @@
+"""The rows that a step of the drafter has to spare, and what runs in them.
+
+A step of few rows takes nearly as long as one of a tree's whole breadth. So behind the nodes that it expands run tokens
+that probably follow them, before anybody knows whether they do: what lookup guesses, or what the drafter found
+likeliest when it last stood behind the same token. One that turns out to be a child is expanded already, and its
+level costs no step; of another a row is lost, and nothing else. What is drafted stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import log
+from typing import NamedTuple
+
+import numpy as np
+
+from outrider_core.drafting.engines import Floats, Ints
+from outrider_core.drafting.lookup import Guess
+
+#: additive mask value of what a query must not see
+MASKED = np.float32(-1e9)
+#: how often what was likeliest behind a token is it again, roughly
+SEEN_RATE = 0.4
+#: a row for a path that is less likely than this is not worth it
+FAINTEST = log(0.03)
+
+
+class SpareRow(NamedTuple):
+    """A token, and the row above it: one of the nodes that the step expands, or behind these another spare row."""
+
+    token: int
+    above: int
+
+
+class _Path(NamedTuple):
+    score: float
+    token: int
+    above: int
+    path: list[int]
+
+
+#: what may follow a path
+Foretell = Callable[[list[int]], Guess | None]
+
+
+def spare_rows(
+    paths: Sequence[list[int]], scores: Sequence[float], most: int, depth: int, foretell: Foretell
+) -> list[SpareRow]:
+    """What to run in `most` spare rows, what is likelier first, so that every row stands behind the one above it.
+
+    paths, scores: tokens from below the root down to each node that the step expands, and their log-probabilities.
+    depth: tokens at this level and below are not expanded.
+    """
+    rows = list[SpareRow]()
+    waiting = [
+        _next(path, score, row, depth, foretell) for row, (path, score) in enumerate(zip(paths, scores, strict=True))
+    ]
+    while len(rows) < most:
+        best = max((each for each in waiting if each), key=lambda each: each.score, default=None)
+        if best is None:
+            break
+        waiting.remove(best)
+        rows.append(SpareRow(best.token, best.above))
+        row = len(paths) + len(rows) - 1
+        waiting.append(_next([*best.path, best.token], best.score, row, depth, foretell))
+    return rows
+
+
+def _next(path: list[int], score: float, above: int, depth: int, foretell: Foretell) -> _Path | None:
+    """The row that may stand below row `above`, at the end of `path`."""
+    if len(path) + 1 >= depth or (guess := foretell(path)) is None:
+        return None
+    score += log(guess.rate)
+    return _Path(score, guess.token, above, path) if score > FAINTEST else None
+
+
+def with_spare_rows(
+    tokens: Ints, positions: Ints, mask: Floats, nodes: int, spare: Sequence[SpareRow]
+) -> tuple[Ints, Ints, Floats]:
+    """A step's tokens [n], positions [n] and mask [n, past + n] with spare rows behind them.
+
+    nodes: how many of the rows, the last ones, are of nodes that the step expands. A spare row sees what the row above
+    it sees, and itself.
+    """
+    count, past = len(tokens), mask.shape[1] - len(tokens)
+    size = count + len(spare)
+    places = np.concatenate([positions, np.zeros(len(spare), np.int64)])
+    wide = np.full((size, past + size), MASKED, np.float32)
+    wide[:count, : past + count] = mask
+    for row, (_, above) in enumerate(spare, count):
+        over = count - nodes + above
+        wide[row] = wide[over]
+        wide[row, past + row] = 0.0
+        places[row] = places[over] + 1
+    return np.concatenate([tokens, np.array([each.token for each in spare], np.int64)]), places, wide
