@@ -144,9 +144,11 @@ class Drafter:
         self.rows.keep(length)
 
     def remember(self, text: Sequence[int]) -> None:
-        """Look up in `text`, whose conversation is over, what the next ones may say."""
+        """Look up in `text`, whose conversation is over, what the next ones may say; without lookup nothing stays."""
         if self.lookup:
             self.lookup.remember(text)
+        else:
+            self._likeliest = {}
 
     def forget(self) -> None:
         """Forget this text and those of earlier conversations: nothing is drafted from them any more."""
@@ -374,7 +376,8 @@ class Drafter:
             counts = np.minimum(counts, np.count_nonzero(scores > -np.inf, axis=1))
         for row, (parent, count) in enumerate(zip(frontier, counts.tolist(), strict=True)):
             growth.add(parent, ids[row, best[row, :count]].tolist(), scores[row, :count].tolist())
-            self._likeliest[[*self.cached[-1:], *paths[row]][-1]] = int(ids[row, best[row, 0]])
+            if count:
+                self._likeliest[[*self.cached[-1:], *paths[row]][-1]] = int(ids[row, best[row, 0]])
             growth.hang(parent, runs[row], float(np.log(FORCED)))
 
     def _candidates(

@@ -1,8 +1,9 @@
-"""Rows that a step has to spare: they save steps, and what is drafted stays the same."""
+"""Rows that a step has to spare: they save steps, and a tree that is drafted to its end stays the same."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from math import log
 
 import numpy as np
@@ -70,11 +71,13 @@ def test_what_was_foreseen_takes_no_step(monkeypatch: pytest.MonkeyPatch) -> Non
     assert slow.tree == again.tree and slow.steps > 6
 
 
-def test_a_forgotten_conversation_foretells_nothing() -> None:
+@pytest.mark.parametrize("end", [Drafter.forget, lambda drafter: drafter.remember([7, 8])], ids=["forgotten", "over"])
+def test_a_forgotten_conversation_foretells_nothing(end: Callable[[Drafter], None]) -> None:
+    """Nor does one that is over, where nothing is looked up."""
     engine = RoundEngine()
     drafter = make_drafter(engine=engine)
     drafter.draft([7], GREEDY, WHOLE)
-    drafter.forget()
+    end(drafter)
     engine.widths.clear()
     drafter.draft([1, 7], GREEDY, WHOLE)
     assert engine.widths[0] == 2  # the text alone

@@ -129,9 +129,10 @@ export class Drafter {
     this.rows.keep(length);
   }
 
-  /** Look up in `text`, whose conversation is over, what the next ones may say. */
+  /** Look up in `text`, whose conversation is over, what the next ones may say; without lookup nothing stays. */
   remember(text: readonly number[]): void {
-    this.lookup?.remember(text);
+    if (this.lookup) this.lookup.remember(text);
+    else this.likeliest.clear();
   }
 
   /** Forget this text and those of earlier conversations: nothing is drafted from them any more. */
@@ -360,7 +361,7 @@ export class Drafter {
     const amounts = this.constraint?.amounts([...this.cached, ...path]);
     const children = this.candidates.best(logits, row, path, growth.base + path.length, this.sampling, amounts);
     for (const { token, logProb } of children) growth.add(parent, token, logProb);
-    this.likeliest.set((path.length ? path : this.cached).at(-1)!, children[0].token);
+    if (children.length) this.likeliest.set((path.length ? path : this.cached).at(-1)!, children[0].token);
   }
 
   /** Run the engine on the frontier nodes and on spare rows; a node sees the text, its ancestors and itself. */

@@ -1,10 +1,11 @@
 /**
  * The rows that a step of the drafter has to spare, and what runs in them.
  *
- * A step of few rows takes nearly as long as one of a tree's whole breadth. So behind the nodes that it expands run tokens
- * that probably follow them, before anybody knows whether they do: what lookup guesses, or what the drafter found likeliest
- * when it last stood behind the same token. One that turns out to be a child is expanded already, and its level costs no
- * step; of another a row is lost, and nothing else. What is drafted stays the same.
+ * Where the weights' way through memory decides, a step of few rows takes nearly as long as one of a tree's breadth. So
+ * behind the nodes that it expands run tokens that probably follow them, before anybody knows whether they do: what lookup
+ * guesses, or what came first when the drafter last stood behind the same token. One that turns out to be a child is
+ * expanded already, and its level costs no step; of another a row is lost, of the step and of the cache. A tree that is
+ * drafted to its end (a gain of 0) stays the same; others may end a little earlier or later.
  */
 
 import type { Guess } from "./lookup.js";

@@ -106,8 +106,8 @@ class Drafter(
     /** Forget the rows of positions [length] and above: another text stands there now. */
     fun keepRows(length: Int) = features.keep(length)
 
-    /** Look up in [text], whose conversation is over, what the next ones may say. */
-    fun remember(text: List<Int>) = lookup?.remember(text)
+    /** Look up in [text], whose conversation is over, what the next ones may say; without lookup nothing stays. */
+    fun remember(text: List<Int>) = lookup?.remember(text) ?: likeliest.clear()
 
     /** Forget this text and those of earlier conversations: nothing is drafted from them any more. */
     fun forget() {
@@ -270,7 +270,7 @@ class Drafter(
         val amounts = held?.amounts(cached + path).orEmpty()
         val children = candidates.best(logits, row, path, growth.base + path.size, ranked, amounts)
         growth.add(parent, children.map { it.token }, children.map { it.logProb })
-        likeliest[path.lastOrNull() ?: cached.last()] = children.first().token
+        children.firstOrNull()?.let { likeliest[path.lastOrNull() ?: cached.last()] = it.token }
     }
 
     /** Run the engine on the frontier nodes and on spare rows; a node sees the text, its ancestors and itself. */

@@ -85,7 +85,7 @@ internal class Growth(val base: Int) {
 
     /** The child of [parent] that carries [token], or null. */
     fun child(parent: Int, token: Int): Int? =
-        (parent + 1 until size).lastOrNull { tokens[it] == token && parents[it] == parent }
+        (size - 1 downTo parent + 1).firstOrNull { tokens[it] == token && parents[it] == parent }
 
     /** The nodes that carry [wanted] from the root down, as far as there are any. */
     fun find(wanted: List<Int>): List<Int> {

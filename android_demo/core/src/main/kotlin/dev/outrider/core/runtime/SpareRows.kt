@@ -19,8 +19,8 @@ private class WaitingRow(val score: Double, val row: SpareRow, val path: List<In
 /**
  * What to run in the [most] rows that a step has to spare: tokens that probably follow the nodes that it expands,
  * before anybody knows whether they do. One that turns out to be a child is expanded already, and its level costs no
- * step; of another a row is lost, and nothing else. What is likelier comes first, so that every row stands behind the
- * one above it.
+ * step; of another a row is lost, of the step and of the cache. What is likelier comes first, so that every row stands
+ * behind the one above it.
  *
  * paths, scores: tokens from below the root down to each node that the step expands, and their log-probabilities.
  * depth: tokens at this level and below are not expanded. foretell: what may follow a path.
