@@ -47,6 +47,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
             verifier.start()
             await asyncio.to_thread(verifier.wait_ready)
         async with EdgeRuntime(bundle, verifier.address, shape=shape, lookup=not options.no_lookup, **FIXED) as runtime:
+            runtime.drafter.foresees = options.spare_rows
             for question in track(questions, "questions", console=console):
                 if options.earlier != "others":
                     runtime.forget()
@@ -144,6 +145,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--breadth", type=int, default=TreeShape.breadth)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--no-lookup", action="store_true", help="draft without lookup")
+    parser.add_argument(
+        "--spare-rows", action="store_true", help="foresee what comes next in rows that steps can spare"
+    )
     parser.add_argument(
         "--earlier",
         choices=["none", "others", "same"],

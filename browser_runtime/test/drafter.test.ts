@@ -163,7 +163,7 @@ function measure(pace: Pace, call: string, given: Any[]): void {
 function drafterOf(setup: Any): Drafter {
   const rowShape = new RowShape(setup.heads, setup.head_dim);
   const engine = new HashEngine(setup.draft_ids, setup.sa_kv_heads * rowShape.headDim, rowShape.values / 2);
-  return new Drafter(engine, {
+  const drafter = new Drafter(engine, {
     draftIds: setup.draft_ids,
     rowShape,
     saKvHeads: setup.sa_kv_heads,
@@ -172,4 +172,6 @@ function drafterOf(setup: Any): Drafter {
     nullRow: setup.null_row && Float32Array.from(setup.null_row),
     confidenceTemperature: setup.confidence_temperature,
   });
+  drafter.foresees = true;
+  return drafter;
 }

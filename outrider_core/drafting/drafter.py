@@ -120,6 +120,8 @@ class Drafter:
         self.rows = FeatureRows(row_shape, max_context, null_row)
         self._confidence_temperature = confidence_temperature
         self.lookup = Lookup() if lookup else None
+        #: spare rows run what probably follows: worth it where eight rows take an engine hardly longer than one
+        self.foresees = False
         self._likeliest: dict[int, int] = {}  # token -> what came first behind it the last time
         self._columns = np.full(int(draft_ids.max()) + 1, -1, np.int32)  # token id -> row of the LM head
         self._columns[draft_ids] = np.arange(len(draft_ids))
@@ -327,6 +329,8 @@ class Drafter:
 
     def _foretell(self, text: list[int], path: list[int]) -> Guess | None:
         """What may follow `text` and `path`: lookup's guess, or what came first behind this token the last time."""
+        if not self.foresees:
+            return None
         guess = self.lookup.guess(path) if self.lookup else None
         seen = self._likeliest.get(path[-1] if path else text[-1])
         return guess if seen is None or (guess and guess.rate >= SEEN_RATE) else Guess(seen, SEEN_RATE)

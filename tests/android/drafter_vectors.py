@@ -84,6 +84,7 @@ def conversation(number: int, ruled: bool = False, others: bool = False) -> dict
     drafter = Drafter(
         HashEngine(len(draft_ids)), np.array(draft_ids), shape, rng.choice([1, 2]), MAX_CONTEXT, lookup, null_row, sure
     )
+    drafter.foresees = True
     setup = {
         "draft_ids": draft_ids, "heads": shape.heads, "head_dim": shape.head_dim, "sa_kv_heads": drafter.keys.shape[1],
         "max_context": MAX_CONTEXT, "lookup": lookup, "null_row": None if null_row is None else flat(null_row),

@@ -75,7 +75,10 @@ def make_drafter(
     lookup: bool = False, null_row: Floats | None = NULL_ROW, engine: TransparentEngine | None = None,
     max_context: int = MAX_CONTEXT, sure: float = 1.0,
 ) -> Drafter:  # fmt: skip
-    return Drafter(engine or TransparentEngine(), DRAFT_IDS, RowShape(1, 2), 1, max_context, lookup, null_row, sure)
+    engine = engine or TransparentEngine()
+    drafter = Drafter(engine, DRAFT_IDS, RowShape(1, 2), 1, max_context, lookup, null_row, sure)
+    drafter.foresees = True
+    return drafter
 
 
 def log_q(sequence: list[int], sampling: Sampling, sure: float = 1.0) -> np.ndarray:

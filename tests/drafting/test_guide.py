@@ -38,7 +38,9 @@ def rules_of(**bias: float) -> Rules:
 
 def drafter_of(ids: list[int] | None = None) -> Drafter:
     known = np.array(ids or range(VOCAB))
-    return Drafter(HashEngine(len(known)), known, RowShape(1, 2), 1, 200)
+    drafter = Drafter(HashEngine(len(known)), known, RowShape(1, 2), 1, 200)
+    drafter.foresees = True
+    return drafter
 
 
 def paths_of(draft: Draft) -> list[list[int]]:

@@ -89,6 +89,9 @@ class Drafter(
     private val lookup = if (lookup) Lookup() else null
     private val candidates = Candidates(draftIds, this.lookup, confidenceTemperature)
 
+    /** Spare rows run what probably follows: worth it where eight rows take an engine hardly longer than one. */
+    var foresees = false
+
     /** A token -> what came first behind it the last time. */
     private val likeliest = HashMap<Int, Int>()
 
@@ -234,6 +237,7 @@ class Drafter(
 
     /** What may follow [text] and [path]: lookup's guess, or what came first behind this token the last time. */
     private fun foretell(text: List<Int>, path: List<Int>): Lookup.Guess? {
+        if (!foresees) return null
         val guess = lookup?.guess(path)
         val seen = likeliest[path.lastOrNull() ?: text.last()]
         return if (seen == null || (guess != null && guess.rate >= SEEN_RATE)) guess else Lookup.Guess(seen, SEEN_RATE)

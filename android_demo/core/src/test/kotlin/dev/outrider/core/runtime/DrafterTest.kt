@@ -203,7 +203,7 @@ class DrafterTest {
             HashEngine(ids, heads * shape.headDim, shape.values / 2), ids, shape, heads, setup.int("max_context"),
             setup.field<Boolean>("lookup"), setup.field<Any?>("null_row")?.let(::floats),
             setup.double("confidence_temperature"),
-        )
+        ).apply { foresees = true }
     }
 
     private fun shape(of: Any?) = TreeShape(of.int("nodes"), of.int("depth"), of.int("breadth"), of.double("gain"))
