@@ -35,8 +35,7 @@ from android_demo.ci import core, engines, native
 from benchmarks.command import Figures, common_arguments, conclude
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import Drafter, TreeShape
-from outrider_core.drafting.engines import Engine, Floats, Ints, installed, open_engine
-from outrider_core.drafting.spare_rows import MASKED
+from outrider_core.drafting.engines import MASKED, Engine, Floats, Ints, installed, open_engine
 from outrider_core.machine import Others, processor_name
 from outrider_core.protocol.sampling import Sampling
 

@@ -35,8 +35,7 @@ from edge_runtime.runtime import EdgeRuntime
 from outrider_core.arguments import positive_int, positive_ints
 from outrider_core.drafting.bundle import Bundle, BundleError, Manifest, open_bundle
 from outrider_core.drafting.drafter import Drafter, TreeShape
-from outrider_core.drafting.engines import RUNTIMES, Engine, Floats, Ints, installed, open_engine
-from outrider_core.drafting.spare_rows import MASKED
+from outrider_core.drafting.engines import MASKED, RUNTIMES, Engine, Floats, Ints, installed, open_engine
 from outrider_core.machine import Others, available_cores, memory_mb, read_bandwidth
 from outrider_core.protocol.sampling import Sampling
 

@@ -16,8 +16,7 @@ from export.progress import Meter
 from export.prompts import Conversation, UserTurn
 from outrider_core.drafting.bundle import BundleError
 from outrider_core.drafting.drafter import MAX_WIDTH
-from outrider_core.drafting.engines import Engine, Floats, Ints
-from outrider_core.drafting.spare_rows import MASKED
+from outrider_core.drafting.engines import MASKED, Engine, Floats, Ints
 from outrider_core.models.moa import ServerHalf, server_half
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target, TargetFiles, load_target

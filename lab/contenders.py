@@ -307,9 +307,6 @@ class EagleDrafter(Drafter):
         self._known[len(prefix) - 1 :] = False
         return super()._advance(prefix, spare)
 
-    def _foretell(self, text: list[int], path: list[int]) -> None:
-        """A row waits for the state of the one above it, so that none can be run before that."""
-
     def _reroot(self, prefix: list[int], sampling: Sampling, rules: Rules | None) -> None:
         """No drafted row stays: it was computed from predicted states, and the target's are known now."""
 

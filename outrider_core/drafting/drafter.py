@@ -5,8 +5,8 @@ best ones any more (docs/design.md). With sampling, candidates are ranked by log
 so the target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
 Lookup in this text and in earlier ones (outrider_core.drafting.lookup) is mixed into q. Under an answer's constraint q
 is of what that allows, and what its grammar forces hangs in the tree without a step of the engine
-(outrider_core.drafting.guide). Rows that a step has to spare take what probably comes next, so that many levels need no
-step of their own (outrider_core.drafting.spare_rows).
+(outrider_core.drafting.guide). Rows that a step has to spare can take what probably comes next, so that many levels
+need no step of their own (outrider_core.drafting.spare_rows).
 
 A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
 text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_core.drafting.bundle import Bundle
-from outrider_core.drafting.engines import Engine, Floats, Ints
+from outrider_core.drafting.engines import MASKED, Engine, Floats, Ints
 from outrider_core.drafting.feature_rows import FeatureRows
 from outrider_core.drafting.growth import Growth
 from outrider_core.drafting.guide import FORCED, Guide
 from outrider_core.drafting.lookup import SUREST, Guess, Lookup
-from outrider_core.drafting.spare_rows import MASKED, SEEN_RATE, SpareRow, spare_rows, with_spare_rows
+from outrider_core.drafting.spare_rows import SEEN_RATE, SpareRow, spare_rows, with_spare_rows
 from outrider_core.protocol.constraint import GRAMMAR_NONE, Rules
 from outrider_core.protocol.noise import gumbel_noise_at
 from outrider_core.protocol.rows import RowShape

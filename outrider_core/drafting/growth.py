@@ -114,7 +114,7 @@ class Growth:
         return nodes[::-1]
 
     def text(self, node: int) -> list[int]:
-        """Their tokens."""
+        """Tokens from below the root down to `node`."""
         return [self.tokens[each] for each in self.path(node)]
 
     def child(self, parent: int, token: int) -> int | None:

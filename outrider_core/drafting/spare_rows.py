@@ -15,11 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_core.drafting.engines import Floats, Ints
+from outrider_core.drafting.engines import MASKED, Floats, Ints
 from outrider_core.drafting.lookup import Guess
 
-#: additive mask value of what a query must not see
-MASKED = np.float32(-1e9)
 #: how often what was likeliest behind a token is it again, roughly
 SEEN_RATE = 0.4
 #: a row for a path that is less likely than this is not worth it
@@ -83,6 +81,8 @@ def with_spare_rows(
     nodes: how many of the rows, the last ones, are of nodes that the step expands. A spare row sees what the row above
     it sees, and itself.
     """
+    if not spare:
+        return tokens, positions, mask
     count, past = len(tokens), mask.shape[1] - len(tokens)
     size = count + len(spare)
     places = np.concatenate([positions, np.zeros(len(spare), np.int64)])

@@ -11,8 +11,7 @@ import numpy as np
 
 from android_demo.ci import core
 from outrider_core.drafting.bundle import Manifest
-from outrider_core.drafting.engines import Floats, Ints
-from outrider_core.drafting.spare_rows import MASKED
+from outrider_core.drafting.engines import MASKED, Floats, Ints
 
 Step = tuple[Ints, Ints, Ints, Floats, Floats, Floats, Floats, Floats]
 #: (width, wanted, past, rows): nothing behind it, a branch, a prompt's chunk, trees, and the widest

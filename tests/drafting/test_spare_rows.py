@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider_core.drafting.drafter import PROMPT_CHUNK, Drafter, TreeShape
-from outrider_core.drafting.engines import Floats, Ints
+from outrider_core.drafting.engines import MASKED, Floats, Ints
 from outrider_core.drafting.lookup import Guess
-from outrider_core.drafting.spare_rows import MASKED, SpareRow, spare_rows, with_spare_rows
+from outrider_core.drafting.spare_rows import SpareRow, spare_rows, with_spare_rows
 from outrider_core.protocol.sampling import Sampling
 from tests.drafting.test_drafter import DRAFT_IDS, GREEDY, VOCAB, TransparentEngine, make_drafter, samplings
 
@@ -97,7 +97,7 @@ def test_nothing_is_foreseen_beyond_the_context() -> None:
     drafter = make_drafter(engine=engine, max_context=40)
     for length in (30, 37, 38, 39, 40):
         drafter.draft([7] * length, GREEDY, TreeShape(32, 12, 8, 0.0))
-    assert drafter.keys[: len(drafter.keys), 0, 1].max() < 40
+    assert drafter.keys[:, 0, 1].max() < 40
 
 
 def test_the_cache_has_room_for_what_comes_true_and_what_does_not() -> None:

@@ -31,8 +31,7 @@ from outrider_core.drafting.bundle import (
     open_bundle,
 )
 from outrider_core.drafting.drafter import TreeShape
-from outrider_core.drafting.engines import Floats, Ints, open_engine
-from outrider_core.drafting.spare_rows import MASKED
+from outrider_core.drafting.engines import MASKED, Floats, Ints, open_engine
 from outrider_core.models.moa import DeviceHalf, device_half
 from outrider_core.models.moa_config import MoAConfig
 from tests.tiny import EOS, tiny_drafter_config, tiny_model, tiny_tokenizer

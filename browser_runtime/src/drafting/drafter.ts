@@ -5,7 +5,7 @@
  * ones any more (docs/design.md). With sampling, candidates are ranked by log q + g with the verifier's own noise g, so
  * the target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
  *
- * Rows that a step has to spare take what probably comes next, so that many levels need no step (spareRows.ts).
+ * Rows that a step has to spare can take what probably comes next, so that many levels need no step (spareRows.ts).
  *
  * A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
  * text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.

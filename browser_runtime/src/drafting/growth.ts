@@ -79,7 +79,7 @@ export class Growth {
     return pathTo(node, this.parents);
   }
 
-  /** Their tokens. */
+  /** Tokens from below the root down to `node`. */
   text(node: number): number[] {
     return this.path(node).map(each => this.tokens[each]);
   }

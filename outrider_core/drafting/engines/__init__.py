@@ -13,6 +13,9 @@ from outrider_core.drafting.bundle import Bundle, BundleError
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
+#: additive mask value of what a query must not see
+MASKED = np.float32(-1e9)
+
 #: engine -> packages that can run it, best first, and what to install if there is none
 RUNTIMES = {
     "onnx": (("onnxruntime",), "onnxruntime"),

@@ -80,7 +80,7 @@ internal class Growth(val base: Int) {
     /** Nodes from below the root down to [node]. */
     fun path(node: Int): List<Int> = pathTo(node, parents)
 
-    /** Their tokens. */
+    /** Tokens from below the root down to [node]. */
     fun text(node: Int): List<Int> = path(node).map { tokens[it] }
 
     /** The child of [parent] that carries [token], or null. */
