@@ -27,6 +27,7 @@ from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.runtime import FIXED, EdgeRuntime
 from outrider_core.drafting.bundle import open_bundle
 from outrider_core.drafting.drafter import TreeShape
+from outrider_core.drafting.row_cost import USUAL, RowCost
 from outrider_core.machine import describe_machine
 from outrider_core.protocol.sampling import Sampling
 
@@ -47,7 +48,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
             verifier.start()
             await asyncio.to_thread(verifier.wait_ready)
         async with EdgeRuntime(bundle, verifier.address, shape=shape, lookup=not options.no_lookup, **FIXED) as runtime:
-            runtime.drafter.foresees = options.spare_rows
+            runtime.drafter.row_cost = RowCost(options.row_cost)
             for question in track(questions, "questions", console=console):
                 if options.earlier != "others":
                     runtime.forget()
@@ -76,6 +77,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
     return {
         "machine": describe_machine(),
         "tree": {"nodes": options.nodes, "depth": options.depth, "breadth": options.breadth},
+        "row_cost": options.row_cost,
         "lookup": not options.no_lookup,
         "earlier": options.earlier,
         "temperature": options.temperature,
@@ -146,7 +148,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--no-lookup", action="store_true", help="draft without lookup")
     parser.add_argument(
-        "--spare-rows", action="store_true", help="foresee what comes next in rows that steps can spare"
+        "--row-cost",
+        type=float,
+        default=USUAL,
+        metavar="SHARE",
+        help=f"draft as on a device where a row more takes such a share of a step's time (default: {USUAL})",
     )
     parser.add_argument(
         "--earlier",

@@ -246,7 +246,6 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
             )
             given = {"shape": TreeShape(nodes=options.nodes), "engine": engine, **settings}
             runtime = runtimes[name] = await stack.enter_async_context(EdgeRuntime(bench.bundle, link.address, **given))
-            runtime.drafter.foresees = options.spare_rows
             async with asyncio.timeout(60 * options.dilation):  # dialling is not part of an answer
                 while runtime.link and not runtime.link.welcome:
                     await asyncio.sleep(0.01)
@@ -334,9 +333,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--step-ms", type=float, default=0.0, help="let the target's steps take at least this long")
     parser.add_argument(
         "--device-step-ms", type=float, default=0.0, help="let the drafter's steps take at least this long"
-    )
-    parser.add_argument(
-        "--spare-rows", action="store_true", help="foresee what comes next in rows that steps can spare"
     )
     parser.add_argument(
         "--dilation",

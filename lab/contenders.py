@@ -26,6 +26,7 @@ from lab.multi_candidate import EarlyStop, SampledDrafter
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.drafting.drafter import Drafter
 from outrider_core.drafting.engines import Engine, open_engine
+from outrider_core.drafting.row_cost import USUAL
 from outrider_core.drafting.spare_rows import SpareRow
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.eager import EagerEngine
@@ -65,10 +66,13 @@ class Contender:
 
 
 class MoAContender(Contender):
-    """MoA, eager or through the engine of a bundle."""
+    """MoA, eager or through the engine of a bundle; row_cost: as of `Drafter`."""
 
-    def __init__(self, name: str, folder: Path, tables: Tables, bundle: Bundle | None = None, lookup: bool = False):
-        self.name, self._lookup = name, lookup
+    def __init__(
+        self, name: str, folder: Path, tables: Tables, bundle: Bundle | None = None, lookup: bool = False,
+        row_cost: float = USUAL,
+    ) -> None:  # fmt: skip
+        self.name, self._lookup, self._row_cost = name, lookup, row_cost
         self.config, tensors, self.hash = load_drafter(folder)
         half = device_half_on(self.config, tensors, *tables)
         self.producer = TorchFeatures(self.config, server_half(self.config, tensors), torch.device("cpu"))
@@ -84,7 +88,7 @@ class MoAContender(Contender):
         heads, context = self.config.sa_kv_heads, self.config.max_context
         return Drafter(
             self._engine, self._draft_ids, self._shape, heads, context, self._lookup, self._null_row,
-            self._confidence_temperature,
+            self._confidence_temperature, self._row_cost,
         )  # fmt: skip
 
     def learn(self, drafter: Drafter, start: int, packed: bytes, hidden: Floats) -> None:
@@ -118,7 +122,7 @@ class VariantContender(Contender):
         ids, config = self._model.device_half.draft_ids.numpy().astype(np.int64), self._model.config
         return Drafter(
             self._engine, ids, self._shape, self._cache_heads, config.max_context, False, self._null_row,
-            config.confidence_temperature,
+            config.confidence_temperature, USUAL,
         )  # fmt: skip
 
     def learn(self, drafter: Drafter, start: int, packed: bytes, hidden: Floats) -> None:
@@ -166,7 +170,7 @@ class BaselineContender(Contender):
         ids = self.model.draft_ids.numpy().astype(np.int64)
         return Drafter(
             _TokensOnly(self.model), ids, shape, heads, config.max_context, lookup=False,
-            confidence_temperature=config.confidence_temperature,
+            confidence_temperature=config.confidence_temperature, row_cost=USUAL,
         )  # fmt: skip
 
     def learn(self, drafter: Drafter, start: int, packed: bytes, hidden: Floats) -> None:
@@ -266,7 +270,7 @@ class EagleDrafter(Drafter):
         shape = RowShape(1, config.head_dim)
         super().__init__(
             _TokensOnly(model), ids, shape, heads, config.max_context, lookup=False,
-            confidence_temperature=config.confidence_temperature,
+            confidence_temperature=config.confidence_temperature, row_cost=1.0,  # a row may take a step of its own
         )  # fmt: skip
         self._model = model
         self._states = np.zeros((len(self.keys), config.hidden_size), np.float32)

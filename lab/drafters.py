@@ -19,6 +19,7 @@ import json
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from lab.multi_candidate import EarlyStop
 from outrider_core.arguments import positive_ints
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
+from outrider_core.drafting.row_cost import USUAL
 from outrider_core.models.drafter_arrays import CONFIG_FILE
 from outrider_core.models.folders import default_drafter
 from outrider_core.models.moa_config import DrafterError
@@ -182,10 +184,16 @@ def open_contender(name: str, folder: Path, tables: Tables) -> Contender:
     return (MoAContender if kind == "moa" else BaselineContender)(name, folder, tables)
 
 
-def open_contenders(named: str, tables: Tables, lookup: bool = False, bundle: Bundle | None = None) -> list[Contender]:
+def open_contenders(
+    named: str,
+    tables: Tables,
+    lookup: bool = False,
+    bundle: Bundle | None = None,
+    row_costs: Sequence[float] = (USUAL,),
+) -> list[Contender]:
     """The drafter in `[NAME=]FOLDER`, by its kind; MoA also with prompt lookup, and through the engine of its bundle.
 
-    Without a name it has the folder's.
+    Without a name it has the folder's. row_costs: one of the last kind for each, as of `Drafter`.
     """
     name, _, place = named.rpartition("=")
     folder = Path(place)
@@ -197,7 +205,9 @@ def open_contenders(named: str, tables: Tables, lookup: bool = False, bundle: Bu
     if lookup:
         contenders.append(MoAContender(f"{name} lookup", folder, tables, lookup=True))
     if bundle and bundle.manifest.drafter_hash == drafter.hash:
-        contenders.append(MoAContender(f"{name} bundle", folder, tables, lookup=True, bundle=bundle))
+        for cost in row_costs:
+            own = f"{name} bundle" if len(row_costs) == 1 else f"{name} bundle, row {cost:g}"
+            contenders.append(MoAContender(own, folder, tables, bundle, lookup=True, row_cost=cost))
     return contenders
 
 
@@ -280,6 +290,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--bundle", type=Path, default=None, help="MoA also through the engine of this bundle of it, with prompt lookup"
     )
+    parser.add_argument(
+        "--row-costs",
+        type=float,
+        nargs="+",
+        default=[USUAL],
+        metavar="SHARE",
+        help="with --bundle: once as on every device where a row more takes such a share of a step's time\n"
+        f"(default: {USUAL}; 2: no spare rows)",
+    )
     parser.add_argument("--repeats", type=int, default=1, help="runs of every answer, of which the median counts")
     options = parser.parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -330,7 +349,11 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
     lab = open_lab(options, [Path(named.rpartition("=")[2]) for named in options.drafters])
     tables = open_target(options.target).tables()
     bundle = open_bundle(options.bundle) if options.bundle else None
-    contenders = [c for named in options.drafters for c in open_contenders(named, tables, options.lookup, bundle)]
+    contenders = [
+        c
+        for named in options.drafters
+        for c in open_contenders(named, tables, options.lookup, bundle, options.row_costs)
+    ]
     if bundle and bundle.manifest.drafter_hash not in {contender.hash for contender in contenders}:
         raise ValueError(f"{options.bundle} was exported from none of these drafters")
     longest = lab.verifier.max_context - options.max_new_tokens - options.nodes

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Drafter, treeShape } from "../src/drafting/drafter.js";
 import { Lookup } from "../src/drafting/lookup.js";
+import { RowCost } from "../src/drafting/rowCost.js";
 import { largest, likeliest, nthLargest } from "../src/drafting/select.js";
 import { RowShape } from "../src/protocol/rows.js";
 import { Sampling } from "../src/protocol/sampling.js";
@@ -51,6 +52,18 @@ test("the same trees are drafted bit for bit, with the same probabilities", asyn
   }
   assert.ok(drafts > 80);
   counted("drafter", conversations.length);
+});
+
+test("the same cost of a row is learnt", () => {
+  const vectors = read("row_cost");
+  for (const { steps } of vectors) {
+    const learnt = new RowCost();
+    for (const [rows, seconds, wanted] of steps) {
+      learnt.took(rows, seconds);
+      near(learnt.value, wanted, 1e-12);
+    }
+  }
+  counted("row_cost", vectors.length);
 });
 
 test("shapes have bounds, and nothing is drafted beyond the context", async () => {
@@ -163,7 +176,7 @@ function measure(pace: Pace, call: string, given: Any[]): void {
 function drafterOf(setup: Any): Drafter {
   const rowShape = new RowShape(setup.heads, setup.head_dim);
   const engine = new HashEngine(setup.draft_ids, setup.sa_kv_heads * rowShape.headDim, rowShape.values / 2);
-  const drafter = new Drafter(engine, {
+  return new Drafter(engine, {
     draftIds: setup.draft_ids,
     rowShape,
     saKvHeads: setup.sa_kv_heads,
@@ -171,7 +184,6 @@ function drafterOf(setup: Any): Drafter {
     lookup: setup.lookup,
     nullRow: setup.null_row && Float32Array.from(setup.null_row),
     confidenceTemperature: setup.confidence_temperature,
+    rowCost: setup.row_cost,
   });
-  drafter.foresees = true;
-  return drafter;
 }

@@ -5,8 +5,8 @@ best ones any more (docs/design.md). With sampling, candidates are ranked by log
 so the target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
 Lookup in this text and in earlier ones (outrider_core.drafting.lookup) is mixed into q. Under an answer's constraint q
 is of what that allows, and what its grammar forces hangs in the tree without a step of the engine
-(outrider_core.drafting.guide). Rows that a step has to spare can take what probably comes next, so that many levels
-need no step of their own (outrider_core.drafting.spare_rows).
+(outrider_core.drafting.guide). Rows that a step has to spare take what probably comes next, so that many levels need no
+step of their own (outrider_core.drafting.spare_rows).
 
 A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
 text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
@@ -14,6 +14,7 @@ text's, and what hangs below it is the next tree already: so growing on while th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,12 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_core.drafting.bundle import Bundle
+from outrider_core.drafting.candidates import Candidates
 from outrider_core.drafting.engines import MASKED, Engine, Floats, Ints
 from outrider_core.drafting.feature_rows import FeatureRows
 from outrider_core.drafting.growth import Growth
 from outrider_core.drafting.guide import FORCED, Guide
-from outrider_core.drafting.lookup import SUREST, Guess, Lookup
-from outrider_core.drafting.spare_rows import SEEN_RATE, SpareRow, spare_rows, with_spare_rows
+from outrider_core.drafting.lookup import Guess, Lookup
+from outrider_core.drafting.row_cost import RowCost
+from outrider_core.drafting.spare_rows import SEEN_RATE, SpareRow, faintest, spare_rows, with_spare_rows
 from outrider_core.protocol.constraint import GRAMMAR_NONE, Rules
 from outrider_core.protocol.noise import gumbel_noise_at
 from outrider_core.protocol.rows import RowShape
@@ -37,18 +40,12 @@ from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
 
 #: cache rows kept free for the expanded nodes of one tree
 TREE_ROWS = 512
-#: children known of an expanded node: at least the first number, and up to the second while a verdict is likely enough
-#: to end there
-LEAST_CHILDREN, CHILDREN = 16, 64
-LIKELY_CHILD = float(np.log(0.002))
 #: nodes less likely than this are not expanded ahead of a verdict
 AHEAD_FLOOR = float(np.log(0.0005))
 #: tokens the engine takes in one step at most: breadth of a tree, chunk of a prompt (export writes for this many)
 MAX_WIDTH = 64
 #: times as deep may a tree grow where a grammar forces long runs
 FORCED_DEPTH = 4
-#: likeliest tokens behind a node that noise may bring forward; less likely ones are left out
-CANDIDATES = 512
 #: tokens of a prompt fed in one step: as fast as more, and attention's temporaries stay small
 PROMPT_CHUNK = 32
 
@@ -94,7 +91,8 @@ class Draft:
 class Drafter:
     """Drafting state of one conversation: self-attention cache and feature rows.
 
-    Not thread-safe: one thread calls it, in order.
+    row_cost: of the engine, as `RowCost.value`; None: it is learnt from the engine's steps, so that trees depend on
+    time. Not thread-safe: one thread calls it, in order.
     """
 
     def __init__(
@@ -107,6 +105,7 @@ class Drafter:
         lookup: bool = True,
         null_row: Floats | None = None,
         confidence_temperature: float = 1.0,
+        row_cost: float | None = None,
     ) -> None:
         self.engine, self.draft_ids, self.max_context = engine, draft_ids, max_context
         capacity = max_context + TREE_ROWS
@@ -118,16 +117,13 @@ class Drafter:
         self._guide: Guide | None = None
         self.steps = 0  # engine steps so far
         self.rows = FeatureRows(row_shape, max_context, null_row)
-        self._confidence_temperature = confidence_temperature
+        self._candidates = Candidates(draft_ids, confidence_temperature)
         self.lookup = Lookup() if lookup else None
-        #: spare rows run what probably follows: worth it where eight rows take an engine hardly longer than one
-        self.foresees = False
+        self.row_cost = RowCost(row_cost)
         self._likeliest: dict[int, int] = {}  # token -> what came first behind it the last time
-        self._columns = np.full(int(draft_ids.max()) + 1, -1, np.int32)  # token id -> row of the LM head
-        self._columns[draft_ids] = np.arange(len(draft_ids))
 
     @classmethod
-    def of(cls, bundle: Bundle, engine: Engine, lookup: bool = True) -> Drafter:
+    def of(cls, bundle: Bundle, engine: Engine, lookup: bool = True, row_cost: float | None = None) -> Drafter:
         """A bundle's, on one of its engines."""
         manifest = bundle.manifest
         return cls(
@@ -139,6 +135,7 @@ class Drafter:
             lookup,
             bundle.null_row,
             manifest.confidence_temperature,
+            row_cost,
         )
 
     def keep_rows(self, length: int) -> None:
@@ -172,7 +169,9 @@ class Drafter:
         """Run the engine behind `past` cache rows; its keys and values land right behind them."""
         self.steps += 1
         cache = self.keys[:past], self.values[:past]
-        logits, keys, values = self.engine.step(tokens, positions, wanted, mask, *cache, *self.rows.visible())
+        visible, began = self.rows.visible(), time.perf_counter()
+        logits, keys, values = self.engine.step(tokens, positions, wanted, mask, *cache, *visible)
+        self.row_cost.took(len(tokens), time.perf_counter() - began)
         self.keys[past : past + len(tokens)] = keys
         self.values[past : past + len(tokens)] = values
         return logits
@@ -208,16 +207,6 @@ class Drafter:
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.cached, prefix, strict=False)))
         return min(same, len(prefix) - 1)
 
-    def _temperature(self, sampling: Sampling) -> float:
-        """What logits are divided by; for greedy decoding, so that probabilities say how often a token is chosen."""
-        return self._confidence_temperature if sampling.greedy else sampling.temperature
-
-    def _log_q(self, logits: NDArray[np.floating], sampling: Sampling) -> NDArray[np.float64]:
-        x = logits.astype(np.float64) / self._temperature(sampling)
-        x -= x.max(-1, keepdims=True)
-        x -= np.log(np.exp(x).sum(-1, keepdims=True))
-        return x
-
     def next_token(self, prefix: list[int], sampling: Sampling, rules: Rules | None = None) -> tuple[int, float]:
         """The drafter's own next token behind `prefix`, drawn with the noise the target would use; its probability.
 
@@ -231,7 +220,7 @@ class Drafter:
             logits = logits + changes[self.draft_ids]
             if not np.isfinite(logits).any():
                 return int(np.argmax(changes)), 0.0
-        log_q = self._log_q(logits, sampling)
+        log_q = self._candidates.log_q(logits, sampling)
         noise = 0.0 if sampling.greedy else gumbel_noise_at(sampling.seed, len(prefix), self.draft_ids)
         best = int(np.argmax(log_q + noise))
         return int(self.draft_ids[best]), float(np.exp(log_q[best]))
@@ -249,7 +238,7 @@ class Drafter:
         `stop()` is asked between steps; when true, what is there is returned. rules: what the target draws under.
         """
         times = FORCED_DEPTH if rules and rules.constraint.grammar != GRAMMAR_NONE else 1
-        depth = min(times * shape.depth, self.max_context - len(prefix))
+        depth = min(times * shape.depth, shape.nodes, self.max_context - len(prefix))
         if depth < 1:
             return Draft()
         if self.lookup:
@@ -306,10 +295,10 @@ class Drafter:
     ) -> Growth:
         """A tree of the root's children, and of what is foreseen in a step of `breadth` rows, down to level `depth`."""
         rows = (len(prefix) - self._kept(prefix) - 1) % PROMPT_CHUNK + 1
-        spare = spare_rows([[]], [0.0], breadth - rows, depth, partial(self._foretell, prefix))
+        spare = self._spare_rows([[]], [0.0], breadth - rows, depth, prefix)
         logits = self._advance(prefix, spare)
         self._growth, self._sampling = Growth(len(prefix)), sampling
-        self._guide = Guide(rules, self.draft_ids, self._columns) if rules else None
+        self._guide = Guide(rules, self.draft_ids, self._candidates.columns) if rules else None
         self._growth.used += len(spare)
         self._take(self._growth, [ROOT], spare, logits)
         return self._growth
@@ -324,13 +313,17 @@ class Drafter:
         frontier = frontier[:count]
         paths, scores = [growth.text(node) for node in frontier], [growth.scores[node] for node in frontier]
         room = min(breadth, len(self.keys) - growth.used) - count
-        spare = spare_rows(paths, scores, room, depth, partial(self._foretell, self.cached))
+        spare = self._spare_rows(paths, scores, room, depth, self.cached)
         return self._take(growth, frontier, spare, self._expand(growth, frontier, spare), floor)
+
+    def _spare_rows(
+        self, paths: Sequence[list[int]], scores: Sequence[float], most: int, depth: int, text: list[int]
+    ) -> list[SpareRow]:
+        """What probably follows `text` and these paths, as far as that is worth a row of this engine."""
+        return spare_rows(paths, scores, most, depth, partial(self._foretell, text), faintest(self.row_cost.value))
 
     def _foretell(self, text: list[int], path: list[int]) -> Guess | None:
         """What may follow `text` and `path`: lookup's guess, or what came first behind this token the last time."""
-        if not self.foresees:
-            return None
         guess = self.lookup.guess(path) if self.lookup else None
         seen = self._likeliest.get(path[-1] if path else text[-1])
         return guess if seen is None or (guess and guess.rate >= SEEN_RATE) else Guess(seen, SEEN_RATE)
@@ -359,7 +352,7 @@ class Drafter:
 
     def _propose(self, growth: Growth, frontier: list[int], logits: Floats) -> None:
         """Add each frontier node's best children; logits [frontier, draft_vocab]."""
-        sampling, guide = self._sampling, self._guide
+        guide = self._guide
         paths = [growth.text(node) for node in frontier]
         guesses = [self.lookup.guess(path) if self.lookup else None for path in paths]
         runs: list[list[int]] = [[] for _ in paths]
@@ -368,54 +361,13 @@ class Drafter:
             ways = [guide.way(self.cached + path, row, guess) for path, row, guess in given]
             logits, runs = np.stack([way.logits for way in ways]), [way.run for way in ways]
             guesses = [way.guess for way in ways]
-        ids, ranked = self._candidates(guesses, logits, sampling)
-        if not sampling.greedy:
-            for row, path in enumerate(paths):
-                ranked[row] += gumbel_noise_at(sampling.seed, growth.base + len(path), ids[row])
-            ranked -= _log_sum_exp(ranked)
-        best = np.argsort(-ranked, axis=1, kind="stable")[:, : min(CHILDREN, len(self.draft_ids))]
-        scores = np.minimum(np.take_along_axis(ranked, best, 1), 0.0)  # what is sure may be rounded to more than that
-        counts = np.maximum(LEAST_CHILDREN, np.count_nonzero(scores > LIKELY_CHILD, axis=1))
-        if guide:
-            counts = np.minimum(counts, np.count_nonzero(scores > -np.inf, axis=1))
-        for row, (parent, count) in enumerate(zip(frontier, counts.tolist(), strict=True)):
-            growth.add(parent, ids[row, best[row, :count]].tolist(), scores[row, :count].tolist())
-            if count:
-                self._likeliest[[*self.cached[-1:], *paths[row]][-1]] = int(ids[row, best[row, 0]])
-            growth.hang(parent, runs[row], float(np.log(FORCED)))
-
-    def _candidates(
-        self, guesses: list[Guess | None], logits: Floats, sampling: Sampling
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Token ids and log-probabilities [nodes, candidates] of the likeliest tokens, guesses mixed in.
-
-        A guess gets the probability that `Guess.probability` says, the drafter's other tokens the rest. The last column
-        is for guesses that are not candidates of the drafter, at probability 0 where there is none. Only candidates go
-        through float64.
-        """
-        x = logits / np.float32(self._temperature(sampling))
-        total = _log_sum_exp(x)
-        vocab = x.shape[1]
-        count = min(CHILDREN if sampling.greedy else CANDIDATES, vocab)
-        columns = np.argpartition(x, vocab - count, axis=1)[:, vocab - count :]
-        columns.sort(axis=1)  # so that equals keep the order of the vocabulary
-        log_q = np.take_along_axis(x, columns, 1) - total
-        ids = self.draft_ids[columns]
-        if not any(guesses):
-            return ids, log_q
-        ids = np.concatenate([ids, np.broadcast_to(self.draft_ids[:1], (len(guesses), 1))], 1)
-        log_q = np.concatenate([log_q, np.full((len(guesses), 1), -np.inf)], 1)
-        for row, guess in enumerate(guesses):
-            if guess is None:
-                continue
-            column = int(self._columns[guess.token]) if guess.token < len(self._columns) else -1
-            q = float(np.exp(x[row, column] - total[row, 0])) if column >= 0 else None
-            p = guess.probability(q)
-            known = np.flatnonzero(ids[row, :-1] == guess.token)
-            at = int(known[0]) if len(known) else count
-            log_q[row] += np.log1p(-p) - np.log1p(-min(SUREST, q or 0.0))
-            ids[row, at], log_q[row, at] = guess.token, np.log(p)
-        return ids, log_q
+        positions = [growth.base + len(path) for path in paths]
+        best = self._candidates.best(logits, guesses, positions, self._sampling)
+        for parent, path, children, run in zip(frontier, paths, best, runs, strict=True):
+            growth.add(parent, children.tokens, children.scores)
+            if children.tokens:
+                self._likeliest[[*self.cached[-1:], *path][-1]] = children.likeliest
+            growth.hang(parent, run, float(np.log(FORCED)))
 
     def _expand(self, growth: Growth, frontier: list[int], spare: Sequence[SpareRow] = ()) -> Floats:
         """Run the engine on the frontier nodes and on spare rows; a node sees the text, its ancestors and itself."""
@@ -430,12 +382,3 @@ class Drafter:
         positions = base - 1 + np.array([growth.depths[n] for n in frontier], np.int64)
         ids, positions, mask = with_spare_rows(ids, positions, mask, size, spare)
         return self._step(ids, positions, np.arange(len(ids)), mask, past)
-
-
-def _log_sum_exp(x: NDArray[np.floating]) -> NDArray[np.float64]:
-    """[rows, 1] of x [rows, n]; 0 for a row of nothing but -inf."""
-    high = x.max(-1, keepdims=True)
-    high = np.where(high > -np.inf, high, x.dtype.type(0))
-    sums: NDArray[np.float64] = np.exp(x - high).sum(-1, keepdims=True, dtype=np.float64)
-    total: NDArray[np.float64] = high + np.log(np.where(sums > 0, sums, 1.0))
-    return total

@@ -10,6 +10,7 @@ is drafted to its end (a gain of 0) stays the same; others may end a little earl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import log
 from typing import NamedTuple
 
@@ -20,8 +21,11 @@ from outrider_core.drafting.lookup import Guess
 
 #: how often what was likeliest behind a token is it again, roughly
 SEEN_RATE = 0.4
-#: a row for a path that is less likely than this is not worth it
-FAINTEST = log(0.03)
+#: a row for a path that is less likely than this is worth it nowhere
+FAINTEST = 0.03
+#: and one that costs such a share of a step, where the path is less likely than this times the share: what comes true
+#: saves less than a step, as siblings may need it
+FAINTEST_SHARE = 0.65
 
 
 class SpareRow(NamedTuple):
@@ -42,18 +46,22 @@ class _Path(NamedTuple):
 Foretell = Callable[[list[int]], Guess | None]
 
 
+def faintest(row_cost: float) -> float:
+    """The least log-probability of a path that is worth a row; row_cost: as of `RowCost`."""
+    return log(max(FAINTEST, FAINTEST_SHARE * row_cost))
+
+
 def spare_rows(
-    paths: Sequence[list[int]], scores: Sequence[float], most: int, depth: int, foretell: Foretell
+    paths: Sequence[list[int]], scores: Sequence[float], most: int, depth: int, foretell: Foretell, least: float
 ) -> list[SpareRow]:
     """What to run in `most` spare rows, what is likelier first, so that every row stands behind the one above it.
 
     paths, scores: tokens from below the root down to each node that the step expands, and their log-probabilities.
-    depth: tokens at this level and below are not expanded.
+    depth: tokens at this level and below are not expanded. least: log-probability that a path must exceed.
     """
     rows = list[SpareRow]()
-    waiting = [
-        _next(path, score, row, depth, foretell) for row, (path, score) in enumerate(zip(paths, scores, strict=True))
-    ]
+    follow = partial(_next, depth=depth, foretell=foretell, least=least)
+    waiting = [follow(path, score, row) for row, (path, score) in enumerate(zip(paths, scores, strict=True))]
     while len(rows) < most:
         best = max((each for each in waiting if each), key=lambda each: each.score, default=None)
         if best is None:
@@ -61,16 +69,16 @@ def spare_rows(
         waiting.remove(best)
         rows.append(SpareRow(best.token, best.above))
         row = len(paths) + len(rows) - 1
-        waiting.append(_next([*best.path, best.token], best.score, row, depth, foretell))
+        waiting.append(follow([*best.path, best.token], best.score, row))
     return rows
 
 
-def _next(path: list[int], score: float, above: int, depth: int, foretell: Foretell) -> _Path | None:
+def _next(path: list[int], score: float, above: int, depth: int, foretell: Foretell, least: float) -> _Path | None:
     """The row that may stand below row `above`, at the end of `path`."""
     if len(path) + 1 >= depth or (guess := foretell(path)) is None:
         return None
     score += log(guess.rate)
-    return _Path(score, guess.token, above, path) if score > FAINTEST else None
+    return _Path(score, guess.token, above, path) if score > least else None
 
 
 def with_spare_rows(

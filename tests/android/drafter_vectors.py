@@ -14,6 +14,7 @@ from edge_runtime.pace import Pace
 from edge_runtime.policy import Mode
 from outrider_core.drafting.drafter import Draft, Drafter, TreeShape
 from outrider_core.drafting.engines import Floats, Ints
+from outrider_core.drafting.row_cost import RowCost
 from outrider_core.protocol.constraint import Constraint, Rules, pack_bias
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.noise import fmix32
@@ -72,6 +73,21 @@ def drafter_vectors() -> list[dict[str, Any]]:
     ]
 
 
+def row_cost_vectors() -> list[dict[str, Any]]:
+    """Steps, each [rows, seconds, what a row costs behind it]."""
+    rng, vectors = random.Random(0), list[dict[str, Any]]()
+    for share in (0.0, 0.02, 0.1, 0.4, 0.9, -0.05, 3.0):
+        learnt, steps = RowCost(), list[list[Any]]()
+        widths = rng.choice([[1, 8], [6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8, 32], [2, 5, 16, 17]])
+        for _ in range(20):
+            rows = rng.choice(widths)
+            seconds = 0.002 * (1 + share * (rows - 1)) * rng.choice([1.0, 1.0, 1.1, 1.5, 9.0])
+            learnt.took(rows, seconds)
+            steps.append([rows, seconds, learnt.value])
+        vectors.append({"steps": steps})
+    return vectors
+
+
 def conversation(number: int, ruled: bool = False, others: bool = False) -> dict[str, Any]:
     """ruled: under biases and penalties. others: every now and then the text is over, and the next one resembles it."""
     rng = random.Random(number)
@@ -81,14 +97,15 @@ def conversation(number: int, ruled: bool = False, others: bool = False) -> dict
     null_row = None if rng.random() < 0.3 else rng_rows(rng, 1, shape)[0]
     lookup = others or rng.random() < 0.6
     sure = [1.0, 0.8, 1.25][number % 3]
+    row_cost = [0.0, 0.3, 0.6][number % 7 % 3]
     drafter = Drafter(
-        HashEngine(len(draft_ids)), np.array(draft_ids), shape, rng.choice([1, 2]), MAX_CONTEXT, lookup, null_row, sure
-    )
-    drafter.foresees = True
+        HashEngine(len(draft_ids)), np.array(draft_ids), shape, rng.choice([1, 2]), MAX_CONTEXT, lookup, null_row, sure,
+        row_cost,
+    )  # fmt: skip
     setup = {
         "draft_ids": draft_ids, "heads": shape.heads, "head_dim": shape.head_dim, "sa_kv_heads": drafter.keys.shape[1],
         "max_context": MAX_CONTEXT, "lookup": lookup, "null_row": None if null_row is None else flat(null_row),
-        "confidence_temperature": sure,
+        "confidence_temperature": sure, "row_cost": row_cost,
     }  # fmt: skip
     sampling = rng.choice([Sampling(), Sampling(0.8, seed=rng.randrange(2**40)), Sampling(1.0, seed=number)])
     text = [rng.randrange(VOCAB) for _ in range(rng.choice([1, 7, 40, 90]))]

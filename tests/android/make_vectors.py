@@ -17,7 +17,7 @@ import outrider_core.protocol
 from outrider_core.protocol.costs import CostCurve, unpack_costs
 from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling, draw, log_probs
-from tests.android.drafter_vectors import drafter_vectors, pace_vectors
+from tests.android.drafter_vectors import drafter_vectors, pace_vectors, row_cost_vectors
 from tests.android.form_vectors import amount_vectors, constraint_vectors, tool_chat_vectors
 from tests.android.text_vectors import boundary_vectors, chat_vectors, stop_vectors, tokenizer_vectors
 from tests.protocol.make_vectors import text
@@ -85,6 +85,7 @@ MAKERS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "chat": chat_vectors,
     "boundary": boundary_vectors,
     "drafter": drafter_vectors,
+    "row_cost": row_cost_vectors,
     "pace": pace_vectors,
     "constraints": constraint_vectors,
     "amounts": amount_vectors,

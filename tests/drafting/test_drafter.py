@@ -11,15 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from outrider_core.drafting.drafter import (
-    CHILDREN,
-    LEAST_CHILDREN,
-    LIKELY_CHILD,
-    MAX_WIDTH,
-    PROMPT_CHUNK,
-    Drafter,
-    TreeShape,
-)
+from outrider_core.drafting.candidates import CHILDREN, LEAST_CHILDREN, LIKELY_CHILD
+from outrider_core.drafting.drafter import MAX_WIDTH, PROMPT_CHUNK, Drafter, TreeShape
 from outrider_core.drafting.engines import Floats, Ints
 from outrider_core.drafting.growth import Growth
 from outrider_core.drafting.lookup import HIT_RATES, Guess, Lookup
@@ -73,12 +66,10 @@ class TransparentEngine:
 
 def make_drafter(
     lookup: bool = False, null_row: Floats | None = NULL_ROW, engine: TransparentEngine | None = None,
-    max_context: int = MAX_CONTEXT, sure: float = 1.0,
+    max_context: int = MAX_CONTEXT, sure: float = 1.0, row_cost: float | None = 0.0,
 ) -> Drafter:  # fmt: skip
     engine = engine or TransparentEngine()
-    drafter = Drafter(engine, DRAFT_IDS, RowShape(1, 2), 1, max_context, lookup, null_row, sure)
-    drafter.foresees = True
-    return drafter
+    return Drafter(engine, DRAFT_IDS, RowShape(1, 2), 1, max_context, lookup, null_row, sure, row_cost)
 
 
 def log_q(sequence: list[int], sampling: Sampling, sure: float = 1.0) -> np.ndarray:
@@ -235,8 +226,8 @@ def test_mixed_law_is_a_law_and_sums_to_one(prefix: list[int], sampling: Samplin
     assert drafter.lookup is not None
     drafter.lookup.follow(prefix)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider_core.drafting.drafter.LEAST_CHILDREN", 10**6)
-        patch.setattr("outrider_core.drafting.drafter.CHILDREN", 10**6)
+        patch.setattr("outrider_core.drafting.candidates.LEAST_CHILDREN", 10**6)
+        patch.setattr("outrider_core.drafting.candidates.CHILDREN", 10**6)
         growth = drafter._begin(prefix, sampling)
     guess = drafter.lookup.guess([])
     inside = guess is None or guess.token in DRAFT_IDS
@@ -251,7 +242,7 @@ def test_what_the_drafter_rules_out_is_not_what_it_does_not_know() -> None:
     logits = np.zeros((1, len(DRAFT_IDS)), np.float32)
     logits[0, 3] = -300.0
     for token, least, most in ((known, 0.0, 0.5), (unknown, 0.98, 0.99)):
-        ids, log_q = drafter._candidates([Guess(token, 0.985)], logits, GREEDY)
+        ids, log_q = drafter._candidates._ranked([Guess(token, 0.985)], logits, GREEDY)
         assert least < float(np.exp(log_q[0, np.flatnonzero(ids[0] == token)[-1]])) <= most
         assert np.exp(log_q[0]).sum() == pytest.approx(1.0, abs=1e-4)
 

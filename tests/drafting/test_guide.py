@@ -38,9 +38,7 @@ def rules_of(**bias: float) -> Rules:
 
 def drafter_of(ids: list[int] | None = None) -> Drafter:
     known = np.array(ids or range(VOCAB))
-    drafter = Drafter(HashEngine(len(known)), known, RowShape(1, 2), 1, 200)
-    drafter.foresees = True
-    return drafter
+    return Drafter(HashEngine(len(known)), known, RowShape(1, 2), 1, 200, row_cost=0.0)
 
 
 def paths_of(draft: Draft) -> list[list[int]]:

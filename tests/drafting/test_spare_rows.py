@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from outrider_core.drafting.drafter import PROMPT_CHUNK, Drafter, TreeShape
 from outrider_core.drafting.engines import MASKED, Floats, Ints
 from outrider_core.drafting.lookup import Guess
-from outrider_core.drafting.spare_rows import SpareRow, spare_rows, with_spare_rows
+from outrider_core.drafting.spare_rows import SpareRow, faintest, spare_rows, with_spare_rows
 from outrider_core.protocol.sampling import Sampling
 from tests.drafting.test_drafter import DRAFT_IDS, GREEDY, VOCAB, TransparentEngine, make_drafter, samplings
 
 WHOLE = TreeShape(nodes=12, depth=6, breadth=8, gain=0.0)
+#: no path is likely enough for such a row
+DEAR = 9.0
 texts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50)
 
 
@@ -36,19 +38,13 @@ class RoundEngine(TransparentEngine):
         return logits, keys, values
 
 
-def without_spare_rows(drafter: Drafter) -> Drafter:
-    """As a drafter is unless it is told to foresee."""
-    drafter.foresees = False
-    return drafter
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(texts, min_size=2, max_size=5), samplings, st.booleans())
 def test_the_tree_is_that_of_a_drafter_that_foresees_nothing(
     prefixes: list[list[int]], sampling: Sampling, lookup: bool
 ) -> None:
     """The engine checks that every row sees its path and nothing else."""
-    one, other = make_drafter(lookup=lookup), without_spare_rows(make_drafter(lookup=lookup))
+    one, other = make_drafter(lookup=lookup), make_drafter(lookup=lookup, row_cost=DEAR)
     for prefix in prefixes:
         got, wanted = (drafter.draft(prefix, sampling, WHOLE) for drafter in (one, other))
         assert got.tree == wanted.tree
@@ -66,7 +62,7 @@ def test_what_was_foreseen_takes_no_step() -> None:
     engine.widths.clear()
     again = drafter.draft([1, 2, 7], GREEDY, shape)
     assert again.tree == first.tree and again.steps <= 2 < max(engine.widths) <= 8
-    slow = without_spare_rows(make_drafter(engine=RoundEngine())).draft([1, 2, 7], GREEDY, shape)
+    slow = make_drafter(engine=RoundEngine(), row_cost=DEAR).draft([1, 2, 7], GREEDY, shape)
     assert slow.tree == again.tree and slow.steps > 6
 
 
@@ -112,11 +108,18 @@ def test_the_cache_has_room_for_what_comes_true_and_what_does_not() -> None:
 def test_rows_go_where_they_are_likeliest_to_come_true() -> None:
     chances = {(1,): Guess(5, 0.5), (1, 5): Guess(6, 0.5), (1, 5, 6): Guess(7, 0.2), (2,): Guess(8, 0.9)}
     paths, scores = [[1], [2], [3]], [log(0.5), log(0.2), log(0.2)]
-    rows = spare_rows(paths, scores, 4, 9, lambda path: chances.get(tuple(path)))
+
+    def foretell(path: list[int]) -> Guess | None:
+        return chances.get(tuple(path))
+
+    least = faintest(0.0)
+    rows = spare_rows(paths, scores, 4, 9, foretell, least)
     assert rows == [SpareRow(5, 0), SpareRow(8, 1), SpareRow(6, 3)]  # 7 is too unlikely
-    assert spare_rows(paths, scores, 2, 9, lambda path: chances.get(tuple(path))) == rows[:2]
-    assert spare_rows(paths, scores, 4, 3, lambda path: chances.get(tuple(path))) == rows[:2]
-    assert spare_rows(paths, scores, -3, 9, lambda path: Guess(1, 0.9)) == []
+    assert spare_rows(paths, scores, 2, 9, foretell, least) == rows[:2]
+    assert spare_rows(paths, scores, 4, 3, foretell, least) == rows[:2]
+    assert spare_rows(paths, scores, -3, 9, lambda path: Guess(1, 0.9), least) == []
+    assert spare_rows(paths, scores, 4, 9, foretell, faintest(0.3)) == [SpareRow(5, 0)]
+    assert spare_rows(paths, scores, 4, 9, foretell, faintest(1.0)) == []
 
 
 @given(st.integers(0, 5), st.integers(1, 4), st.integers(0, 6), st.randoms(use_true_random=False))

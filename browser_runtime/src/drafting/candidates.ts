@@ -1,7 +1,7 @@
 /** Ranks what may follow a node: the drafter's distribution, lookup's guess and the noise of the draw. */
 
 import { Noise } from "../protocol/noise.js";
-import { normalise, type Sampling } from "../protocol/sampling.js";
+import { argmax, normalise, type Sampling } from "../protocol/sampling.js";
 import { type Guess, type Lookup, probability, SUREST } from "./lookup.js";
 import { largest, likeliest } from "./select.js";
 
@@ -16,6 +16,12 @@ const CANDIDATES = 512;
 export interface Candidate {
   token: number;
   logProb: number;
+}
+
+/** The best children of a node, best first; likeliest: the token that comes first before noise is added. */
+export interface Children {
+  best: Candidate[];
+  likeliest: number;
 }
 
 export class Candidates {
@@ -45,7 +51,7 @@ export class Candidates {
     position: number,
     sampling: Sampling,
     amounts: ReadonlyMap<number, number> = new Map(),
-  ): Candidate[] {
+  ): Children {
     const { x, draftIds } = this;
     const vocab = draftIds.length;
     const scale = Math.fround(this.temperature(sampling));
@@ -69,11 +75,11 @@ export class Candidates {
     for (const [index, column] of likely.entries()) scores[index] = x[column] - total;
     const guess = this.lookup?.guess(path);
     if (guess) this.mix(guess, ids, scores, total);
+    const first = ids[argmax(scores)];
     if (!sampling.greedy) perturb(scores, ids, new Noise(sampling.seed, position));
     const best = largest(scores, Math.min(CHILDREN, vocab)).sort((one, other) => scores[other] - scores[one]);
-    return best
-      .filter((place, rank) => rank < LEAST_CHILDREN || scores[place] > LIKELY_CHILD)
-      .map(place => ({ token: ids[place], logProb: scores[place] }));
+    const known = best.filter((place, rank) => rank < LEAST_CHILDREN || scores[place] > LIKELY_CHILD);
+    return { best: known.map(place => ({ token: ids[place], logProb: scores[place] })), likeliest: first };
   }
 
   /** What logits are divided by; for greedy decoding, so that probabilities say how often a token is chosen. */

@@ -5,7 +5,7 @@
  * ones any more (docs/design.md). With sampling, candidates are ranked by log q + g with the verifier's own noise g, so
  * the target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
  *
- * Rows that a step has to spare can take what probably comes next, so that many levels need no step (spareRows.ts).
+ * Rows that a step has to spare take what probably comes next, so that many levels need no step (spareRows.ts).
  *
  * A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
  * text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
@@ -21,7 +21,8 @@ import type { Engine } from "./engine.js";
 import { FeatureRows } from "./featureRows.js";
 import { Growth } from "./growth.js";
 import { type Guess, Lookup } from "./lookup.js";
-import { MASKED, SEEN_RATE, type SpareRow, type StepRows, spareRows, withSpareRows } from "./spareRows.js";
+import { RowCost } from "./rowCost.js";
+import { faintest, MASKED, SEEN_RATE, type SpareRow, type StepRows, spareRows, withSpareRows } from "./spareRows.js";
 
 /** Cache rows kept free for the expanded nodes of one tree. */
 const TREE_ROWS = 512;
@@ -75,7 +76,8 @@ export const NO_DRAFT: Draft = { tree: TokenTree.EMPTY, scores: [], steps: 0, ah
 
 /**
  * What of a bundle the drafter needs. draftIds: target token id of each row of the LM head; confidenceTemperature: of
- * greedy decoding, 1 where it is left out.
+ * greedy decoding, 1 where it is left out; rowCost: as `RowCost.value`, where it is left out it is learnt from the engine's
+ * steps, so that trees depend on time.
  */
 export interface DrafterSetup {
   draftIds: ArrayLike<number>;
@@ -85,6 +87,7 @@ export interface DrafterSetup {
   lookup?: boolean;
   nullRow?: Float32Array | null;
   confidenceTemperature?: number;
+  rowCost?: number | null;
 }
 
 /** Drafting state of one conversation: self-attention cache and feature rows. One call at a time, in order. */
@@ -106,8 +109,7 @@ export class Drafter {
   private sampling = new Sampling();
   private constraint: Constraint | null = null;
   private steps = 0;
-  /** Spare rows run what probably follows: worth it where eight rows take an engine hardly longer than one. */
-  foresees = false;
+  private readonly rowCost: RowCost;
   /** A token -> what came first behind it the last time. */
   private readonly likeliest = new Map<number, number>();
 
@@ -120,6 +122,7 @@ export class Drafter {
     this.lookup = (setup.lookup ?? true) ? new Lookup() : null;
     this.candidates = new Candidates(setup.draftIds, this.lookup, setup.confidenceTemperature ?? 1);
     this.rows = new FeatureRows(setup.rowShape, setup.maxContext, setup.nullRow ?? null);
+    this.rowCost = new RowCost(setup.rowCost ?? null);
     this.width = setup.saKvHeads * setup.rowShape.headDim;
     this.capacity = setup.maxContext + TREE_ROWS;
     this.keys = new Float32Array(this.capacity * this.width);
@@ -187,7 +190,7 @@ export class Drafter {
     stop: () => boolean | Promise<boolean> = () => false,
     constraint: Constraint | null = null,
   ): Promise<Draft> {
-    const depth = Math.min(shape.depth, this.maxContext - prefix.length);
+    const depth = Math.min(shape.depth, shape.nodes, this.maxContext - prefix.length);
     if (depth < 1) return NO_DRAFT;
     this.lookup?.follow(prefix);
     const before = this.steps;
@@ -224,7 +227,10 @@ export class Drafter {
   private async step(rows: StepRows, wanted: readonly number[], past: number): Promise<Float32Array> {
     this.steps++;
     const [keys, values] = [this.keys.subarray(0, past * this.width), this.values.subarray(0, past * this.width)];
-    const result = await this.engine.step({ ...rows, wanted, past, keys, values, ...this.rows.visible() });
+    const inputs = { ...rows, wanted, past, keys, values, ...this.rows.visible() };
+    const began = performance.now();
+    const result = await this.engine.step(inputs);
+    this.rowCost.took(rows.tokens.length, (performance.now() - began) / 1000);
     this.keys.set(result.keys, past * this.width);
     this.values.set(result.values, past * this.width);
     return result.logits;
@@ -297,7 +303,7 @@ export class Drafter {
     depth: number,
   ): Promise<Growth> {
     const rows = ((prefix.length - this.kept(prefix) - 1) % PROMPT_CHUNK) + 1;
-    const spare = spareRows([[]], [0], breadth - rows, depth, path => this.foretell(prefix, path));
+    const spare = this.spareRows([[]], [0], breadth - rows, depth, prefix);
     const logits = await this.advance(prefix, spare);
     const growth = new Growth(prefix.length);
     this.growth = growth;
@@ -317,13 +323,23 @@ export class Drafter {
     if (!count) return 0;
     const frontier = likely.slice(0, count);
     const [paths, scores] = [frontier.map(node => growth.text(node)), frontier.map(node => growth.scores[node])];
-    const spare = spareRows(paths, scores, most - count, depth, path => this.foretell(this.cached, path));
+    const spare = this.spareRows(paths, scores, most - count, depth, this.cached);
     return this.take(growth, frontier, spare, await this.expand(growth, frontier, spare), floor);
+  }
+
+  /** What probably follows `text` and these paths, as far as that is worth a row of this engine. */
+  private spareRows(
+    paths: readonly (readonly number[])[],
+    scores: readonly number[],
+    most: number,
+    depth: number,
+    text: readonly number[],
+  ): SpareRow[] {
+    return spareRows(paths, scores, most, depth, faintest(this.rowCost.value), path => this.foretell(text, path));
   }
 
   /** What may follow `text` and `path`: lookup's guess, or what came first behind this token the last time. */
   private foretell(text: readonly number[], path: readonly number[]): Guess | null {
-    if (!this.foresees) return null;
     const guess = this.lookup?.guess(path) ?? null;
     const token = this.likeliest.get((path.length ? path : text).at(-1)!);
     return token === undefined || (guess && guess.rate >= SEEN_RATE) ? guess : { token, rate: SEEN_RATE };
@@ -363,8 +379,8 @@ export class Drafter {
     const path = growth.text(parent);
     const amounts = this.constraint?.amounts([...this.cached, ...path]);
     const children = this.candidates.best(logits, row, path, growth.base + path.length, this.sampling, amounts);
-    for (const { token, logProb } of children) growth.add(parent, token, logProb);
-    if (children.length) this.likeliest.set((path.length ? path : this.cached).at(-1)!, children[0].token);
+    for (const { token, logProb } of children.best) growth.add(parent, token, logProb);
+    if (children.best.length) this.likeliest.set((path.length ? path : this.cached).at(-1)!, children.likeliest);
   }
 
   /** Run the engine on the frontier nodes and on spare rows; a node sees the text, its ancestors and itself. */

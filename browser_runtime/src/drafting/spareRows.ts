@@ -14,8 +14,13 @@ import type { Guess } from "./lookup.js";
 export const MASKED = -1e9;
 /** How often what was likeliest behind a token is it again, roughly. */
 export const SEEN_RATE = 0.4;
-/** A row for a path that is less likely than this is not worth it. */
-const FAINTEST = Math.log(0.03);
+/** A row for a path that is less likely than this is worth it nowhere. */
+const FAINTEST = 0.03;
+/**
+ * And one that costs such a share of a step, where the path is less likely than this times the share: what comes true saves
+ * less than a step, as siblings may need it.
+ */
+const FAINTEST_SHARE = 0.65;
 
 /** A token, and the row above it: one of the nodes that the step expands, or behind these another spare row. */
 export interface SpareRow {
@@ -28,17 +33,24 @@ interface WaitingRow extends SpareRow {
   path: readonly number[];
 }
 
+/** The least log-probability of a path that is worth a row; rowCost: as `RowCost.value`. */
+export function faintest(rowCost: number): number {
+  return Math.log(Math.max(FAINTEST, FAINTEST_SHARE * rowCost));
+}
+
 /**
  * What to run in `most` spare rows, what is likelier first, so that every row stands behind the one above it.
  *
  * paths, scores: tokens from below the root down to each node that the step expands, and their log-probabilities. depth:
- * tokens at this level and below are not expanded. foretell: what may follow a path.
+ * tokens at this level and below are not expanded. least: log-probability that a path must exceed. foretell: what may follow
+ * a path.
  */
 export function spareRows(
   paths: readonly (readonly number[])[],
   scores: readonly number[],
   most: number,
   depth: number,
+  least: number,
   foretell: (path: readonly number[]) => Guess | null,
 ): SpareRow[] {
   const rows: SpareRow[] = [];
@@ -47,7 +59,7 @@ export function spareRows(
     const guess = path.length + 1 < depth ? foretell(path) : null;
     if (!guess) return;
     const score = above + Math.log(guess.rate);
-    if (score > FAINTEST) waiting.push({ score, token: guess.token, above: row, path });
+    if (score > least) waiting.push({ score, token: guess.token, above: row, path });
   };
   for (const [row, path] of paths.entries()) wait(path, scores[row], row);
   while (rows.length < most && waiting.length) {

@@ -18,6 +18,9 @@ private const val CANDIDATES = 512
 /** A token behind a node, and its log-probability; with sampling: among all candidates once the noise is known. */
 internal class Candidate(val token: Int, val logProb: Double)
 
+/** The best children of a node, best first. likeliest: the token that comes first before noise is added. */
+internal class Children(val best: List<Candidate>, val likeliest: Int)
+
 /** Ranks what may follow a node: the drafter's distribution, lookup's guess and the noise of the draw. */
 internal class Candidates(
     private val draftIds: IntArray,
@@ -53,7 +56,7 @@ internal class Candidates(
         position: Int,
         sampling: Sampling,
         amounts: Map<Int, Double> = emptyMap(),
-    ): List<Candidate> {
+    ): Children {
         val vocab = draftIds.size
         val scale = temperature(sampling).toFloat()
         for (column in 0 until vocab) x[column] = logits[row * vocab + column]
@@ -69,6 +72,7 @@ internal class Candidates(
         val scores = DoubleArray(ids.size) { Double.NEGATIVE_INFINITY }
         for ((index, column) in likeliest.withIndex()) scores[index] = x[column] - total
         lookup?.guess(path)?.let { mix(it, ids, scores) { column -> x[column] - total } }
+        val first = ids[scores.indices.maxBy { scores[it] }]
         if (!sampling.greedy) {
             val noise = Noise(sampling.seed, position)
             for (index in scores.indices) scores[index] += noise.gumbel(ids[index])
@@ -78,8 +82,8 @@ internal class Candidates(
         }
         // there is one place more than children, so that an empty last place is none of them
         val best = largest(scores, minOf(CHILDREN, vocab)).sortedByDescending { scores[it] }
-        return best.filterIndexed { rank, it -> rank < LEAST_CHILDREN || scores[it] > LIKELY_CHILD }
-            .map { Candidate(ids[it], scores[it]) }
+        val known = best.filterIndexed { rank, it -> rank < LEAST_CHILDREN || scores[it] > LIKELY_CHILD }
+        return Children(known.map { Candidate(ids[it], scores[it]) }, first)
     }
 
     /**

@@ -65,13 +65,14 @@ data class Written(val token: Int, val probability: Double)
  * best ones any more. With sampling, candidates are ranked by log q + g with the verifier's own noise g, so the
  * target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
  *
- * Rows that a step has to spare can take what probably comes next, so that many levels need no step ([spareRows]).
+ * Rows that a step has to spare take what probably comes next, so that many levels need no step ([spareRows]).
  *
  * A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
  * text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
  *
  * draftIds: token ids of the LM head's rows. saKvHeads: of self-attention. nullRow `[2, heads, headDim]`, flat: what
- * cross-attention always sees, or null. confidenceTemperature: of the bundle's manifest.
+ * cross-attention always sees, or null. confidenceTemperature: of the bundle's manifest. rowCost: as [RowCost.value];
+ * null: it is learnt from the engine's steps, so that trees depend on time.
  */
 class Drafter(
     private val engine: Engine,
@@ -82,6 +83,7 @@ class Drafter(
     lookup: Boolean = true,
     nullRow: FloatArray? = null,
     confidenceTemperature: Double = 1.0,
+    rowCost: Double? = null,
 ) {
     private val keys = Cache(maxContext + TREE_ROWS, saKvHeads * rowShape.headDim)
     private val values = Cache(maxContext + TREE_ROWS, saKvHeads * rowShape.headDim)
@@ -89,8 +91,7 @@ class Drafter(
     private val lookup = if (lookup) Lookup() else null
     private val candidates = Candidates(draftIds, this.lookup, confidenceTemperature)
 
-    /** Spare rows run what probably follows: worth it where eight rows take an engine hardly longer than one. */
-    var foresees = false
+    private val rowCost = RowCost(rowCost)
 
     /** A token -> what came first behind it the last time. */
     private val likeliest = HashMap<Int, Int>()
@@ -160,7 +161,7 @@ class Drafter(
         constraint: Constraint? = null,
         stop: () -> Boolean = { false },
     ): Draft {
-        val depth = minOf(shape.depth, maxContext - prefix.size)
+        val depth = minOf(shape.depth, shape.nodes, maxContext - prefix.size)
         if (depth < 1) return Draft()
         lookup?.follow(prefix)
         val before = steps
@@ -211,7 +212,7 @@ class Drafter(
         prefix: List<Int>, sampling: Sampling, constraint: Constraint?, breadth: Int, depth: Int,
     ): Growth {
         val rows = (prefix.size - kept(prefix) - 1) % PROMPT_CHUNK + 1
-        val spare = spareRows(listOf(emptyList()), listOf(0.0), breadth - rows, depth) { foretell(prefix, it) }
+        val spare = spareRows(listOf(emptyList()), listOf(0.0), breadth - rows, depth, prefix)
         val logits = advance(prefix, spare)
         ranked = sampling
         held = constraint
@@ -231,13 +232,17 @@ class Drafter(
         if (count == 0) return 0
         val frontier = likely.take(count)
         val (paths, scores) = frontier.map(growth::text) to frontier.map { growth.scores[it] }
-        val spare = spareRows(paths, scores, most - count, depth) { foretell(cached, it) }
+        val spare = spareRows(paths, scores, most - count, depth, cached)
         return take(growth, frontier, spare, expand(growth, frontier, spare), floor)
     }
 
+    /** What probably follows [text] and these paths, as far as that is worth a row of this engine. */
+    private fun spareRows(
+        paths: List<List<Int>>, scores: List<Double>, most: Int, depth: Int, text: List<Int>,
+    ) = spareRows(paths, scores, most, depth, faintest(rowCost.value)) { foretell(text, it) }
+
     /** What may follow [text] and [path]: lookup's guess, or what came first behind this token the last time. */
     private fun foretell(text: List<Int>, path: List<Int>): Lookup.Guess? {
-        if (!foresees) return null
         val guess = lookup?.guess(path)
         val seen = likeliest[path.lastOrNull() ?: text.last()]
         return if (seen == null || (guess != null && guess.rate >= SEEN_RATE)) guess else Lookup.Guess(seen, SEEN_RATE)
@@ -273,8 +278,8 @@ class Drafter(
         val path = growth.text(parent)
         val amounts = held?.amounts(cached + path).orEmpty()
         val children = candidates.best(logits, row, path, growth.base + path.size, ranked, amounts)
-        growth.add(parent, children.map { it.token }, children.map { it.logProb })
-        children.firstOrNull()?.let { likeliest[path.lastOrNull() ?: cached.last()] = it.token }
+        growth.add(parent, children.best.map { it.token }, children.best.map { it.logProb })
+        if (children.best.isNotEmpty()) likeliest[path.lastOrNull() ?: cached.last()] = children.likeliest
     }
 
     /** Run the engine on the frontier nodes and on spare rows; a node sees the text, its ancestors and itself. */
@@ -324,12 +329,14 @@ class Drafter(
     private fun step(rows: StepRows, wanted: LongArray, past: Int): FloatArray {
         steps++
         val seen = features.visible()
+        val began = System.nanoTime()
         val result = engine.step(
             DraftStep(
                 rows.tokens, rows.positions, wanted, rows.mask, past, keys.view(0, past), values.view(0, past),
                 seen.count, seen.keys, seen.values,
             ),
         )
+        rowCost.took(rows.tokens.size, (System.nanoTime() - began) / 1e9)
         keys.put(past, result.keys)
         values.put(past, result.values)
         return result.logits

@@ -8,8 +8,17 @@ internal const val MASKED = -1e9f
 /** How often what was likeliest behind a token is it again, roughly. */
 internal const val SEEN_RATE = 0.4
 
-/** A row for a path that is less likely than this is not worth it. */
-private val FAINTEST = ln(0.03)
+/** A row for a path that is less likely than this is worth it nowhere. */
+private const val FAINTEST = 0.03
+
+/**
+ * And one that costs such a share of a step, where the path is less likely than this times the share: what comes true
+ * saves less than a step, as siblings may need it.
+ */
+private const val FAINTEST_SHARE = 0.65
+
+/** The least log-probability of a path that is worth a row; rowCost: as [RowCost.value]. */
+internal fun faintest(rowCost: Double) = ln(maxOf(FAINTEST, FAINTEST_SHARE * rowCost))
 
 /** A token, and the row above it: one of the nodes that the step expands, or behind these another spare row. */
 internal data class SpareRow(val token: Int, val above: Int)
@@ -23,15 +32,17 @@ private class WaitingRow(val score: Double, val row: SpareRow, val path: List<In
  * behind the one above it.
  *
  * paths, scores: tokens from below the root down to each node that the step expands, and their log-probabilities.
- * depth: tokens at this level and below are not expanded. foretell: what may follow a path.
+ * depth: tokens at this level and below are not expanded. least: log-probability that a path must exceed. foretell:
+ * what may follow a path.
  */
 internal fun spareRows(
-    paths: List<List<Int>>, scores: List<Double>, most: Int, depth: Int, foretell: (List<Int>) -> Lookup.Guess?,
+    paths: List<List<Int>>, scores: List<Double>, most: Int, depth: Int, least: Double,
+    foretell: (List<Int>) -> Lookup.Guess?,
 ): List<SpareRow> {
     fun next(path: List<Int>, above: Double, row: Int): WaitingRow? {
         val guess = if (path.size + 1 < depth) foretell(path) else null
         val score = above + ln(guess?.rate ?: return null)
-        return if (score > FAINTEST) WaitingRow(score, SpareRow(guess.token, row), path) else null
+        return if (score > least) WaitingRow(score, SpareRow(guess.token, row), path) else null
     }
     val rows = ArrayList<SpareRow>()
     val waiting = paths.indices.mapNotNullTo(ArrayList()) { next(paths[it], scores[it], it) }

@@ -60,6 +60,18 @@ class DrafterTest {
     }
 
     @Test
+    fun learnsTheSameCostOfARow() {
+        for (vector in Vectors.read("row_cost")) {
+            val learnt = RowCost()
+            for (step in vector.field<List<List<Number>>>("steps")) {
+                val (rows, seconds, wanted) = step
+                learnt.took(rows.toInt(), seconds.toDouble())
+                assertEquals(wanted.toDouble(), learnt.value, 1e-12)
+            }
+        }
+    }
+
+    @Test
     fun shapesHaveBounds() {
         for (wrong in listOf(
             { TreeShape(0) }, { TreeShape(256) }, { TreeShape(breadth = 65) }, { TreeShape(8, 100, 8) },
@@ -202,8 +214,8 @@ class DrafterTest {
         return Drafter(
             HashEngine(ids, heads * shape.headDim, shape.values / 2), ids, shape, heads, setup.int("max_context"),
             setup.field<Boolean>("lookup"), setup.field<Any?>("null_row")?.let(::floats),
-            setup.double("confidence_temperature"),
-        ).apply { foresees = true }
+            setup.double("confidence_temperature"), setup.double("row_cost"),
+        )
     }
 
     private fun shape(of: Any?) = TreeShape(of.int("nodes"), of.int("depth"), of.int("breadth"), of.double("gain"))

@@ -1,0 +1,41 @@
+package dev.outrider.core.runtime
+
+/**
+ * What one row more costs in a step of an engine, as a share of the time that a step of one row takes.
+ *
+ * Where the weights' way through memory decides (phones, processors with dot products), eight rows take hardly longer
+ * than one; elsewhere every row takes nearly its own time. It is learnt from the steps that are taken anyway; fixed: it
+ * is not learnt.
+ */
+internal class RowCost(private val fixed: Double? = null) {
+    /** By rows of a step: how many there were, and the seconds of the fastest. */
+    private val steps = IntArray(WIDEST + 1)
+    private val fastest = DoubleArray(WIDEST + 1) { Double.POSITIVE_INFINITY }
+
+    var value = fixed ?: USUAL
+        private set
+
+    /** A step of [rows] rows took so long. The fastest ones count: others waited for a processor, or read more. */
+    fun took(rows: Int, seconds: Double) {
+        if (fixed != null || rows > WIDEST) return
+        steps[rows]++
+        fastest[rows] = minOf(fastest[rows], seconds)
+        val narrow = steps.indexOfFirst { it >= ENOUGH }
+        val wide = steps.indexOfLast { it >= ENOUGH }
+        if (narrow < 1 || wide < 2 * narrow) return // of two that are nearer, chance would decide
+        val row = maxOf(0.0, (fastest[wide] - fastest[narrow]) / (wide - narrow))
+        val one = fastest[narrow] - row * (narrow - 1)
+        value = if (one > 0.0) minOf(1.0, row / one) else 1.0
+    }
+
+    companion object {
+        /** Until it is known: with this, spare rows pay on every engine, if not as much as they could. */
+        const val USUAL = 0.3
+
+        /** Wider steps, which read prompts, say little of the width of trees. */
+        private const val WIDEST = 16
+
+        /** Steps of a width behind which the fastest of them is believed. */
+        private const val ENOUGH = 3
+    }
+}
