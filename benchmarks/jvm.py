@@ -36,6 +36,7 @@ from benchmarks.command import Figures, common_arguments, conclude
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import Drafter, TreeShape
 from outrider_core.drafting.engines import MASKED, Engine, Floats, Ints, installed, open_engine
+from outrider_core.drafting.row_cost import USUAL
 from outrider_core.machine import Others, processor_name
 from outrider_core.protocol.sampling import Sampling
 
@@ -108,7 +109,7 @@ class Here:
         row_shape = self.bundle.row_shape
         seconds, trees, inside, steps = [], [], 0.0, 0
         for text in texts:
-            drafter = Drafter.of(self.bundle, engine)
+            drafter = Drafter.of(self.bundle, engine, row_cost=USUAL)
             last = len(text) - 1
             drafter.add_rows(np.arange(last), samples(last, 2, *row_shape))
             for end in range(start, len(text) + 1):

@@ -332,7 +332,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="with --cuts: so many answers at once")
     parser.add_argument("--step-ms", type=float, default=0.0, help="let the target's steps take at least this long")
     parser.add_argument(
-        "--device-step-ms", type=float, default=0.0, help="let the drafter's steps take at least this long"
+        "--device-step-ms",
+        type=float,
+        default=0.0,
+        help="let the drafter's steps take at least this long, however many rows they have",
     )
     parser.add_argument(
         "--dilation",

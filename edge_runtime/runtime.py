@@ -37,7 +37,6 @@ from outrider_core.chat_api.tools import tool_use_of
 from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, Bundle, open_bundle
 from outrider_core.drafting.drafter import Drafter, TreeShape
 from outrider_core.drafting.engines import Engine, open_engine
-from outrider_core.drafting.row_cost import USUAL
 from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
@@ -68,9 +67,8 @@ class EdgeRuntime:
     `outrider.local.LocalVerifier`; None: write alone.
     policy: who writes, and what becomes of text written alone (`edge_runtime.policy.Policy`).
     engine: "onnx", "executorch", an engine object, or None: the first that is in the bundle and installed.
-    shape: the largest trees. shaping: choose smaller ones where they bring more tokens per second, and learn what a row
-    of the engine's steps is worth. ahead: draft on while a verdict is awaited; None: where that makes rounds shorter,
-    and the target does not run in this process.
+    shape: the largest trees. shaping: choose smaller ones where they bring more tokens per second. ahead: draft on
+    while a verdict is awaited; None: where that makes rounds shorter, and the target does not run in this process.
     lookup: draft what followed when this text, or an earlier one of this runtime, stood at the same tokens.
     mode: "tree" or "stream", pinned, with an understudy that writes alone too; None: whichever is faster. token: for an
     address that asks for one. ca_file: certificates to trust beside the system's.
@@ -106,7 +104,7 @@ class EdgeRuntime:
         manifest = bundle.manifest
         if engine is None or isinstance(engine, str):
             engine = open_engine(bundle, engine, threads)
-        self.drafter = Drafter.of(bundle, engine, lookup, None if shaping else USUAL)
+        self.drafter = Drafter.of(bundle, engine, lookup)
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
         #: what happens: link events and finished drafter jobs
         self._inbox: asyncio.Queue[InboxEvent] = asyncio.Queue()

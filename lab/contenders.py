@@ -26,7 +26,6 @@ from lab.multi_candidate import EarlyStop, SampledDrafter
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.drafting.drafter import Drafter
 from outrider_core.drafting.engines import Engine, open_engine
-from outrider_core.drafting.row_cost import USUAL
 from outrider_core.drafting.spare_rows import SpareRow
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.eager import EagerEngine
@@ -39,6 +38,9 @@ from outrider_core.protocol.sampling import Sampling
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
+
+#: cost of a row that no path is likely enough for; EAGLE's rows would take a step each, so all drafters do without
+NO_SPARE_ROWS = 2.0
 #: the target's embedding and LM head, each [vocab, hidden_size]
 Tables = tuple[torch.Tensor, torch.Tensor]
 
@@ -70,7 +72,7 @@ class MoAContender(Contender):
 
     def __init__(
         self, name: str, folder: Path, tables: Tables, bundle: Bundle | None = None, lookup: bool = False,
-        row_cost: float = USUAL,
+        row_cost: float = NO_SPARE_ROWS,
     ) -> None:  # fmt: skip
         self.name, self._lookup, self._row_cost = name, lookup, row_cost
         self.config, tensors, self.hash = load_drafter(folder)
@@ -122,7 +124,7 @@ class VariantContender(Contender):
         ids, config = self._model.device_half.draft_ids.numpy().astype(np.int64), self._model.config
         return Drafter(
             self._engine, ids, self._shape, self._cache_heads, config.max_context, False, self._null_row,
-            config.confidence_temperature, USUAL,
+            config.confidence_temperature, NO_SPARE_ROWS,
         )  # fmt: skip
 
     def learn(self, drafter: Drafter, start: int, packed: bytes, hidden: Floats) -> None:
@@ -170,7 +172,7 @@ class BaselineContender(Contender):
         ids = self.model.draft_ids.numpy().astype(np.int64)
         return Drafter(
             _TokensOnly(self.model), ids, shape, heads, config.max_context, lookup=False,
-            confidence_temperature=config.confidence_temperature, row_cost=USUAL,
+            confidence_temperature=config.confidence_temperature, row_cost=NO_SPARE_ROWS,
         )  # fmt: skip
 
     def learn(self, drafter: Drafter, start: int, packed: bytes, hidden: Floats) -> None:
@@ -270,7 +272,7 @@ class EagleDrafter(Drafter):
         shape = RowShape(1, config.head_dim)
         super().__init__(
             _TokensOnly(model), ids, shape, heads, config.max_context, lookup=False,
-            confidence_temperature=config.confidence_temperature, row_cost=1.0,  # a row may take a step of its own
+            confidence_temperature=config.confidence_temperature, row_cost=NO_SPARE_ROWS,
         )  # fmt: skip
         self._model = model
         self._states = np.zeros((len(self.keys), config.hidden_size), np.float32)

@@ -203,7 +203,7 @@ def open_contenders(
     if not isinstance(drafter, MoAContender):
         return contenders
     if lookup:
-        contenders.append(MoAContender(f"{name} lookup", folder, tables, lookup=True))
+        contenders.append(MoAContender(f"{name} lookup", folder, tables, lookup=True, row_cost=USUAL))
     if bundle and bundle.manifest.drafter_hash == drafter.hash:
         for cost in row_costs:
             own = f"{name} bundle" if len(row_costs) == 1 else f"{name} bundle, row {cost:g}"

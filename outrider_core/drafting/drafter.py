@@ -31,7 +31,7 @@ from outrider_core.drafting.growth import Growth
 from outrider_core.drafting.guide import FORCED, Guide
 from outrider_core.drafting.lookup import Guess, Lookup
 from outrider_core.drafting.row_cost import RowCost
-from outrider_core.drafting.spare_rows import SEEN_RATE, SpareRow, faintest, spare_rows, with_spare_rows
+from outrider_core.drafting.spare_rows import SEEN_RATE, SpareRow, least_score, spare_rows, with_spare_rows
 from outrider_core.protocol.constraint import GRAMMAR_NONE, Rules
 from outrider_core.protocol.noise import gumbel_noise_at
 from outrider_core.protocol.rows import RowShape
@@ -120,7 +120,7 @@ class Drafter:
         self._candidates = Candidates(draft_ids, confidence_temperature)
         self.lookup = Lookup() if lookup else None
         self.row_cost = RowCost(row_cost)
-        self._likeliest: dict[int, int] = {}  # token -> what came first behind it the last time
+        self._likeliest: dict[int, int] = {}  # token -> what the drafter found likeliest behind it the last time
 
     @classmethod
     def of(cls, bundle: Bundle, engine: Engine, lookup: bool = True, row_cost: float | None = None) -> Drafter:
@@ -171,7 +171,8 @@ class Drafter:
         cache = self.keys[:past], self.values[:past]
         visible, began = self.rows.visible(), time.perf_counter()
         logits, keys, values = self.engine.step(tokens, positions, wanted, mask, *cache, *visible)
-        self.row_cost.took(len(tokens), time.perf_counter() - began)
+        if len(wanted) == len(tokens):  # reading a prompt leaves out most of the LM head
+            self.row_cost.took(len(tokens), time.perf_counter() - began)
         self.keys[past : past + len(tokens)] = keys
         self.values[past : past + len(tokens)] = values
         return logits
@@ -320,10 +321,10 @@ class Drafter:
         self, paths: Sequence[list[int]], scores: Sequence[float], most: int, depth: int, text: list[int]
     ) -> list[SpareRow]:
         """What probably follows `text` and these paths, as far as that is worth a row of this engine."""
-        return spare_rows(paths, scores, most, depth, partial(self._foretell, text), faintest(self.row_cost.value))
+        return spare_rows(paths, scores, most, depth, partial(self._foretell, text), least_score(self.row_cost.value))
 
     def _foretell(self, text: list[int], path: list[int]) -> Guess | None:
-        """What may follow `text` and `path`: lookup's guess, or what came first behind this token the last time."""
+        """What may follow `text` and `path`: lookup's guess, or what was likeliest behind this token the last time."""
         guess = self.lookup.guess(path) if self.lookup else None
         seen = self._likeliest.get(path[-1] if path else text[-1])
         return guess if seen is None or (guess and guess.rate >= SEEN_RATE) else Guess(seen, SEEN_RATE)

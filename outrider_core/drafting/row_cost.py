@@ -6,9 +6,9 @@ one; elsewhere every row takes nearly its own time. What is worth a row depends 
 
 from __future__ import annotations
 
-#: until it is known: with this, spare rows pay on every engine, if not as much as they could
+#: until it is known: with this, spare rows pay on most engines and cost the others next to nothing
 USUAL = 0.3
-#: wider steps, which read prompts, say little of the width of trees
+#: wider steps say little of those of trees
 WIDEST = 16
 #: steps of a width behind which the fastest of them is believed
 ENOUGH = 3
@@ -36,3 +36,5 @@ class RowCost:
         row = max(0.0, (self._fastest[wide] - self._fastest[narrow]) / (wide - narrow))
         one = self._fastest[narrow] - row * (narrow - 1)
         self.value = min(1.0, row / one) if one > 0.0 else 1.0
+        if self._fastest[narrow] <= 0.0:  # by a clock that is too coarse
+            self.value = USUAL

@@ -2,9 +2,10 @@
 
 Where the weights' way through memory decides, a step of few rows takes nearly as long as one of a tree's breadth. So
 behind the nodes that it expands run tokens that probably follow them, before anybody knows whether they do: what
-lookup guesses, or what came first when the drafter last stood behind the same token. One that turns out to be a child
-is expanded already, and its level costs no step; of another a row is lost, of the step and of the cache. A tree that
-is drafted to its end (a gain of 0) stays the same; others may end a little earlier or later.
+lookup guesses, or what the drafter found likeliest when it last stood behind the same token. One that turns out to be
+a child is expanded already, and its level costs no step; of another a row is lost, of the step and of the cache. How
+likely a token must be depends on what a row costs. A tree that is drafted to its end (a gain of 0) stays the same;
+others may end a little earlier or later.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from outrider_core.drafting.lookup import Guess
 
 #: how often what was likeliest behind a token is it again, roughly
 SEEN_RATE = 0.4
-#: a row for a path that is less likely than this is worth it nowhere
+#: no row is worth its cost for a path that is less likely than this
 FAINTEST = 0.03
-#: and one that costs such a share of a step, where the path is less likely than this times the share: what comes true
-#: saves less than a step, as siblings may need it
+#: nor for one that is less likely than this many times what the row costs, as a share of a step: that much less than 1,
+#: as a row that comes true would have been run anyway
 FAINTEST_SHARE = 0.65
 
 
@@ -46,7 +47,7 @@ class _Path(NamedTuple):
 Foretell = Callable[[list[int]], Guess | None]
 
 
-def faintest(row_cost: float) -> float:
+def least_score(row_cost: float) -> float:
     """The least log-probability of a path that is worth a row; row_cost: as of `RowCost`."""
     return log(max(FAINTEST, FAINTEST_SHARE * row_cost))
 

@@ -76,12 +76,16 @@ def drafter_vectors() -> list[dict[str, Any]]:
 def row_cost_vectors() -> list[dict[str, Any]]:
     """Steps, each [rows, seconds, what a row costs behind it]."""
     rng, vectors = random.Random(0), list[dict[str, Any]]()
-    for share in (0.0, 0.02, 0.1, 0.4, 0.9, -0.05, 3.0):
+    few, many = [1, 8], [1, 2, 3, 4, 5, 6, 7, 8, 32]
+    for share, power, widths in [
+        (0.0, 1, few), (0.02, 1, many), (0.4, 1, many), (0.9, 1, [2, 5, 16, 17]), (0.1, 1, [6, 7, 8]),  # too near
+        (-0.05, 1, few), (3.0, 1, few), (1.0, 3, [4, 8]),  # one row would take less than nothing
+        (-1.0, 1, few),  # wide steps take less, too
+    ]:  # fmt: skip
         learnt, steps = RowCost(), list[list[Any]]()
-        widths = rng.choice([[1, 8], [6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8, 32], [2, 5, 16, 17]])
         for _ in range(20):
             rows = rng.choice(widths)
-            seconds = 0.002 * (1 + share * (rows - 1)) * rng.choice([1.0, 1.0, 1.1, 1.5, 9.0])
+            seconds = 0.002 * max(0.0, 1 + share * (rows**power - 1)) * rng.choice([1.0, 1.0, 1.1, 1.5, 9.0])
             learnt.took(rows, seconds)
             steps.append([rows, seconds, learnt.value])
         vectors.append({"steps": steps})

@@ -53,6 +53,36 @@ def test_it_is_the_usual_one_until_a_narrow_and_a_wide_step_are_known_well() -> 
     assert learnt.value == pytest.approx(1 / 7)
 
 
+def test_rows_that_are_dearer_the_more_there_are_cost_a_step_at_most() -> None:
+    """By a line through steps of 4 and 8 rows, one of none would take less than nothing."""
+    learnt = RowCost()
+    for rows in (4, 8) * ENOUGH:
+        learnt.took(rows, 1e-3 * rows**3)
+    assert learnt.value == 1.0
+
+
+@pytest.mark.parametrize("tick", [0.001, 0.0167, 0.1])
+def test_a_clock_too_coarse_for_the_engine_teaches_nothing(tick: float) -> None:
+    learnt, now = RowCost(), 0.0
+    for turn in range(300):
+        rows, began = 1 + turn % 8, now
+        now += 0.0008 + 0.00001 * rows
+        learnt.took(rows, tick * (now // tick - began // tick))
+    assert learnt.value == USUAL
+
+
+def test_reading_a_prompt_says_nothing_of_a_tree() -> None:
+    """Its step leaves the LM head out, but for the last token."""
+    engine = RoundEngine()
+    drafter = make_drafter(engine=engine, row_cost=None)
+    seen = list[int]()
+    drafter.row_cost.took = lambda rows, seconds: seen.append(rows)  # type: ignore[method-assign]
+    drafter.read([7] * 8)
+    assert engine.widths == [8] and not seen
+    drafter.read([7] * 9)
+    assert seen == [1]
+
+
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(0, 10)), max_size=60))
 def test_whatever_a_clock_says_it_is_a_share(steps: list[tuple[int, float]]) -> None:
     """A clock may be coarse, and stand still for a step."""

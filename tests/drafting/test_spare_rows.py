@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from outrider_core.drafting.drafter import PROMPT_CHUNK, Drafter, TreeShape
 from outrider_core.drafting.engines import MASKED, Floats, Ints
 from outrider_core.drafting.lookup import Guess
-from outrider_core.drafting.spare_rows import SpareRow, faintest, spare_rows, with_spare_rows
+from outrider_core.drafting.spare_rows import SpareRow, least_score, spare_rows, with_spare_rows
 from outrider_core.protocol.sampling import Sampling
 from tests.drafting.test_drafter import DRAFT_IDS, GREEDY, VOCAB, TransparentEngine, make_drafter, samplings
 
@@ -87,6 +87,17 @@ def test_no_step_becomes_wider_than_a_tree_and_a_full_one_has_no_spare_row() -> 
         assert max(engine.widths) <= max(6, min(PROMPT_CHUNK, len(text)))
 
 
+@pytest.mark.parametrize(("nodes", "wide"), [(1, 1), (2, 2), (3, 3)])
+def test_no_row_runs_below_a_tree_that_is_full(nodes: int, wide: int) -> None:
+    """A tree of n nodes has n levels at most, the last of which is not expanded."""
+    engine = RoundEngine()
+    drafter = make_drafter(engine=engine)
+    drafter.draft([7], GREEDY, WHOLE)
+    engine.widths.clear()
+    drafter.draft([9, 7], GREEDY, TreeShape(nodes, 6, 8))
+    assert max(engine.widths) == 1 + wide  # the text's two tokens, and what follows
+
+
 def test_nothing_is_foreseen_beyond_the_context() -> None:
     """A row's position is one that the engine knows."""
     engine = RoundEngine()
@@ -112,14 +123,14 @@ def test_rows_go_where_they_are_likeliest_to_come_true() -> None:
     def foretell(path: list[int]) -> Guess | None:
         return chances.get(tuple(path))
 
-    least = faintest(0.0)
+    least = least_score(0.0)
     rows = spare_rows(paths, scores, 4, 9, foretell, least)
     assert rows == [SpareRow(5, 0), SpareRow(8, 1), SpareRow(6, 3)]  # 7 is too unlikely
     assert spare_rows(paths, scores, 2, 9, foretell, least) == rows[:2]
     assert spare_rows(paths, scores, 4, 3, foretell, least) == rows[:2]
     assert spare_rows(paths, scores, -3, 9, lambda path: Guess(1, 0.9), least) == []
-    assert spare_rows(paths, scores, 4, 9, foretell, faintest(0.3)) == [SpareRow(5, 0)]
-    assert spare_rows(paths, scores, 4, 9, foretell, faintest(1.0)) == []
+    assert spare_rows(paths, scores, 4, 9, foretell, least_score(0.3)) == [SpareRow(5, 0)]
+    assert spare_rows(paths, scores, 4, 9, foretell, least_score(1.0)) == []
 
 
 @given(st.integers(0, 5), st.integers(1, 4), st.integers(0, 6), st.randoms(use_true_random=False))

@@ -17,6 +17,7 @@ from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
 from outrider_core.drafting.drafter import Drafter, TreeShape
 from outrider_core.drafting.engines import Engine, open_engine
 from outrider_core.drafting.engines.executorch import ExecuTorchEngine
+from outrider_core.drafting.row_cost import USUAL
 from outrider_core.models.moa import DeviceHalf
 from outrider_core.protocol.sampling import Sampling
 from tests.edge_runtime.test_probe import check_memory_and_load, figures_of
@@ -142,7 +143,8 @@ def test_integers_are_stored_instead_of_floats(
 def drafter(bundle: Bundle, engine: Engine) -> Drafter:
     manifest = bundle.manifest
     return Drafter(
-        engine, bundle.draft_ids, bundle.row_shape, manifest.sa_kv_heads, manifest.max_context, True, bundle.null_row
+        engine, bundle.draft_ids, bundle.row_shape, manifest.sa_kv_heads, manifest.max_context, True, bundle.null_row,
+        row_cost=USUAL,
     )  # fmt: skip
 
 

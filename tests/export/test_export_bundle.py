@@ -742,8 +742,8 @@ def test_the_confidence_temperature_reaches_the_device(copied: Path) -> None:
         if given is None:  # a bundle of before
             edit_manifest(copied, lambda m: m.pop("confidence_temperature"))
         drafter = EdgeRuntime(open_bundle(copied), None).drafter
-        assert drafter._temperature(Sampling()) == wanted
-        assert drafter._temperature(Sampling(temperature=0.3)) == 0.3
+        assert drafter._candidates.temperature(Sampling()) == wanted
+        assert drafter._candidates.temperature(Sampling(temperature=0.3)) == 0.3
 
 
 @pytest.mark.parametrize("given", [0, -1, 0.01, 1e9, "0.8", None, True])

@@ -75,11 +75,11 @@ export class Candidates {
     for (const [index, column] of likely.entries()) scores[index] = x[column] - total;
     const guess = this.lookup?.guess(path);
     if (guess) this.mix(guess, ids, scores, total);
-    const first = ids[argmax(scores)];
+    const foremost = ids[argmax(scores)];
     if (!sampling.greedy) perturb(scores, ids, new Noise(sampling.seed, position));
     const best = largest(scores, Math.min(CHILDREN, vocab)).sort((one, other) => scores[other] - scores[one]);
     const known = best.filter((place, rank) => rank < LEAST_CHILDREN || scores[place] > LIKELY_CHILD);
-    return { best: known.map(place => ({ token: ids[place], logProb: scores[place] })), likeliest: first };
+    return { best: known.map(place => ({ token: ids[place], logProb: scores[place] })), likeliest: foremost };
   }
 
   /** What logits are divided by; for greedy decoding, so that probabilities say how often a token is chosen. */

@@ -22,7 +22,7 @@ import { FeatureRows } from "./featureRows.js";
 import { Growth } from "./growth.js";
 import { type Guess, Lookup } from "./lookup.js";
 import { RowCost } from "./rowCost.js";
-import { faintest, MASKED, SEEN_RATE, type SpareRow, type StepRows, spareRows, withSpareRows } from "./spareRows.js";
+import { leastScore, MASKED, SEEN_RATE, type SpareRow, type StepRows, spareRows, withSpareRows } from "./spareRows.js";
 
 /** Cache rows kept free for the expanded nodes of one tree. */
 const TREE_ROWS = 512;
@@ -110,7 +110,7 @@ export class Drafter {
   private constraint: Constraint | null = null;
   private steps = 0;
   private readonly rowCost: RowCost;
-  /** A token -> what came first behind it the last time. */
+  /** A token -> what the drafter found likeliest behind it the last time. */
   private readonly likeliest = new Map<number, number>();
 
   constructor(
@@ -230,7 +230,8 @@ export class Drafter {
     const inputs = { ...rows, wanted, past, keys, values, ...this.rows.visible() };
     const began = performance.now();
     const result = await this.engine.step(inputs);
-    this.rowCost.took(rows.tokens.length, (performance.now() - began) / 1000);
+    const took = (performance.now() - began) / 1000;
+    if (wanted.length === rows.tokens.length) this.rowCost.took(wanted.length, took); // a prompt leaves out most of the head
     this.keys.set(result.keys, past * this.width);
     this.values.set(result.values, past * this.width);
     return result.logits;
@@ -335,10 +336,10 @@ export class Drafter {
     depth: number,
     text: readonly number[],
   ): SpareRow[] {
-    return spareRows(paths, scores, most, depth, faintest(this.rowCost.value), path => this.foretell(text, path));
+    return spareRows(paths, scores, most, depth, leastScore(this.rowCost.value), path => this.foretell(text, path));
   }
 
-  /** What may follow `text` and `path`: lookup's guess, or what came first behind this token the last time. */
+  /** What may follow `text` and `path`: lookup's guess, or what was likeliest behind this token the last time. */
   private foretell(text: readonly number[], path: readonly number[]): Guess | null {
     const guess = this.lookup?.guess(path) ?? null;
     const token = this.likeliest.get((path.length ? path : text).at(-1)!);

@@ -1,6 +1,6 @@
-/** Until it is known: with this, spare rows pay on every engine, if not as much as they could. */
+/** Until it is known: with this, spare rows pay on most engines and cost the others next to nothing. */
 const USUAL = 0.3;
-/** Wider steps, which read prompts, say little of the width of trees. */
+/** Wider steps say little of those of trees. */
 const WIDEST = 16;
 /** Steps of a width behind which the fastest of them is believed. */
 const ENOUGH = 3;
@@ -34,5 +34,6 @@ export class RowCost {
     const row = Math.max(0, (fastest[wide] - fastest[narrow]) / (wide - narrow));
     const one = fastest[narrow] - row * (narrow - 1);
     this.value = one > 0 ? Math.min(1, row / one) : 1;
+    if (fastest[narrow] <= 0) this.value = USUAL; // by a clock that is too coarse
   }
 }

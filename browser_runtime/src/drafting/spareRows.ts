@@ -3,9 +3,10 @@
  *
  * Where the weights' way through memory decides, a step of few rows takes nearly as long as one of a tree's breadth. So
  * behind the nodes that it expands run tokens that probably follow them, before anybody knows whether they do: what lookup
- * guesses, or what came first when the drafter last stood behind the same token. One that turns out to be a child is
- * expanded already, and its level costs no step; of another a row is lost, of the step and of the cache. A tree that is
- * drafted to its end (a gain of 0) stays the same; others may end a little earlier or later.
+ * guesses, or what the drafter found likeliest when it last stood behind the same token. One that turns out to be a child is
+ * expanded already, and its level costs no step; of another a row is lost, of the step and of the cache. How likely a token
+ * must be depends on what a row costs. A tree that is drafted to its end (a gain of 0) stays the same; others may end a
+ * little earlier or later.
  */
 
 import type { Guess } from "./lookup.js";
@@ -14,11 +15,11 @@ import type { Guess } from "./lookup.js";
 export const MASKED = -1e9;
 /** How often what was likeliest behind a token is it again, roughly. */
 export const SEEN_RATE = 0.4;
-/** A row for a path that is less likely than this is worth it nowhere. */
+/** No row is worth its cost for a path that is less likely than this. */
 const FAINTEST = 0.03;
 /**
- * And one that costs such a share of a step, where the path is less likely than this times the share: what comes true saves
- * less than a step, as siblings may need it.
+ * Nor for one that is less likely than this many times what the row costs, as a share of a step: that much less than 1, as a
+ * row that comes true would have been run anyway.
  */
 const FAINTEST_SHARE = 0.65;
 
@@ -34,7 +35,7 @@ interface WaitingRow extends SpareRow {
 }
 
 /** The least log-probability of a path that is worth a row; rowCost: as `RowCost.value`. */
-export function faintest(rowCost: number): number {
+export function leastScore(rowCost: number): number {
   return Math.log(Math.max(FAINTEST, FAINTEST_SHARE * rowCost));
 }
 

@@ -111,7 +111,7 @@ private fun drafter(engine: Engine, bundle: Bundle, length: Int): Drafter {
     val shape: RowShape = manifest.rowShape
     val drafter = Drafter(
         engine, bundle.draftIds, shape, manifest.saKvHeads, manifest.maxContext, nullRow = bundle.nullRow,
-        confidenceTemperature = manifest.confidenceTemperature,
+        confidenceTemperature = manifest.confidenceTemperature, rowCost = 0.3, // as Python's
     )
     drafter.addRows(IntArray(length - 1) { it }, FloatArray((length - 1) * shape.values, ::sample))
     return drafter

@@ -72,7 +72,7 @@ internal class Candidates(
         val scores = DoubleArray(ids.size) { Double.NEGATIVE_INFINITY }
         for ((index, column) in likeliest.withIndex()) scores[index] = x[column] - total
         lookup?.guess(path)?.let { mix(it, ids, scores) { column -> x[column] - total } }
-        val first = ids[scores.indices.maxBy { scores[it] }]
+        val foremost = ids[scores.indices.maxBy { scores[it] }]
         if (!sampling.greedy) {
             val noise = Noise(sampling.seed, position)
             for (index in scores.indices) scores[index] += noise.gumbel(ids[index])
@@ -83,7 +83,7 @@ internal class Candidates(
         // there is one place more than children, so that an empty last place is none of them
         val best = largest(scores, minOf(CHILDREN, vocab)).sortedByDescending { scores[it] }
         val known = best.filterIndexed { rank, it -> rank < LEAST_CHILDREN || scores[it] > LIKELY_CHILD }
-        return Children(known.map { Candidate(ids[it], scores[it]) }, first)
+        return Children(known.map { Candidate(ids[it], scores[it]) }, foremost)
     }
 
     /**

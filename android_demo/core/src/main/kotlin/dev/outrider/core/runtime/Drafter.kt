@@ -93,7 +93,7 @@ class Drafter(
 
     private val rowCost = RowCost(rowCost)
 
-    /** A token -> what came first behind it the last time. */
+    /** A token -> what the drafter found likeliest behind it the last time. */
     private val likeliest = HashMap<Int, Int>()
 
     /** Token ids whose keys and values stand in the first cache rows. */
@@ -239,9 +239,9 @@ class Drafter(
     /** What probably follows [text] and these paths, as far as that is worth a row of this engine. */
     private fun spareRows(
         paths: List<List<Int>>, scores: List<Double>, most: Int, depth: Int, text: List<Int>,
-    ) = spareRows(paths, scores, most, depth, faintest(rowCost.value)) { foretell(text, it) }
+    ) = spareRows(paths, scores, most, depth, leastScore(rowCost.value)) { foretell(text, it) }
 
-    /** What may follow [text] and [path]: lookup's guess, or what came first behind this token the last time. */
+    /** What may follow [text] and [path]: lookup's guess, or what was likeliest behind this token the last time. */
     private fun foretell(text: List<Int>, path: List<Int>): Lookup.Guess? {
         val guess = lookup?.guess(path)
         val seen = likeliest[path.lastOrNull() ?: text.last()]
@@ -336,7 +336,9 @@ class Drafter(
                 seen.count, seen.keys, seen.values,
             ),
         )
-        rowCost.took(rows.tokens.size, (System.nanoTime() - began) / 1e9)
+        if (wanted.size == rows.tokens.size) { // reading a prompt leaves out most of the LM head
+            rowCost.took(wanted.size, (System.nanoTime() - began) / 1e9)
+        }
         keys.put(past, result.keys)
         values.put(past, result.values)
         return result.logits

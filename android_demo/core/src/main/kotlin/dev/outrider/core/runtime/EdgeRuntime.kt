@@ -97,7 +97,7 @@ class EdgeRuntime(
     private val worker = DrafterThread(
         Drafter(
             engine, bundle.draftIds, manifest.rowShape, manifest.saKvHeads, manifest.maxContext, options.lookup,
-            bundle.nullRow, manifest.confidenceTemperature, if (options.shaping) null else RowCost.USUAL,
+            bundle.nullRow, manifest.confidenceTemperature,
         ),
     )
     private val understudyThread = understudy?.let(::UnderstudyThread)

@@ -25,14 +25,18 @@ internal class RowCost(private val fixed: Double? = null) {
         if (narrow < 1 || wide < 2 * narrow) return // of two that are nearer, chance would decide
         val row = maxOf(0.0, (fastest[wide] - fastest[narrow]) / (wide - narrow))
         val one = fastest[narrow] - row * (narrow - 1)
-        value = if (one > 0.0) minOf(1.0, row / one) else 1.0
+        value = when {
+            fastest[narrow] <= 0.0 -> USUAL // by a clock that is too coarse
+            one > 0.0 -> minOf(1.0, row / one)
+            else -> 1.0
+        }
     }
 
     companion object {
-        /** Until it is known: with this, spare rows pay on every engine, if not as much as they could. */
-        const val USUAL = 0.3
+        /** Until it is known: with this, spare rows pay on most engines and cost the others next to nothing. */
+        private const val USUAL = 0.3
 
-        /** Wider steps, which read prompts, say little of the width of trees. */
+        /** Wider steps say little of those of trees. */
         private const val WIDEST = 16
 
         /** Steps of a width behind which the fastest of them is believed. */

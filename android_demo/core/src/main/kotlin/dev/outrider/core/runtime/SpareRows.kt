@@ -8,17 +8,17 @@ internal const val MASKED = -1e9f
 /** How often what was likeliest behind a token is it again, roughly. */
 internal const val SEEN_RATE = 0.4
 
-/** A row for a path that is less likely than this is worth it nowhere. */
+/** No row is worth its cost for a path that is less likely than this. */
 private const val FAINTEST = 0.03
 
 /**
- * And one that costs such a share of a step, where the path is less likely than this times the share: what comes true
- * saves less than a step, as siblings may need it.
+ * Nor for one that is less likely than this many times what the row costs, as a share of a step: that much less than 1,
+ * as a row that comes true would have been run anyway.
  */
 private const val FAINTEST_SHARE = 0.65
 
 /** The least log-probability of a path that is worth a row; rowCost: as [RowCost.value]. */
-internal fun faintest(rowCost: Double) = ln(maxOf(FAINTEST, FAINTEST_SHARE * rowCost))
+internal fun leastScore(rowCost: Double) = ln(maxOf(FAINTEST, FAINTEST_SHARE * rowCost))
 
 /** A token, and the row above it: one of the nodes that the step expands, or behind these another spare row. */
 internal data class SpareRow(val token: Int, val above: Int)
