@@ -27,7 +27,7 @@ from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.runtime import FIXED, EdgeRuntime
 from outrider_core.drafting.bundle import open_bundle
 from outrider_core.drafting.drafter import TreeShape
-from outrider_core.drafting.row_cost import USUAL, RowCost
+from outrider_core.drafting.row_cost import USUAL
 from outrider_core.machine import describe_machine
 from outrider_core.protocol.sampling import Sampling
 
@@ -47,8 +47,9 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         with console.status("starting the verifier"):
             verifier.start()
             await asyncio.to_thread(verifier.wait_ready)
-        async with EdgeRuntime(bundle, verifier.address, shape=shape, lookup=not options.no_lookup, **FIXED) as runtime:
-            runtime.drafter.row_cost = RowCost(options.row_cost)
+        fixed = FIXED.copy()
+        fixed["row_cost"] = options.row_cost
+        async with EdgeRuntime(bundle, verifier.address, shape=shape, lookup=not options.no_lookup, **fixed) as runtime:
             for question in track(questions, "questions", console=console):
                 if options.earlier != "others":
                     runtime.forget()

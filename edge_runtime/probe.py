@@ -123,7 +123,7 @@ def measure_drafting(
     The text is numpy's documentation (English and code). Random feature rows stand at every position but the last. A
     tree is followed by one more token and one more row, as when the verifier sends a bonus token. tree_ms has the
     times in ms; steps_per_tree counts engine steps: behind random rows the drafter is unsure and may stop before the
-    last level.
+    last level, and how many rows it fills depends on what it learns of their cost.
     """
     manifest = bundle.manifest
     text = bundle.tokenizer.encode(str(np.einsum.__doc__)).ids or [0]

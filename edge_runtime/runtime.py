@@ -37,6 +37,7 @@ from outrider_core.chat_api.tools import tool_use_of
 from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, Bundle, open_bundle
 from outrider_core.drafting.drafter import Drafter, TreeShape
 from outrider_core.drafting.engines import Engine, open_engine
+from outrider_core.drafting.row_cost import USUAL
 from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
@@ -54,10 +55,11 @@ class FixedTrees(TypedDict):
     mode: Mode
     shaping: bool
     ahead: bool
+    row_cost: float
 
 
 #: sends trees of one shape, whatever they bring, and never drafts ahead: for measuring acceptance
-FIXED: FixedTrees = {"mode": Mode.TREE, "shaping": False, "ahead": False}
+FIXED: FixedTrees = {"mode": Mode.TREE, "shaping": False, "ahead": False, "row_cost": USUAL}
 
 
 class EdgeRuntime:
@@ -71,7 +73,8 @@ class EdgeRuntime:
     while a verdict is awaited; None: where that makes rounds shorter, and the target does not run in this process.
     lookup: draft what followed when this text, or an earlier one of this runtime, stood at the same tokens.
     mode: "tree" or "stream", pinned, with an understudy that writes alone too; None: whichever is faster. token: for an
-    address that asks for one. ca_file: certificates to trust beside the system's.
+    address that asks for one. ca_file: certificates to trust beside the system's. row_cost: what one row more adds to a
+    step of the engine, as a share of it; None: it is learnt.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class EdgeRuntime:
         mode: Mode | Literal["tree", "stream"] | None = None,
         token: str | None = None,
         ca_file: str | Path | None = None,
+        row_cost: float | None = None,
     ) -> None:
         self.bundle = bundle
         self.shape = shape or LARGEST
@@ -104,7 +108,7 @@ class EdgeRuntime:
         manifest = bundle.manifest
         if engine is None or isinstance(engine, str):
             engine = open_engine(bundle, engine, threads)
-        self.drafter = Drafter.of(bundle, engine, lookup)
+        self.drafter = Drafter.of(bundle, engine, lookup, row_cost)
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
         #: what happens: link events and finished drafter jobs
         self._inbox: asyncio.Queue[InboxEvent] = asyncio.Queue()
@@ -147,7 +151,7 @@ class EdgeRuntime:
         """Open and check the bundle `folder`. Raises BundleError with one clear line.
 
         options: threads (engine threads, 0 = all cores), shape (TreeShape), policy (Policy), patience (Patience),
-        lookup, ahead, shaping, mode, engine, token, ca_file: as of the class.
+        lookup, ahead, shaping, mode, engine, token, ca_file, row_cost: as of the class.
         """
         return cls(open_bundle(folder), server, **options)
 

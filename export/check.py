@@ -25,7 +25,6 @@ from export.steps import PROMPTS, RANDOM_ROWS, TARGET_ANSWERS, passages_for
 from outrider_core.drafting.bundle import MANIFEST, Bundle, BundleError, Manifest, open_bundle
 from outrider_core.drafting.drafter import MAX_WIDTH
 from outrider_core.drafting.engines import Engine, open_engine
-from outrider_core.drafting.row_cost import USUAL, RowCost
 from outrider_core.machine import describe_machine
 from outrider_core.models.drafter_arrays import find_drafter
 from outrider_core.models.drafter_files import load_drafter
@@ -207,7 +206,6 @@ async def _tau(
     stats: list[AnswerStats] = []
     texts = []
     async with EdgeRuntime(bundle, address, engine=engine, lookup=False, **FIXED) as runtime:
-        runtime.drafter.row_cost = RowCost(USUAL)  # trees that do not depend on time
         for prompt in prompts:
             ids = runtime.encode_prompt(prompt)
             last = None

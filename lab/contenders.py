@@ -39,7 +39,8 @@ from outrider_core.protocol.sampling import Sampling
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-#: cost of a row that no path is likely enough for; EAGLE's rows would take a step each, so all drafters do without
+#: cost of a row that no path is likely enough for: EAGLE's rows would take a step each, so what is
+#: compared does without
 NO_SPARE_ROWS = 2.0
 #: the target's embedding and LM head, each [vocab, hidden_size]
 Tables = tuple[torch.Tensor, torch.Tensor]

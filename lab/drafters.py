@@ -296,7 +296,7 @@ def main(argv: list[str] | None = None) -> int:
         nargs="+",
         default=[USUAL],
         metavar="SHARE",
-        help="with --bundle: once as on every device where a row more takes such a share of a step's time\n"
+        help="with --bundle: one drafter for each, as where an extra row adds such a share of a one-row step\n"
         f"(default: {USUAL}; 2: no spare rows)",
     )
     parser.add_argument("--repeats", type=int, default=1, help="runs of every answer, of which the median counts")

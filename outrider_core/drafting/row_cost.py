@@ -1,12 +1,13 @@
 """What one row more costs in a step of the drafter, learnt from the steps that it takes anyway.
 
-Where the weights' way through memory decides (phones, processors with dot products), eight rows take hardly longer than
-one; elsewhere every row takes nearly its own time. What is worth a row depends on it (spare_rows.py).
+Where the weights' way through memory decides (processors with instructions for dot products, probably phones), eight
+rows take hardly longer than one; elsewhere a row takes nearly a time of its own. What is worth a row depends on it
+(spare_rows.py).
 """
 
 from __future__ import annotations
 
-#: until it is known: with this, spare rows pay on most engines and cost the others next to nothing
+#: until it is known: low enough to save steps where rows are cheap, high enough to lose nothing where they are dear
 USUAL = 0.3
 #: wider steps say little of those of trees
 WIDEST = 16

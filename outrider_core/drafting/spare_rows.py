@@ -24,8 +24,8 @@ from outrider_core.drafting.lookup import Guess
 SEEN_RATE = 0.4
 #: no row is worth its cost for a path that is less likely than this
 FAINTEST = 0.03
-#: nor for one that is less likely than this many times what the row costs, as a share of a step: that much less than 1,
-#: as a row that comes true would have been run anyway
+#: nor for one below this multiple of the row's cost; less than 1, because a row that comes true would have been run
+#: anyway
 FAINTEST_SHARE = 0.65
 
 

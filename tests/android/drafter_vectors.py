@@ -80,7 +80,6 @@ def row_cost_vectors() -> list[dict[str, Any]]:
     for share, power, widths in [
         (0.0, 1, few), (0.02, 1, many), (0.4, 1, many), (0.9, 1, [2, 5, 16, 17]), (0.1, 1, [6, 7, 8]),  # too near
         (-0.05, 1, few), (3.0, 1, few), (1.0, 3, [4, 8]),  # one row would take less than nothing
-        (-1.0, 1, few),  # wide steps take less, too
     ]:  # fmt: skip
         learnt, steps = RowCost(), list[list[Any]]()
         for _ in range(20):
@@ -89,6 +88,12 @@ def row_cost_vectors() -> list[dict[str, Any]]:
             learnt.took(rows, seconds)
             steps.append([rows, seconds, learnt.value])
         vectors.append({"steps": steps})
+    learnt, steps = RowCost(), []
+    for seconds in (0.001, 0.002, 0.001, 0.0, 0.001):  # by a clock that ticks once in a while
+        for rows in few:
+            learnt.took(rows, seconds)
+            steps.append([rows, seconds, learnt.value])
+    vectors.append({"steps": steps})
     return vectors
 
 

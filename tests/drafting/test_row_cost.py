@@ -54,7 +54,7 @@ def test_it_is_the_usual_one_until_a_narrow_and_a_wide_step_are_known_well() -> 
 
 
 def test_rows_that_are_dearer_the_more_there_are_cost_a_step_at_most() -> None:
-    """By a line through steps of 4 and 8 rows, one of none would take less than nothing."""
+    """By a line through steps of 4 and 8 rows, a step of one row would take less than nothing."""
     learnt = RowCost()
     for rows in (4, 8) * ENOUGH:
         learnt.took(rows, 1e-3 * rows**3)

@@ -1,4 +1,4 @@
-/** Until it is known: with this, spare rows pay on most engines and cost the others next to nothing. */
+/** Until it is known: low enough to save steps where rows are cheap, high enough to lose nothing where they are dear. */
 const USUAL = 0.3;
 /** Wider steps say little of those of trees. */
 const WIDEST = 16;
@@ -8,9 +8,9 @@ const ENOUGH = 3;
 /**
  * What one row more costs in a step of an engine, as a share of the time that a step of one row takes.
  *
- * Where the weights' way through memory decides (phones, processors with dot products), eight rows take hardly longer than
- * one; elsewhere every row takes nearly its own time. It is learnt from the steps that are taken anyway; fixed: it is not
- * learnt.
+ * Where the weights' way through memory decides (processors with instructions for dot products, probably phones), eight rows
+ * take hardly longer than one; elsewhere a row takes nearly a time of its own. It is learnt from the steps that are taken
+ * anyway; fixed: it is not learnt.
  */
 export class RowCost {
   value: number;

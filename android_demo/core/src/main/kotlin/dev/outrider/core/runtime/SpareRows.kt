@@ -12,8 +12,8 @@ internal const val SEEN_RATE = 0.4
 private const val FAINTEST = 0.03
 
 /**
- * Nor for one that is less likely than this many times what the row costs, as a share of a step: that much less than 1,
- * as a row that comes true would have been run anyway.
+ * Nor for one below this multiple of the row's cost; less than 1, because a row that comes true would have been run
+ * anyway.
  */
 private const val FAINTEST_SHARE = 0.65
 
