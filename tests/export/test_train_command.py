@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -44,20 +44,37 @@ class Training:
         return len(list(self.work.glob("features-*/*.u8"))) >= 8
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A drafter after one epoch, the answers that it learnt from, and what the command said."""
+
+    drafter: Path
+    answers: Path
+    said: str
+
+
 @pytest.fixture
 def training(folders: Folders, tmp_path: Path) -> Training:
     return Training(folders.target, tmp_path)
 
 
-def test_train_writes_a_drafter_folder(training: Training, folders: Folders) -> None:
+@pytest.fixture(scope="module")
+def trained(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """For tests that begin where another training has ended; they only read it."""
+    training = Training(folders.target, tmp_path_factory.mktemp("trained"))
     result = run(*training.arguments(1))
     assert result.returncode == 0, result.stderr
-    config, tensors, _ = load_drafter(training.output)
+    (answers,) = training.work.glob("answers-*.jsonl")
+    return Trained(training.output, answers, result.stdout)
+
+
+def test_train_writes_a_drafter_folder(trained: Trained, folders: Folders) -> None:
+    config, tensors, _ = load_drafter(trained.drafter)
     assert config.target_hash == folders.target_hash and len(config.target_layers) == 2
     assert 3 in tensors["draft_ids"].tolist()
-    notes = json.loads((training.output / "config.json").read_text())["notes"]
+    notes = json.loads((trained.drafter / "config.json").read_text())["notes"]
     assert (notes["conversations"], notes["prompt_files"]) == (12, ["prompts.jsonl"]) and notes["steps"] >= 3
-    assert "12 conversations, " in result.stdout and f"wrote {training.output}" in result.stdout
+    assert "12 conversations, " in trained.said and f"wrote {trained.drafter}" in trained.said
 
 
 def test_interrupted_training_goes_on_where_it_stopped(training: Training) -> None:
@@ -104,65 +121,60 @@ def test_training_without_prompts_of_ones_own(training: Training) -> None:
     assert table is not None  # of so few answers it may have no run
 
 
-def test_a_drafter_is_measured_without_training(training: Training) -> None:
-    assert run(*training.arguments(1)).returncode == 0
-    first, weights, _ = load_drafter(training.output)
-    again = training.folder / "again"
-    (answers,) = training.work.glob("answers-*.jsonl")
-    arguments = training.arguments(0, **{"output-dir": again, "start-from": training.output})
+def test_a_drafter_is_measured_without_training(training: Training, trained: Trained) -> None:
+    first, weights, _ = load_drafter(trained.drafter)
+    arguments = training.arguments(0, **{"start-from": trained.drafter})
     at = arguments.index("--prompts")
-    arguments[at : at + 2] = ["--answers", answers]
+    arguments[at : at + 2] = ["--answers", trained.answers]
     result = run(*arguments)
     assert result.returncode == 0, result.stderr
-    config, same, _ = load_drafter(again)
+    config, same, _ = load_drafter(training.output)
     assert config == first and all(torch.equal(tensor, same[name]) for name, tensor in weights.items())
-    notes = json.loads((again / "config.json").read_text())["notes"]
+    notes = json.loads((training.output / "config.json").read_text())["notes"]
     assert notes["steps"] == 0 and len(notes["held_out_agreement_by_lag"]["top1"]) == 6
     assert notes["calibration"] is None  # too little is held out
 
 
-def test_the_last_stage_alone(training: Training) -> None:
+def test_the_last_stage_alone(training: Training, trained: Trained) -> None:
     """From an earlier drafter, the text that it writes itself and as much of the target's; nothing before."""
-    assert run(*training.arguments(1)).returncode == 0
-    first, _, _ = load_drafter(training.output)
-    again = training.folder / "again"
-    options = {"output-dir": again, "start-from": training.output, "own-text": 6, "work-dir": training.folder / "other"}
-    (answers,) = training.work.glob("answers-*.jsonl")
+    first, _, _ = load_drafter(trained.drafter)
+    options = {"start-from": trained.drafter, "own-text": 6}
     arguments = training.arguments(0, **options)
     at = arguments.index("--prompts")
-    arguments[at : at + 2] = ["--answers", answers]
+    arguments[at : at + 2] = ["--answers", trained.answers]
     result = run(*arguments)
     assert result.returncode == 0, result.stderr
-    sure = load_drafter(again)[0]
+    sure = load_drafter(training.output)[0]
     assert replace(sure, confidence_temperature=1.0) == replace(first, confidence_temperature=1.0)
-    notes = json.loads((again / "config.json").read_text())["notes"]
+    notes = json.loads((training.output / "config.json").read_text())["notes"]
     assert notes["own_text"] == notes["conversations"] == 6  # texts that it does not draw are not read
-    assert len(list((training.folder / "other").glob("features-*/*.u8"))) <= 12
+    assert len(list(training.work.glob("features-*/*.u8"))) <= 12
     assert 0 < notes["steps"] <= 12 and notes["last_run"]["tokens"] > 0
-    assert (again / "drafter.safetensors").read_bytes() != (training.output / "drafter.safetensors").read_bytes()
+    assert (training.output / "drafter.safetensors").read_bytes() != (
+        trained.drafter / "drafter.safetensors"
+    ).read_bytes()
 
 
-def test_rounds_on_policy(training: Training) -> None:
+def test_rounds_on_policy(training: Training, trained: Trained) -> None:
     """Each draws other answers, and writes with what the round before has left; a second run takes up all of it."""
-    assert run(*training.arguments(1)).returncode == 0
-    (answers,) = training.work.glob("answers-*.jsonl")
-    work = training.folder / "other"
-    options = {"start-from": training.output, "own-text": 5, "on-policy": 2, "work-dir": work}
+    options = {"start-from": trained.drafter, "own-text": 5, "on-policy": 2}
     folders = [training.folder / name for name in ("first", "second")]
     for folder in folders:
         arguments = training.arguments(0, **options, **{"output-dir": folder})
         at = arguments.index("--prompts")
-        arguments[at : at + 2] = ["--answers", answers]
+        arguments[at : at + 2] = ["--answers", trained.answers]
         result = run(*arguments)
         assert result.returncode == 0, result.stderr
-    written = [[json.loads(line) for line in path.read_text().splitlines()] for path in work.glob("*.alone.jsonl")]
+    written = [
+        [json.loads(line) for line in path.read_text().splitlines()] for path in training.work.glob("*.alone.jsonl")
+    ]
     indices = [{row["index"] for row in rows} for rows in written]
     assert [len(rows) for rows in written] == [5, 5] and not indices[0] & indices[1]
     first, second = (json.loads((folder / "config.json").read_text())["notes"] for folder in folders)
     assert first["on_policy"] == 2 and first["steps"] == second["steps"] > 1
     assert first["last_run"]["tokens"] > 0 == second["last_run"]["tokens"]
     one, other = ((folder / "drafter.safetensors").read_bytes() for folder in folders)
-    assert one == other != (training.output / "drafter.safetensors").read_bytes()
+    assert one == other != (trained.drafter / "drafter.safetensors").read_bytes()
 
 
 def test_two_ranks_train_one_drafter(training: Training) -> None:
@@ -185,12 +197,10 @@ def test_two_ranks_train_one_drafter(training: Training) -> None:
     ]
 
 
-def test_training_on_given_answers(training: Training) -> None:
+def test_training_on_given_answers(training: Training, trained: Trained) -> None:
     """An answers file is enough, also one that was cut short."""
-    assert run(*training.arguments(1)).returncode == 0
-    (answers,) = training.work.glob("answers-*.jsonl")
     some = training.folder / "some.jsonl"
-    some.write_text("\n".join(answers.read_text().splitlines()[:9]) + "\n{half a li")
+    some.write_text("\n".join(trained.answers.read_text().splitlines()[:9]) + "\n{half a li")
     arguments = training.arguments(1)
     at = arguments.index("--prompts")
     arguments[at : at + 2] = ["--answers", some]
@@ -198,7 +208,7 @@ def test_training_on_given_answers(training: Training) -> None:
     assert result.returncode == 0, result.stderr
     assert json.loads((training.output / "config.json").read_text())["notes"]["conversations"] == 9
     packed = training.folder / "some.corpus"
-    packed.write_bytes(pack(map(json.loads, answers.read_text().splitlines()[:8]), {}))
+    packed.write_bytes(pack(map(json.loads, trained.answers.read_text().splitlines()[:8]), {}))
     before, arguments[at + 1] = packed.read_bytes(), packed
     result = run(*arguments)
     assert result.returncode == 0, result.stderr
