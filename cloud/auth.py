@@ -104,7 +104,7 @@ def _read(path: Path) -> list[tuple[bytes, str, Limits]]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise AuthError(f"{path}: cannot be read: {error}") from None
+        raise AuthError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     kinds = {limit.name: _number(limit) for limit in fields(Limits)}
     accounts: list[tuple[bytes, str, Limits]] = []
     for number, line in enumerate(lines, 1):
@@ -162,10 +162,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     token = secrets.token_urlsafe(32)
     line = " ".join([arguments.name, hashlib.sha256(token.encode()).hexdigest(), *limits])
     path: Path = arguments.file
-    before = path.read_bytes() if path.exists() else b""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write((b"" if before.endswith(b"\n") or not before else b"\n") + line.encode() + b"\n")
+    try:
+        before = path.read_bytes() if path.exists() else b""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write((b"" if before.endswith(b"\n") or not before else b"\n") + line.encode() + b"\n")
+    except OSError as error:
+        print(f"auth: {path}: {error.strerror or error}", file=sys.stderr)
+        return 2
     try:
         _read(path)
     except AuthError as error:

@@ -53,19 +53,28 @@ class PageError(RuntimeError):
     """The page or its bundle cannot be served. One line that says what to do."""
 
 
+def find_page(settings: Settings) -> Path | None:
+    """The folder that `settings` names, or on loopback the one that is built, if there is any.
+
+    Raises PageError where what is named does not exist.
+    """
+    folder = settings.page
+    if folder is None:
+        return BUILT if is_loopback(settings.host) and (BUILT / "index.html").is_file() else None
+    if not (folder / "index.html").is_file():
+        raise PageError(f"--page: {folder} holds no index.html; build the page with: make web")
+    return folder
+
+
 def page_routes(settings: Settings, refused: Callable[[HTTPConnection], bool]) -> list[Route]:
-    """Routes of the page and of its bundle: where `settings` names a page, or on loopback one is built.
+    """Routes of the page that `find_page` finds, and of its bundle.
 
     refused: of a request, whether it comes from a name that may be anybody's. Raises PageError where what is named
     does not exist.
     """
-    folder = settings.page
+    folder = find_page(settings)
     if folder is None:
-        if not is_loopback(settings.host) or not (BUILT / "index.html").is_file():
-            return []
-        folder = BUILT
-    if not (folder / "index.html").is_file():
-        raise PageError(f"--page: {folder} holds no index.html; build the page with: make web")
+        return []
     files = {f"/{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*") if path.is_file()}
     files = {name: path for name, path in files.items() if path.suffix != ".gz"}
     files["/"] = files.pop("/index.html")

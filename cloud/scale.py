@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ScaleError, AuthError) as error:
         return _fail(str(error))
     except ssl.SSLError as error:
-        return _fail(f"--tls-cert, --tls-key: {error.reason or error}")
+        pair = f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}"
+        return _fail(f"{pair}: not a certificate and its key in PEM ({error.reason or error})")
     except (OSError, ValueError) as error:
         return _fail(str(error))
 

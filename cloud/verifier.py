@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifie
         context = tls_context(settings)  # now, so that a wrong key fails before a large model is loaded
         listener = _listen(settings.host, settings.port)
     except ssl.SSLError as error:
-        return _fail(f"--tls-cert, --tls-key: {error.reason or error}")
+        pair = f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}"
+        return _fail(f"{pair}: not a certificate and its key in PEM ({error.reason or error})")
     except OSError as error:
         where = error.filename or f"{settings.host} port {settings.port}"
         return _fail(f"cannot {'read' if error.filename else 'listen on'} {where}: {error.strerror or error}")
@@ -72,15 +73,16 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
     from cloud.auth import AuthError
     from cloud.http_server import HttpServer
     from cloud.loading import load_verifier
-    from cloud.page import PageError
+    from cloud.page import PageError, find_page
     from cloud.progress import Bar
     from outrider_core.models.moa_config import DrafterError
     from outrider_core.models.target import TargetError
 
     try:
+        find_page(settings)  # a wrong folder is told before a large model is loaded
         with Bar(Console(stderr=True)) as bar:
             verifier = load_verifier(settings, bar if sys.stderr.isatty() else None)
-    except (TargetError, DrafterError, AuthError) as error:
+    except (TargetError, DrafterError, AuthError, PageError) as error:
         return _fail(str(error))
     try:
         server = HttpServer(verifier, settings, context, _leaving)

@@ -91,7 +91,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         asyncio.run(talk(options.bundle, options.server, options.state, options.max_new_tokens))
-    except (BundleError, DrafterFailed, LinkRefused, ValueError) as error:
+    except (BundleError, DrafterFailed, LinkRefused, OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from None
 
 

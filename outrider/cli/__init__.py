@@ -64,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from outrider.cli.device import main as run_device
 
         return run_device([command, *rest])
+    except KeyboardInterrupt:  # while packages are still being imported
+        return 130
     except ImportError as error:
         missing = (error.name or "").partition(".")[0]
         extra = {"verifier": "cloud", "export": "export"}.get(command, "edge")

@@ -152,7 +152,7 @@ def build_parsers(prog: str) -> tuple[Parser, dict[str, Parser]]:
         command = chosen.add_parser(
             name,
             help=text,
-            description=text.capitalize() + ".",
+            description=f"{text[0].upper()}{text[1:]}.",
             examples=examples,
             epilog=EXIT_STATUS if name == "generate" else None,
         )
@@ -222,7 +222,7 @@ def add_answer_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest tokens up to this probability")
     command.add_argument("--min-p", type=float, default=0.0, help="drop tokens below this share of the likeliest one's")
     command.add_argument("--seed", type=int, default=None, help="same seed, same text; default: random")
-    give_up = "end an answer where there was no connection to --server for so long; default: the policy decides"
+    give_up = "end an answer where there was no connection to --server for so long; default: 300"
     command.add_argument("--give-up", type=seconds, default=None, metavar="SECONDS", help=give_up)
     stop = "text that ends an answer and is not part of it; may be given more than once"
     command.add_argument("--stop", action="append", default=[], metavar="TEXT", help=stop)

@@ -16,7 +16,7 @@ LOOK_SECONDS = 0.1
 class Reach:
     """Watches the link of a runtime for a user. server: as the user wrote it; None: there is nothing to watch.
 
-    give_up: seconds without a connection after which an answer ends; None: the policy decides.
+    give_up: seconds without a connection after which an answer ends; None: the runtime's patience decides.
     """
 
     def __init__(
@@ -36,6 +36,11 @@ class Reach:
         reason = self._runtime.link_error or "it does not answer"
         return f"no verdict from {self._server}: {reason}; run: outrider doctor --server {self._server}"
 
+    @property
+    def _patience(self) -> str:
+        seconds = self._runtime.patience.offline if self._give_up is None else self._give_up
+        return f"an answer that cannot go on without it waits {seconds:g} s at most (--give-up)"
+
     async def watch(self, stopped: asyncio.Event) -> None:
         """While an answer is on its way: say once what is wrong, and set `stopped` where it is given up."""
         self.gave_up = False
@@ -46,7 +51,7 @@ class Reach:
                 since, self._told = now, True  # from here on the answer's state shows how the link is
             if not self._told and (now - since >= NOTICE_SECONDS or self._runtime.link_refused):
                 self._told = True
-                self._tell(self.advice)
+                self._tell(self.advice if self._runtime.link_refused else f"{self.advice}; {self._patience}")
             if self._give_up is not None and now - since >= self._give_up:
                 self.gave_up = True
                 stopped.set()

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hmac
 import re
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Literal
@@ -326,12 +327,23 @@ async def _allow(send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def run(endpoint: Endpoint, host: str, port: int) -> None:
-    """Serve until SIGINT or SIGTERM."""
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to this address, before anything is said of it; `run` listens. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+async def run(endpoint: Endpoint, listener: socket.socket) -> None:
+    """Serve there until SIGINT or SIGTERM."""
     config = uvicorn.Config(
         endpoint,
-        host=host,
-        port=port,
         log_level="warning",
         lifespan="off",
         ws="none",
@@ -341,4 +353,4 @@ async def run(endpoint: Endpoint, host: str, port: int) -> None:
     )
     async with endpoint.runtime:
         with contextlib.suppress(KeyboardInterrupt):
-            await uvicorn.Server(config).serve()
+            await uvicorn.Server(config).serve(sockets=[listener])

@@ -65,6 +65,12 @@ def test_tokens_are_made_and_found(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(Accounts(file)) == 2
 
 
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: Any) -> None:
+    for path, why in ((tmp_path, "Is a directory"), (tmp_path / "nowhere" / "tokens", "No such file or directory")):
+        assert main([str(path), "app-1"]) == 2
+        assert capsys.readouterr().err == f"auth: {path}: {why}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

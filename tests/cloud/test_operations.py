@@ -207,6 +207,11 @@ def test_printed_settings_of_either_engine_can_be_read(tmp_path: Path) -> None:
         (["--config", "/nowhere.toml"], "/nowhere.toml"),
         (["--tls-cert", "/nowhere.pem"], "tls_key"),
         (["--tls-cert", "/nowhere.pem", "--tls-key", "/nowhere.key"], "/nowhere.pem"),
+        (
+            ["--tls-cert", "README.md", "--tls-key", "LICENSE"],
+            "--tls-cert README.md, --tls-key LICENSE: not a certificate",
+        ),
+        (["--page", "/nowhere"], "--page: /nowhere holds no index.html"),
         (["--auth-file", "/nowhere"], "/nowhere"),
         (["--host", "0.0.0.0", "--auth-file", "x"], "--tls-cert"),
         (["--colocated-drafter", "maybe"], "maybe"),

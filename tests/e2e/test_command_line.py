@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edge_runtime.timing import Patience
 from outrider.cli import COMMANDS, device, main
 from outrider.cli.arguments import parse
 from outrider.cli.options import ChatOptions, GenerateOptions, ServeOptions
@@ -114,17 +118,46 @@ def test_a_missing_extra_is_named() -> None:
 def test_loopback_needs_no_key(
     host: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folders: Folders
 ) -> None:
-    served: list[str] = []
+    served: list[tuple[Any, ...]] = []
 
-    async def run(endpoint: Endpoint, host: str, port: int) -> None:
-        served.append(host)
+    async def run(endpoint: Endpoint, listener: socket.socket) -> None:
+        served.append(listener.getsockname())
+
+    try:
+        with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except OSError:
+        pytest.skip(f"this machine has no {host}")
 
     monkeypatch.delenv("OUTRIDER_KEY", raising=False)
     monkeypatch.setattr("outrider.cli.serve.run", run)
-    assert device.main(["serve", "--bundle", str(folders[2]), "--host", host, "--port", "1"]) == 0
-    assert served == [host] and f"http://{shown}:1/v1" in capsys.readouterr().err
+    assert device.main(["serve", "--bundle", str(folders[2]), "--host", host, "--port", "0"]) == 0
+    ((address, port, *_),) = served
+    assert address in ("::1", "127.0.0.1") and port and f"http://{shown}:{port}/v1" in capsys.readouterr().err
     assert device.main(["serve", "--bundle", str(folders[2]), "--host", "0.0.0.0"]) == 1
     assert "0.0.0.0 is open to other machines; give --key" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_said_and_nothing_else(capsys: pytest.CaptureFixture[str], folders: Folders) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert device.main(["serve", "--bundle", str(folders[2]), "--port", str(port)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: cannot listen on 127.0.0.1 port {port}: Address already in use"
+
+
+def test_a_stop_while_packages_are_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(argv: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(device, "main", stopped)
+    assert main(["chat"]) == 130
+
+
+def test_help_says_how_long_an_answer_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "--help"])
+    assert f"default: {Patience.offline:g}" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

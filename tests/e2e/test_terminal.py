@@ -363,7 +363,8 @@ def test_a_server_that_cannot_be_reached_is_named_with_the_reason(folders: Folde
                "--threads", "1", "--give-up", "4", "w5 w9"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     notice, last = (line for line in done.stderr.splitlines() if "doctor" in line)
-    assert done.returncode == 3 and notice == last
+    assert done.returncode == 3
+    assert notice == f"{last}; an answer that cannot go on without it waits 4 s at most (--give-up)"
     assert "127.0.0.1:1" in last and "refused; run: outrider doctor --server 127.0.0.1:1" in last
 
 
