@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
     from outrider_core.drafting.drafter import TreeShape
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 #: public name -> the module it comes from
 _HOMES = {
