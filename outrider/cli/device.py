@@ -60,7 +60,7 @@ def run(options: Options) -> int:
 
 async def serve(options: ServeOptions, bundle: Bundle, server: str | LinkMaker | None) -> int:
     try:
-        from outrider.cli.serve import LOOPBACK, Endpoint, listen, run
+        from outrider.cli.serve import LOOPBACK, Endpoint, bind, run
     except ImportError as error:
         raise CommandError(f"serve needs {error.name or error}; run: pip install 'outrider[serve]'") from None
     shown = f"[{options.host}]" if ":" in options.host else options.host
@@ -69,13 +69,12 @@ async def serve(options: ServeOptions, bundle: Bundle, server: str | LinkMaker |
     runtime = open_runtime(options.runtime, bundle, server)
     endpoint = Endpoint(runtime, unverified=options.unverified, origins=options.origins, key=options.key)
     try:
-        listener = listen(options.host, options.port)
+        bound = bind(options.host, options.port)
     except OSError as error:
         raise CommandError(f"cannot listen on {options.host} port {options.port}: {error.strerror or error}") from None
-    with listener:
-        port = listener.getsockname()[1]
-        print(f"{endpoint.model} on http://{shown}:{port}/v1", file=sys.stderr, flush=True)
-        await run(endpoint, listener)
+    port = bound[0].getsockname()[1]
+    print(f"{endpoint.model} on http://{shown}:{port}/v1", file=sys.stderr, flush=True)
+    await run(endpoint, bound)
     return 0
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
+import os
 import re
 import socket
 from collections import Counter
@@ -327,20 +329,46 @@ async def _allow(send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to this address, before anything is said of it; `run` listens. Raises OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Sockets for all addresses of `host` that this machine has, on one port; 0 takes a free one. `run` listens.
+
+    Raises OSError.
+    """
+    bound = list[socket.socket]()
     try:
-        listener.bind(address)
+        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                bound.append(_bound(family, (address[0], port, *address[2:])))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                missing = error
+                continue
+            port = bound[-1].getsockname()[1]
     except OSError:
-        listener.close()
+        for each in bound:
+            each.close()
         raise
-    return listener
+    if not bound:
+        raise missing
+    return bound
 
 
-async def run(endpoint: Endpoint, listener: socket.socket) -> None:
+def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
+    made = socket.socket(family)
+    try:
+        if os.name == "posix":  # elsewhere it would let two programs share a port
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+async def run(endpoint: Endpoint, bound: list[socket.socket]) -> None:
     """Serve there until SIGINT or SIGTERM."""
     config = uvicorn.Config(
         endpoint,
@@ -353,4 +381,4 @@ async def run(endpoint: Endpoint, listener: socket.socket) -> None:
     )
     async with endpoint.runtime:
         with contextlib.suppress(KeyboardInterrupt):
-            await uvicorn.Server(config).serve(sockets=[listener])
+            await uvicorn.Server(config).serve(sockets=bound)

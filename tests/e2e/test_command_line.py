@@ -120,8 +120,10 @@ def test_loopback_needs_no_key(
 ) -> None:
     served: list[tuple[Any, ...]] = []
 
-    async def run(endpoint: Endpoint, listener: socket.socket) -> None:
-        served.append(listener.getsockname())
+    async def run(endpoint: Endpoint, bound: list[socket.socket]) -> None:
+        served.extend(each.getsockname() for each in bound)
+        for each in bound:
+            each.close()
 
     try:
         with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
@@ -132,8 +134,9 @@ def test_loopback_needs_no_key(
     monkeypatch.delenv("OUTRIDER_KEY", raising=False)
     monkeypatch.setattr("outrider.cli.serve.run", run)
     assert device.main(["serve", "--bundle", str(folders[2]), "--host", host, "--port", "0"]) == 0
-    ((address, port, *_),) = served
-    assert address in ("::1", "127.0.0.1") and port and f"http://{shown}:{port}/v1" in capsys.readouterr().err
+    assert {address[0] for address in served} == {each[4][0] for each in socket.getaddrinfo(host, 0)}
+    (port,) = {address[1] for address in served}
+    assert port and f"http://{shown}:{port}/v1" in capsys.readouterr().err
     assert device.main(["serve", "--bundle", str(folders[2]), "--host", "0.0.0.0"]) == 1
     assert "0.0.0.0 is open to other machines; give --key" in capsys.readouterr().err
 

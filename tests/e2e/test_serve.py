@@ -23,7 +23,7 @@ from benchmarks.links import EmulatedLink
 from cloud.process import free_port
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.timing import Patience
-from outrider.cli.serve import Endpoint, listen
+from outrider.cli.serve import Endpoint, bind
 from outrider.cli.serve import run as run_endpoint
 from outrider.cli.serve_protocol import MOST_SOCKETS
 from outrider_core.drafting.bundle import Bundle
@@ -244,22 +244,22 @@ def test_a_page_that_is_allowed_gets_what_its_browser_asks_for(folders: Folders,
 async def listening(bundle: Bundle, server: str | None, **options: Any) -> AsyncIterator[int]:
     """The port of a real endpoint; `serve`'s own uvicorn."""
     runtime = EdgeRuntime(bundle, server, patience=PATIENCE, threads=1, mode="tree")
-    with listen("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
-        running = asyncio.create_task(run_endpoint(Endpoint(runtime, **options), listener))
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.close()
-                break
-            except OSError:
-                assert not running.done()
-                await asyncio.sleep(0.05)
+    bound = bind("127.0.0.1", 0)
+    port = bound[0].getsockname()[1]
+    running = asyncio.create_task(run_endpoint(Endpoint(runtime, **options), bound))
+    while True:
         try:
-            yield port
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+            break
+        except OSError:
+            assert not running.done()
+            await asyncio.sleep(0.05)
+    try:
+        yield port
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 def test_idle_sockets_of_strangers_do_not_lock_the_owner_out(bundle: Bundle) -> None:
