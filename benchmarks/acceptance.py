@@ -22,7 +22,7 @@ from rich.table import Table
 from benchmarks.baseline import plain_decode
 from benchmarks.command import VERIFIER_DTYPE, common_arguments, conclude
 from benchmarks.questions import as_question, read_questions
-from cloud.process import PLAIN_STREAMS, UNPRUNED_TREES, VerifierProcess
+from cloud.torch_engine.process import PLAIN_STREAMS, UNPRUNED_TREES, VerifierProcess
 from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.runtime import FIXED, EdgeRuntime
 from outrider_core.drafting.bundle import open_bundle

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from edge_runtime.link import Arrived, Link, LinkDown, LinkEvent, LinkRefused, LinkUp
+from edge_runtime.link.websocket import Arrived, Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import (

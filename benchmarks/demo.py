@@ -19,7 +19,7 @@ from rich.text import Text
 
 from benchmarks.baseline import PlainAnswer, plain_decode
 from benchmarks.command import common_arguments, conclude
-from cloud.process import PLAIN_STREAMS, VerifierProcess
+from cloud.torch_engine.process import PLAIN_STREAMS, VerifierProcess
 from edge_runtime.events import Event, Finished, HandedOver, LinkState, Provisional, RolledBack, Verified
 from edge_runtime.runtime import EdgeRuntime
 from outrider_core.drafting.drafter import TreeShape

@@ -28,13 +28,13 @@ from transformers import DynamicCache
 
 from benchmarks.command import common_arguments
 from benchmarks.provenance import provenance
-from cloud.engine import Segment
+from cloud.engine.engine import Segment
+from cloud.engine.sessions import Session
+from cloud.engine.tree_budget import TreeBudget, measure_costs
 from cloud.loading import load_verifier
-from cloud.service import Verifier
-from cloud.sessions import Session
+from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.runner import TorchRunner
-from cloud.tree_budget import TreeBudget, measure_costs
 from outrider_core.machine import describe_machine
 from outrider_core.models.target import TargetError, head_dim_of, load_target
 from outrider_core.protocol.sampling import Sampling

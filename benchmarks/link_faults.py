@@ -13,8 +13,8 @@ from rich.progress import Progress
 from benchmarks.command import Figures
 from benchmarks.links import PROFILES, EmulatedLink, Profile
 from edge_runtime.events import Finished, Provisional, RolledBack, Verified
-from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.session.policy import Policy
 from outrider_core.machine import describe_machine
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from benchmarks.load_device import FAULTS, Answer, Device, Dial, Habits, Refusal
 from benchmarks.load_hostile import KINDS, Orders
 from benchmarks.load_report import MEGA, Figures, Memory, Tally, compare, show
 from benchmarks.provenance import provenance
-from cloud.process import VerifierProcess
-from edge_runtime.link import verifier_url
+from cloud.torch_engine.process import VerifierProcess
+from edge_runtime.link.websocket import verifier_url
 from export.quiet import quiet
 from outrider_core.arguments import positive_int
 from outrider_core.machine import describe_machine
@@ -157,7 +157,7 @@ def raise_file_limit() -> int:
 def read_prompts(options: argparse.Namespace) -> tuple[list[list[int]], str, str]:
     """(token ids of `--count` prompts spread evenly over the file, target hash, drafter hash)."""
     with quiet():  # late imports: wrong flags and --help are answered at once
-        from export.prompts import read_prompts as read_lines
+        from export.train.prompts import read_prompts as read_lines
         from outrider_core.models.drafter_arrays import read_drafter
         from outrider_core.models.target import open_target
 

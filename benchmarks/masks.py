@@ -17,8 +17,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from outrider_core.chat.grammar import ANY_OBJECT, Grammar, GrammarsUnavailable, open_grammars
 from outrider_core.drafting.bundle import BundleError, open_bundle
-from outrider_core.grammar import ANY_OBJECT, Grammar, GrammarsUnavailable, open_grammars
 from outrider_core.protocol.constraint import GRAMMAR_JSON_OBJECT, Constraint, Rules, adjusted
 
 REPEATS = 20

@@ -51,11 +51,11 @@ from benchmarks.links import PROFILES, EmulatedLink, Profile
 from benchmarks.network_report import plot, show
 from benchmarks.questions import as_question, read_questions
 from benchmarks.slow_device import SlowEngine
-from cloud.process import PLAIN_STREAMS, VerifierProcess
+from cloud.torch_engine.process import PLAIN_STREAMS, VerifierProcess
 from edge_runtime.events import AnswerStats, Finished, Provisional, Verified
-from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.tuning import LARGEST
+from edge_runtime.session.policy import Policy
+from edge_runtime.speed.tuning import LARGEST
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.drafting.engines import open_engine

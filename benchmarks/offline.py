@@ -37,10 +37,10 @@ from benchmarks.command import common_arguments, conclude
 from benchmarks.links import EmulatedLink
 from benchmarks.outage import Outage, OutageWatch
 from benchmarks.questions import Question, as_question, read_questions
-from cloud.process import VerifierProcess
+from cloud.torch_engine.process import VerifierProcess
 from edge_runtime.events import Finished
-from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.session.policy import Policy
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.machine import describe_machine
 from outrider_core.protocol.sampling import Sampling

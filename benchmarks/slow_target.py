@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from cloud import loading, verifier
+from cloud.engine.runner import Logits, ModelRunner
+from cloud.engine.served_model import ServedModel
 from cloud.engine_choice import Engine
-from cloud.progress import Making
-from cloud.runner import Logits, ModelRunner
-from cloud.served_model import ServedModel
 from cloud.settings import Settings
+from cloud.telemetry.progress import Making
 from outrider_core.targets.part import Part
 
 

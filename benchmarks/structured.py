@@ -21,7 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.command import common_arguments, conclude
-from cloud.process import VerifierProcess
+from cloud.torch_engine.process import VerifierProcess
 from edge_runtime.events import Finished
 from edge_runtime.runtime import EdgeRuntime
 from outrider_core.drafting.bundle import open_bundle

@@ -18,19 +18,19 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cloud import log
 from cloud.auth import bearer
-from cloud.close_codes import CloseCode
-from cloud.device_socket import DeviceSocket
-from cloud.limits import WAITING, Account, Gate, Refusal
-from cloud.metrics import CONTENT_TYPE
-from cloud.openai import no_such_route, openai_routes
-from cloud.page import page_routes
-from cloud.service import Verifier
+from cloud.server.close_codes import CloseCode
+from cloud.server.device_socket import DeviceSocket
+from cloud.server.limits import WAITING, Account, Gate, Refusal
+from cloud.server.openai import no_such_route, openai_routes
+from cloud.server.page import page_routes
+from cloud.server.service import Verifier
+from cloud.server.stream import Stream
 from cloud.settings import Settings, is_loopback
-from cloud.stream import Stream
-from cloud.tracing import Traced, trace_of
-from outrider_core.chat_api.errors import ApiError
+from cloud.telemetry import log
+from cloud.telemetry.metrics import CONTENT_TYPE
+from cloud.telemetry.tracing import Traced, trace_of
+from outrider_core.chat.api.errors import ApiError
 from outrider_core.protocol.wire import SUBPROTOCOL
 
 HELLO_SECONDS = 10.0

@@ -13,14 +13,14 @@ from types import FrameType
 
 import uvicorn
 
-from cloud import log
 from cloud.app import App
 from cloud.auth import AuthError
-from cloud.limits import raise_descriptors
-from cloud.service import Verifier
+from cloud.server.limits import raise_descriptors
+from cloud.server.service import Verifier
+from cloud.server.tls import reload_certificate
+from cloud.server.uvicorn_protocols import HttpProtocol, WebSocketProtocol
 from cloud.settings import Settings
-from cloud.tls import reload_certificate
-from cloud.uvicorn_protocols import HttpProtocol, WebSocketProtocol
+from cloud.telemetry import log
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME
 
 #: exit status where the engine is broken, or where the end itself hangs (EX_SOFTWARE of sysexits)

@@ -6,13 +6,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from cloud import log
 from cloud.auth import Accounts
+from cloud.engine.served_model import ServedModel
 from cloud.engine_choice import Engine, choose_engine
-from cloud.progress import Making
-from cloud.served_model import ServedModel
-from cloud.service import Verifier
+from cloud.server.service import Verifier
 from cloud.settings import Settings
+from cloud.telemetry import log
+from cloud.telemetry.progress import Making
 from outrider_core.drafting.ngrams import NgramsError, NgramTable
 from outrider_core.models.moa_config import DrafterError
 

@@ -22,8 +22,8 @@ from cloud.auth import Accounts, AuthError
 from cloud.scaling.driver import leave, run, say
 from cloud.scaling.options import Proxy, Scale, ScaleError
 from cloud.scaling.replica import build
+from cloud.server.tls import tls_context
 from cloud.settings import Settings, describe_errors, read_settings
-from cloud.tls import tls_context
 
 __all__ = ["build", "main"]
 

@@ -18,9 +18,9 @@ from types import FrameType
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from cloud import log
+from cloud.server.tls import tls_context
 from cloud.settings import Settings, describe_errors, read_settings, unknown_variables
-from cloud.tls import tls_context
+from cloud.telemetry import log
 
 #: a signal came before anything was served; a library's `except:` around an import may have swallowed the exit, or
 #: Python itself, in a callback of its own
@@ -73,8 +73,8 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
     from cloud.auth import AuthError
     from cloud.http_server import HttpServer
     from cloud.loading import load_verifier
-    from cloud.page import PageError, find_page
-    from cloud.progress import Bar
+    from cloud.server.page import PageError, find_page
+    from cloud.telemetry.progress import Bar
     from outrider_core.models.moa_config import DrafterError
     from outrider_core.models.target import TargetError
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from edge_runtime.context import FittedMessages
 from edge_runtime.events import Event, Finished
+from edge_runtime.link.transport import LinkMaker
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.transport import LinkMaker
 
 Result = TypeVar("Result")
 

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from edge_runtime.states import FinishReason, Writer
-from edge_runtime.tokens import Span
+from edge_runtime.session.states import FinishReason, Writer
+from edge_runtime.session.transcript import Span
 
 
 @dataclass(frozen=True)

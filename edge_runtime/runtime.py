@@ -13,27 +13,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypedDict
 
-from edge_runtime.answer import Answer
+from edge_runtime.answer.answer import Answer
+from edge_runtime.answer.constraints import Obedience
+from edge_runtime.answer.inbox import InboxEvent
+from edge_runtime.answer.offline_drafter import guesses_for
+from edge_runtime.answer.threads import DrafterThread, UnderstudyThread
 from edge_runtime.arguments import checked_length, checked_sampling, checked_stops
 from edge_runtime.context import FittedMessages, fit_messages
-from edge_runtime.controller import Controller
 from edge_runtime.events import Event
-from edge_runtime.guesses import guesses_for
-from edge_runtime.inbox import InboxEvent
-from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
-from edge_runtime.obedience import Obedience
-from edge_runtime.pace import Pace
-from edge_runtime.policy import Mode, Policy
-from edge_runtime.record import constraint_of as recorded_constraint
-from edge_runtime.record import read_record, record_of, restore
-from edge_runtime.rows_seen import RowsSeen
-from edge_runtime.session import Session
-from edge_runtime.timing import Patience, RoundTimer
-from edge_runtime.transport import LinkMaker, VerifierLink
-from edge_runtime.tuning import LARGEST, Tuning
-from edge_runtime.worker import DrafterThread, UnderstudyThread
-from outrider_core.chat_api.constraints import constraint_of
-from outrider_core.chat_api.tools import tool_use_of
+from edge_runtime.link.transport import LinkMaker, VerifierLink
+from edge_runtime.link.websocket import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
+from edge_runtime.session.feature_rows import RowsSeen
+from edge_runtime.session.policy import Mode, Policy
+from edge_runtime.session.record import constraint_of as recorded_constraint
+from edge_runtime.session.record import read_record, record_of, restore
+from edge_runtime.session.session import Session
+from edge_runtime.session.timeouts import Patience, RoundTimer
+from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.tuning import LARGEST, Tuning
+from outrider_core.chat.api.constraints import constraint_of
+from outrider_core.chat.api.tools import tool_use_of
 from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, Bundle, open_bundle
 from outrider_core.drafting.drafter import Drafter, TreeShape
 from outrider_core.drafting.engines import Engine, open_engine
@@ -67,7 +67,7 @@ class EdgeRuntime:
 
     server: `host:port`, `ws://...` or `wss://...` of a `python -m cloud.verifier`; a `LinkMaker`, such as an entered
     `outrider.local.LocalVerifier`; None: write alone.
-    policy: who writes, and what becomes of text written alone (`edge_runtime.policy.Policy`).
+    policy: who writes, and what becomes of text written alone (`edge_runtime.session.policy.Policy`).
     engine: "onnx", "executorch", an engine object, or None: the first that is in the bundle and installed.
     shape: the largest trees. shaping: choose smaller ones where they bring more tokens per second. ahead: draft on
     while a verdict is awaited; None: where that makes rounds shorter, and the target does not run in this process.

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from export.train_command import add_train_options, describe_presets, next_command, read_train_options
-from export.train_options import OptionsError
+from export.train.train_command import add_train_options, describe_presets, next_command, read_train_options
+from export.train.train_options import OptionsError
 from outrider_core.arguments import positive_int, positive_ints
 from outrider_core.models.folders import default_drafter
 from outrider_core.models.target import DEFAULT_TARGET, TargetError
@@ -67,7 +67,7 @@ def build_parser(prog: str = "python -m export") -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     ngrams.add_argument(
-        "answers", type=Path, nargs="+", help="answers files of `train`, or a corpus (`python -m export.corpus`)"
+        "answers", type=Path, nargs="+", help="answers files of `train`, or a corpus (`python -m export.train.corpus`)"
     )
     ngrams.add_argument("--drafter", type=Path, required=True, help="drafter folder of the same target")
 
@@ -226,8 +226,8 @@ def run_bundle(arguments: argparse.Namespace) -> None:
     from export.quiet import quiet
 
     with quiet():
-        from export.bundle import write_bundle
-        from export.plan import Options
+        from export.bundle.bundle import write_bundle
+        from export.bundle.plan import Options
 
     options = Options(
         arguments.target,
@@ -250,8 +250,8 @@ def run_check(arguments: argparse.Namespace) -> int:
     from export.quiet import quiet
 
     with quiet():
-        from export.check import check_bundle
-        from export.prompts import read_prompts
+        from export.bundle.check import check_bundle
+        from export.train.prompts import read_prompts
 
     prompts = [turns[0] for turns in read_prompts(arguments.prompts)] if arguments.prompts else None
     broken = check_bundle(
@@ -265,7 +265,7 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 
 def run_import(arguments: argparse.Namespace) -> None:
-    from export.reference import import_checkpoint
+    from export.train.reference_import import import_checkpoint
     from outrider_core.models.drafter_files import load_drafter
 
     ids = load_drafter(arguments.draft_vocab_from)[1]["draft_ids"] if arguments.draft_vocab_from else None
@@ -288,9 +288,9 @@ def run_renew(arguments: argparse.Namespace) -> None:
 
 
 def run_target(arguments: argparse.Namespace) -> None:
-    from export.prompts import read_prompts
-    from export.target import write_target
-    from export.target_plan import Options
+    from export.target.target import write_target
+    from export.target.target_plan import Options
+    from export.train.prompts import read_prompts
 
     prompts = tuple(turns[0] for turns in read_prompts(arguments.prompts)) if arguments.prompts else None
     options = Options(
@@ -336,7 +336,7 @@ def run_train(arguments: argparse.Namespace) -> None:
         options = read_train_options(arguments)
     except OptionsError as error:
         return arguments.refuse(str(error))
-    from export.train import train
+    from export.train.train import train
 
     keep_freed_memory()
     notes = train(options)
@@ -348,7 +348,7 @@ def run_train(arguments: argparse.Namespace) -> None:
 def run_bench(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from export.bench import bench
+    from export.bundle.bench import bench
 
     bench(
         arguments.bundle,
@@ -362,7 +362,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
 
 
 def run_ngrams(arguments: argparse.Namespace) -> None:
-    from export.ngrams import write_ngrams
+    from export.train.ngrams import write_ngrams
 
     path, runs, answered = write_ngrams(arguments.answers, arguments.drafter)
     print(f"wrote {path}: {runs:,} runs of {answered:,} answer tokens; verifiers read it at their next start")

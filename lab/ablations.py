@@ -28,13 +28,13 @@ from benchmarks.questions import Question, read_questions
 from cloud.loading import load_verifier
 from cloud.settings import Settings
 from export.__main__ import keep_freed_memory
-from export.features import Sequence
-from export.on_policy import own_text_rounds
-from export.precision import training_dtype
 from export.progress import Meter
-from export.recipe import TrainSettings
-from export.trainer import Trainer
-from export.training_set import TrainingSet, read_sequences
+from export.train.features import Sequence
+from export.train.on_policy import own_text_rounds
+from export.train.precision import training_dtype
+from export.train.recipe import TrainSettings
+from export.train.trainer import Trainer
+from export.train.training_set import TrainingSet, read_sequences
 from lab import offline_curve
 from lab.contenders import Unfed
 from lab.drafters import first_moa, open_contender

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from cloud.runner import FeatureProducer
+from cloud.engine.runner import FeatureProducer
 from cloud.torch_engine.features import TorchFeatures
 from lab.baselines.choice import RandomChooser
 from lab.baselines.eagle3 import Eagle3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from export.training_set import MOA, Kind
+from export.train.training_set import MOA, Kind
 from lab.baselines.files import VARIANTS, build_baseline
 from lab.baselines.networks import Baseline, BaselineConfig
 from outrider_core.models.moa import MoA

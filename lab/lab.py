@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cloud.acceptance import AcceptedPath
-from cloud.engine import Segment
-from cloud.features import FeatureRows
-from cloud.service import Verifier
-from cloud.sessions import Session
+from cloud.engine.acceptance import AcceptedPath
+from cloud.engine.engine import Segment
+from cloud.engine.features import FeatureRows
+from cloud.engine.sessions import Session
+from cloud.server.service import Verifier
 from cloud.torch_engine.drawing import TorchLogits
-from export.precision import Dtype, training_dtype
+from export.train.precision import Dtype, training_dtype
 from lab.baselines.sampling import draft_distribution
 from lab.contenders import Contender
 from lab.multi_candidate import RuleEngine

@@ -27,11 +27,11 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.command import common_arguments, conclude
-from export.answers import Limits, generate_answers, read_answers
-from export.batches import MASKED, row_mask_of
-from export.features import OnlineFeatures, Sequence
-from export.prompts import Conversation, UserTurn, read_prompts
-from export.training_set import TrainingSet, read_sequences
+from export.train.answers import Limits, generate_answers, read_answers
+from export.train.batches import MASKED, row_mask_of
+from export.train.features import OnlineFeatures, Sequence
+from export.train.prompts import Conversation, UserTurn, read_prompts
+from export.train.training_set import TrainingSet, read_sequences
 from lab.kinds import KINDS
 from outrider_core.drafting.lookup import FAINTEST, SUREST, Guess, Lookup
 from outrider_core.machine import describe_machine

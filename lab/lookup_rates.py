@@ -16,8 +16,8 @@ from pathlib import Path
 
 from rich.progress import track
 
-from export.features import Sequence
-from export.training_set import read_sequences
+from export.train.features import Sequence
+from export.train.training_set import read_sequences
 from outrider_core.drafting.lookup import EARLIER_RATES, HIT_RATES, Lookup
 
 OWN = {rate: length for length, rate in HIT_RATES.items()}

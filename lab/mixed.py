@@ -5,7 +5,7 @@
 Every row drafts along the target's own answers. "trees": the drafter's; "chains": as many tokens of the understudy's as
 --chain says, one after another; "both": one tree of the two; "siblings": both, and below every token of the chain the
 drafter's two likeliest others. nodes: of a tree in the mean. tau: tokens a round. What a round takes is another
-matter: see `edge_runtime.chains`, and `benchmarks.network --modes warm`.
+matter: see `edge_runtime.speed.chains`, and `benchmarks.network --modes warm`.
 """
 
 from __future__ import annotations

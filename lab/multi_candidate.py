@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cloud.acceptance import AcceptedPath
-from cloud.engine import Engine, Segment
-from cloud.runner import Logits
+from cloud.engine.acceptance import AcceptedPath
+from cloud.engine.engine import Engine, Segment
+from cloud.engine.runner import Logits
 from cloud.torch_engine.drawing import TorchLogits
 from lab.baselines.choice import Chooser
 from lab.baselines.decision import DecisionModel, hard_features

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edge_runtime.answer.threads import DrafterFailed
     from edge_runtime.blocking import BlockingRuntime
     from edge_runtime.context import ConversationTooLong, FittedMessages
     from edge_runtime.events import (
@@ -28,11 +29,10 @@ if TYPE_CHECKING:
         RolledBack,
         Verified,
     )
-    from edge_runtime.link import LinkRefused
-    from edge_runtime.policy import Policy
+    from edge_runtime.link.websocket import LinkRefused
     from edge_runtime.runtime import EdgeRuntime
-    from edge_runtime.timing import Patience
-    from edge_runtime.worker import DrafterFailed
+    from edge_runtime.session.policy import Policy
+    from edge_runtime.session.timeouts import Patience
     from outrider.local import EngineFailed, LocalVerifier
     from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
     from outrider_core.drafting.drafter import TreeShape
@@ -47,18 +47,18 @@ _HOMES = {
     "Bundle": "outrider_core.drafting.bundle",
     "BundleError": "outrider_core.drafting.bundle",
     "ConversationTooLong": "edge_runtime.context",
-    "DrafterFailed": "edge_runtime.worker",
+    "DrafterFailed": "edge_runtime.answer.threads",
     "EdgeRuntime": "edge_runtime.runtime",
     "EngineFailed": "outrider.local",
     "Event": "edge_runtime.events",
     "Finished": "edge_runtime.events",
     "HandedOver": "edge_runtime.events",
     "FittedMessages": "edge_runtime.context",
-    "LinkRefused": "edge_runtime.link",
+    "LinkRefused": "edge_runtime.link.websocket",
     "LinkState": "edge_runtime.events",
     "LocalVerifier": "outrider.local",
-    "Patience": "edge_runtime.timing",
-    "Policy": "edge_runtime.policy",
+    "Patience": "edge_runtime.session.timeouts",
+    "Policy": "edge_runtime.session.policy",
     "Provisional": "edge_runtime.events",
     "RolledBack": "edge_runtime.events",
     "TreeShape": "outrider_core.drafting.drafter",

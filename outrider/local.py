@@ -6,7 +6,7 @@
             ...
 
 This is the single-device setting of the MoA paper (arXiv 2410.03804): target and drafter take turns. Nothing is printed
-and nothing is logged unless the program configures logging (see `cloud.log`).
+and nothing is logged unless the program configures logging (see `cloud.telemetry.log`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any
 
 import structlog
 
-from cloud.connection import Connection
-from cloud.limits import UNLIMITED, Account
 from cloud.loading import load_verifier
-from cloud.progress import Making
-from cloud.service import Verifier
+from cloud.server.connection import Connection
+from cloud.server.limits import UNLIMITED, Account
+from cloud.server.service import Verifier
 from cloud.settings import Settings
-from edge_runtime.link import Arrived, LinkDown, LinkEvent, LinkRefused, LinkUp, Traffic, frame_bytes
+from cloud.telemetry.progress import Making
+from edge_runtime.link.websocket import Arrived, LinkDown, LinkEvent, LinkRefused, LinkUp, Traffic, frame_bytes
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.models.drafter_arrays import find_drafter
 from outrider_core.protocol.tree import MAX_NODES
@@ -59,7 +59,7 @@ class LocalVerifier:
     inside the block.
     """
 
-    #: it answers or fails, so the device never writes alone while it waits (see `edge_runtime.transport.LinkMaker`)
+    #: it answers or fails, so the device never writes alone while it waits (see `LinkMaker`)
     reliable = True
 
     def __init__(self, verifier: Verifier) -> None:
@@ -117,7 +117,7 @@ class LocalVerifier:
 
 
 class LocalLink:
-    """A `Transport` without a socket: frames are encoded, checked and counted as `edge_runtime.link.Link` does it.
+    """A `Transport` without a socket: frames are encoded, checked and counted as `Link` does it.
 
     A failed step ends the answer with EngineFailed; an engine thread that has ended or hangs ends the link with it.
     """

@@ -24,9 +24,9 @@ import numpy as np
 import psutil
 import structlog
 
-from cloud.connection import Connection
-from cloud.service import Verifier
-from cloud.stream import Stream
+from cloud.server.connection import Connection
+from cloud.server.service import Verifier
+from cloud.server.stream import Stream
 from outrider_core.protocol.constraint import (
     GRAMMAR_JSON_OBJECT,
     GRAMMAR_JSON_SCHEMA,

@@ -1,4 +1,4 @@
-"""Frames found by libFuzzer, guided by the lines of outrider_core/protocol/ and cloud.connection that they reach.
+"""Frames found by libFuzzer, guided by the lines of outrider_core/protocol/ and cloud/server that they reach.
 
 An optional tool: `pip install atheris`, then `python -m tests.fuzz --coverage --seconds 600`.
 """
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from types import FunctionType, ModuleType
 
-import cloud.connection
+import cloud.server.connection
 import outrider_core.protocol.rows
 import outrider_core.protocol.tree
 import outrider_core.protocol.wire
@@ -23,7 +23,12 @@ from tests.cloud.drive import make_verifier
 from tests.fuzz import VOCAB, Front, Mutator, check_decoders
 from tests.tiny import tiny_model
 
-MODULES = [outrider_core.protocol.wire, outrider_core.protocol.tree, outrider_core.protocol.rows, cloud.connection]
+MODULES = [
+    outrider_core.protocol.wire,
+    outrider_core.protocol.tree,
+    outrider_core.protocol.rows,
+    cloud.server.connection,
+]
 MAX_INPUT = 4096
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from export.prompts import ChatFormat, UserTurn
-from outrider_core.chat_boundary import ChatBoundary, Messages, boundary_of, render_chat
+from export.train.prompts import ChatFormat, UserTurn
+from outrider_core.chat.boundary import ChatBoundary, Messages, boundary_of, render_chat
 from outrider_core.drafting.bundle import Bundle, open_bundle
 
 BUNDLE = Path(__file__).parents[1] / "build" / "bundle"

@@ -10,7 +10,7 @@ import jinja2
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from outrider_core.chat_tokenizer import ChatTokenizer, chat_tokenizer_of, open_chat_tokenizer
+from outrider_core.chat.tokenizer import ChatTokenizer, chat_tokenizer_of, open_chat_tokenizer
 from outrider_core.models.target import gguf_of
 from outrider_core.targets.gguf_tokenizer import write_tokenizer
 from outrider_core.targets.weights import GgufWeights

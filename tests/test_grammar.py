@@ -14,8 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider_core.grammar import Grammar, GrammarError, GrammarMatcher, Grammars, GrammarsUnavailable, open_grammars
-from outrider_core.tool_grammar import ToolFunction, ToolRules
+from outrider_core.chat.grammar import (
+    Grammar,
+    GrammarError,
+    GrammarMatcher,
+    Grammars,
+    GrammarsUnavailable,
+    open_grammars,
+)
+from outrider_core.chat.tool_grammar import ToolFunction, ToolRules
 from tests.schemas import schemas
 from tests.tiny import EOS, json_tokenizer, tiny_tokenizer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud.progress import LogLines, Making
+from cloud.telemetry.progress import LogLines, Making
 from outrider_core.models.identity import model_identity
 from outrider_core.models.target import TargetError, find_source
 from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundle, TargetBundleError, open_target_bundle

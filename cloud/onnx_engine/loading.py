@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cloud.engine.served_model import ServedModel
 from cloud.onnx_engine.bundles import find_bundle
 from cloud.onnx_engine.runner import OnnxModelRunner
-from cloud.progress import Making
-from cloud.served_model import ServedModel
 from cloud.settings import Settings
-from outrider_core.chat_tokenizer import ChatTokenizer, open_chat_tokenizer
+from cloud.telemetry.progress import Making
+from outrider_core.chat.tokenizer import ChatTokenizer, open_chat_tokenizer
 from outrider_core.machine import available_cores
 from outrider_core.models.drafter_arrays import check_target, read_drafter
 from outrider_core.models.host_features import HostFeatures

@@ -1,10 +1,10 @@
-"""`cloud.runner.ModelRunner` over a lowered target."""
+"""`cloud.engine.runner.ModelRunner` over a lowered target."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cloud.drawing import HostLogits
+from cloud.engine.drawing import HostLogits
 from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
 from outrider_core.targets.weights import Floats

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from cloud import log
+from cloud.telemetry import log
 
 HUB = "outrider-metrics"
 #: what a replica reported longer ago than this is left out: it is gone

@@ -8,9 +8,9 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cloud.close_codes import CloseCode
 from cloud.scaling.fleet_metrics import FleetMetrics
 from cloud.scaling.options import Scale, ScaleError
+from cloud.server.close_codes import CloseCode
 from cloud.settings import Settings, describe_errors, read_settings
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME
 
@@ -24,8 +24,8 @@ class Replica:
     """
 
     def __init__(self, settings: Settings) -> None:
-        from cloud import log
         from cloud.loading import load_verifier
+        from cloud.telemetry import log
 
         log.write_to_stderr(settings)
         self._fleet: FleetMetrics | None = None
@@ -56,8 +56,8 @@ class Replica:
 
         A changed token file is noticed here, and what the replica reports goes to the fleet's metrics.
         """
-        from cloud import log
         from cloud.auth import AuthError
+        from cloud.telemetry import log
 
         if why := self._verifier.broken:
             log.error("broken: Serve replaces this replica", why=why)

@@ -1,7 +1,8 @@
 """Draw the target's tokens from rows of logits, on the device that holds them.
 
-On the CPU `cloud.drawing` is used, row by row as the walk down a tree asks: in a trial numpy was several times as fast
-as torch. On a GPU the same rule runs there for all rows of a step in one pass, so that only token ids travel, once.
+On the CPU `cloud.engine.drawing` is used, row by row as the walk down a tree asks: in a trial numpy was several times
+as fast as torch. On a GPU the same rule runs there for all rows of a step in one pass, so that only token ids
+travel, once.
 Both give the same tokens; tests compare them.
 """
 
@@ -12,8 +13,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from cloud.acceptance import NO_TOKEN, Chances
-from cloud.drawing import HostLogits
+from cloud.engine.acceptance import NO_TOKEN, Chances
+from cloud.engine.drawing import HostLogits
 from outrider_core.protocol.constraint import Adjustment
 from outrider_core.protocol.sampling import Sampling
 
@@ -25,7 +26,7 @@ Place = tuple[int, Sampling, int]
 
 
 class TorchLogits:
-    """`cloud.runner.Logits` on a device: values [n, vocab] in any float format.
+    """`cloud.engine.runner.Logits` on a device: values [n, vocab] in any float format.
 
     depths: of each row, how far below its tree's root it lies; 0 begins another tree. On a GPU the first draw from a
     root draws for its whole tree, with the root's sampling and the positions that follow, so that one pass and one

@@ -15,7 +15,7 @@ from outrider_core.protocol.rows import RowShape
 
 
 class TorchFeatures:
-    """`cloud.runner.FeatureProducer` on `device`."""
+    """`cloud.engine.runner.FeatureProducer` on `device`."""
 
     def __init__(self, config: MoAConfig, half: ServerHalf, device: torch.device) -> None:
         self.shape = RowShape(config.ca_kv_heads, config.head_dim)

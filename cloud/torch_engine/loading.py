@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cloud.colocated import Colocated
-from cloud.runner import ModelRunner
-from cloud.served_model import ServedModel
+from cloud.engine.colocated import Colocated
+from cloud.engine.runner import ModelRunner
+from cloud.engine.served_model import ServedModel
 from cloud.settings import Settings
 from cloud.torch_engine.features import TorchFeatures
 from cloud.torch_engine.parallel import Leader, Ranks, follow
 from cloud.torch_engine.quantization import quantize
 from cloud.torch_engine.runner import Steps, TorchRunner
-from outrider_core.chat_tokenizer import chat_tokenizer_of
+from outrider_core.chat.tokenizer import chat_tokenizer_of
 from outrider_core.drafting.drafter import Drafter
 from outrider_core.models.drafter_arrays import check_target
 from outrider_core.models.drafter_files import load_drafter

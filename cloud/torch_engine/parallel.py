@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cloud.process import free_port
 from cloud.settings import Settings
 from cloud.torch_engine.drawing import TorchLogits
+from cloud.torch_engine.process import free_port
 from cloud.torch_engine.runner import TorchRunner
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.part import Part
@@ -137,7 +137,7 @@ def written(parts: Sequence[Part]) -> list[int]:
 
 
 class Leader:
-    """Rank 0's `cloud.runner.ModelRunner`: runs every call on all ranks. layers: that feature rows are made from.
+    """Rank 0's `ModelRunner`: runs every call on all ranks. layers: that feature rows are made from.
 
     A move is not sent: it goes with the next command. Keys and values that the last step wrote are here already, with
     all heads, so that a step's feature rows take no command of their own.

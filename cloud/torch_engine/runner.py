@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from cloud import log
+from cloud.telemetry import log
 from cloud.torch_engine.attention import ATTENTION
 from cloud.torch_engine.compiled import COMPILED_ROWS, CompiledSteps
 from cloud.torch_engine.drawing import TorchLogits

@@ -5,8 +5,8 @@ the chain rule the same then holds for whole trees (`verification.verify`). What
 in its docstring and is checked as far as their origin tells; p and q are distributions [vocab] after the same
 temperature and truncation that the target is sampled with and the candidates were drawn with.
 
-The product's own rule, Gumbel-matched draws (`outrider_core.protocol.noise`, `cloud.acceptance`), is `sample_and_match`
-with a keyed draw.
+The product's own rule, Gumbel-matched draws (`outrider_core.protocol.noise`, `cloud.engine.acceptance`), is
+`sample_and_match` with a keyed draw.
 """
 
 from __future__ import annotations

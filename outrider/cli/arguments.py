@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edge_runtime.arguments import checked_sampling
-from edge_runtime.policy import Policy
-from edge_runtime.tuning import LARGEST
+from edge_runtime.session.policy import Policy
+from edge_runtime.speed.tuning import LARGEST
 from outrider import __version__
 from outrider.cli.options import (
     AnswerOptions,

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 
 from edge_runtime.context import ConversationTooLong
-from edge_runtime.transport import LinkMaker
+from edge_runtime.link.transport import LinkMaker
 from outrider.cli.journal import Journal
 from outrider.cli.opening import open_runtime
 from outrider.cli.options import ChatOptions

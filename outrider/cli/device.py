@@ -11,9 +11,9 @@ from dataclasses import asdict
 
 from rich.console import Console
 
-from edge_runtime.link import LinkRefused, in_clear_text
-from edge_runtime.transport import LinkMaker
-from edge_runtime.worker import DrafterFailed
+from edge_runtime.answer.threads import DrafterFailed
+from edge_runtime.link.transport import LinkMaker
+from edge_runtime.link.websocket import LinkRefused, in_clear_text
 from outrider.cli.arguments import parse
 from outrider.cli.chat import chat
 from outrider.cli.generate import generate

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edge_runtime.link import (
+from edge_runtime.link.websocket import (
     Link,
     LinkDown,
     LinkEvent,
@@ -33,8 +33,8 @@ from edge_runtime.link import (
     tls_context,
     verifier_url,
 )
-from edge_runtime.pace import Pace
 from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.speed.pace import Pace
 from outrider.cli.terminal import printable
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
 from outrider_core.drafting.drafter import TreeShape

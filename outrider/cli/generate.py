@@ -7,7 +7,7 @@ import sys
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 
-from edge_runtime.transport import LinkMaker
+from edge_runtime.link.transport import LinkMaker
 from outrider.cli.opening import open_runtime
 from outrider.cli.options import GenerateOptions
 from outrider.cli.prompt import interrupts

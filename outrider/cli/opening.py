@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 from rich.console import Console
 
+from edge_runtime.link.transport import LinkMaker
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.transport import LinkMaker
 from outrider.cli.options import RuntimeOptions
 from outrider_core.drafting.bundle import Bundle
 
@@ -21,7 +21,7 @@ def open_server(options: RuntimeOptions, bundle: Bundle) -> AbstractContextManag
     if options.local is None:
         return nullcontext(options.device.server)
     try:
-        from cloud.progress import Bar
+        from cloud.telemetry.progress import Bar
         from outrider.local import LocalVerifier, log_errors_only
         from outrider_core.models.moa_config import DrafterError
         from outrider_core.models.target import TargetError

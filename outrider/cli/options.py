@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from edge_runtime.policy import Mode, Policy
+from edge_runtime.session.policy import Mode, Policy
 from outrider_core.drafting.drafter import TreeShape
 
 

@@ -21,16 +21,16 @@ from typing import Any, Literal
 
 import uvicorn
 
+from edge_runtime.answer.constraints import Unobeyable
+from edge_runtime.answer.threads import DrafterFailed
 from edge_runtime.context import ConversationTooLong, FittedMessages
 from edge_runtime.events import Event, Finished, LinkState, Provisional
-from edge_runtime.link import LinkRefused
-from edge_runtime.obedience import Unobeyable
+from edge_runtime.link.websocket import LinkRefused
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.states import FinishReason as EndReason
-from edge_runtime.states import Writer
-from edge_runtime.worker import DrafterFailed
+from edge_runtime.session.states import FinishReason as EndReason
+from edge_runtime.session.states import Writer
 from outrider.cli.serve_protocol import DeviceProtocol
-from outrider_core.chat_api.asgi import (
+from outrider_core.chat.api.asgi import (
     ClientGone,
     Message,
     Receive,
@@ -41,11 +41,11 @@ from outrider_core.chat_api.asgi import (
     send_json,
     unless_gone,
 )
-from outrider_core.chat_api.constraints import field_of
-from outrider_core.chat_api.errors import ApiError
-from outrider_core.chat_api.fields import Request, check_model, token_limit
-from outrider_core.chat_api.replies import Delta, Ending, FinishReason, model_card, model_list
-from outrider_core.chat_api.routes import PARSERS
+from outrider_core.chat.api.constraints import field_of
+from outrider_core.chat.api.errors import ApiError
+from outrider_core.chat.api.fields import Request, check_model, token_limit
+from outrider_core.chat.api.replies import Delta, Ending, FinishReason, model_card, model_list
+from outrider_core.chat.api.routes import PARSERS
 from outrider_core.protocol.constraint import Constraint
 
 #: requests that may wait behind the one being answered

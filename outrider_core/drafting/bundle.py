@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from outrider_core.chat_tokenizer import ChatTokenizer, token_text
+from outrider_core.chat.tokenizer import ChatTokenizer, token_text
 from outrider_core.protocol.rows import RowShape
 
 FORMAT_VERSION = 2

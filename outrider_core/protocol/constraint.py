@@ -38,8 +38,8 @@ class Constraint(msgspec.Struct, array_like=True, frozen=True):
     """begin: index of the answer's first token. bias_tokens, biases: uint32 ids and float32 amounts, little-endian.
 
     grammar: GRAMMAR_*; schema: the JSON schema of GRAMMAR_JSON_SCHEMA as text, or the `ToolRules` of GRAMMAR_TOOLS as
-    JSON (`outrider_core.tool_grammar`). Raises ValueError on what contradicts itself; a decoder turns that into its own
-    error.
+    JSON (`chat.tool_grammar`). Raises ValueError on what contradicts itself; a decoder turns that into its
+    own error.
     """
 
     begin: Annotated[int, Meta(ge=0, lt=2**31)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jinja2 import TemplateError
 
-from outrider_core.chat_tokenizer import ChatTokenizer, open_chat_tokenizer
+from outrider_core.chat.tokenizer import ChatTokenizer, open_chat_tokenizer
 from outrider_core.protocol.sampling import Sampling, draw
 from outrider_core.targets.bundle import TargetBundle
 from outrider_core.targets.part import POOL_BLOCK, Part

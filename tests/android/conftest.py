@@ -10,9 +10,9 @@ import torch
 
 from android_demo.ci import app, core
 from android_demo.ci.engines import Libraries
-from cloud.process import VerifierProcess
-from export.bundle import write_bundle
-from export.plan import Options
+from cloud.torch_engine.process import VerifierProcess
+from export.bundle.bundle import write_bundle
+from export.bundle.plan import Options
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from tests.android.device import MAX_CONTEXT, verifier_of, words

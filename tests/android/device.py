@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from android_demo.ci import core
-from cloud.process import VerifierProcess
-from edge_runtime.timing import Patience
+from cloud.torch_engine.process import VerifierProcess
+from edge_runtime.session.timeouts import Patience
 from outrider_core.protocol.sampling import Sampling
 
 PATIENCE = Patience(open=0.6, connect=0.3, silence=1.0, offline=60.0)

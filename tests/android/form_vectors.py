@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from outrider_core.chat_api.constraints import constraint_of
-from outrider_core.chat_api.tools import tool_use_of
-from outrider_core.chat_tokenizer import ChatTokenizer, open_chat_tokenizer
+from outrider_core.chat.api.constraints import constraint_of
+from outrider_core.chat.api.tools import tool_use_of
+from outrider_core.chat.tokenizer import ChatTokenizer, open_chat_tokenizer
 from outrider_core.protocol.constraint import Constraint, Rules
 from tests.protocol.make_vectors import plain
 

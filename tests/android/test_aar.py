@@ -14,8 +14,8 @@ import pytest
 from android_demo.ci import aar, apk, core, dex, native
 from android_demo.ci.engines import Libraries
 from edge_runtime.events import Finished
-from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.session.policy import Policy
 from outrider_core.drafting.bundle import open_bundle
 
 CONSUMER = Path(__file__).with_name("consumer")

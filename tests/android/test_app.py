@@ -8,7 +8,7 @@ from pathlib import Path
 
 from android_demo.ci import core
 from benchmarks.links import EmulatedLink
-from cloud.process import VerifierProcess
+from cloud.torch_engine.process import VerifierProcess
 from tests.android.phone import QUESTION, Phone, State, airplane, alone, ended, text
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from benchmarks.links import EmulatedLink
-from cloud.process import VerifierProcess
-from outrider_core.chat_api.constraints import constraint_of
+from cloud.torch_engine.process import VerifierProcess
+from outrider_core.chat.api.constraints import constraint_of
 from outrider_core.models.target import load_target
 from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.sampling import Sampling

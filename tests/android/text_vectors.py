@@ -13,7 +13,7 @@ import jinja2
 import jinja2.sandbox
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from outrider_core.chat_boundary import ChatBoundary
+from outrider_core.chat.boundary import ChatBoundary
 from outrider_core.drafting.bundle import SentenceEnds
 from outrider_core.protocol.text import Detokeniser, StopStrings
 

@@ -30,7 +30,7 @@ from benchmarks import load
 from benchmarks.load_device import Answer, Device, Dial, Drafts, Habits, hit_rate, wrong_tokens
 from benchmarks.load_report import Memory, Tally, jain, percentiles, resident_bytes, slope
 from benchmarks.load_strangers import STRANGERS
-from cloud.service import Verifier
+from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
 from outrider_core.models.drafter_files import load_drafter

@@ -19,9 +19,9 @@ from benchmarks.link_faults import harmed
 from benchmarks.links import EmulatedLink
 from benchmarks.network import DEFAULT_MODES, main
 from benchmarks.network_report import CHOICES, as_markdown, ratios, uncertainty
-from cloud.process import VerifierProcess
-from export.bundle import write_bundle
-from export.plan import Options
+from cloud.torch_engine.process import VerifierProcess
+from export.bundle.bundle import write_bundle
+from export.bundle.plan import Options
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 

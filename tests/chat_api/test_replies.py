@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from outrider_core.chat_api import asgi
-from outrider_core.chat_api.errors import ApiError
-from outrider_core.chat_api.replies import ChatWriter, Delta, Ending, FinishReason
-from outrider_core.chat_api.response_writer import ResponseWriter
-from outrider_core.chat_api.routes import PARSERS
-from outrider_core.tool_grammar import call_text
+from outrider_core.chat.api import asgi
+from outrider_core.chat.api.errors import ApiError
+from outrider_core.chat.api.replies import ChatWriter, Delta, Ending, FinishReason
+from outrider_core.chat.api.response_writer import ResponseWriter
+from outrider_core.chat.api.routes import PARSERS
+from outrider_core.chat.tool_grammar import call_text
 
 ENDING = Ending(FinishReason.STOP, 5, {"outrider": {"unverified": False}}, drafted=9, accepted=3)
 

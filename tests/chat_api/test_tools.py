@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider_core.chat_api.constraints import ConstraintFault
-from outrider_core.chat_api.requests import parse
-from outrider_core.chat_api.responses import parse_response
-from outrider_core.chat_api.tools import CallDelta, CallReader, tool_use_of
-from outrider_core.chat_tokenizer import ChatTokenizer, chat_tokenizer_of
-from outrider_core.tool_grammar import TAG, call_text
+from outrider_core.chat.api.constraints import ConstraintFault
+from outrider_core.chat.api.requests import parse
+from outrider_core.chat.api.responses import parse_response
+from outrider_core.chat.api.tools import CallDelta, CallReader, tool_use_of
+from outrider_core.chat.tokenizer import ChatTokenizer, chat_tokenizer_of
+from outrider_core.chat.tool_grammar import TAG, call_text
 from tests.tiny import json_tokenizer
 
 PLAIN = (

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloud.jobs import Job, Reply
-from cloud.runner import Logits
-from cloud.service import Verifier
+from cloud.engine.jobs import Job, Reply
+from cloud.engine.runner import Logits
+from cloud.server.service import Verifier
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Close, Generate, Open, Verdict, Verify, pack_ids, pack_tree

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cloud import loading, verifier
-from cloud.runner import Logits, ModelRunner
+from cloud.engine.runner import Logits, ModelRunner
 from outrider_core.targets.part import Part
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cloud.service import Verifier
+from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import make_runner, torch_model
 from cloud.torch_engine.parallel import Command, Leader, Ranks, follow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cloud.acceptance import AcceptedPath, Draft, accept_paths
+from cloud.engine.acceptance import AcceptedPath, Draft, accept_paths
 from outrider_core.protocol.sampling import Sampling, draw
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE

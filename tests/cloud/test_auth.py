@@ -21,10 +21,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from cloud.auth import Accounts, AuthError, bearer, main
-from cloud.limits import Account, Limits
-from cloud.service import Verifier
-from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
-from outrider_core.chat_tokenizer import chat_tokenizer_of
+from cloud.server.limits import Account, Limits
+from cloud.server.service import Verifier
+from edge_runtime.link.websocket import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
+from outrider_core.chat.tokenizer import chat_tokenizer_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_BUSY, Error, Generate, Open, Opened, Verdict, Verify, pack_ids, pack_tree

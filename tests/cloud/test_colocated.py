@@ -10,11 +10,11 @@ import httpx
 import pytest
 import torch
 
-from cloud.jobs import Reply
-from cloud.service import Verifier
+from cloud.engine.jobs import Reply
+from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
-from outrider_core.chat_tokenizer import chat_tokenizer_of
+from outrider_core.chat.tokenizer import chat_tokenizer_of
 from outrider_core.models.moa import device_half
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud.acceptance import NO_TOKEN
+from cloud.engine.acceptance import NO_TOKEN
 from cloud.torch_engine.drawing import TorchLogits, _gumbel, _noise_keys, draw_on_device, draw_tokens
 from outrider_core.protocol.constraint import Adjustment, adjusted
 from outrider_core.protocol.noise import gumbel_noise, noise_key

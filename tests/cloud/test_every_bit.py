@@ -13,14 +13,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from cloud.drawing import HostLogits
+from cloud.engine.drawing import HostLogits
+from cloud.engine.runner import ModelRunner
+from cloud.engine.served_model import ServedModel
 from cloud.onnx_engine.bundles import find_bundle
 from cloud.onnx_engine.loading import load_model
-from cloud.runner import ModelRunner
-from cloud.served_model import ServedModel
-from cloud.service import Verifier
+from cloud.server.service import Verifier
 from cloud.settings import Settings
-from outrider_core.chat_tokenizer import open_chat_tokenizer
+from outrider_core.chat.tokenizer import open_chat_tokenizer
 from outrider_core.protocol.sampling import Sampling, draw
 from outrider_core.protocol.tree import ROOT
 from outrider_core.protocol.wire import Verdict

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from cloud.http_server import LAST_SECONDS
-from cloud.metrics import Metrics
 from cloud.scaling.options import Scale
 from cloud.settings import Settings
+from cloud.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud import kvpool
-from cloud.kvpool import KVPool
+from cloud.engine import kvpool
+from cloud.engine.kvpool import KVPool
 from cloud.torch_engine.kvstore import KVStore
 from tests.device import DEVICE
 

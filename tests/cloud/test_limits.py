@@ -20,9 +20,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cloud.auth import Accounts
 from cloud.auth import main as make_token
-from cloud.service import Verifier
-from cloud.tokenising import FairWorker
-from outrider_core.chat_tokenizer import chat_tokenizer_of
+from cloud.server.service import Verifier
+from cloud.server.tokenizing import FairWorker
+from outrider_core.chat.tokenizer import chat_tokenizer_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_BOUNDS, ERR_BUSY, ERR_TOO_LONG, Error, Open, pack_ids
@@ -142,7 +142,7 @@ def test_half_a_request_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_body_dripped_behind_its_refusal_is_cut(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloud.uvicorn_protocols.LAST_READ", 0.5)
+    monkeypatch.setattr("cloud.server.uvicorn_protocols.LAST_READ", 0.5)
     with house(tmp_path, capsys=capsys) as at, at.other_client_at_work():
         for path in (b"v1/chat/completions", b"healthz", b"nowhere"):
             with at.connect() as peer:
@@ -164,7 +164,7 @@ def test_a_refused_body_that_comes_in_time_keeps_the_connection(
 def test_a_reply_that_nobody_reads_is_cut(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloud.uvicorn_protocols.UNREAD", 0.5)
+    monkeypatch.setattr("cloud.server.uvicorn_protocols.UNREAD", 0.5)
     with house(tmp_path, capsys=capsys) as at, at.other_client_at_work():
         with at.connect() as peer, suppress(ConnectionError):
             while not at.refused("unread"):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from cloud.engine import Segment
-from cloud.sessions import Session
+from cloud.engine.engine import Segment
+from cloud.engine.sessions import Session
 from cloud.torch_engine.loop import span_mask
 from cloud.torch_engine.runner import Steps
 from outrider_core.protocol.sampling import Sampling

@@ -14,7 +14,7 @@ import torch
 from cloud.engine_choice import Choice, choose_engine
 from cloud.onnx_engine.bundles import find_bundle
 from cloud.onnx_engine.loading import load_model, onnx_model
-from cloud.service import Verifier
+from cloud.server.service import Verifier
 from cloud.settings import Settings
 from outrider_core.models.host_features import HostFeatures
 from outrider_core.models.identity import model_identity

@@ -22,14 +22,14 @@ from structlog.testing import capture_logs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cloud.auth import Accounts
-from cloud.limits import Account, Gate
-from cloud.openai import openai_routes
-from cloud.service import Verifier
+from cloud.server.limits import Account, Gate
+from cloud.server.openai import openai_routes
+from cloud.server.service import Verifier
 from cloud.settings import Settings
-from outrider_core.chat_api.asgi import MAX_BODY
-from outrider_core.chat_api.requests import NEUTRAL
-from outrider_core.chat_boundary import boundary_of, render_chat
-from outrider_core.chat_tokenizer import chat_tokenizer_of
+from outrider_core.chat.api.asgi import MAX_BODY
+from outrider_core.chat.api.requests import NEUTRAL
+from outrider_core.chat.boundary import boundary_of, render_chat
+from outrider_core.chat.tokenizer import chat_tokenizer_of
 from outrider_core.protocol.constraint import Constraint, Rules, pack_bias
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.text import REPLACEMENT, WINDOW_TOKENS, Detokeniser, StopStrings
@@ -487,7 +487,7 @@ def test_body_too_large(url: str) -> None:
 
 
 def test_body_too_slow(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider_core.chat_api.asgi.BODY_SECONDS", 0.3)
+    monkeypatch.setattr("outrider_core.chat.api.asgi.BODY_SECONDS", 0.3)
     address = httpx.URL(url)
     with socket.create_connection((address.host, address.port or 0), timeout=10) as client:
         client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")

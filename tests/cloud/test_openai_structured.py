@@ -11,8 +11,8 @@ import pytest
 from openai import BadRequestError, OpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
-from cloud.service import Verifier
-from outrider_core.chat_api.constraints import constraint_of
+from cloud.server.service import Verifier
+from outrider_core.chat.api.constraints import constraint_of
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.cloud.test_openai import assert_freed

@@ -11,15 +11,15 @@ import jsonschema
 import pytest
 from openai import BadRequestError, OpenAI
 
-from cloud.completion import _engine_error
-from cloud.service import Verifier
-from outrider_core.chat_api.constraints import constraint_of
-from outrider_core.chat_api.tools import tool_use_of
-from outrider_core.chat_tokenizer import chat_tokenizer_of
+from cloud.server.completion import _engine_error
+from cloud.server.service import Verifier
+from outrider_core.chat.api.constraints import constraint_of
+from outrider_core.chat.api.tools import tool_use_of
+from outrider_core.chat.tokenizer import chat_tokenizer_of
+from outrider_core.chat.tool_grammar import MAX_TOOLS, TAG
 from outrider_core.protocol.constraint import GRAMMAR_JSON_OBJECT, GRAMMAR_TOOLS, Constraint, Rules
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import ERR_BOUNDS, Error
-from outrider_core.tool_grammar import MAX_TOOLS, TAG
 from tests.chat_api.test_tools import NATIVE
 from tests.cloud.drive import make_verifier, serve
 from tests.cloud.test_openai import assert_freed

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cloud.page import PageError, page_routes
+from cloud.server.page import PageError, page_routes
 from cloud.settings import Settings
 from tests.cloud.drive import make_verifier, serve
 from tests.tiny import tiny_model
@@ -128,7 +128,7 @@ def test_a_page_that_nobody_asked_for_stops_no_verifier(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page, bundle = folders
-    monkeypatch.setattr("cloud.page.BUILT", page)
+    monkeypatch.setattr("cloud.server.page.BUILT", page)
     (bundle / "manifest.json").write_text("{")
     with serve(make_verifier(tiny_model(), (), kv_tokens=2048), page_bundle=bundle) as address:
         assert httpx.get(f"http://{address}/").status_code == 200

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from cloud import prefixes
-from cloud.jobs import PendingSession
-from cloud.kvpool import KVPool
-from cloud.prefixes import Prefixes
-from cloud.sessions import Session, SessionStore
+from cloud.engine import prefixes
+from cloud.engine.jobs import PendingSession
+from cloud.engine.kvpool import KVPool
+from cloud.engine.prefixes import Prefixes
+from cloud.engine.sessions import Session, SessionStore
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree

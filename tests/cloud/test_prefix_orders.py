@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud import kvpool, prefixes, sessions
-from cloud.features import FeatureRows
+from cloud.engine import kvpool, prefixes, sessions
+from cloud.engine.features import FeatureRows
 from cloud.torch_engine.runner import Steps
 from outrider_core.protocol.rows import pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from cloud.features import FeatureRows
+from cloud.engine.features import FeatureRows
 from cloud.onnx_engine.loading import onnx_model
-from cloud.service import Verifier
+from cloud.server.service import Verifier
 from cloud.settings import Settings
 from outrider_core.protocol.rows import unpack_rows
 from outrider_core.protocol.wire import Verdict

@@ -12,7 +12,7 @@ import pytest
 
 from cloud.auth import Accounts
 from cloud.auth import main as make_token
-from outrider_core.chat_tokenizer import chat_tokenizer_of
+from outrider_core.chat.tokenizer import chat_tokenizer_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Features
 from tests.cloud.drive import Client, assert_rows, make_verifier, serve

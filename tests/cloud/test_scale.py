@@ -24,9 +24,9 @@ import pytest
 import torch
 from websockets.exceptions import ConnectionClosed
 
-from cloud.process import free_port
 from cloud.scale import build
 from cloud.scaling.options import Scale, ScaleError
+from cloud.torch_engine.process import free_port
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.identity import model_identity
 from outrider_core.protocol.sampling import Sampling

@@ -12,13 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cloud.auth import Accounts, AuthError
 from cloud.auth import main as make_token
-from cloud.metrics import Metrics
 from cloud.scale import _settings, main
 from cloud.scaling.driver import _certificate, _check_tls
 from cloud.scaling.fleet_metrics import FRESH_SECONDS, Hub, disagreement, merge
 from cloud.scaling.options import ScaleError
 from cloud.scaling.replica import build
 from cloud.settings import Settings
+from cloud.telemetry.metrics import Metrics
 from tests.cloud.drive import make_verifier, serve
 from tests.tiny import tiny_model
 

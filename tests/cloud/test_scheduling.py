@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud.drawing import HostLogits
-from cloud.fair_shares import fair_shares
+from cloud.engine.drawing import HostLogits
+from cloud.engine.fair_shares import fair_shares
+from cloud.engine.tree_budget import FAR, LEAST, SIZES, TIMED_TOKENS, StepCosts, TreeBudget, measure_costs
 from cloud.torch_engine.runner import padded_rows
-from cloud.tree_budget import FAR, LEAST, SIZES, TIMED_TOKENS, StepCosts, TreeBudget, measure_costs
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
@@ -245,7 +245,7 @@ def test_pruned_trees_lose_no_token(budget: int) -> None:
 def order_of(direct: Direct, jobs: list[tuple[bytes, Any, dict[str, Any]]]) -> list[bytes]:
     """Submit jobs while the engine is in a step; the order in which they are answered."""
     answered: queue.Queue[bytes] = queue.Queue()
-    from cloud.jobs import Job
+    from cloud.engine.jobs import Job
 
     for session, request, content in jobs:
         direct.verifier.submit(
@@ -343,7 +343,7 @@ def test_longest_chain_fits_a_step() -> None:
 
 def test_an_idle_engine_waits_for_company(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sessions whose trees come one shortly after the other share a step; a lone session never waits."""
-    monkeypatch.setattr("cloud.batcher.IDLE_WINDOW", 1.0)
+    monkeypatch.setattr("cloud.engine.batcher.IDLE_WINDOW", 1.0)
     with started(make_verifier(tiny_model(), ())) as direct:
         steps = partial(direct.verifier.metrics.registry.get_sample_value, "outrider:step_seconds_count")
         one, other = b"1" * 16, b"2" * 16
@@ -356,7 +356,7 @@ def test_an_idle_engine_waits_for_company(monkeypatch: pytest.MonkeyPatch) -> No
         assert isinstance(direct.verify(other, 1, 3, TokenTree()).get(timeout=20), Verdict)
         assert isinstance(replies.get(timeout=20), Verdict)
         assert (steps() or 0) - before == 1
-    monkeypatch.setattr("cloud.batcher.IDLE_WINDOW", 1000.0)
+    monkeypatch.setattr("cloud.engine.batcher.IDLE_WINDOW", 1000.0)
     with started(make_verifier(tiny_model(), ())) as direct:
         direct.open(one, [4, 5, 6])
         assert isinstance(direct.verify(one, 1, 3, TokenTree()).get(timeout=20), Verdict)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from cloud.features import FeatureRows
-from cloud.kvpool import KVPool
-from cloud.sessions import SessionStore, Settled, common_prefix
+from cloud.engine.features import FeatureRows
+from cloud.engine.kvpool import KVPool
+from cloud.engine.sessions import SessionStore, Settled, common_prefix
 from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Open, Verdict, Verify, pack_ids

@@ -13,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud.acceptance import NO_TOKEN
-from cloud.service import Verifier
-from cloud.stream_lookup import MOST, SEARCHED, StreamLookup, likeliest
-from cloud.tree_budget import StepCosts, TreeBudget
-from export.ngrams import count_ngrams
+from cloud.engine.acceptance import NO_TOKEN
+from cloud.engine.stream_lookup import MOST, SEARCHED, StreamLookup, likeliest
+from cloud.engine.tree_budget import StepCosts, TreeBudget
+from cloud.server.service import Verifier
+from export.train.ngrams import count_ngrams
 from outrider_core.drafting.ngrams import NgramTable
 from outrider_core.protocol.constraint import GRAMMAR_JSON_OBJECT, Constraint, Rules
 from outrider_core.protocol.costs import CostCurve

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from cloud.constraints import ACCOUNTS, ConstraintDesk
-from cloud.service import Verifier
-from outrider_core.chat_tokenizer import chat_tokenizer_of
-from outrider_core.grammar import ANY_OBJECT, KEPT, GrammarError, Grammars, open_grammars
+from cloud.engine.constraints import ACCOUNTS, ConstraintDesk
+from cloud.server.service import Verifier
+from outrider_core.chat.grammar import ANY_OBJECT, KEPT, GrammarError, Grammars, open_grammars
+from outrider_core.chat.tokenizer import chat_tokenizer_of
 from outrider_core.protocol.constraint import (
     GRAMMAR_JSON_OBJECT,
     GRAMMAR_JSON_SCHEMA,

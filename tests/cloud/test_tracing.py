@@ -11,8 +11,8 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from cloud.service import Verifier
-from outrider_core.chat_tokenizer import chat_tokenizer_of
+from cloud.server.service import Verifier
+from outrider_core.chat.tokenizer import chat_tokenizer_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from tests.cloud.drive import Client, make_verifier, serve

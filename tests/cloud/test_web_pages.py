@@ -11,8 +11,8 @@ from websockets.exceptions import InvalidStatus
 
 from cloud.auth import Accounts
 from cloud.auth import main as make_token
-from cloud.service import Verifier
-from outrider_core.chat_tokenizer import chat_tokenizer_of
+from cloud.server.service import Verifier
+from outrider_core.chat.tokenizer import chat_tokenizer_of
 from tests.cloud.drive import Client, make_verifier, serve
 from tests.tiny import tiny_model, tiny_tokenizer
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 
 import pytest
 
-from cloud.service import Verifier
+from cloud.server.service import Verifier
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL, Welcome, decode_server, encode

@@ -20,10 +20,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from cloud.auth import Accounts
-from cloud.connection import MAX_BACKLOG, MAX_MALFORMED, MAX_STREAMS, Connection
-from cloud.features import FeatureRows
-from cloud.outbox import Outbox
-from cloud.service import Verifier
+from cloud.engine.features import FeatureRows
+from cloud.server.connection import MAX_BACKLOG, MAX_MALFORMED, MAX_STREAMS, Connection
+from cloud.server.outbox import Outbox
+from cloud.server.service import Verifier
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree

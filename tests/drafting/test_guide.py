@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider_core.chat.grammar import open_grammars
 from outrider_core.drafting.drafter import Draft, Drafter, TreeShape
-from outrider_core.grammar import open_grammars
 from outrider_core.protocol.constraint import GRAMMAR_JSON_SCHEMA, Constraint, Rules, pack_bias
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cloud.process import PLAIN_STREAMS, VerifierProcess
-from export.bundle import write_bundle
-from export.plan import Options
+from cloud.torch_engine.process import PLAIN_STREAMS, VerifierProcess
+from export.bundle.bundle import write_bundle
+from export.bundle.plan import Options
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 

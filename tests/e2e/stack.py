@@ -6,12 +6,12 @@ import asyncio
 from pathlib import Path
 
 from benchmarks.links import EmulatedLink
-from cloud.service import Verifier
+from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
 from edge_runtime.events import Adopted, Event, Finished, Provisional, RolledBack, Verified
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.timing import Patience
+from edge_runtime.session.timeouts import Patience
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling

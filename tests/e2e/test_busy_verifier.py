@@ -7,12 +7,12 @@ import hashlib
 from pathlib import Path
 
 from cloud.auth import Accounts
-from cloud.service import Verifier
+from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
 from edge_runtime.events import Finished
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.timing import Patience
+from edge_runtime.session.timeouts import Patience
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.target import load_target

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.timing import Patience
+from edge_runtime.session.timeouts import Patience
 from outrider.cli import COMMANDS, device, main
 from outrider.cli.arguments import parse
 from outrider.cli.options import ChatOptions, GenerateOptions, ServeOptions

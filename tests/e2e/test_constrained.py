@@ -15,20 +15,20 @@ import torch
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from benchmarks.links import EmulatedLink
-from cloud.service import Verifier
+from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
 from edge_runtime.events import Event, Finished, Provisional, Verified
-from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.timing import Patience
-from export.bundle import write_bundle
-from export.plan import Options
+from edge_runtime.session.policy import Policy
+from edge_runtime.session.timeouts import Patience
+from export.bundle.bundle import write_bundle
+from export.bundle.plan import Options
 from outrider.cli.serve import Endpoint
-from outrider_core import grammar
-from outrider_core.chat_api.constraints import constraint_of
+from outrider_core.chat import grammar
+from outrider_core.chat.api.constraints import constraint_of
+from outrider_core.chat.grammar import open_grammars
 from outrider_core.drafting.bundle import Bundle, open_bundle
-from outrider_core.grammar import open_grammars
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.target import load_target
 from outrider_core.protocol.constraint import Rules

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from openai import AsyncOpenAI
 
-from cloud.process import VerifierProcess
+from cloud.torch_engine.process import VerifierProcess
 from edge_runtime.runtime import EdgeRuntime
 from outrider.cli.serve import Endpoint
 from outrider_core.drafting.bundle import open_bundle

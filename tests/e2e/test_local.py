@@ -21,10 +21,10 @@ import torch
 
 from cloud.onnx_engine.bundles import find_bundle
 from edge_runtime.events import Finished, Verified
-from edge_runtime.link import LinkRefused
+from edge_runtime.link.websocket import LinkRefused
 from edge_runtime.runtime import EdgeRuntime
-from export.bundle import write_bundle
-from export.plan import Options
+from export.bundle.bundle import write_bundle
+from export.bundle.plan import Options
 from outrider.local import EngineFailed, LocalVerifier
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape

@@ -12,9 +12,9 @@ import pytest
 
 from edge_runtime.blocking import BlockingRuntime
 from edge_runtime.events import Event, Finished, LinkState, Verified
-from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.timing import Patience
+from edge_runtime.session.policy import Policy
+from edge_runtime.session.timeouts import Patience
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve

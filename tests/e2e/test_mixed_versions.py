@@ -17,14 +17,14 @@ import torch
 from msgspec import structs
 
 from benchmarks.links import EmulatedLink
-from cloud.connection import Connection
 from cloud.onnx_engine.bundles import find_bundle
-from cloud.service import Verifier
+from cloud.server.connection import Connection
+from cloud.server.service import Verifier
 from edge_runtime.events import Event, Finished, LinkState, Verified
-from edge_runtime.link import Link
-from edge_runtime.policy import Policy
+from edge_runtime.link.websocket import Link
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.timing import Patience
+from edge_runtime.session.policy import Policy
+from edge_runtime.session.timeouts import Patience
 from outrider.cli.doctor import Finding, examine
 from outrider.local import LocalVerifier
 from outrider_core.drafting.bundle import Bundle

@@ -17,9 +17,9 @@ from rich.text import Text
 
 from benchmarks.links import EmulatedLink
 from edge_runtime.events import Event, Finished, LinkState
-from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.timing import Patience
+from edge_runtime.session.policy import Policy
+from edge_runtime.session.timeouts import Patience
 from outrider.cli.doctor import examine
 from outrider.cli.terminal import Screen
 from outrider_core.drafting.bundle import Bundle

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from benchmarks.links import EmulatedLink
+from edge_runtime.answer.threads import DrafterFailed
 from edge_runtime.events import Adopted, Event, Finished, LinkState, Provisional, Verified
-from edge_runtime.policy import Policy
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.timing import Patience
-from edge_runtime.worker import DrafterFailed
+from edge_runtime.session.policy import Policy
+from edge_runtime.session.timeouts import Patience
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.drafting.engines import open_engine
 from outrider_core.protocol.sampling import Sampling

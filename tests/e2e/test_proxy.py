@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.events import Finished
-from edge_runtime.link import in_clear_text, proxy_of
-from edge_runtime.policy import Policy
+from edge_runtime.link.websocket import in_clear_text, proxy_of
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.timing import Patience
+from edge_runtime.session.policy import Policy
+from edge_runtime.session.timeouts import Patience
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve

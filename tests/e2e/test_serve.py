@@ -20,9 +20,9 @@ import httpx
 import pytest
 
 from benchmarks.links import EmulatedLink
-from cloud.process import free_port
+from cloud.torch_engine.process import free_port
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.timing import Patience
+from edge_runtime.session.timeouts import Patience
 from outrider.cli.serve import Endpoint, bind
 from outrider.cli.serve import run as run_endpoint
 from outrider.cli.serve_protocol import MOST_SOCKETS

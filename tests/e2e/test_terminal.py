@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.text import Text
 
 from benchmarks.links import EmulatedLink
-from edge_runtime.controller import Controller
 from edge_runtime.events import LinkState, Provisional, RolledBack, Verified
-from edge_runtime.pace import Pace
+from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.pace import Pace
 from outrider.cli.journal import Journal
 from outrider.cli.terminal import STATES, Screen, _drawn, printable
 from outrider_core.drafting.bundle import Bundle

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.session import Session
-from edge_runtime.states import Event, State, allowed
+from edge_runtime.session.session import Session
+from edge_runtime.session.states import Event, State, allowed
 
 
 @pytest.fixture(scope="module", autouse=True)

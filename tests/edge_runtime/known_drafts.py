@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from edge_runtime.pace_config import PaceConfig
+from edge_runtime.speed.pace_config import PaceConfig
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import Welcome

@@ -19,13 +19,13 @@ import numpy as np
 from msgspec import structs
 
 import outrider_core.protocol
-from edge_runtime.actions import Action, AddRows, Send, WriteToken
-from edge_runtime.policy import Mode, Policy
-from edge_runtime.refusals import REFUSED_SECONDS
-from edge_runtime.session import Session
-from edge_runtime.states import Event, State
-from edge_runtime.timing import Patience, RoundTimer
-from edge_runtime.tuning import Tuning
+from edge_runtime.session.actions import Action, AddRows, Send, WriteToken
+from edge_runtime.session.policy import Mode, Policy
+from edge_runtime.session.refusals import REFUSED_SECONDS
+from edge_runtime.session.session import Session
+from edge_runtime.session.states import Event, State
+from edge_runtime.session.timeouts import Patience, RoundTimer
+from edge_runtime.speed.tuning import Tuning
 from outrider_core.drafting.drafter import Draft, TreeShape
 from outrider_core.protocol.constraint import (
     GRAMMAR_JSON_SCHEMA,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edge_runtime.ahead import SURE_ROUNDS, TRIAL_ROUNDS, Ahead
-from edge_runtime.pace import Pace
+from edge_runtime.speed.ahead import SURE_ROUNDS, TRIAL_ROUNDS, Ahead
+from edge_runtime.speed.pace import Pace
 from outrider_core.protocol.tree import TokenTree
 from tests.edge_runtime.test_pace import CPU, GPU, welcome
 

@@ -6,8 +6,11 @@ import random
 
 import pytest
 
-from edge_runtime.actions import Compare, DraftChain, DraftTree, Send
-from edge_runtime.chains import (
+from edge_runtime.session.actions import Compare, DraftChain, DraftTree, Send
+from edge_runtime.session.handover import Reading
+from edge_runtime.session.policy import Mode, Policy
+from edge_runtime.session.session import Session
+from edge_runtime.speed.chains import (
     COMPARE_EVERY,
     DOUBLINGS,
     FIRST_TOKENS,
@@ -15,12 +18,9 @@ from edge_runtime.chains import (
     TRY_AGAIN,
     Chains,
 )
-from edge_runtime.controller import Controller
-from edge_runtime.handover import Reading
-from edge_runtime.pace import Pace
-from edge_runtime.policy import Mode, Policy
-from edge_runtime.session import Session
-from edge_runtime.tuning import Tuning
+from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.tuning import Tuning
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import TokenTree

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.controller import Controller
-from edge_runtime.pace import Pace
-from edge_runtime.policy import Mode
+from edge_runtime.session.policy import Mode
+from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.pace import Pace
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import TokenTree
 from tests.edge_runtime.known_drafts import CONFIG, CPU, GPU, Drafts, welcome

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from edge_runtime.handover import FEW_TOKENS, Handover
-from edge_runtime.policy import Policy
-from edge_runtime.solo import CONFIDENCE_WINDOW
-from edge_runtime.states import Writer
+from edge_runtime.session.handover import FEW_TOKENS, Handover
+from edge_runtime.session.policy import Policy
+from edge_runtime.session.solo import CONFIDENCE_WINDOW
+from edge_runtime.session.states import Writer
 from tests.edge_runtime.world import World
 
 READ = list(range(20))

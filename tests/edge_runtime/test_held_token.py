@@ -5,10 +5,10 @@ import random
 import pytest
 from pytest import approx
 
-from edge_runtime.actions import WriteToken
-from edge_runtime.held_token import HeldToken, Reader
-from edge_runtime.policy import Policy
-from edge_runtime.states import Writer
+from edge_runtime.answer.reading_pacer import HeldToken, Reader
+from edge_runtime.session.actions import WriteToken
+from edge_runtime.session.policy import Policy
+from edge_runtime.session.states import Writer
 from tests.edge_runtime.world import World
 
 

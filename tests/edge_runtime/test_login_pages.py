@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.link import Link, LinkDown, LinkEvent, LinkRefused
+from edge_runtime.link.websocket import Link, LinkDown, LinkEvent, LinkRefused
 from outrider_core.protocol.wire import PROTOCOL_VERSION, Hello
 
 HELLO = Hello(PROTOCOL_VERSION, "t", "d", "test")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.pace import Pace
-from edge_runtime.tuning import LARGEST
+from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.tuning import LARGEST
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Verify, Welcome, encode, pack_tree

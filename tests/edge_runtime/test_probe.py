@@ -18,8 +18,8 @@ import torch
 
 from edge_runtime import probe
 from edge_runtime.runtime import EdgeRuntime
-from export.quant import Profile
-from export.to_onnx import write_onnx
+from export.bundle.quant import Profile
+from export.bundle.to_onnx import write_onnx
 from outrider_core import machine
 from outrider_core.drafting.bundle import (
     FORMAT_VERSION,

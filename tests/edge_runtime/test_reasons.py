@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from edge_runtime.actions import Done, Stall
-from edge_runtime.display import Display
+from edge_runtime.answer.display import Display
+from edge_runtime.answer.stats import Figures
 from edge_runtime.events import Finished, LinkState, LinkStatus
-from edge_runtime.figures import Figures
-from edge_runtime.states import FinishReason
+from edge_runtime.session.actions import Done, Stall
+from edge_runtime.session.states import FinishReason
 from tests.edge_runtime.world import World
 
 

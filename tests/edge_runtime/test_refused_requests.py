@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from edge_runtime.policy import Policy
-from edge_runtime.states import State
-from edge_runtime.timing import Patience
+from edge_runtime.session.policy import Policy
+from edge_runtime.session.states import State
+from edge_runtime.session.timeouts import Patience
 from outrider_core.protocol.wire import (
     ERR_BOUNDS,
     ERR_BUSY,
@@ -28,7 +28,7 @@ LONG = 40
 
 
 class Narrow(World):
-    """The verifier's context is `context`; what does not fit into it would be refused (`cloud/connection.py`)."""
+    """The verifier's context is `context`; what does not fit into it would be refused."""
 
     def __init__(self, rng: random.Random, context: int, max_new: int = 20) -> None:
         super().__init__(rng, max_new)

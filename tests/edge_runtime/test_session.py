@@ -10,15 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.actions import Done, DraftAhead, DraftTree, Pin, ReadText, Send, WriteToken
-from edge_runtime.handover import FEW_TOKENS
-from edge_runtime.policy import Mode, Policy
-from edge_runtime.record import check_record, record_of, restore
-from edge_runtime.session import Session
-from edge_runtime.solo import CONFIDENCE_WINDOW
-from edge_runtime.states import PauseReason, State, Writer
-from edge_runtime.timing import Patience
-from edge_runtime.tokens import LOOP
+from edge_runtime.session.actions import Done, DraftAhead, DraftTree, Pin, ReadText, Send, WriteToken
+from edge_runtime.session.handover import FEW_TOKENS
+from edge_runtime.session.policy import Mode, Policy
+from edge_runtime.session.record import check_record, record_of, restore
+from edge_runtime.session.session import Session
+from edge_runtime.session.solo import CONFIDENCE_WINDOW
+from edge_runtime.session.states import PauseReason, State, Writer
+from edge_runtime.session.timeouts import Patience
+from edge_runtime.session.transcript import LOOP
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree

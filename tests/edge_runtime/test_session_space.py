@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from edge_runtime.actions import DraftTree, WriteToken
-from edge_runtime.policy import Policy
-from edge_runtime.states import Writer
-from edge_runtime.timing import Patience, RoundTimer
+from edge_runtime.session.actions import DraftTree, WriteToken
+from edge_runtime.session.policy import Policy
+from edge_runtime.session.states import Writer
+from edge_runtime.session.timeouts import Patience, RoundTimer
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_BUSY, Error, Features, Opened, Verdict

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.states import TRANSITIONS, Event, State, allowed
+from edge_runtime.session.states import TRANSITIONS, Event, State, allowed
 from tests.edge_runtime.make_traces import FILE, replay, traces
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 from benchmarks.links import EmulatedLink
-from edge_runtime.link import HEAD_START, RENEWALS, Arrived, Link, LinkDown, LinkEvent, LinkUp
+from edge_runtime.link.websocket import HEAD_START, RENEWALS, Arrived, Link, LinkDown, LinkEvent, LinkUp
 from outrider_core.protocol.wire import PROTOCOL_VERSION, SUBPROTOCOL, Features, Hello, Welcome, decode_client, encode
 
 HASH = "0" * 16

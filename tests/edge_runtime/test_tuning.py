@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from edge_runtime.actions import Compare, DraftTree, Send
-from edge_runtime.controller import Controller
-from edge_runtime.pace import Pace
-from edge_runtime.pace_config import PaceConfig
-from edge_runtime.policy import Mode
-from edge_runtime.requests import Flight, Requests
-from edge_runtime.timing import Patience, RoundTimer
-from edge_runtime.tokens import SessionStats
-from edge_runtime.tuning import Tuning, foreseen
+from edge_runtime.session.actions import Compare, DraftTree, Send
+from edge_runtime.session.policy import Mode
+from edge_runtime.session.requests import Flight, Requests
+from edge_runtime.session.timeouts import Patience, RoundTimer
+from edge_runtime.session.transcript import SessionStats
+from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.pace_config import PaceConfig
+from edge_runtime.speed.tuning import Tuning, foreseen
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling

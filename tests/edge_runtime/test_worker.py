@@ -11,13 +11,13 @@ from typing import cast
 
 import pytest
 
-from edge_runtime.actions import Compare, WriteToken
-from edge_runtime.figures import Figures
-from edge_runtime.inbox import Compared, InboxEvent, Written
-from edge_runtime.jobs import DrafterJobs, UnderstudyJobs
-from edge_runtime.policy import Policy
-from edge_runtime.states import Writer
-from edge_runtime.worker import DrafterThread, UnderstudyThread
+from edge_runtime.answer.inbox import Compared, InboxEvent, Written
+from edge_runtime.answer.jobs import DrafterJobs, UnderstudyJobs
+from edge_runtime.answer.stats import Figures
+from edge_runtime.answer.threads import DrafterThread, UnderstudyThread
+from edge_runtime.session.actions import Compare, WriteToken
+from edge_runtime.session.policy import Policy
+from edge_runtime.session.states import Writer
 from outrider_core.drafting.drafter import Draft, Drafter
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.understudy import Understudy

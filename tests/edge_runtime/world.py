@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import structs
 
-from edge_runtime.actions import (
+from edge_runtime.session.actions import (
     Action,
     AddRows,
     Adopt,
@@ -33,13 +33,13 @@ from edge_runtime.actions import (
     Stall,
     WriteToken,
 )
-from edge_runtime.controller import Controller
-from edge_runtime.pace import Pace
-from edge_runtime.policy import Mode, Policy
-from edge_runtime.session import Session
-from edge_runtime.states import Writer
-from edge_runtime.timing import Patience, RoundTimer
-from edge_runtime.tuning import Tuning
+from edge_runtime.session.policy import Mode, Policy
+from edge_runtime.session.session import Session
+from edge_runtime.session.states import Writer
+from edge_runtime.session.timeouts import Patience, RoundTimer
+from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.tuning import Tuning
 from outrider_core.drafting.drafter import Draft, TreeShape
 from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.costs import CostCurve
@@ -69,7 +69,7 @@ from outrider_core.protocol.wire import (
 EOS = 0
 VOCAB = 5
 PROMPT = [3, 1, 4]
-STREAMED_ROWS = 3  # as cloud.features has it, but for answers this short
+STREAMED_ROWS = 3  # as cloud.engine.features has it, but for answers this short
 SHAPE = RowShape(1, 2)
 WELCOME = Welcome(1, "t", "d", VOCAB, 64, 8, 8)
 PATIENCE = Patience(open=0.5, connect=0.2, silence=1.0, offline=1e9)

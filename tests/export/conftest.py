@@ -21,13 +21,13 @@ from filelock import FileLock
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
-from export import bundle as module
-from export.bundle import write_bundle
-from export.features import FeatureCache
-from export.plan import Options
-from export.steps import example_inputs
-from export.to_executorch import write_executorch
-from export.to_onnx import write_onnx
+from export.bundle import bundle as module
+from export.bundle.bundle import write_bundle
+from export.bundle.plan import Options
+from export.bundle.steps import example_inputs
+from export.bundle.to_executorch import write_executorch
+from export.bundle.to_onnx import write_onnx
+from export.train.features import FeatureCache
 from outrider_core.drafting.bundle import MANIFEST
 from outrider_core.drafting.engines import Engine
 from outrider_core.models.drafter_files import load_drafter

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from export.answers import Limits, generate_answers, read_answers
-from export.decoder import SlotDecoder, choose
-from export.prompts import ChatFormat, Conversation, UserTurn, plan, read_prompts
+from export.train.answers import Limits, generate_answers, read_answers
+from export.train.decoder import SlotDecoder, choose
+from export.train.prompts import ChatFormat, Conversation, UserTurn, plan, read_prompts
 from outrider_core.models.target import DEFAULT_TARGET, Target, open_target
 from outrider_core.protocol.sampling import Sampling
 from tests.device import DEVICE, EXACT

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from export.batches import MASKED, build_batch, draft_vocabulary, draw_window, epoch_order, row_mask_of
-from export.features import FeatureCache, Sequence
-from export.loss import HeadLoss
-from export.recipe import TrainSettings
-from export.trainer import forward, losses
+from export.train.batches import MASKED, build_batch, draft_vocabulary, draw_window, epoch_order, row_mask_of
+from export.train.features import FeatureCache, Sequence
+from export.train.loss import HeadLoss
+from export.train.recipe import TrainSettings
+from export.train.trainer import forward, losses
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
 from tests.export.tiny_training import fresh_moa, some_sequences

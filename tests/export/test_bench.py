@@ -18,9 +18,9 @@ import pytest
 from rich.console import Console
 
 from edge_runtime.probe import TREES
-from export import bench as module
-from export.bench import HEADING, bench, bench_bundle, bench_markdown, show, write_into_report
-from export.report import replace_section
+from export.bundle import bench as module
+from export.bundle.bench import HEADING, bench, bench_bundle, bench_markdown, show, write_into_report
+from export.bundle.report import replace_section
 from outrider_core.drafting.bundle import BundleError, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from tests.edge_runtime.test_probe import MAX_WIDTH, STEP_BYTES, tiny_bundle
@@ -243,7 +243,7 @@ INTERRUPTED = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from export import bench
+from export.bundle import bench
 
 class Meter(bench.Meter):
     def update(self, done, note):

@@ -16,12 +16,12 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from cloud.process import VerifierProcess
-from export import check as module
+from cloud.torch_engine.process import VerifierProcess
 from export.__main__ import main
-from export.bundle import write_bundle
-from export.check import broken_bounds, facts
-from export.steps import RANDOM_ROWS, TARGET_ANSWERS, Passage
+from export.bundle import check as module
+from export.bundle.bundle import write_bundle
+from export.bundle.check import broken_bounds, facts
+from export.bundle.steps import RANDOM_ROWS, TARGET_ANSWERS, Passage
 from outrider_core.drafting.bundle import MANIFEST, Manifest, open_bundle
 from outrider_core.models.drafter_files import save_drafter
 from outrider_core.models.folders import drafters_folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from export.calibration import LEAST_ROWS, Calibrator
+from export.train.calibration import LEAST_ROWS, Calibrator
 
 
 @pytest.mark.parametrize("temperature", [0.5, 0.8, 1.0, 1.6])

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export import corpus
-from export.corpus import CorpusError, pack, unpack
+from export.train import corpus
+from export.train.corpus import CorpusError, pack, unpack
 
 ids = st.lists(st.integers(0, 200_000), max_size=40)
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.answers import Limits, generate_answers, read_answers
-from export.exact_decoder import Spans
-from export.prompts import ChatFormat, Conversation, UserTurn
-from export.train_options import TrainOptions
-from export.writer import writing_copy
+from export.train.answers import Limits, generate_answers, read_answers
+from export.train.exact_decoder import Spans
+from export.train.prompts import ChatFormat, Conversation, UserTurn
+from export.train.train_options import TrainOptions
+from export.train.writer import writing_copy
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.part import POOL_BLOCK
 from tests.targets.plain import lowered, plain_decode_8bit

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from export.check import check_metadata, facts
-from export.quant import BLOCKS, quantise
-from export.steps import example_inputs
+from export.bundle.check import check_metadata, facts
+from export.bundle.quant import BLOCKS, quantise
+from export.bundle.steps import example_inputs
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
 from outrider_core.drafting.drafter import Drafter, TreeShape
 from outrider_core.drafting.engines import Engine, open_engine

@@ -21,11 +21,11 @@ import torch
 from safetensors.torch import load_file
 
 from edge_runtime.runtime import EdgeRuntime
-from export import bundle as module
-from export import to_executorch, to_onnx
 from export.__main__ import main
-from export.bundle import DRAFT_IDS_FILE, NULL_ROW_FILE, write_bundle
-from export.check import facts
+from export.bundle import bundle as module
+from export.bundle import to_executorch, to_onnx
+from export.bundle.bundle import DRAFT_IDS_FILE, NULL_ROW_FILE, write_bundle
+from export.bundle.check import facts
 from outrider_core.drafting.bundle import FORMAT_VERSION, MANIFEST, SERVER_HALF_FILE, BundleError, open_bundle
 from outrider_core.drafting.engines import open_engine
 from outrider_core.drafting.engines.onnx import OnnxEngine
@@ -234,7 +234,7 @@ def test_tight_memory_leaves_the_target_unloaded(
     folders: Folders, reused: Reused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1_500_000_000))
-    monkeypatch.setattr("export.steps.load_target", no_call)
+    monkeypatch.setattr("export.bundle.steps.load_target", no_call)
     report = write_bundle(folders.options(tmp_path / "bundle"))
     assert report["compared_on"].startswith("random feature rows")
     assert report["engines"]["onnx"]["parity"]["flips"] == 0

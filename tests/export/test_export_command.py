@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from export import bundle as module
 from export.__main__ import main
+from export.bundle import bundle as module
 from outrider_core.drafting.bundle import open_bundle
 from outrider_core.models.moa import DeviceHalf
 from tests.export.conftest import ENVIRONMENT, ROOT, Bundles, Folders, run, snapshot

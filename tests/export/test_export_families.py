@@ -14,7 +14,7 @@ from onnx import TensorProto
 from edge_runtime.events import Event, Finished
 from edge_runtime.runtime import EdgeRuntime
 from export.__main__ import main
-from export.plan import make_plan
+from export.bundle.plan import make_plan
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
 from outrider_core.drafting.drafter import Drafter, TreeShape
 from outrider_core.drafting.engines import Engine, open_engine

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from cloud.torch_engine.features import TorchFeatures
 from cloud.torch_engine.runner import TorchRunner
-from export.features import FeatureCache, OnlineFeatures
+from export.train.features import FeatureCache, OnlineFeatures
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
 from tests.export.tiny_training import fresh_moa, some_sequences

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from export import train
-from export.features import FeatureCache, Sequence
-from export.forecast import Forecast, forecast, forecast_training
-from export.prompts import Conversation, UserTurn
-from export.share import ALONE
-from export.train_options import TrainOptions
-from export.training_set import MOA, TrainingSet
+from export.train import train
+from export.train.features import FeatureCache, Sequence
+from export.train.forecast import Forecast, forecast, forecast_training
+from export.train.prompts import Conversation, UserTurn
+from export.train.share import ALONE
+from export.train.train_options import TrainOptions
+from export.train.training_set import MOA, TrainingSet
 from outrider_core.models.drafter_files import save_drafter
 from outrider_core.models.target import Target
 from tests.tiny import tiny_model, tiny_target, tiny_tokenizer
@@ -58,8 +58,8 @@ def test_tokens_disk_and_hours(target: Target, tmp_path: Path) -> None:
 
 
 def test_only_what_is_left_is_written(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.forecast.writing_rate", lambda *_: 2.0)
-    monkeypatch.setattr("export.forecast.step_seconds", lambda *_: (5.0, 4.0))
+    monkeypatch.setattr("export.train.forecast.writing_rate", lambda *_: 2.0)
+    monkeypatch.setattr("export.train.forecast.step_seconds", lambda *_: (5.0, 4.0))
     told = [forecast(target, MOA, None, PLANS, left, options(tmp_path, batch_tokens=1)) for left in (2, 1)]
     assert [one.writing for one in told] == [21 / 2, 21 / 4]
     kept, online = told[0], forecast(target, MOA, None, PLANS, 2, options(tmp_path, batch_tokens=1, features="online"))
@@ -68,7 +68,7 @@ def test_only_what_is_left_is_written(target: Target, tmp_path: Path, monkeypatc
 
 def test_given_answers_are_told_too(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three passes, and in two rounds four texts of the drafter's beside as many of the target's, read once more."""
-    monkeypatch.setattr("export.forecast.step_seconds", lambda *_: (5.0, 4.0))
+    monkeypatch.setattr("export.train.forecast.step_seconds", lambda *_: (5.0, 4.0))
     texts = [Sequence(list(range(4, 24)), ((5, 20),))] * 8
     given = options(tmp_path, batch_tokens=1, own_text=2, on_policy=2, features="online")
     told = forecast_training(target, MOA, texts, given)

@@ -15,10 +15,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from edge_runtime.guesses import TIMED_NODES, Guesses, guesses_for
-from edge_runtime.policy import Mode, Policy
+from edge_runtime.answer.offline_drafter import TIMED_NODES, Guesses, guesses_for
 from edge_runtime.runtime import EdgeRuntime
-from export.understudy import write_understudy
+from edge_runtime.session.policy import Mode, Policy
+from export.bundle.understudy import write_understudy
 from outrider_core.drafting.bundle import MANIFEST, SERVER_HALF_FILE, UNDERSTUDY_FOLDER, Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.drafting.engines import Engine, open_engine
@@ -206,7 +206,7 @@ def test_trees_that_are_worth_nothing_cost_next_to_nothing(bundle: Bundle, monke
     """Many short answers to long prompts, which the drafter would have to read, by a clock of their own."""
     guesser, clock = guesses(bundle), [0.0]
     timed = Timed(0.02, 0.02, guesser._features._config.kv_width)
-    monkeypatch.setattr("edge_runtime.guesses.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("edge_runtime.answer.offline_drafter.time.perf_counter", lambda: clock[0])
     step = guesser._made.args[1].step
 
     def slow(*inputs: np.ndarray) -> object:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from export.muon import Muon, orthogonal
+from export.train.muon import Muon, orthogonal
 
 SHAPES = ((24, 8), (8, 24), (16, 16))
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from cloud.loading import load_model
 from cloud.settings import Settings
 from export.__main__ import main
-from export.corpus import pack
-from export.ngrams import LEAST_RATE, LEAST_SEEN, count_ngrams
+from export.train.corpus import pack
+from export.train.ngrams import LEAST_RATE, LEAST_SEEN, count_ngrams
 from outrider_core.drafting.ngrams import NGRAMS_FILE, PARTS, NgramTable
 from outrider_core.models.moa_config import DrafterError
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model

@@ -14,9 +14,9 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from export.parity import NEAR_TIE, compare
-from export.quant import Profile, rebuild
-from export.steps import (
+from export.bundle.parity import NEAR_TIE, compare
+from export.bundle.quant import Profile, rebuild
+from export.bundle.steps import (
     ANSWER_TOKENS,
     LOOKAHEAD,
     PROMPTS,
@@ -26,7 +26,7 @@ from export.steps import (
     passages_for,
     roots,
 )
-from export.to_onnx import accuracy_levels
+from export.bundle.to_onnx import accuracy_levels
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.engines import Floats, Ints, open_engine
 from outrider_core.drafting.engines.onnx import OnnxEngine
@@ -289,7 +289,7 @@ def test_answers_are_kept_for_an_interrupted_export(
     def decode(*_: Any) -> None:
         raise AssertionError("the target answers again")
 
-    monkeypatch.setattr("export.answers.SlotDecoder.prefill", decode)
+    monkeypatch.setattr("export.train.answers.SlotDecoder.prefill", decode)
     _, second = make_passages(folders, tmp_path, load=True)
     for a, b in zip(first, second, strict=True):
         assert np.array_equal(a.tokens, b.tokens) and np.array_equal(a.rows, b.rows)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
-from export import quant
-from export.quant import (
+from export.bundle import quant
+from export.bundle.quant import (
     BLOCKS,
     BlockTable,
     DivNorm,
@@ -35,7 +35,7 @@ from export.quant import (
     table,
     without_tables,
 )
-from export.steps import example_inputs
+from export.bundle.steps import example_inputs
 from outrider_core.models.moa import DeviceHalf
 from outrider_core.models.moa_config import MoAConfig
 

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import DynamicCache
 
-import export.reference
-from export.reference import import_checkpoint
+import export.train.reference_import
+from export.train.reference_import import import_checkpoint
 from outrider_core.models.drafter_arrays import CONFIG_FILE, WEIGHTS_FILE
 from outrider_core.models.drafter_files import load_drafter, save_drafter
 from outrider_core.models.identity import model_identity
@@ -554,7 +554,7 @@ def test_failing_halfway_leaves_the_output_as_it_was(
         (folder / WEIGHTS_FILE).write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(export.reference, "save_drafter", fail)
+    monkeypatch.setattr(export.train.reference_import, "save_drafter", fail)
     place.tensors = weights(seed=9)
     with pytest.raises(OSError, match="disk full"):
         place.write().run()

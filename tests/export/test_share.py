@@ -10,14 +10,14 @@ import pytest
 import torch.distributed as dist
 from torch.multiprocessing import spawn
 
-from export.share import ALONE, Share
+from export.train.share import ALONE, Share
 
 
 def test_the_first_rank_goes_through_a_block_before_the_others_and_all_leave_it_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     barrier = threading.Barrier(3)
-    monkeypatch.setattr("export.share.dist.barrier", lambda: barrier.wait(timeout=20))
+    monkeypatch.setattr("export.train.share.dist.barrier", lambda: barrier.wait(timeout=20))
     seen: list[tuple[str, int]] = []
 
     def work(rank: int) -> None:

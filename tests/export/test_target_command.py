@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from export import target as module
 from export.__main__ import main
+from export.target import target as module
 from outrider_core.models.identity import model_identity
 from outrider_core.targets.bundle import DATA_FILE, MANIFEST_FILE, open_target_bundle
 from outrider_core.targets.part import Part
@@ -163,9 +163,9 @@ def test_what_cannot_work_is_one_line(
     assert error_of("target", str(tmp_path / "absent.gguf"), *output).endswith("absent.gguf: no such file")
     taken = ["--output-dir", str(foreign)]
     assert "is not a target bundle; choose an empty or new --output-dir" in error_of("target", str(source), *taken)
-    monkeypatch.setattr("export.target_plan.BASE_BYTES", 10**15)
+    monkeypatch.setattr("export.target.target_plan.BASE_BYTES", 10**15)
     assert "GB of memory are needed" in error_of(*command)
-    monkeypatch.setattr("export.target_plan.bundle_bytes", lambda *_: 10**16)
+    monkeypatch.setattr("export.target.target_plan.bundle_bytes", lambda *_: 10**16)
     assert "GB free, 30000000.0 GB are needed; free some or choose another --output-dir" in error_of(*command)
     assert left(tmp_path) == []
 

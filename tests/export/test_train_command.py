@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from export.__main__ import main
-from export.corpus import pack
+from export.train.corpus import pack
 from outrider_core.drafting.ngrams import NgramTable
 from outrider_core.models.drafter_files import load_drafter
 from tests.export.conftest import ENVIRONMENT, ROOT, Folders, run

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from export.__main__ import main
-from export.recipe import TrainSettings
-from export.train_command import add_train_options, next_command, read_train_options
-from export.train_options import DEFAULTS, LARGE, OPTIONS, PRESETS, SMALL, OptionsError, TrainOptions
+from export.train.recipe import TrainSettings
+from export.train.train_command import add_train_options, next_command, read_train_options
+from export.train.train_options import DEFAULTS, LARGE, OPTIONS, PRESETS, SMALL, OptionsError, TrainOptions
 
 OUT = Path("drafters/mine")
 ROOT = Path(__file__).parents[2]

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from export import precision
-from export import trainer as module
-from export.batches import Batch, build_batch, row_mask_of
-from export.features import FeatureCache, OnlineFeatures, Sequence
-from export.own_text import write_alone
-from export.precision import training_dtype
-from export.recipe import TrainSettings
-from export.train_options import OptionsError, TrainOptions
-from export.trainer import Trainer, losses
-from export.training_set import TrainingSet
+from export.train import precision
+from export.train import trainer as module
+from export.train.batches import Batch, build_batch, row_mask_of
+from export.train.features import FeatureCache, OnlineFeatures, Sequence
+from export.train.own_text import write_alone
+from export.train.precision import training_dtype
+from export.train.recipe import TrainSettings
+from export.train.train_options import OptionsError, TrainOptions
+from export.train.trainer import Trainer, losses
+from export.train.training_set import TrainingSet
 from outrider_core.models.drafter_files import save_drafter
 from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import DrafterError, MoAConfig
@@ -192,7 +192,7 @@ def test_held_out_sequences_are_never_trained_on(bench: Bench, monkeypatch: pyte
 
 def test_evaluation_counts_what_the_head_agrees_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter whose states are the target's own agrees everywhere that is measured."""
-    monkeypatch.setattr("export.calibration.LEAST_ROWS", 2)
+    monkeypatch.setattr("export.train.calibration.LEAST_ROWS", 2)
     trainer = bench.trainer("run")
     assert all(0 <= share <= 1 for shares in trainer.evaluate()[0].values() for share in shares)
     monkeypatch.setattr(module, "forward", lambda moa, batch: batch.hidden)

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from export.features import Sequence
+from export.train.features import Sequence
 from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target

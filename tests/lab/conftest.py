@@ -10,8 +10,8 @@ import torch
 
 from cloud.loading import load_verifier
 from cloud.settings import Settings
-from export.features import Sequence
-from export.training_set import TrainingSet
+from export.train.features import Sequence
+from export.train.training_set import TrainingSet
 from lab.baselines.files import VARIANTS
 from lab.contenders import BaselineContender, Contender, MoAContender, VariantContender
 from lab.kinds import KINDS

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from export.batches import build_batch
-from export.features import FeatureCache
-from export.recipe import TrainSettings
-from export.trainer import Trainer, forward
-from export.training_set import TrainingSet
+from export.train.batches import build_batch
+from export.train.features import FeatureCache
+from export.train.recipe import TrainSettings
+from export.train.trainer import Trainer, forward
+from export.train.training_set import TrainingSet
 from lab.baselines.eagle3 import DRAFTED, Eagle3
 from lab.baselines.files import VARIANTS, load_baseline, save_baseline
 from lab.kinds import KINDS

@@ -13,13 +13,13 @@ import torch
 from rich.console import Console
 
 from benchmarks.questions import Question
-from export.batches import build_batch
-from export.bundle import write_bundle
-from export.features import OnlineFeatures, Sequence
-from export.plan import Options
-from export.recipe import TrainSettings
-from export.trainer import forward
-from export.training_set import TrainingSet
+from export.bundle.bundle import write_bundle
+from export.bundle.plan import Options
+from export.train.batches import build_batch
+from export.train.features import OnlineFeatures, Sequence
+from export.train.recipe import TrainSettings
+from export.train.trainer import forward
+from export.train.training_set import TrainingSet
 from lab import offline_curve
 from lab.baselines.deeper import SecondCrossMoA, SecondSelfMoA
 from lab.baselines.eagle3 import Eagle3

@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 
 from cloud.settings import Settings
-from export.bundle import write_bundle
-from export.plan import Options
+from export.bundle.bundle import write_bundle
+from export.bundle.plan import Options
 from lab.peers import (
     REFERENCE,
     EnginePeer,

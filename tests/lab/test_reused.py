@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from export.batches import build_batch
-from export.features import OnlineFeatures, Sequence
-from export.recipe import TrainSettings
-from export.training_set import TrainingSet
+from export.train.batches import build_batch
+from export.train.features import OnlineFeatures, Sequence
+from export.train.recipe import TrainSettings
+from export.train.training_set import TrainingSet
 from lab.baselines.reused import ReusedLayerMoA
 from outrider_core.models.drafter_files import load_drafter, save_drafter
 from outrider_core.models.moa import MoA

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from export.batches import MASKED, Batch, row_mask_of
-from export.trainer import forward
+from export.train.batches import MASKED, Batch, row_mask_of
+from export.train.trainer import forward
 from outrider_core.models.layers import Attention
 from outrider_core.models.moa import DeviceHalf, MoA
 from outrider_core.models.moa_config import DrafterError, MoAConfig

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import outrider
-from export.bundle import write_bundle
-from export.plan import Options
+from export.bundle.bundle import write_bundle
+from export.bundle.plan import Options
 from tests.package.conftest import ROOT, Distributions, Installed, make_venv, pip_install
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import outrider_core.protocol
+from outrider_core.chat.tool_grammar import ToolFunction, ToolRules
 from outrider_core.protocol import wire
 from outrider_core.protocol.constraint import (
     GRAMMAR_JSON_OBJECT,
@@ -27,7 +28,6 @@ from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ClientMessage, ServerMessage, pack_ids, pack_tree
-from outrider_core.tool_grammar import ToolFunction, ToolRules
 
 FOLDER = Path(outrider_core.protocol.__file__).parent / "vectors"
 NOISE_FILE, FRAMES_FILE = FOLDER / "noise.json", FOLDER / "frames.json"

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.understudy import write_understudy
+from export.bundle.understudy import write_understudy
 from outrider_core.drafting.bundle import MANIFEST, UNDERSTUDY_FOLDER, Bundle, BundleError, open_bundle
 from outrider_core.models.identity import model_identity
 from outrider_core.protocol.constraint import Constraint, Rules, pack_bias

@@ -1,6 +1,6 @@
 /**
  * Conversations with tools for chat templates that do not write them: the same in plain turns, in a form of our own
- * (`outrider_core/chat_tools.py`).
+ * (`outrider_core/chat/tools.py`).
  */
 
 import type { ChatMessage, ToolCall } from "./chatBoundary.js";

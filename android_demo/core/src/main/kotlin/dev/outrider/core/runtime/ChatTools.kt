@@ -1,6 +1,6 @@
 /**
  * Conversations with tools for chat templates that do not write them: the same in plain turns, in a form of our own
- * (`outrider_core/chat_tools.py`). A template that writes them itself needs more of Jinja than [ChatTemplate] has.
+ * (`outrider_core/chat/tools.py`). A template that writes them itself needs more of Jinja than [ChatTemplate] has.
  */
 package dev.outrider.core.runtime
 

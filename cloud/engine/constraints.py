@@ -1,0 +1,143 @@
+"""Makes the rules of constrained answers, in a thread of its own: a large schema holds up its sender alone."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+from cloud.telemetry import log
+from outrider_core.chat.grammar import (
+    CompiledGrammars,
+    Grammar,
+    GrammarError,
+    Grammars,
+    GrammarsUnavailable,
+    check_grammars,
+    open_grammars,
+)
+from outrider_core.chat.tokenizer import ChatTokenizer
+from outrider_core.protocol.constraint import (
+    GRAMMAR_NONE,
+    GRAMMAR_TOOLS,
+    OBEYS_BIAS,
+    OBEYS_JSON,
+    OBEYS_TOOLS,
+    Constraint,
+    Rules,
+)
+
+#: accounts that have compiled grammars kept
+ACCOUNTS = 64
+
+
+class ConstraintDesk:
+    """Compiles the grammars of constraints and follows their answers' text, the accounts in turns.
+
+    obeys: OBEYS_*, what constraints may ask for; `open` says which grammars there are.
+    """
+
+    def __init__(self, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
+        self.obeys = OBEYS_BIAS
+        self._tokenizer: ChatTokenizer | None = None
+        self._grammars: Grammars | None = None  # takes memory, so it is opened for the first answer that wants one
+        self._compiled: OrderedDict[str, CompiledGrammars] = OrderedDict()
+        self._executor = ThreadPoolExecutor(1, "constraints")
+        self._lock = threading.Lock()
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}
+
+    def open(self, tokenizer: ChatTokenizer | None) -> None:
+        """Offer grammars too, where there is a tokenizer and the installed packages allow it."""
+        try:
+            if tokenizer is None:
+                raise GrammarsUnavailable("the target has no tokenizer")
+            check_grammars(self._eos_ids)
+            self._tokenizer = tokenizer
+            self.obeys = OBEYS_BIAS | OBEYS_JSON | OBEYS_TOOLS
+        except GrammarsUnavailable as error:
+            log.info("no structured output here", why=str(error))
+
+    def check(self, constraint: Constraint, length: int) -> str:
+        """Why it is refused at once for a text of `length` tokens, prompt included; "" where it is not."""
+        if constraint.needs & ~self.obeys:
+            return "this verifier offers no structured output; its log says why"
+        if constraint.begin > length:
+            return f"the constraint begins at token {constraint.begin}; there are {length}"
+        if max(constraint.bias, default=0) >= self._vocab_size:
+            return f"a bias of token {max(constraint.bias)}; the vocabulary has {self._vocab_size}"
+        return ""
+
+    def prepare(
+        self, account: str, constraint: Constraint, tokens: Sequence[int], wanted: Callable[[], bool]
+    ) -> Future[Rules]:
+        """Rules at the end of `tokens`, for a constraint that `check` has let pass. Nothing is done once not `wanted`.
+
+        The future raises GrammarError where the schema cannot be obeyed, or where `tokens` have not obeyed it.
+        """
+        future: Future[Rules] = Future()
+        call = partial(self._prepare, future, account, constraint, tokens, wanted)
+        with self._lock:
+            self._waiting.setdefault(account, deque()).append(call)
+        try:
+            self._executor.submit(self._next)
+        except RuntimeError:  # closed
+            future.cancel()
+        return future
+
+    def close(self) -> None:
+        """End the thread; what waits is dropped."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _next(self) -> None:
+        """Run one call of the account whose turn it is."""
+        with self._lock:
+            account = next(iter(self._waiting))
+            queue = self._waiting.pop(account)
+            call = queue.popleft()
+            if queue:
+                self._waiting[account] = queue  # behind the other accounts'
+        call()
+
+    def _prepare(
+        self,
+        future: Future[Rules],
+        account: str,
+        constraint: Constraint,
+        tokens: Sequence[int],
+        wanted: Callable[[], bool],
+    ) -> None:
+        if not wanted():
+            future.cancel()
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            rules = Rules(constraint, self._grammar(account, constraint).matcher() if constraint.grammar else None)
+            rules.follow(tokens)
+            if rules.broken:
+                raise GrammarError(f"the answer so far does not obey its constraint: {rules.broken}")
+            future.set_result(rules)
+        except GrammarError as error:
+            future.set_exception(error)
+        except BaseException as error:  # a panic in Rust is no Exception
+            log.error("constraint failed", error=type(error).__name__)
+            future.set_exception(GrammarError("the constraint cannot be obeyed: compiling it failed"))
+
+    def _grammar(self, account: str, constraint: Constraint) -> Grammar:
+        """Compiled, or as it was compiled for this account before."""
+        assert self._tokenizer is not None and constraint.grammar != GRAMMAR_NONE
+        if self._grammars is None:
+            try:
+                self._grammars = open_grammars(self._tokenizer.tokenizer, self._vocab_size, self._eos_ids)
+            except GrammarsUnavailable as error:
+                self.obeys = OBEYS_BIAS
+                log.error("no structured output here", why=str(error))
+                raise GrammarError(f"this verifier offers no structured output: {error}") from None
+        mine = self._compiled.setdefault(account, CompiledGrammars())
+        self._compiled.move_to_end(account)
+        grammar = mine.get(self._grammars, constraint.schema, constraint.grammar == GRAMMAR_TOOLS)
+        while len(self._compiled) > ACCOUNTS:
+            self._compiled.popitem(last=False)
+        return grammar

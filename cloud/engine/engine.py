@@ -1,0 +1,141 @@
+"""The engine: one ragged forward of the target for all scheduled sessions, then acceptance and feature rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cloud.engine.acceptance import AcceptedPath, Draft, accept_paths
+from cloud.engine.kvpool import KVPool
+from cloud.engine.runner import FeatureProducer, Logits, ModelRunner
+from cloud.engine.sessions import Session
+from outrider_core.protocol.rows import pack_rows
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.targets.part import Part
+
+_NO_TREE = TokenTree()
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One session's part of a step: `chain` committed tokens without keys and values yet, then a tree.
+
+    tree: hangs below the last committed token, which then must be the chain's last; None for a prefill
+    chunk, which yields no logits. features: bring the session's feature rows up to date. top: tell the chances of each
+    token drawn, and so many beside it; None: do not.
+    """
+
+    session: Session
+    chain: int
+    tree: TokenTree | None = None
+    features: bool = True
+    top: int | None = None
+
+
+class Engine:
+    """Runs steps on a target; one thread at a time. A session's result does not depend on its neighbours."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        pool: KVPool,
+        producer: FeatureProducer,
+        eos_ids: Iterable[int],
+        max_context: int,
+    ) -> None:
+        self.runner, self.pool, self.producer = runner, pool, producer
+        self._eos_ids, self._max_context = frozenset(eos_ids), max_context
+
+    def step(self, segments: Sequence[Segment]) -> list[AcceptedPath | None]:
+        """Run all segments, for which the pool must hold rows. Returns a path per segment, None where it has no tree.
+
+        Sessions change only if everything succeeded: their tokens, feature rows and used pool rows grow. One whose path
+        has `failed` does not change.
+        """
+        parts = [self._part(segment) for segment in segments]
+        paths = self._accept(segments, self._forward(parts))
+        self._compact(segments, paths)
+        used = [
+            part.past if path and path.failed else part.past + len(part.chain) + (len(path.accepted) if path else 0)
+            for part, path in zip(parts, paths, strict=True)
+        ]
+        features = self._features(segments, used)
+        for segment, path, rows_used, packed in zip(segments, paths, used, features, strict=True):
+            session = segment.session
+            if path is not None and path.failed:
+                continue
+            self.pool.extent(session.id).used = rows_used
+            session.rows.append(packed)
+            if path is not None and segment.tree is not None:
+                session.tokens += [segment.tree.tokens[node] for node in path.accepted]
+                session.tokens.append(path.bonus)
+        return paths
+
+    def _part(self, segment: Segment) -> Part:
+        session, extent = segment.session, self.pool.extent(segment.session.id)
+        chain = tuple(session.tokens[extent.used : extent.used + segment.chain])
+        return Part(extent.base, extent.used, chain, segment.tree or _NO_TREE, segment.tree is not None)
+
+    def _forward(self, parts: Sequence[Part]) -> Logits | None:
+        """Logits of all wanted tokens. Parts without tokens only lack feature rows."""
+        busy = [part for part in parts if len(part)]
+        return self.runner.forward(busy) if busy else None
+
+    def _accept(self, segments: Sequence[Segment], logits: Logits | None) -> list[AcceptedPath | None]:
+        if logits is None:
+            return [None] * len(segments)
+        drafts, row = list[Draft](), 0
+        for segment in segments:
+            if segment.tree is not None:
+                session = segment.session
+                if session.rules:
+                    session.rules.follow(session.tokens)
+                drafts.append(Draft(segment.tree, session.sampling, len(session.tokens), row, session.rules))
+                row += 1 + len(segment.tree)
+        accepted = accept_paths(logits.draw, drafts, self._eos_ids, self._max_context)
+        tops = [segment.top for segment in segments if segment.tree is not None]
+        paths = iter([_told(logits, *each) for each in zip(drafts, accepted, tops, strict=True)])
+        return [None if segment.tree is None else next(paths) for segment in segments]
+
+    def _compact(self, segments: Sequence[Segment], paths: Sequence[AcceptedPath | None]) -> None:
+        """Move accepted nodes' rows right behind the prefix, for all sessions at once."""
+        sources, targets = list[int](), list[int]()
+        for segment, path in zip(segments, paths, strict=True):
+            if path is None or path.failed:
+                continue
+            extent = self.pool.extent(segment.session.id)
+            first = extent.base + extent.used + segment.chain
+            for index, node in enumerate(path.accepted):
+                if node != index:
+                    sources.append(first + node)
+                    targets.append(first + index)
+        self.pool.move(sources, targets)
+
+    def _features(self, segments: Sequence[Segment], used: Sequence[int]) -> list[bytes]:
+        """For each segment the packed feature rows that its session lacks, computed for all sessions in one pass."""
+        lacking = [
+            range(segment.session.rows.stop, rows_used if segment.features else 0)
+            for segment, rows_used in zip(segments, used, strict=True)
+        ]
+        pool_rows, positions = list[int](), list[int]()
+        for segment, span in zip(segments, lacking, strict=True):
+            base = self.pool.extent(segment.session.id).base
+            pool_rows += [base + position for position in span]
+            positions += span
+        if not positions:
+            return [b""] * len(segments)
+        rows = self.producer.rows(self.runner.gather(self.producer.layers, pool_rows), positions)
+        packed, begin = list[bytes](), 0
+        for span in lacking:
+            packed.append(pack_rows(rows[begin : begin + len(span)]) if len(span) else b"")
+            begin += len(span)
+        return packed
+
+
+def _told(logits: Logits, draft: Draft, path: AcceptedPath, top: int | None) -> AcceptedPath:
+    """The path with the chances of its tokens, where they are asked for."""
+    if top is None or path.failed:
+        return path
+    rows = [draft.row, *(draft.row + 1 + node for node in path.accepted)]
+    tokens = [*(draft.tree.tokens[node] for node in path.accepted), path.bonus]
+    return path._replace(chances=logits.chances(rows, tokens, top))

@@ -1,0 +1,113 @@
+"""What sessions of one account have in common runs through the target once; the others copy its keys and values."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence, Set
+from functools import cache
+
+from cloud.engine.jobs import PendingSession
+from cloud.engine.kvpool import KVPool
+from cloud.engine.sessions import LEAST_SHARED, Session, SessionStore, common_prefix
+
+#: rows that are copied between two steps, all accounts together, as other sessions wait for it; one prefix of each
+#: account may be longer
+COPIED_ROWS = 1024
+_TOKEN_BYTES = array("I").itemsize
+
+
+class Prefixes:
+    """Brings sessions that lack keys and values those that another session of their account has for the same tokens.
+
+    What is copied is what the session would have computed: keys and values depend on nothing but the tokens up to
+    theirs. Nothing is ever written to another session's rows, and nothing is told or taken across accounts.
+
+    tokens: how many were copied or taken over in place of being run. sessions: how often.
+    """
+
+    def __init__(self, pool: KVPool, store: SessionStore) -> None:
+        self._pool, self._store = pool, store
+        self.tokens = self.sessions = 0
+
+    def share(self, waiting: Sequence[PendingSession]) -> set[PendingSession]:
+        """Copy to sessions that wait for a step, the oldest claim on the pool first.
+
+        Returns those that take no part in the next step: a session with an older claim runs what they lack, or enough
+        was copied for now. The first of `waiting` is never among them.
+        """
+        held, running, later = set[bytes](), list[Session](), set[PendingSession]()
+        accounts = {pending.account for pending in waiting}
+        room = dict.fromkeys(accounts, max(1, COPIED_ROWS // max(1, len(accounts))))
+        packed, others = cache(_packed), cache(lambda account: list(self._store.of_account(account)))
+        for pending in waiting:
+            session = pending.session
+            held.add(session.id)
+            if any(self._runs_for(other, session, packed) for other in running):
+                later.add(pending)
+                continue
+            source, rows = self._source(session, others(pending.account))
+            if source is not None and room[pending.account] <= 0:
+                later.add(pending)
+                continue
+            if source is not None:
+                room[pending.account] -= self._take(source, session, rows, held)
+            if self._pool.used(session.id) < self._end(session):
+                running.append(session)
+        return later
+
+    def _end(self, session: Session) -> int:
+        """Tokens that have run before the root can."""
+        return len(session.tokens) - 1
+
+    def _runs_for(self, other: Session, session: Session, packed: Callable[[Session], bytes]) -> bool:
+        """Whether `other` is about to run enough of what `session` lacks."""
+        count = max(self._pool.used(session.id) + LEAST_SHARED, self._pool.used(other.id) + 1)
+        if other.account != session.account or count > min(self._end(other), self._end(session)):
+            return False
+        if other.tokens[count - 1] != session.tokens[count - 1]:
+            return False  # nearly all that differ differ here
+        return packed(other).startswith(packed(session)[: count * _TOKEN_BYTES])
+
+    def _source(self, session: Session, others: Sequence[Session]) -> tuple[Session | None, int]:
+        """Whose rows are worth copying and how many of them, those that the session has itself included."""
+        source, rows, end = None, self._pool.used(session.id) + LEAST_SHARED - 1, self._end(session)
+        if rows >= end:
+            return None, 0  # it lacks too few
+        for other in others:
+            if other is session or len(other.tokens) <= rows or other.tokens[rows] != session.tokens[rows]:
+                continue  # so of many with the same prefix one is compared
+            there = min(self._pool.offered(other.id), end)
+            if there > rows and (common := common_prefix(other.tokens, session.tokens, there)) > rows:
+                source, rows = other, common
+                if rows == end:
+                    break
+        return source, rows
+
+    def _take(self, source: Session, session: Session, rows: int, held: Set[bytes]) -> int:
+        """Copy rows of keys and values, and feature rows, as far as there is room. Returns how many rows it copied.
+
+        What an ended session left is taken over instead where hardly anything of it is lost by that, or a copy would
+        cost others their rows.
+        """
+        before, size = self._pool.used(session.id), len(session.tokens)
+        ended, copied = self._store.has_ended(source), 0
+        if ended and (self._pool.used(source.id) - rows < LEAST_SHARED or not self._pool.fits(session.id, size)):
+            self._store.take_over(source, session, rows, size)
+        elif self._pool.reserve(session.id, size, held | {source.id}, session.account):
+            self._pool.copy(source.id, session.id, rows)
+            copied = rows - before
+            if ended:
+                self._store.touch_ended(source)
+        else:
+            return 0
+        have, stop = session.rows.stop, min(rows, source.rows.stop)
+        if stop > have:
+            session.rows.append(source.rows.block(have, stop))
+        self.tokens += rows - before
+        self.sessions += 1
+        return copied
+
+
+def _packed(session: Session) -> bytes:
+    """Its tokens, for comparisons at the speed of memory."""
+    return array("I", session.tokens).tobytes()

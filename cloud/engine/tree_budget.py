@@ -1,0 +1,226 @@
+"""How many nodes trees should have: arithmetic on measured step times."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import log2
+
+from cloud.engine.kvpool import GRANULE
+from cloud.engine.runner import ModelRunner
+from outrider_core.protocol.costs import CostCurve
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import MAX_NODES, TokenTree
+from outrider_core.targets.part import Part
+
+#: tree sizes that are considered
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_NODES)
+#: devices are never asked for smaller trees
+LEAST = 4
+#: prefill tokens that every step may take
+LEAST_PREFILL = 16
+#: step sizes, in tokens, that are timed at start
+TIMED_TOKENS = (1, 4, 8, 16, 32, 64, 128)
+#: runs of each size at most; two that differ by less than this share were undisturbed, or alike, and are enough
+REPEATS, SAME = 4, 0.1
+#: seconds of a step behind which larger ones are not warmed up: a start is waited for
+LONG = 0.1
+#: where a step of at least so many tokens is LONG, and takes so many times as long as the smallest, larger ones are not
+#: timed: nobody asks for such trees, and the curve goes on as a line
+DEAR_TOKENS, DEAR = 64, 4.0
+#: as many tokens by several sessions as by one: what that adds is what a session costs beside its tokens
+SHARING, SHARED_TOKENS = 8, 32
+#: step sizes that are also timed behind a long context, and its tokens: a row there costs more
+FAR_TOKENS, FAR = (1, 4), 1024
+#: weight of the newest observation
+SMOOTHING = 0.1
+#: longer pauses between a verdict and the next tree are the user's, not the network's
+LONGEST_PAUSE = 2.0
+
+
+def measure_costs(
+    runner: ModelRunner,
+    rows: int,
+    timed: Sequence[int] = TIMED_TOKENS,
+    clock: Callable[[], float] = time.perf_counter,
+    *,
+    context: int = 0,
+) -> StepCosts:
+    """Time steps of a verifier that serves nobody yet. This overwrites the first pool rows.
+
+    rows: of the pool. context: tokens of the longest text; where it is too short for `FAR`, what a context costs is not
+    timed.
+
+    Each size counts with its fastest run of several, taken in turns until two of them agree, and never with more than a
+    larger step took: a disturbance only ever adds time, and one that hit a single size would make trees or single
+    tokens look expensive for as long as the verifier runs. Sizes behind one that is dear (`DEAR`) are left out.
+    """
+    timed = [tokens for tokens in timed if tokens <= rows] or [1]
+    past = min(GRANULE, rows - max(timed))
+    steps = [[_part(0, past, tokens)] for tokens in timed]
+    if shared := rows >= SHARING * 2 * GRANULE:
+        steps.append([_part(2 * GRANULE * i, past, SHARED_TOKENS // SHARING) for i in range(SHARING)])
+    if distant := min(rows, context) >= FAR + max(FAR_TOKENS):
+        steps += [[_part(0, FAR, tokens)] for tokens in FAR_TOKENS]
+    runs: list[list[float]] = [[] for _ in steps]  # seconds, the fastest first
+
+    def needless(size: int) -> bool:
+        smaller = zip(timed[:size], runs[:size], strict=True) if size < len(timed) else ()
+        known = [seconds[0] for tokens, seconds in smaller if tokens >= DEAR_TOKENS and seconds]
+        return any(seconds > max(LONG, DEAR * runs[0][0]) for seconds in known)
+
+    for turn in range(1 + REPEATS):
+        took = 0.0
+        for size, (seconds, parts) in enumerate(zip(runs, steps, strict=True)):
+            settled = len(seconds) > 1 and seconds[1] < (1 + SAME) * seconds[0]
+            if settled or (not turn and took > LONG) or needless(size):
+                continue
+            begun = clock()
+            logits = runner.forward(parts)
+            logits.draw([sum(map(len, parts)) - 1], [Sampling()], [past])  # waits for the device
+            took = clock() - begun
+            if turn:  # the first one warms up
+                seconds.append(took)
+                seconds.sort()
+    runner.rest()
+    runner.forward(steps[0])  # the small step that gives back what the large ones took
+    kept = [size for size in range(len(timed)) if runs[size] and not needless(size)]
+    curve = _curve({timed[size]: runs[size][0] for size in kept})
+    more = runs[len(timed)][0] - curve.at(SHARED_TOKENS) if shared else 0.0
+    return StepCosts(curve, max(0.0, more) / (SHARING - 1), *(_context_costs(curve, runs) if distant else ()))
+
+
+def _context_costs(curve: CostCurve, runs: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """StepCosts' context and token_context, from the last runs."""
+    (few, many), (first, second) = FAR_TOKENS, (seconds[0] for seconds in runs[-len(FAR_TOKENS) :])
+    added = max(0.0, first - curve.at(few))
+    each = max(0.0, second - curve.at(many) - added) / (many - few)
+    return max(0.0, added - few * each), each
+
+
+def _curve(fastest: dict[int, float]) -> CostCurve:
+    """Seconds by tokens, ascending; none counts with more than a larger step took."""
+    seconds = list(fastest.values())
+    return CostCurve(tuple(fastest), tuple(min(seconds[size:]) for size in range(len(seconds))))
+
+
+def _part(base: int, past: int, tokens: int) -> Part:
+    return Part(base, past, (0,), TokenTree.chain([0] * (tokens - 1)), True)
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Seconds of a step against its tokens and its sessions. curve: of steps of one session behind few tokens."""
+
+    curve: CostCurve
+    session: float = 0.0  # what each further one adds to a step of as many tokens
+    context: float = 0.0  # what `FAR` tokens before it add to a step
+    token_context: float = 0.0  # and to each of its tokens
+
+    def at(self, tokens: float, sessions: float = 1.0, past: float = 0.0) -> float:
+        """Seconds of a step of so many tokens, which so many sessions share, behind `past` tokens each."""
+        behind = past / FAR * (self.context + self.token_context * tokens)
+        return self.curve.at(tokens) + self.session * max(0.0, sessions - 1.0) + behind
+
+    def shared(self, sessions: float) -> CostCurve:
+        """The curve of steps that so many sessions share."""
+        return CostCurve(self.curve.tokens, tuple(self.at(tokens, sessions) for tokens in self.curve.tokens))
+
+
+@dataclass
+class TreeBudget:
+    """The tree size at which sessions like the present ones commit most tokens per second.
+
+    A session's cycle is its pause (round-trip time, drafting, queue) and a step that `sessions` trees share. It commits
+    tau(n) = 1 + gain * log2(1 + n) tokens with n nodes: the shape that drafters show (tau 2.7, 3.1, 3.5, 3.9 at 8, 16,
+    32, 64 nodes), with the gain measured on verdicts. Without costs the budget is always `most`.
+    """
+
+    most: int
+    costs: StepCosts | None = None
+    sessions: float = 1.0  # trees per step, smoothed
+    pause: float = 0.05  # seconds between a verdict and the session's next tree, smoothed
+    gain: float = 0.5
+    nodes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.choose()
+
+    def observe_step(self, sizes: Sequence[int], accepted: int) -> None:
+        """A step verified trees of these sizes and accepted this many nodes of all of them together."""
+        if not sizes:
+            return
+        self.sessions += SMOOTHING * (len(sizes) - self.sessions)
+        if levels := sum(log2(1 + size) for size in sizes):
+            self.gain += SMOOTHING * (accepted / levels - self.gain)
+        self.choose()
+
+    def observe_pause(self, seconds: float) -> None:
+        """A session's next tree came this long after its verdict."""
+        if seconds < LONGEST_PAUSE:
+            self.pause += SMOOTHING * (seconds - self.pause)
+
+    def advertised(self) -> CostCurve | None:
+        """The cost curve that devices are told: of steps that as many sessions share as do at present."""
+        return None if self.costs is None else self.costs.shared(self.sessions)
+
+    def prefill_room(self, tokens: int, most: int) -> int:
+        """Prefill tokens that may join a step of `tokens` verified ones: as many as at most double its time.
+
+        So a long prompt delays other sessions' verdicts by no more than that, however slow the target is here.
+        """
+        if self.costs is None or not tokens:
+            return most
+        alone = partial(self.costs.at, sessions=self.sessions)
+        limit, low, high = 2 * alone(tokens), min(LEAST_PREFILL, most), most
+        while low < high:  # the largest that fits
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if alone(tokens + middle) <= limit else (low, middle - 1)
+        return low
+
+    def worth_adding(
+        self,
+        chances: Sequence[float],
+        tokens: int,
+        committed: float,
+        sessions: int,
+        past: float = 0.0,
+        slack: float = math.inf,
+    ) -> int:
+        """How many further tokens of a step, likeliest first, make it commit most tokens per second; 0 without costs.
+
+        chances: that each of them is committed. Without them the step, which so many sessions share, runs `tokens`
+        tokens and commits `committed`. past: tokens before it, in the mean of these sessions.
+        slack: share by which it may take longer.
+        """
+        if self.costs is None or not chances:
+            return 0
+        without = self.costs.at(tokens, sessions, past)
+        best, most = 0, committed / without
+        for count, chance in enumerate(chances, 1):
+            committed += chance
+            seconds = self.costs.at(tokens + count, sessions, past)
+            if seconds > (1 + slack) * without:
+                break
+            if (rate := committed / seconds) > most:
+                best, most = count, rate
+        return best
+
+    def tau(self, nodes: int) -> float:
+        """Tokens expected from one verify of this many nodes."""
+        return 1 + max(self.gain, 0.05) * log2(1 + nodes)
+
+    def choose(self) -> None:
+        """Set `nodes` from what was measured."""
+        if self.costs is None:
+            self.nodes = self.most
+            return
+        costs, sizes = self.costs, [size for size in SIZES if LEAST <= size < self.most] + [self.most]
+
+        def rate(size: int) -> float:
+            return self.tau(size) / (self.pause + costs.at(self.sessions * (1 + size), self.sessions))
+
+        self.nodes = max(sizes, key=rate)

@@ -1,0 +1,1 @@
+"""What the verifier answers on the network: WebSocket, HTTP, limits, pages."""

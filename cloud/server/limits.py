@@ -1,0 +1,204 @@
+"""What a client may take of the verifier, all in one place: per account, per address and per process.
+
+`docs/operating.md` has the table. An `Account` is whoever a token belongs to; `Gate` counts raw sockets before anybody
+has shown a token. uvicorn's protocols, the app, connections and the HTTP endpoints ask here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cloud.settings import Settings, is_loopback
+from cloud.telemetry.metrics import Metrics
+
+#: seconds of its rate that an account may use at once
+BURST = 3.0
+#: bytes of a request's text that count as a token before it is tokenised, and as one frame of a device
+BYTES_PER_TOKEN, BYTES_PER_FRAME = 4, 1 << 14
+#: frames read from one connection per second, on average; a device sends about ten
+FRAMES_PER_SECOND = 200.0
+#: pings and pongs of one connection, per second on average, above which it is dropped
+CONTROLS_PER_SECOND = 50.0
+#: fragments of one message; the size limit does not catch empty ones
+MAX_FRAGMENTS = 4096
+#: seconds that the rest of a body may take which nobody wants any more, and in which a close is awaited
+LAST_READ = 5.0
+#: seconds for which a client may read nothing of a reply that is sent to it
+UNREAD = 60.0
+#: sockets of one address at a time, where the settings name no number and other machines can connect
+PER_ADDRESS = 1024
+#: where an app finds how much its WebSocket holds, in the state of the ASGI scope
+WAITING = "outrider_waiting"
+#: open files of a process that the system does not bound
+MANY = 1 << 20
+#: descriptors for the listener, the log, the model's files and the like
+RESERVED_DESCRIPTORS = 64
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one account may do, as a line of the token file says. The rates are per second.
+
+    sessions: streams open at a time, and records kept. connections: WebSockets at a time; 0: twice `sessions`.
+    waiting: bytes of messages and bodies that have begun and not ended.
+    """
+
+    sessions: int = 32
+    connections: int = 0
+    waiting: int = 16 << 20
+    verifies: float = 100.0  # VERIFYs; a token that the target writes alone counts as one
+    prefill: float = 20_000.0  # tokens of OPENs and prompts
+    nodes: float = 5_000.0  # nodes of trees
+
+
+UNLIMITED = Limits(1 << 31, 1 << 31, 1 << 62, float("inf"), float("inf"), float("inf"))
+
+
+class Bucket:
+    """A token bucket that may go into debt: any single request passes, the next one waits until the debt is paid."""
+
+    def __init__(self, rate: float, clock: Callable[[], float]) -> None:
+        self._rate, self._clock = rate, clock
+        self._level, self._at = rate * BURST, clock()
+
+    def wait(self) -> float:
+        """Seconds until something may be taken; 0 if it may now."""
+        if self._rate == float("inf"):
+            return 0.0
+        now = self._clock()
+        self._level = min(self._rate * BURST, self._level + (now - self._at) * self._rate)
+        self._at = now
+        return 0.0 if self._level > 0 else (1.0 - self._level) / self._rate
+
+    def take(self, amount: float) -> None:
+        """Use `amount`, even into debt."""
+        self._level -= amount
+
+
+class Account:
+    """One client of the verifier, and what it holds now.
+
+    streams: sessions open on all its connections, completions that are being prepared included. connections: its
+    WebSockets. waiting: bytes of messages and bodies that have begun and not ended.
+    """
+
+    def __init__(self, name: str, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name, self.limits = name, limits
+        self.revoked = False
+        self.streams = self.connections = self.waiting = 0
+        self._buckets = {kind: Bucket(getattr(limits, kind), clock) for kind in ("verifies", "prefill", "nodes")}
+
+    @property
+    def crowded(self) -> bool:
+        """Whether all its connections are taken."""
+        return self.connections >= (self.limits.connections or 2 * self.limits.sessions)
+
+    @property
+    def busy(self) -> bool:
+        """Whether all its sessions are taken."""
+        return self.streams >= self.limits.sessions
+
+    @property
+    def overfull(self) -> bool:
+        """Whether too many bytes wait for the rest of their messages."""
+        return self.waiting > self.limits.waiting
+
+    def charge(self, **amounts: float) -> float:
+        """Take amounts by kind (verifies, prefill, nodes). Returns 0, or seconds to wait if nothing was taken."""
+        if wait := max(self._buckets[kind].wait() for kind in amounts):
+            return wait
+        self.spend(**amounts)
+        return 0.0
+
+    def spend(self, **amounts: float) -> None:
+        """Take amounts that were already used, even into debt."""
+        for kind, amount in amounts.items():
+            self._buckets[kind].take(amount)
+
+    def scoped(self, session: bytes) -> bytes:
+        """The verifier's own id [16 bytes] of this account's session: no account can name another's."""
+        return hashlib.blake2b(session, digest_size=16, key=hashlib.sha256(self.name.encode()).digest()).digest()
+
+
+class Refusal(StrEnum):
+    """Why a handshake, request or socket was refused or cut; the label of `outrider:refused_total`."""
+
+    NOT_READY = "not_ready"
+    ORIGIN = "origin"
+    TOKEN = "token"
+    CONNECTIONS = "connections"  # all of this verifier's
+    ACCOUNT = "account_connections"
+    SUBPROTOCOL = "subprotocol"
+    SESSIONS = "sessions"
+    RATE = "rate"
+    TOO_LONG = "too_long"
+    ADDRESS = "address_sockets"
+    DESCRIPTORS = "descriptors"
+    SLOW_REQUEST = "slow_request"
+    SLOW_MESSAGE = "slow_message"
+    WAITING = "waiting_bytes"
+    UNREAD = "unread"
+    FLOOD = "flood"
+
+
+class Gate:
+    """Raw sockets by address, whoever is behind them, and the deadlines that all sockets have."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.request_seconds, self.message_seconds = settings.request_seconds, settings.message_seconds
+        self.max_connections = settings.max_connections
+        per_address = settings.sockets_per_address
+        self._per_address = (0 if is_loopback(settings.host) else PER_ADDRESS) if per_address is None else per_address
+        self.most_sockets = descriptors() - RESERVED_DESCRIPTORS
+        self._sockets: Counter[str] = Counter()
+        self._total, self._metrics = 0, metrics
+
+    def enter(self, address: str) -> bool:
+        """Count a socket that has just been accepted. False: it is to be cut, and was not counted."""
+        if self._total >= self.most_sockets:
+            self.refused(Refusal.DESCRIPTORS)
+            return False
+        if self._per_address and self._sockets[address] >= self._per_address:
+            self.refused(Refusal.ADDRESS)
+            return False
+        self._sockets[address] += 1
+        self._total += 1
+        self._metrics.sockets.set(self._total)
+        return True
+
+    def leave(self, address: str) -> None:
+        """A counted socket is gone."""
+        self._total -= 1
+        self._sockets[address] -= 1
+        if not self._sockets[address]:
+            del self._sockets[address]
+        self._metrics.sockets.set(self._total)
+
+    def refused(self, reason: Refusal) -> None:
+        """Count what was refused or cut."""
+        self._metrics.refused.labels(reason).inc()
+
+
+def descriptors() -> int:
+    """How many files and sockets this process may have open."""
+    import resource  # not everywhere, and not needed where the target runs on the device itself
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MANY if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_descriptors() -> None:
+    """Let this process open as many files and sockets as the system allows. For one that is a verifier only."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MANY if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

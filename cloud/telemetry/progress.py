@@ -1,0 +1,87 @@
+"""Who is told while the 8-bit copy of a target is made."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cloud.telemetry import log
+
+#: seconds between lines of the log
+LOG_SECONDS = 5.0
+MAKING = "making an 8-bit copy of the target, once"
+WAITING = "another process makes the 8-bit copy of the target; waiting for it"
+
+
+class Making(Protocol):
+    """Is told how the making goes."""
+
+    def step(self, done: int, steps: int) -> None:
+        """`done` of `steps` steps are done."""
+
+    def waiting(self) -> None:
+        """Another process makes this copy; it is waited for."""
+
+
+class LogLines:
+    """`Making` in the verifier's log."""
+
+    def __init__(self) -> None:
+        self._logged = 0.0
+
+    def step(self, done: int, steps: int) -> None:
+        """See Making.step."""
+        if done == steps or time.monotonic() - self._logged > LOG_SECONDS:
+            self._logged = time.monotonic()
+            log.info(MAKING, steps=f"{done} of {steps}")
+
+    def waiting(self) -> None:
+        """See Making.waiting."""
+        log.info(WAITING)
+
+
+class Bar:
+    """`Making` as a bar on a terminal, and as a line where `console` is none. Use it as a context manager.
+
+    else_shown: what a terminal shows while nothing is made; "" for nothing.
+    """
+
+    def __init__(self, console: Console, else_shown: str = "") -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        self._console, self._else_shown, self._told = console, else_shown, False
+        self._bar = Progress(*columns, console=console, transient=True)
+        self._task = self._bar.add_task(else_shown, total=None)
+
+    def __enter__(self) -> Bar:
+        if self._else_shown and self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar.live.is_started:  # else rich writes an empty line where there is no terminal
+            self._bar.stop()
+
+    def step(self, done: int, steps: int) -> None:
+        """See Making.step."""
+        if not self._told:
+            self._told = True
+            if self._console.is_terminal:
+                self._bar.start()
+            else:
+                self._console.print(MAKING)
+        if done < steps:
+            self._bar.update(self._task, description=MAKING, completed=done, total=steps)
+        elif self._else_shown:
+            self._bar.update(self._task, description=self._else_shown, total=None)
+        elif self._bar.live.is_started:
+            self._bar.stop()
+
+    def waiting(self) -> None:
+        """See Making.waiting."""
+        self._console.print(WAITING)

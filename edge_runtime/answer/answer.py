@@ -1,0 +1,224 @@
+"""Carries out what a session asks for, and reports to it what happened, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from edge_runtime.answer.constraints import Obedience, unobeyed
+from edge_runtime.answer.display import Display
+from edge_runtime.answer.inbox import (
+    Compared,
+    Drafted,
+    Failed,
+    InboxEvent,
+    RulesReady,
+    TextRead,
+    UnderstudyFailed,
+    Unobeyed,
+    Written,
+)
+from edge_runtime.answer.jobs import DrafterJobs, UnderstudyJobs
+from edge_runtime.answer.reading_pacer import HeldToken
+from edge_runtime.answer.stats import Figures
+from edge_runtime.answer.threads import DrafterThread, UnderstudyThread
+from edge_runtime.events import Event, LinkStatus
+from edge_runtime.link.transport import VerifierLink
+from edge_runtime.link.websocket import Arrived, LinkDown, LinkRefused, LinkUp
+from edge_runtime.session.actions import (
+    Action,
+    AddRows,
+    Adopt,
+    Commit,
+    Compare,
+    DraftAhead,
+    DraftChain,
+    DraftTree,
+    Pin,
+    ReadText,
+    Reconnect,
+    Send,
+    WriteToken,
+)
+from edge_runtime.session.session import Session
+from edge_runtime.session.states import Writer
+from outrider_core.chat.grammar import GrammarError
+
+
+class Answer:
+    """One answer on its way. `inbox` gets link events and finished drafter jobs, in this loop's thread."""
+
+    def __init__(
+        self,
+        session: Session,
+        link: VerifierLink | None,
+        worker: DrafterThread,
+        understudy: UnderstudyThread,
+        inbox: asyncio.Queue[InboxEvent],
+        decode: Callable[[list[int]], str],
+        stops: Sequence[str],
+        why: str = "",
+        obedience: Obedience | None = None,
+    ) -> None:
+        """why: why there is no connection; "" while there is one or none was tried yet. obedience: where the device's
+        writers can be held to the session's constraint."""
+        self.session, self.stops = session, stops
+        self._link, self._inbox, self._down = link, inbox, why
+        self._figures = Figures(session, link)
+        self._display = Display(session, self._figures, decode, stops, why)
+        self._jobs = DrafterJobs(session, worker, inbox, self._figures)
+        self._understudy = UnderstudyJobs(session, understudy, inbox)
+        self._held = HeldToken(session)
+        self._obedience, self._compiling = obedience, None if obedience is None else asyncio.create_task(self._obey())
+
+    async def run(self) -> AsyncIterator[Event]:
+        """Events until the answer has ended. Raises DrafterFailed, and LinkRefused as `link` reports it."""
+        session, link = self.session, self._link
+        self._display.tell(LinkStatus.CONNECTING, link.url if link else "no server given")
+        if link and link.refused:
+            raise link.refused
+        await self._do(session.start(time.monotonic()))
+        if link and link.welcome:
+            await self._do(session.link_up(link.welcome, time.monotonic()))
+        while True:
+            for event in self._display.take():
+                yield event
+            if session.finished:
+                return
+            await self._next_event()
+
+    async def close(self) -> None:
+        """Cancel what is not finished; the next answer may be written by any verifier."""
+        if self._compiling:
+            self._compiling.cancel()
+        if self._link:
+            self._link.pin("")  # first: what is sent below may wait for the network, and be cancelled
+        await self._do(self.session.cancel())
+
+    async def pause(self) -> None:
+        await self._do(self.session.pause(time.monotonic()))
+
+    async def proceed(self) -> None:
+        await self._do(self.session.proceed(time.monotonic()))
+        self._display.proceeded()
+
+    async def _obey(self) -> None:
+        """Have the rules of the constraint made."""
+        session = self.session
+        assert self._obedience and session.constraint
+        try:
+            of_drafter, of_understudy = await self._obedience.rules(session.constraint, writers=2)
+            self._inbox.put_nowait(RulesReady(session, (of_drafter, of_understudy)))
+        except GrammarError as error:
+            self._inbox.put_nowait(unobeyed(session, str(error)))
+
+    async def _next_event(self) -> None:
+        """Wait for the link, the drafter or the clock, whichever is first, and feed the session."""
+        wake = min((t for t in (self.session.wake_at(), self._held.wake_at()) if t is not None), default=None)
+        event = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if wake is None else max(0.0, wake - time.monotonic())):
+                event = await self._inbox.get()
+        if event is not None:
+            await self._feed(event)
+        await self._do(self.session.tick(time.monotonic()))
+        await self._release()
+
+    async def _feed(self, event: InboxEvent) -> None:
+        session, now = self.session, time.monotonic()
+        match event:
+            case (
+                Drafted(session=owner)
+                | Written(session=owner)
+                | Compared(session=owner)
+                | TextRead(session=owner)
+                | UnderstudyFailed(session=owner)
+                | RulesReady(session=owner)
+                | Unobeyed(session=owner)
+                | Failed(session=owner)
+            ) if owner is not session:
+                pass  # asked for by an answer that was cancelled
+            case Drafted():
+                self._figures.drafted(event.asked)
+                await self._do(session.tree_ready(event.draft, event.version, now, event.working))
+            case Written():
+                self._figures.drafted(event.asked)
+                await self._do(session.token_written(event.token, event.probability, event.version, now))
+            case Compared():
+                await self._do(session.tree_compared(event.draft, event.base, event.working))
+            case TextRead():
+                await self._do(session.text_read(event.agreed, now))
+            case UnderstudyFailed():
+                await self._do(session.understudy_failed(event.why, now))
+            case RulesReady(rules=rules):
+                self._jobs.rules, self._understudy.rules = rules
+                await self._do(session.set_obeys(True, now))
+            case Unobeyed():
+                await self._do(session.set_obeys(False, now))
+            case LinkUp():
+                self._down = ""
+                await self._explained(session.link_up(event.welcome, now, event.rtt))
+            case LinkDown():
+                self._down = event.reason
+                await self._explained(session.link_down(now, event.refused))
+            case Arrived(message=message):
+                if getattr(message, "stream", session.stream) in (session.stream, -1):
+                    await self._explained(session.message(message, now))
+            case Failed(error=error):
+                raise error
+            case LinkRefused():
+                raise event
+
+    async def _explained(self, actions: list[Action]) -> None:
+        """Do what followed from the link, and show the reason where the verifier does not answer."""
+        self._display.because(self._down or self.session.complaint)
+        await self._do(actions)
+
+    async def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(message=message):
+                    if self._link:
+                        await self._link.send(message)
+                case Pin(arithmetic=arithmetic):
+                    if self._link:
+                        self._link.pin(arithmetic)
+                case DraftTree():
+                    self._jobs.draft(action)
+                case DraftChain():
+                    self._understudy.draft(action)
+                case WriteToken():
+                    self._held.hold(action)
+                    await self._release()
+                case ReadText():
+                    self._understudy.read(action)
+                case Compare():
+                    (self._understudy if action.chain else self._jobs).compare(action)
+                case DraftAhead():
+                    self._jobs.draft_ahead()
+                    self._understudy.draft_ahead()
+                case AddRows():
+                    self._jobs.add_rows(action)
+                    self._jobs.draft_ahead()  # which the job before has ended
+                case Reconnect():
+                    if self._link:
+                        self._link.renew()
+                case Commit() | Adopt():
+                    if (surplus := self._display.keep(action)) is not None:
+                        return await self._do(self.session.stop(surplus))
+                case _:
+                    self._display.show(action)
+
+    async def _release(self) -> None:
+        """Write the held token if its time has come; where it is not wanted any more, the session hears at once."""
+        session, now = self.session, time.monotonic()
+        action = self._held.release(now)
+        if action is None:
+            return
+        if action.version == session.version:
+            writer = self._understudy if action.writer is Writer.UNDERSTUDY else self._jobs
+            writer.write(action)
+        else:
+            await self._do(session.token_written(0, 0.0, action.version, now))

@@ -1,0 +1,80 @@
+"""What holds the device's own writers to an answer's constraint: the rules of biases, penalties and grammars.
+
+Grammars need llguidance, which the device may lack, and some time for a schema: they are compiled in a thread, and
+nothing is written alone under one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from edge_runtime.answer.inbox import Failed, Unobeyed
+from edge_runtime.session.session import Session
+from outrider_core.chat.grammar import (
+    CompiledGrammars,
+    Grammar,
+    GrammarError,
+    Grammars,
+    GrammarsUnavailable,
+    check_grammars,
+    open_grammars,
+)
+from outrider_core.protocol.constraint import GRAMMAR_NONE, GRAMMAR_TOOLS, Constraint, Rules
+
+
+class Unobeyable(ValueError):
+    """Nobody can hold the answer to its constraint. The message is one line."""
+
+
+def unobeyed(session: Session, why: str) -> Unobeyed | Failed:
+    """What is to be told of an answer whose constraint this device's writers cannot obey: it ends where nobody else may
+    write, and else waits for the target."""
+    if session.policy.writer == "device-only":
+        return Failed(session, Unobeyable(f"the answer's constraint cannot be obeyed: {why}"))
+    return Unobeyed(session, why)
+
+
+class Obedience:
+    """For writers with this tokenizer, so many tokens and these ids that end an answer."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self._tokenizer, self._vocab_size, self._eos_ids = tokenizer, vocab_size, eos_ids
+        self._grammars: Grammars | None = None  # takes 40 MB, so it is opened for the first answer that wants one
+        self._compiled = CompiledGrammars()
+        self._lock = threading.Lock()
+
+    def missing(self, constraint: Constraint) -> str:
+        """Why the device cannot write under `constraint`; "" where it can, as far as is known without trying."""
+        try:
+            if constraint.grammar != GRAMMAR_NONE:
+                check_grammars(self._eos_ids)
+        except GrammarsUnavailable as error:
+            return str(error)
+        return ""
+
+    async def rules(self, constraint: Constraint, writers: int) -> list[Rules]:
+        """At the beginning of the answer, for so many writers, each with a thread of its own. Raises GrammarError."""
+        return await asyncio.to_thread(self._rules, constraint, writers)
+
+    def _rules(self, constraint: Constraint, writers: int) -> list[Rules]:
+        if constraint.grammar == GRAMMAR_NONE:
+            return [Rules(constraint) for _ in range(writers)]
+        try:
+            with self._lock:
+                grammar = self._grammar(constraint)
+            return [Rules(constraint, grammar.matcher()) for _ in range(writers)]
+        except GrammarsUnavailable as error:
+            raise GrammarError(str(error)) from None
+        except GrammarError:
+            raise
+        except BaseException as error:  # a panic in Rust is no Exception
+            raise GrammarError(f"compiling the schema failed: {type(error).__name__}") from None
+
+    def _grammar(self, constraint: Constraint) -> Grammar:
+        if self._grammars is None:
+            self._grammars = open_grammars(self._tokenizer, self._vocab_size, self._eos_ids)
+        return self._compiled.get(self._grammars, constraint.schema, constraint.grammar == GRAMMAR_TOOLS)

@@ -1,0 +1,130 @@
+"""What a user sees of an answer: actions of the session in, events out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from edge_runtime.answer.answer_text import AnswerText
+from edge_runtime.answer.stats import Figures
+from edge_runtime.events import (
+    Adopted,
+    Event,
+    Finished,
+    HandedOver,
+    LinkState,
+    LinkStatus,
+    Provisional,
+    RolledBack,
+    Verified,
+)
+from edge_runtime.session.actions import Action, Adopt, Commit, Done, HandOver, Pause, Provide, Resume, RollBack, Stall
+from edge_runtime.session.session import Session
+from edge_runtime.session.states import FinishReason, PauseReason, State
+
+#: how an answer ends that waited for the verifier in vain
+UNANSWERED = (FinishReason.UNVERIFIED, FinishReason.UNREACHABLE)
+#: why the device writes or waits
+SILENT = "the verifier is silent"
+#: why nothing is written, in words for people
+PAUSED = {
+    PauseReason.UNSURE: "paused: the device is not sure how to go on",
+    PauseReason.LIMIT: "waiting for the link: the drafter alone has no more to say that is worth reading",
+    PauseReason.ASKED: "paused, as was asked",
+}
+
+
+class Display:
+    """Events of one answer, in order, until they are taken.
+
+    stops: strings that end the text. why: why the verifier does not answer; "" while it does or nothing is known.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        figures: Figures,
+        decode: Callable[[list[int]], str],
+        stops: Sequence[str],
+        why: str = "",
+    ) -> None:
+        self._session, self._figures, self._why = session, figures, why
+        self._text = AnswerText(decode, stops)
+        self._text.commit(session.committed[len(session.prompt) :])
+        self._text.rebase(session.provisional)
+        self._events: list[Event] = []
+        self._status: LinkStatus | None = None
+
+    def take(self) -> list[Event]:
+        """The events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def keep(self, action: Commit | Adopt) -> int | None:
+        """Show tokens that stay. Returns how many of them follow a stop string; None where none came."""
+        text, tokens = self._text, action.tokens
+        count = text.commit(tokens)
+        text.rebase(self._session.provisional)
+        surplus = None if count is None else len(tokens) - count
+        if isinstance(action, Commit):
+            self._figures.committed()
+            self._events.append(Verified(*self._shown(), tokens[:count], action.confirmed))
+            self.tell(LinkStatus.VERIFIED, "")
+        else:
+            if surplus:
+                self._events.append(RolledBack(*self._shown(), surplus))
+            self._events.append(Adopted(*self._shown(), tokens[:count]))
+        return surplus
+
+    def show(self, action: Action) -> None:
+        """Show any other action; those that are not for a user's eyes change nothing."""
+        session = self._session
+        match action:
+            case Provide(token=token, writer=writer):
+                self._figures.wrote()
+                if not self._text.provide(token):
+                    session.enough()
+                self._events.append(Provisional(*self._shown(), token, writer))
+            case HandOver(writer=writer, why=why):
+                self._events.append(HandedOver(*self._shown(), writer, why))
+            case RollBack(tokens=tokens):
+                self._text.rebase(session.provisional)
+                self._events.append(RolledBack(*self._shown(), len(tokens)))
+            case Stall(deadline=deadline):
+                self._figures.stalled(deadline)
+                waiting = session.state is State.WAITING
+                self.tell(LinkStatus.WAITING if waiting else LinkStatus.ALONE, SILENT)
+            case Pause(reason=reason) if session.alone:  # else the target's text goes on coming
+                self.tell(LinkStatus.WAITING, PAUSED[reason])
+            case Resume():
+                self._figures.resumed()
+                self.tell(LinkStatus.VERIFIED, "")
+            case Done(reason=reason):
+                self._text.end()
+                detail = self._why or session.complaint if reason in UNANSWERED else session.complaint
+                answer, stats = session.text.answer, self._figures.end()
+                self._events.append(Finished(*self._shown(), reason, answer, stats, detail, session.text.spans))
+
+    def proceeded(self) -> None:
+        """Somebody asked to go on; the device writes again."""
+        if self._session.state is State.ALONE:
+            self.tell(LinkStatus.ALONE, SILENT)
+
+    def because(self, why: str) -> None:
+        """Why the verifier does not answer, or "". It is shown at once where the link's state says so already."""
+        if why == self._why:
+            return
+        self._why = why
+        if why and self._status not in (None, LinkStatus.VERIFIED):
+            self._events.append(LinkState(*self._shown(), self._status, why))
+
+    def tell(self, status: LinkStatus, detail: str) -> None:
+        """The link's state, if it is not shown already."""
+        if status is not self._status:
+            self._status = status
+            if self._why and status is not LinkStatus.VERIFIED:
+                detail = f"{detail}: {self._why}"
+            self._events.append(LinkState(*self._shown(), status, detail))
+
+    def _shown(self) -> tuple[str, str]:
+        """(verified, provisional) text."""
+        return self._text.verified, self._text.provisional

@@ -1,0 +1,207 @@
+"""A session's requests to the drafter and the understudy, run in their threads; results come to the answer's inbox."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from edge_runtime.answer.constraints import unobeyed
+from edge_runtime.answer.inbox import Compared, Drafted, Failed, InboxEvent, TextRead, UnderstudyFailed, Written
+from edge_runtime.answer.stats import Figures
+from edge_runtime.answer.threads import DrafterFailed, DrafterThread, UnderstudyThread
+from edge_runtime.session.actions import AddRows, Compare, DraftChain, DraftTree, ReadText, WriteToken
+from edge_runtime.session.session import Session
+from edge_runtime.speed.chains import MOST_TOKENS
+from outrider_core.drafting.drafter import Draft, TreeShape
+from outrider_core.protocol.constraint import Disobeyed, Rules
+from outrider_core.protocol.tree import TokenTree
+
+
+class DrafterJobs:
+    """The jobs of one answer. To be made in the event loop that reads `inbox`."""
+
+    def __init__(
+        self, session: Session, worker: DrafterThread, inbox: asyncio.Queue[InboxEvent], figures: Figures
+    ) -> None:
+        self._session, self._worker, self._inbox, self._figures = session, worker, inbox, figures
+        self._loop = asyncio.get_running_loop()
+        self.rules: Rules | None = None  # of the answer's constraint
+        worker.failed = self._failed
+
+    def draft(self, action: DraftTree) -> None:
+        session, drafter, shape, asked = self._session, self._worker.drafter, self._shape(action), time.monotonic()
+        rules = self.rules
+
+        def work() -> None:
+            began, draft = time.monotonic(), Draft()
+            if shape:
+                stale = lambda: session.version != action.version  # noqa: E731
+                draft = drafter.draft(action.prefix, session.sampling, shape, stale, rules)
+            now = time.monotonic()
+            self._report(Drafted(session, draft, action.version, now - asked, now - began))
+
+        self._worker.submit(work)
+
+    def write(self, action: WriteToken) -> None:
+        session, drafter, asked = self._session, self._worker.drafter, time.monotonic()
+        rules = self.rules
+
+        def work() -> None:
+            try:
+                token, probability = drafter.next_token(action.prefix, session.sampling, rules)
+            except Disobeyed as error:
+                self._report(unobeyed(session, str(error)))
+                token, probability = 0, 0.0  # which the session does not take any more
+            self._report(Written(session, token, probability, action.version, time.monotonic() - asked))
+
+        self._worker.submit(work)
+
+    def compare(self, action: Compare) -> None:
+        """Draft a tree for comparison, until the target falls silent: then the drafter may have to write."""
+        session, drafter, shape = self._session, self._worker.drafter, self._shape(action)
+        rules, silent = self.rules, False
+
+        def fell_silent() -> bool:
+            nonlocal silent
+            silent = silent or session.alone
+            return silent
+
+        def work() -> None:
+            began, draft = time.monotonic(), Draft()
+            if shape:
+                draft = drafter.draft(action.prefix, session.sampling, shape, fell_silent, rules)
+            if fell_silent():
+                draft = Draft()  # of a tree that was broken off nothing is learnt
+            self._report(Compared(session, draft, len(action.prefix), time.monotonic() - began))
+
+        self._worker.submit(work)
+
+    def draft_ahead(self) -> None:
+        """Draft on below the tree under way, if the session wants it; any other job ends that."""
+        session, version = self._session, self._session.version
+        if session.drafts_ahead and not session.chain_flies:
+            self._worker.draft_ahead(
+                session.tuning.largest, lambda: session.version == version, self._figures.drafted_ahead
+            )
+
+    def add_rows(self, action: AddRows) -> None:
+        self._worker.submit(partial(self._worker.drafter.add_rows, action.positions, action.rows))
+
+    def _shape(self, action: DraftTree | Compare) -> TreeShape | None:
+        """The tree that is asked for; None where there is room for none."""
+        if action.depth < 1:
+            return None
+        largest = self._session.tuning.largest
+        gain = largest.gain if action.gain is None else action.gain
+        return replace(largest, nodes=max(1, action.nodes), depth=action.depth, gain=gain)
+
+    def _report(self, event: InboxEvent) -> None:
+        self._loop.call_soon_threadsafe(self._inbox.put_nowait, event)
+
+    def _failed(self, error: Exception) -> None:
+        failure = DrafterFailed(f"the drafter's engine failed: {error}")
+        failure.__cause__ = error
+        self._report(Failed(self._session, failure))
+
+
+class UnderstudyJobs:
+    """What one answer asks of the understudy. To be made in the event loop that reads `inbox`."""
+
+    def __init__(self, session: Session, worker: UnderstudyThread, inbox: asyncio.Queue[InboxEvent]) -> None:
+        self._session, self._worker, self._inbox = session, worker, inbox
+        self._loop = asyncio.get_running_loop()
+        self.rules: Rules | None = None  # of the answer's constraint
+
+    def read(self, action: ReadText) -> None:
+        session, worker, understudy = self._session, self._worker, self._worker.understudy
+        begin, rules = len(session.prompt), self.rules
+
+        def wanted() -> bool:
+            return session.reads(action) and not worker.closed
+
+        def work() -> InboxEvent:
+            agreed = understudy.agreed(action.prefix, action.base, begin, session.sampling, wanted, rules)
+            return TextRead(session, agreed)
+
+        self._submit(work)
+
+    def write(self, action: WriteToken) -> None:
+        session, worker, understudy = self._session, self._worker, self._worker.understudy
+        asked, rules = time.monotonic(), self.rules
+
+        def wanted() -> bool:
+            return session.version == action.version and not session.finished and not worker.closed
+
+        def work() -> InboxEvent:
+            token, probability = 0, 0.0  # which the session does not take where it is not wanted
+            begin = len(session.prompt)
+            if understudy.read_to_write(action.prefix, begin, session.sampling, wanted, rules):
+                token, probability = understudy.next_token(action.prefix, begin, session.sampling, rules)
+            return Written(session, token, probability, action.version, time.monotonic() - asked)
+
+        self._submit(work)
+
+    def draft(self, action: DraftChain) -> None:
+        session, asked, rules = self._session, time.monotonic(), self.rules
+
+        def work() -> InboxEvent:
+            current = lambda: session.version == action.version  # noqa: E731
+            draft, seconds = self._chain(action.prefix, action.tokens, current, rules)
+            return Drafted(session, draft, action.version, time.monotonic() - asked, seconds)
+
+        self._submit(work)
+
+    def compare(self, action: Compare) -> None:
+        """Draft a chain for comparison, until the target falls silent: then the understudy has to write."""
+        session, rules = self._session, self.rules
+
+        def work() -> InboxEvent:
+            draft, seconds = self._chain(action.prefix, action.chain or 0, lambda: not session.alone, rules)
+            return Compared(session, draft, len(action.prefix), seconds)
+
+        self._submit(work)
+
+    def draft_ahead(self) -> None:
+        """Write on behind the chain under way, if the session wants it, until its version changes."""
+        session, worker, version = self._session, self._worker, self._session.version
+        if not (session.drafts_ahead and session.chain_flies):
+            return
+
+        def wanted() -> bool:
+            return session.version == version and not (session.finished or worker.waits or worker.closed)
+
+        def job() -> None:
+            with suppress(Exception):  # the next chain tells
+                worker.understudy.draft_ahead(MOST_TOKENS, wanted)
+
+        worker.submit(job)
+
+    def _chain(
+        self, prefix: list[int], count: int, current: Callable[[], bool], rules: Rules | None
+    ) -> tuple[Draft, float]:
+        """A chain of at most `count` tokens behind `prefix`, and the seconds of its steps: the first token ends the
+        reading, and what is known takes none."""
+        session, worker, understudy = self._session, self._worker, self._worker.understudy
+
+        def wanted() -> bool:
+            return current() and not session.finished and not worker.closed
+
+        understudy.draft(prefix, min(1, count), session.sampling, wanted, rules)
+        began, before = time.monotonic(), understudy.drafted
+        tokens, scores = understudy.draft(prefix, count, session.sampling, wanted, rules)
+        steps, seconds = understudy.drafted - before, time.monotonic() - began
+        return Draft(TokenTree.chain(tokens), tuple(scores), steps, chain=True), seconds
+
+    def _submit(self, work: Callable[[], InboxEvent]) -> None:
+        def job() -> None:
+            try:
+                event = work()
+            except Exception as error:
+                event = UnderstudyFailed(self._session, " ".join(str(error).split()) or type(error).__name__)
+            self._loop.call_soon_threadsafe(self._inbox.put_nowait, event)
+
+        self._worker.submit(job)

@@ -1,0 +1,224 @@
+"""The drafter's trees for an understudy that writes alone: device only, where they make it write faster.
+
+The understudy verifies them itself: it is to the drafter what the target is otherwise, with feature rows from its own
+keys and values. So what is true of trees over a link is true here, with a round trip of nothing, and the same
+measurements decide (`edge_runtime.speed`): trees, or one token a step. The text is the same.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from edge_runtime.session.policy import Mode
+from edge_runtime.speed.ahead import Ahead
+from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.tuning import LARGEST, foreseen
+from outrider_core.drafting.bundle import SERVER_HALF_FILE, Bundle
+from outrider_core.drafting.drafter import PROMPT_CHUNK, Drafter, TreeShape
+from outrider_core.drafting.engines import Engine
+from outrider_core.models.host_features import HostFeatures
+from outrider_core.models.moa_config import DrafterError, MoAConfig
+from outrider_core.protocol.constraint import Rules
+from outrider_core.protocol.costs import CostCurve
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.targets.config import TargetConfig
+from outrider_core.targets.understudy import Understudy
+
+#: nodes of the steps that are timed, one before each of the first tokens, and how often each is: the fastest counts
+TIMED_NODES, TIMES = (0, 4, 16), 3
+#: no step is taken to be shorter than this many seconds
+LEAST_SECONDS = 1e-6
+#: rows computed at a time
+ROWS_CHUNK = 128
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The understudy's last one, behind the first `base` tokens of a text; it took `seconds`. trial: so many seconds
+    went into drafting a tree where none is worth it, to see what it brings; None: it was no trial."""
+
+    base: int
+    tree: TokenTree = TokenTree()  # noqa: RUF009 - frozen
+    scores: tuple[float, ...] = ()
+    trial: float | None = None
+    seconds: float = 0.0
+
+
+class Guesses:
+    """Guesses for one understudy. Not thread-safe: its thread calls.
+
+    engine: of the drafter, which another drafter may use at the same time. features: the drafter's server half. shape:
+    the largest trees. lookup: as of the runtime. mode: trees, or a token a step, pinned; None: whichever is faster.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        engine: Engine,
+        features: HostFeatures,
+        shape: TreeShape = LARGEST,
+        lookup: bool = True,
+        mode: Mode | None = None,
+    ) -> None:
+        self._features, self._shape = features, shape
+        self._made = partial(Drafter.of, bundle, engine, lookup)
+        self._drafter: Drafter | None = None  # made when it is needed
+        self._timed: list[float] = []  # of TIMED_NODES, by turns
+        self.controller = Controller(Pace(ahead=Ahead(fixed=True)), mode)
+        self._text: list[int] = []  # as it was at the last step
+        self._rows = 0  # of its first tokens, whose feature rows the drafter holds
+        self._begin = -1  # where the answer begins
+        self._untold = True  # nothing tells of this answer yet
+        self._streamed = 0  # tokens of this answer that were written one a step
+        self._asked: _Step | None = None  # the one under way
+        self._step: _Step | None = None
+
+    def tree(
+        self,
+        understudy: Understudy,
+        text: list[int],
+        begin: int,
+        sampling: Sampling,
+        wanted: Callable[[], bool],
+        rules: Rules | None,
+    ) -> TokenTree:
+        """What may follow `text`, whose last token is all that the understudy has not read; nothing where that is
+        faster, or where nothing is `wanted` any more. begin: where the answer begins."""
+        pace = self.controller.pace
+        if self.controller.pinned is Mode.STREAM or not self._has_timed(understudy):
+            return TokenTree()
+        mode = self._went_on(text, begin)
+        self._asked = _Step(len(text))
+        if mode is Mode.STREAM:
+            self._streamed += 1
+            if not pace.compares(self._streamed, first=self._untold):
+                return TokenTree()
+        began, first = time.perf_counter(), self._step is None or not self._step.tree
+        drafter = self._drafter = self._drafter or self._made()
+        if not self._has_read(drafter, understudy, text, wanted):
+            return TokenTree()
+        nodes = min(self._shape.nodes, pace.worth_drafting())
+        shape = replace(self._shape, nodes=nodes, gain=pace.gain())
+        draft = drafter.draft(text, sampling, shape, lambda: not wanted(), rules)
+        seconds = time.perf_counter() - began
+        tree = draft.tree.pruned(pace.worth_sending(draft.tree, draft.scores), len(draft.tree))
+        pace.drafted(seconds, draft.steps, from_scratch=not first)
+        if mode is Mode.TREE:
+            (pace.prepared if first else pace.waited)(seconds)
+        trial = seconds if mode is Mode.STREAM else None
+        self._asked, self._untold = _Step(len(text), tree, draft.scores[: len(tree)], trial), False
+        return tree
+
+    def stepped(self, seconds: float) -> None:
+        """The step that was asked about took so long."""
+        if self._asked:
+            self._step, self._asked = replace(self._asked, seconds=max(LEAST_SECONDS, seconds)), None
+
+    def forget(self) -> None:
+        """Forget all texts, and give their memory back."""
+        self._drafter, self._step, self._asked, self._text, self._rows = None, None, None, [], 0
+
+    def _has_timed(self, understudy: Understudy) -> bool:
+        """Whether it is known what steps of the understudy cost; else time one more of them."""
+        sizes, pace = len(TIMED_NODES), self.controller.pace
+        if pace.curve is None and len(self._timed) < TIMES * sizes:
+            seconds = understudy.time_step(TIMED_NODES[len(self._timed) % sizes])
+            self._timed.append(max(LEAST_SECONDS, seconds))
+        elif pace.curve is None:
+            fastest = (min(self._timed[size::sizes]) for size in range(sizes))
+            pace.curve = CostCurve(tuple(1 + nodes for nodes in TIMED_NODES), tuple(accumulate(fastest, max)))
+        return pace.curve is not None
+
+    def _went_on(self, text: list[int], begin: int) -> Mode:
+        """Learn what came of the last step, if `text` goes on behind it; the mode of the next one."""
+        same = _common(self._text, text)
+        step, self._text = self._step, list(text)
+        if same < self._rows:
+            self._rows = same
+            if self._drafter:
+                self._drafter.keep_rows(same)
+        if step is None or begin != self._begin or not same == step.base < len(text):
+            self._begin, self._step, self._untold, self._streamed = begin, None, True, 0
+            return self.controller.begin()
+        pace = self.controller.pace
+        path = foreseen(step.tree, text[step.base :]) or []
+        if step.trial is not None:
+            pace.tried(step.tree, step.scores, path, step.trial, step.seconds)
+        elif step.tree:
+            pace.verified(step.tree, step.scores, path, step.seconds, step.seconds, 0.0)
+        else:
+            pace.streamed(step.seconds, step.seconds, overdue=False)
+        return self.controller.choose()
+
+    def _has_read(self, drafter: Drafter, understudy: Understudy, text: list[int], wanted: Callable[[], bool]) -> bool:
+        """Give the drafter the feature rows that it lacks, and the text. False: given up, as it is not `wanted`."""
+        while self._rows < len(text) - 1:
+            if not wanted():
+                return False
+            positions = range(self._rows, min(self._rows + ROWS_CHUNK, len(text) - 1))
+            kv = understudy.gather(self._features.layers, positions)
+            drafter.add_rows(np.array(positions), self._features.rows(kv, positions))
+            self._rows = positions.stop
+        while len(drafter.cached) < len(text) - PROMPT_CHUNK or drafter.cached != text[: len(drafter.cached)]:
+            if not wanted():
+                return False
+            same = _common(drafter.cached, text)
+            drafter.read(text[: same + PROMPT_CHUNK])
+        return wanted()
+
+
+def guesses_for(
+    bundle: Bundle,
+    engine: Engine,
+    model: TargetConfig,
+    shape: TreeShape = LARGEST,
+    lookup: bool = True,
+    mode: Mode | None = None,
+) -> Guesses | None:
+    """Guesses for the understudy of `bundle`, which has the shapes of `model`; None where that is not the drafter's own
+    target, or without a server half that can be used. The rest as of `Guesses`."""
+    entry, path = bundle.manifest.understudy, bundle.path(SERVER_HALF_FILE)
+    if not (entry and entry.source_hash == bundle.manifest.target_hash and path.is_file()):
+        return None
+    try:
+        return Guesses(bundle, engine, _server_half(path, bundle, model), shape, lookup, mode)
+    except Exception:  # whatever is wrong with a file that no manifest lists: it writes as well without
+        return None
+
+
+def _server_half(path: Path, bundle: Bundle, model: TargetConfig) -> HostFeatures:
+    """The one in the file, which can be used with the bundle and its understudy. Raises one thing or another where
+    there is none."""
+    from safetensors import safe_open  # which most devices never need
+
+    with safe_open(str(path), framework="numpy") as file:
+        described = file.metadata() or {}
+        if described.get("drafter_hash") != bundle.manifest.drafter_hash:
+            raise DrafterError(f"{path} is another drafter's")
+        config = MoAConfig.from_dict(json.loads(described["config"]))
+        tensors = {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118 - no dict
+    config.check_fits(model, "the understudy")
+    features = HostFeatures(config, tensors)
+    rows = features.rows(np.ones((2, len(features.layers), config.kv_width), np.float32), [0, 1])
+    if rows.shape != (2, 2, *bundle.row_shape) or not all(
+        np.isfinite(each).all() for each in (rows, *tensors.values())
+    ):
+        raise DrafterError(f"{path} makes no rows of this bundle's drafter")
+    return features
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that both begin with."""
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )

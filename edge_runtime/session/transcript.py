@@ -1,0 +1,188 @@
+"""The tokens of one answer, and how verified and provisional ones become each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from edge_runtime.session.actions import Action, Commit, RollBack
+from edge_runtime.session.states import Writer
+
+#: this many tokens in a row that stand in the answer already are a loop
+LOOP = 24
+
+
+@dataclass
+class SessionStats:
+    rounds: int = 0  # tree rounds with a verdict, catch-up rounds not counted
+    accepted: int = 0  # draft tokens accepted in these rounds
+    nodes: int = 0  # nodes sent in these rounds
+    chains: int = 0  # of these rounds, those whose tree the understudy drafted
+    catch_up_rounds: int = 0
+    streamed: int = 0  # tokens that the target wrote alone (GENERATE)
+    provisional: int = 0  # tokens written alone
+    understudy: int = 0  # of these, by the understudy
+    kept: int = 0  # of these, verified later
+    rolled_back: int = 0
+    adopted: int = 0  # of these, kept unverified (`keep`)
+    stalls: int = 0
+    pauses: int = 0
+    opens: int = 0
+    calls: int = 0  # VERIFY and GENERATE sent
+    wait_seconds: float = 0.0  # between VERIFY and its verdict, rounds of drafted trees only
+    engine_seconds: float = 0.0  # of that, the verifier's engine
+    ahead_rounds: int = 0  # trees whose root could have been expanded ahead
+    ahead_hits: int = 0  # trees whose root had been
+    ahead_used: int = 0  # nodes that had been expanded ahead below such a root
+
+    def count(self, nodes: int | None, fresh: int, catching_up: bool, chain: bool) -> None:
+        """A verdict brought `fresh` tokens. nodes: of the tree; None: a stream's. chain: the understudy drafted it."""
+        if nodes is None:
+            self.streamed += fresh
+        elif catching_up:
+            self.catch_up_rounds += 1
+        else:
+            self.rounds += 1
+            self.chains += chain
+            self.accepted += fresh - 1
+            self.nodes += nodes
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens `begin` to `end` - 1 of an answer are `writer`'s."""
+
+    begin: int
+    end: int
+    writer: Writer
+
+
+@dataclass
+class AnswerTokens:
+    """`committed`: the prompt and what the target drew. `provisional`, behind them: what was written alone.
+
+    begin: length of the prompt. limit: tokens at most, prompt included. enough: a stop string came in the provisional
+    text. writers: of the answer's tokens, provisional ones included, each one's.
+    """
+
+    committed: list[int]
+    begin: int
+    limit: int
+    eos_ids: frozenset[int]
+    stats: SessionStats
+    provisional: list[int] = field(default_factory=list)
+    enough: bool = False
+    writers: list[Writer] = field(default_factory=list)
+
+    @property
+    def answer(self) -> list[int]:
+        return self.committed[self.begin :] + self.provisional
+
+    @property
+    def spans(self) -> list[Span]:
+        """Who wrote what of the answer, in order."""
+        return list(_spans(self.writers))
+
+    @property
+    def adopted(self) -> list[Span]:
+        """What of the committed answer the target did not write."""
+        return [span for span in _spans(self.writers[: self._committed]) if span.writer is not Writer.TARGET]
+
+    @property
+    def _committed(self) -> int:
+        """Tokens of the committed answer."""
+        return len(self.committed) - self.begin
+
+    @property
+    def room(self) -> int:
+        """Levels that a tree may have; the bonus token takes the last place."""
+        return self.limit - len(self.committed) - 1
+
+    @property
+    def ended(self) -> bool:
+        """The target ended the answer."""
+        return self.committed[-1] in self.eos_ids and len(self.committed) > self.begin
+
+    @property
+    def over(self) -> bool:
+        return self.ended or len(self.committed) >= self.limit
+
+    @property
+    def full(self) -> bool:
+        """The text, provisional part included, is at its end; or the drafter only repeats itself."""
+        ended = self.enough or (bool(self.provisional) and self.provisional[-1] in self.eos_ids)
+        return ended or len(self.committed) + len(self.provisional) >= self.limit or self._looping()
+
+    def within(self, fresh: list[int]) -> list[int]:
+        """What of `fresh`, the target's next tokens, belongs to the answer."""
+        end = next((i + 1 for i, token in enumerate(fresh) if token in self.eos_ids), len(fresh))
+        return fresh[: min(end, self.limit - len(self.committed))]
+
+    def provide(self, token: int, writer: Writer) -> None:
+        """`writer` wrote `token` alone."""
+        self.provisional.append(token)
+        self.writers.append(writer)
+        self.stats.provisional += 1
+        self.stats.understudy += writer is Writer.UNDERSTUDY
+
+    def _looping(self) -> bool:
+        """The last LOOP tokens were written alone and stand in the answer already."""
+        tail = self.provisional[-LOOP:]
+        if len(tail) < LOOP:
+            return False
+        answer = self.answer
+        return any(answer[i : i + LOOP] == tail for i in range(len(answer) - LOOP))
+
+    def agreeing(self, fresh: list[int]) -> int:
+        """How many of `fresh` stand in the provisional text already."""
+        same = 0
+        while same < min(len(fresh), len(self.provisional)) and fresh[same] == self.provisional[same]:
+            same += 1
+        return same
+
+    def commit(self, fresh: list[int]) -> list[Action]:
+        """`fresh` are the target's: what agrees is confirmed; at the first difference the rest is rolled back."""
+        same = self.agreeing(fresh)
+        actions: list[Action] = self.withdraw_provisional(same) if same < len(fresh) else []
+        begin = self._committed
+        self.provisional = self.provisional[same:]
+        self.committed += fresh
+        self.writers[begin : begin + len(fresh)] = [Writer.TARGET] * len(fresh)
+        self.stats.kept += same
+        return [*actions, Commit(fresh, same)] if fresh else actions
+
+    def adopt(self) -> list[int]:
+        """Provisional text becomes part of the answer as it is. Returns its tokens."""
+        tokens, self.provisional = self.provisional, []
+        if tokens:
+            self.committed += tokens
+            self.stats.adopted += len(tokens)
+        return tokens
+
+    def withdraw(self, surplus: int) -> None:
+        """Take the last `surplus` committed tokens back, adopted ones among them."""
+        committed = self._committed
+        end = committed - surplus
+        withdrawn = sum(writer is not Writer.TARGET for writer in self.writers[end:committed])
+        del self.committed[self.begin + end :], self.writers[end:committed]
+        self.stats.adopted -= withdrawn
+        self.stats.rolled_back += withdrawn
+
+    def withdraw_provisional(self, keep: int = 0) -> list[Action]:
+        """Take all provisional tokens but the first `keep` back."""
+        rest = self.provisional[keep:]
+        self.enough = False
+        if not rest:
+            return []
+        del self.provisional[keep:], self.writers[self._committed + keep :]
+        self.stats.rolled_back += len(rest)
+        return [RollBack(rest)]
+
+
+def _spans(writers: list[Writer]) -> Iterator[Span]:
+    begin = 0
+    for writer, tokens in groupby(writers):
+        end = begin + len(list(tokens))
+        yield Span(begin, end, writer)
+        begin = end

@@ -1,0 +1,216 @@
+"""What measurements decide for one answer: tree or stream, how large a tree, what to draft besides.
+
+Pure: times are handed in. `edge_runtime.speed.pace` keeps the measurements and weighs them; this module says what was
+measured of an answer, and asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from edge_runtime.session.actions import Compare
+from edge_runtime.session.policy import Mode
+from edge_runtime.session.requests import Flight
+from edge_runtime.session.transcript import SessionStats
+from edge_runtime.speed.chains import FIRST_TOKENS
+from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.pace import Pace
+from outrider_core.drafting.drafter import Draft, TreeShape
+from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
+from outrider_core.protocol.wire import Verdict, Welcome
+
+#: the largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds
+LARGEST = TreeShape(nodes=48)
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """A tree or a chain for comparison alone, below the first `base` tokens; drafting it took `seconds`."""
+
+    draft: Draft
+    base: int
+    seconds: float
+
+
+@dataclass
+class Tuning:
+    """Choices of one answer. controller: measurements and mode, which outlive it.
+
+    largest: bounds of every tree. shaping: draft and send less where that brings more tokens per second. ahead: draft
+    on while a verdict is awaited; None: where it makes rounds shorter.
+    """
+
+    controller: Controller = field(default_factory=lambda: Controller(Pace()))
+    largest: TreeShape = LARGEST
+    shaping: bool = True
+    ahead: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.pace.ahead.fixed = self.ahead is not None
+        self._verdict_at: float | None = None  # the last one's time, until a tree is sent
+        self._behind_tree = False  # it was on a tree; behind others, the drafter reads what is new to it
+        self._comparison: _Comparison | None = None  # whose outcome is not known yet
+        self._drafting = self._beside = False  # a tree for comparison is under way; was since the last token
+        self._untold = True  # what trees bring in this answer is known from others alone
+        self.pace.chains.ready = False
+        self._chained = False  # the last tree was the understudy's chain
+        self._chain_next = True  # that is what is to be compared next, if it can be
+        self._comparing_chain = False  # one for comparison is under way
+        self._barren = False  # the understudy found nothing to draft in this answer
+
+    @property
+    def pace(self) -> Pace:
+        return self.controller.pace
+
+    # --- what was measured ---
+
+    def linked(self, welcome: Welcome, rtt: float) -> None:
+        """A handshake took `rtt` seconds."""
+        self.pace.linked(welcome, rtt)
+
+    def drafted(self, draft: Draft, seconds: float, stats: SessionStats, wanted: bool) -> None:
+        """Drafting `draft` took `seconds`. Before a first tree the drafter had something to read. wanted: it was not
+        given up."""
+        if draft.chain:
+            self._barren |= wanted and not draft.tree
+            return self.pace.chains.drafted(draft.steps, seconds)
+        self.pace.drafted(seconds, draft.steps, from_scratch=self._behind_tree and not draft.ahead)
+        if stats.rounds > 0:
+            stats.ahead_rounds += 1
+            stats.ahead_hits += draft.ahead
+            stats.ahead_used += draft.kept
+
+    def asked(self, now: float, chain: bool = False) -> None:
+        """A drafted tree was sent: since the last verdict, reading and drafting was all that happened."""
+        if self._verdict_at is not None and not chain:
+            (self.pace.waited if self._behind_tree else self.pace.prepared)(now - self._verdict_at)
+        self._verdict_at = None  # one that is sent again, behind an outage, tells nothing
+
+    def answered(self, flight: Flight, verdict: Verdict, now: float, overdue: bool, stats: SessionStats) -> None:
+        """`verdict` on `flight` came. overdue: it had been given up; an outage says nothing of the link."""
+        engine, queue, wait = verdict.engine_us / 1e6, verdict.queue_us / 1e6, now - flight.sent
+        self._verdict_at, self._behind_tree = now, False
+        if flight.tree is None:
+            same_step = flight.same_step(verdict)
+            # the first token had to be asked for; those of its step say nothing without it
+            if flight.streaming and (flight.measured or not same_step):
+                self.pace.streamed(wait, engine, overdue, self._beside, same_step)
+                self._beside = self._drafting
+        elif not flight.catching_up and not flight.after_open:
+            stats.wait_seconds += wait
+            stats.engine_seconds += engine
+            self._untold, self._behind_tree = False, not flight.chain
+            if flight.chain and not overdue:
+                sent, accepted, ended = len(flight.tree), len(verdict.accepted), bool(verdict.finish)
+                self.pace.chain_verified(sent, accepted, wait, engine, queue, ended)
+            elif not overdue:
+                self.pace.verified(flight.tree, flight.scores, verdict.accepted, wait, engine, queue)
+
+    def compared(self, draft: Draft, base: int, seconds: float) -> None:
+        """A tree for comparison, empty if it tells nothing, below the first `base` tokens; it took `seconds`."""
+        self._comparison = _Comparison(draft, base, seconds) if draft.chain or draft.tree else None
+        self._drafting = self._comparing_chain = False
+        if draft.chain:
+            self.pace.chains.drafted(draft.steps, seconds)
+
+    def committed(self, tokens: list[int]) -> None:
+        """The text is `tokens` now. What came of the tree for comparison is measured once it is known."""
+        if self._comparison is None:
+            return
+        draft = self.worth_sending(self._comparison.draft)
+        path = foreseen(draft.tree, tokens[self._comparison.base :])
+        if path is not None and draft.chain:
+            self.pace.chains.verified(len(draft.tree), len(path))
+        elif path is not None:
+            self.pace.foreseen(draft.tree, draft.scores, path, self._comparison.seconds)
+        if path is not None:
+            self._comparison = None
+
+    def understudy_failed(self) -> None:
+        """It drafts nothing more, and not what was asked for."""
+        self.pace.chains.ready = False
+        if self._comparing_chain:
+            self._drafting = self._comparing_chain = False
+
+    # --- what follows ---
+
+    def begin(self) -> Mode:
+        """The mode of an answer, or of its rest on a new link."""
+        return self.controller.begin(unknown=self._untold)
+
+    def choose(self, drafts: bool) -> Mode:
+        """The mode after a verdict. drafts: the understudy can draft."""
+        self._offer(drafts)
+        return self.controller.choose()
+
+    def tree_size(self, nodes: int, depth: int) -> tuple[int, int, float | None]:
+        """(nodes, levels, gain) of the next tree, where the session has room for `nodes` and `depth` levels.
+
+        gain: as of `TreeShape`; None: that of `largest`.
+        """
+        nodes, depth = min(self.largest.nodes, nodes), min(self.largest.depth, depth)
+        return (
+            (min(nodes, self.pace.worth_drafting()), depth, self.pace.gain()) if self.shaping else (nodes, depth, None)
+        )
+
+    def chain(self, most: int, room: int, ready: bool) -> int:
+        """Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree. most: that the
+        verifier takes. room: that the session has. ready: the understudy can draft. Where nothing is shaped, trees
+        alone are drafted."""
+        self._offer(ready)
+        self.pace.chains.most = most
+        room = min(most, room)
+        length = min(room, self.pace.chain(self._chained)) if room > 1 else 0
+        self._chained = length > 0
+        return length
+
+    def _offer(self, ready: bool) -> None:
+        """Chains are to be had, or not. ready: the understudy can draft."""
+        self.pace.chains.ready = ready and self.shaping and not self._barren
+
+    def beside_chain(self, tokens: list[int]) -> list[Compare]:
+        """A chain is drafted below `tokens`: now and then a tree too, so that what trees bring stays known."""
+        if self._comparison or self._drafting or not self.pace.chains.compares():
+            return []
+        self._drafting = True
+        return [Compare(list(tokens), *self.tree_size(MAX_NODES, self.largest.depth))]
+
+    def worth_sending(self, draft: Draft) -> Draft:
+        """What of a draft is sent."""
+        if draft.chain:
+            return draft
+        count = self.pace.worth_sending(draft.tree, draft.scores) if self.shaping else len(draft.tree)
+        tree = draft.tree.pruned(count, MAX_NODES)
+        return replace(draft, tree=tree, scores=draft.scores[: len(tree)])
+
+    def drafts_ahead(self, chain: bool = False) -> bool:
+        """Whether to draft on while a verdict is awaited. chain: on one of the understudy, which costs the drafter
+        nothing."""
+        return (chain or self.pace.drafts_ahead()) if self.ahead is None else self.ahead
+
+    def comparison(self, tokens: list[int], streamed: int, drafts: bool = False) -> list[Compare]:
+        """`streamed` tokens into an answer's streams: a tree to draft below `tokens` now and then, so that tau stays
+        known. Where the mode is pinned, nobody wants to know it. drafts: the understudy can draft; every second one is
+        a chain of its then."""
+        if self.controller.pinned or not self.pace.compares(streamed, first=self._untold):
+            return []
+        self._drafting = self._beside = True
+        self._offer(drafts)
+        if self.pace.chains.ready and self._chain_next:
+            self._chain_next, self._comparing_chain = False, True
+            return [Compare(list(tokens), 0, 0, chain=FIRST_TOKENS)]
+        self._chain_next = True
+        self._untold = False
+        return [Compare(list(tokens), *self.tree_size(MAX_NODES, self.largest.depth))]
+
+
+def foreseen(tree: TokenTree, tokens: list[int]) -> list[int] | None:
+    """The path of `tree` that `tokens`, below its root, took; None while they have not left it."""
+    path, node = list[int](), ROOT
+    for token in tokens:
+        child = tree.child(node, token)
+        if child is None:
+            return path
+        path.append(child)
+        node = child
+    return None

@@ -1,0 +1,1 @@
+"""Bundles for devices: quantised, lowered, checked and measured."""

@@ -1,0 +1,301 @@
+"""Write a bundle: the device half for each engine, tokenizer, chat template and manifest, all checked.
+
+The folder is written aside and renamed when everything in it has been proved to load and to agree with the
+eager model, so a half-written bundle never carries the final name. After Ctrl-C or a kill the same command goes on
+with the files that were finished; after an error nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from rich.console import Console
+from safetensors.torch import save_file
+
+from export.bundle.bench import bench_bundle, write_into_report
+from export.bundle.check import broken_bounds, check_acceptance, check_metadata, facts
+from export.bundle.parity import compare
+from export.bundle.plan import FORMATS, Options, Plan, check_resources, make_plan, show_plan
+from export.bundle.report import markdown
+from export.bundle.steps import RANDOM_ROWS, TARGET_ANSWERS, Passage, passages_for
+from export.bundle.to_executorch import write_executorch
+from export.bundle.to_onnx import INT8_ACTIVATIONS, accuracy_levels, data_file, write_onnx
+from export.bundle.understudy import write_understudy
+from export.places import locked, put_in_place
+from export.quiet import quiet
+from outrider_core.drafting.bundle import (
+    FORMAT_VERSION,
+    MANIFEST,
+    SERVER_HALF_FILE,
+    Bounds,
+    BundleError,
+    EngineEntry,
+    FileEntry,
+    Manifest,
+    open_bundle,
+)
+from outrider_core.drafting.drafter import MAX_WIDTH
+from outrider_core.drafting.engines import open_engine
+from outrider_core.machine import describe_machine
+from outrider_core.models.eager import EagerEngine
+from outrider_core.models.moa import SERVER_PREFIXES, DeviceHalf, device_half_on
+
+DRAFT_IDS_FILE = "draft_ids.u32"
+NULL_ROW_FILE = "null_row.f32"
+#: bits -> least shares of the eager model's argmaxes an engine keeps (its own argmax, its four best)
+AGREEMENT = {32: (0.999, 0.999), 16: (0.99, 0.995), 8: (0.93, 0.98), 4: (0.7, 0.9)}
+ACCEPTANCE = 0.97
+PACKAGES = ("outrider", "torch", "onnx", "onnxruntime", "executorch", "torchao")
+
+
+def write_bundle(options: Options, dry_run: bool = False) -> dict[str, Any]:
+    """Export as `options` say and return the bundle's report; with `dry_run` only show the plan (returns {}).
+
+    Raises BundleError, TargetError or DrafterError with one clear line; the output folder is then as it was.
+    """
+    console = Console(stderr=True)
+    with quiet(), console.status("reading target and drafter"):
+        plan = make_plan(options)
+    show_plan(plan, console)
+    check_resources(plan)
+    if dry_run:
+        console.print("dry run: nothing written")
+        return {}
+    output = options.output.resolve()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    aside = output.parent / f".{output.name}.partial"
+    with locked(aside):
+        try:
+            report = _write_all(plan, aside, console)
+            put_in_place(aside, output)
+        except Exception:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+    console.print(f"wrote {output}; it loads with EdgeRuntime.from_bundle({str(output)!r})")
+    for name, entry in report["engines"].items():
+        parity = entry["parity"]
+        console.print(
+            f"  {entry['file']} ({name}): {entry['bytes'] / 1e6:.1f} MB, "
+            f"top-1 agreement {parity['top1_agreement']:.3f}, {parity['flips']} flips of {parity['steps']} "
+            f"({parity['flips_at_near_ties']} at near-ties)",
+            highlight=False,
+        )
+    if understudy := report.get("understudy"):
+        console.print(
+            f"  {understudy['folder']}/: {understudy['bytes'] / 1e6:.0f} MB, {understudy['name']} at "
+            f"{understudy['bits']} bits; an app may fetch it later",
+            highlight=False,
+        )
+    return report
+
+
+def _write_all(plan: Plan, aside: Path, console: Console) -> dict[str, Any]:
+    options, config = plan.options, plan.config
+    _start_or_resume(plan, aside, console)
+    with console.status("reading the target's embedding and LM head"):
+        half = device_half_on(config, plan.tensors, *plan.target.tables())
+    if bad := [name for name, x in half.named_parameters() if not bool(x.isfinite().all())]:
+        raise BundleError(
+            f"{bad[0]} holds infinite or undefined weights, which nothing can export; train or import again"
+        )
+    work = aside / "work"
+    _copy_tokenizer(plan, aside)
+    manifest = _manifest(plan, aside)
+    lowering = _write_engines(plan, half, aside, manifest, console)
+    for entry in manifest.engines.values():
+        data = data_file(aside / entry.file)
+        entry.data = data.name if data.is_file() else None
+    plan.tensors["draft_ids"].numpy().astype("<u4").tofile(aside / DRAFT_IDS_FILE)
+    if half.null_row is not None:
+        half.null_row.detach().numpy().astype("<f4").tofile(aside / NULL_ROW_FILE)
+    if options.understudy:
+        with console.status(f"lowering the understudy {options.understudy}") as status:
+            manifest.understudy = write_understudy(
+                options.understudy,
+                aside,
+                config.max_context,
+                lambda step, steps: status.update(f"lowering the understudy, step {step} of {steps}"),
+                options.understudy_bits,
+            )
+    _sign(manifest, aside)
+    encoder = {k: v.half() for k, v in plan.tensors.items() if k.startswith(SERVER_PREFIXES)}
+    described = {"drafter_hash": plan.drafter_hash, "config": json.dumps(asdict(config))}
+    save_file(encoder, aside / SERVER_HALF_FILE, metadata=described)
+    (aside / SERVER_HALF_FILE).chmod(0o644)
+    passages = passages_for(plan.target, config, plan.tensors, work, plan.load_target)
+    report = _report(plan, half, passages, aside, lowering, console)
+    if options.check and plan.load_target:
+        report["acceptance"] = check_acceptance(open_bundle(aside), options.drafter, options.target, half)
+    (aside / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    (aside / "report.md").write_text(markdown(report))
+    if broken := broken_bounds(report, open_bundle(aside).manifest):
+        raise BundleError(f"{broken[0]}; nothing was written. Try --quant int8 or fp32, or more --embedding-bits")
+    if options.bench:
+        figures = bench_bundle(aside)
+        write_into_report(aside, figures)
+    shutil.rmtree(work)
+    return report
+
+
+def _start_or_resume(plan: Plan, aside: Path, console: Console) -> None:
+    """Keep finished engine files of an interrupted run of the same export; start afresh for any other."""
+    wanted = {
+        "target": plan.target.model_hash, "drafter": plan.drafter_hash, "profile": asdict(plan.options.profile),
+        "backend": plan.options.backend, "max_context": plan.config.max_context, "format_version": FORMAT_VERSION,
+        "formats": plan.options.formats, "versions": _versions(), "understudy": plan.options.understudy,
+    }  # fmt: skip
+    key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
+    with contextlib.suppress(OSError):
+        if (aside / "work" / "key").read_text() == key:
+            console.print("going on with the interrupted export")
+            done = {FORMATS[name] for name in FORMATS if (aside / "work" / f"{name}.json").is_file()}
+            for path in aside.iterdir():
+                if path.is_file() and path.name.removesuffix(".data") not in done:
+                    path.unlink()
+            return
+    shutil.rmtree(aside, ignore_errors=True)
+    (aside / "work").mkdir(parents=True)
+    (aside / "work" / "key").write_text(key)
+
+
+def _write_engines(
+    plan: Plan, half: DeviceHalf, aside: Path, manifest: Manifest, console: Console
+) -> dict[str, dict[str, Any]]:
+    """Lower to every format that is not there yet; returns what each lowering reports."""
+    lowering = {}
+    known = facts(manifest)
+    for name in plan.options.formats:
+        path, note = aside / FORMATS[name], aside / "work" / f"{name}.json"
+        if not note.is_file():
+            unfinished = aside / "work" / path.name
+            with quiet(), console.status(f"lowering to {path.name} ({plan.options.profile.quant})"):
+                table = _lower(plan, half, name, unfinished, known)
+            for part in sorted(unfinished.parent.glob(path.name + "*")):
+                part.rename(aside / part.name)
+            note.write_text(json.dumps(table))
+        lowering[name] = json.loads(note.read_text())
+    return lowering
+
+
+def _lower(plan: Plan, half: DeviceHalf, name: str, path: Path, known: dict[str, Any]) -> dict[str, Any]:
+    profile = plan.options.profile
+    try:
+        if name == "onnx":
+            return write_onnx(half, profile, path, {key: json.dumps(value) for key, value in known.items()})
+        return write_executorch(half, profile, path, known, plan.config.max_context, plan.options.backend)
+    except BundleError:
+        raise
+    except Exception as error:  # the exporters raise kinds of their own
+        reason = " ".join(str(error).split())[:300]
+        raise BundleError(f"lowering to {path.name} failed: {type(error).__name__}: {reason}") from error
+
+
+def _manifest(plan: Plan, folder: Path) -> Manifest:
+    """The manifest without its list of files, which `_sign` adds."""
+    config, profile, target = plan.config, plan.options.profile, plan.target
+    tokenizer = (folder / "tokenizer.json").read_bytes()
+    worst = min(profile.bits, profile.embedding_bits)
+    top1, top4 = AGREEMENT[worst]
+    bounds = Bounds(top1_agreement=top1, top4_agreement=top4, acceptance_ratio=ACCEPTANCE)
+    entries = {
+        name: EngineEntry(
+            file=FORMATS[name],
+            quant=profile.quant,
+            embedding_bits=profile.embedding_bits,
+            step_bytes=plan.step_bytes,
+            max_width=MAX_WIDTH,
+            bounds=bounds,
+        )
+        for name in plan.options.formats
+    }  # fmt: skip
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        target=target.name if not Path(target.name).is_dir() else Path(target.name).name,
+        target_hash=target.model_hash,
+        drafter_hash=plan.drafter_hash,
+        vocab_size=config.vocab_size,
+        eos_ids=list(target.eos_ids),
+        max_context=config.max_context,
+        hidden_size=config.hidden_size,
+        sa_kv_heads=config.sa_kv_heads,
+        ca_kv_heads=config.ca_kv_heads,
+        head_dim=config.head_dim,
+        draft_vocab_size=config.draft_vocab_size,
+        draft_ids_file=DRAFT_IDS_FILE,
+        null_row_file=NULL_ROW_FILE if config.null_row else None,
+        confidence_temperature=config.confidence_temperature,
+        tokenizer_hash=hashlib.sha256(tokenizer).hexdigest(),
+        versions=_versions(),
+        engines=entries,
+        files={},
+    )
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def _copy_tokenizer(plan: Plan, folder: Path) -> None:
+    tokenizer = plan.target.tokenizer
+    tokenizer.save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            raise BundleError(f"{plan.target.name}: its tokenizer writes no {name}; a fast tokenizer is needed")
+
+
+def _sign(manifest: Manifest, folder: Path) -> None:
+    """List every file an app ships with its sha256, and write the manifest."""
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name not in (MANIFEST, SERVER_HALF_FILE, "report.json", "report.md"):
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            manifest.files[path.name] = FileEntry(digest, path.stat().st_size)
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    (folder / MANIFEST).write_bytes(text + b"\n")
+
+
+def _report(
+    plan: Plan, half: DeviceHalf, passages: list[Passage], folder: Path, lowering: dict[str, Any], console: Console
+) -> dict[str, Any]:
+    """Open the bundle as an app would and compare each engine with the eager model."""
+    bundle, eager = open_bundle(folder), EagerEngine(half)
+    engines: dict[str, Any] = {}
+    for name, entry in bundle.manifest.engines.items():
+        with console.status(f"comparing {entry.file} with the eager model"):
+            check_metadata(bundle, name)
+            parity = compare(open_engine(bundle, name), eager, plan.config, bundle, passages)
+            size = sum(file.bytes for path, file in bundle.manifest.files.items() if path.startswith(entry.file))
+            engines[name] = {
+                "file": entry.file, "bytes": size, "quant": entry.quant, "embedding_bits": entry.embedding_bits,
+                "parity": parity.as_dict(), "lowering": lowering[name],
+            }  # fmt: skip
+            if name == "onnx" and plan.options.profile.bits < 16 and plan.load_target:
+                engines[name]["accuracy_levels"] = {
+                    str(level): compare(engine, eager, plan.config, bundle, passages).as_dict()
+                    for level, engine in accuracy_levels(bundle.path(entry.file))
+                }
+                engines[name]["accuracy_level"] = INT8_ACTIVATIONS
+    understudy = bundle.manifest.understudy
+    return {
+        "target": bundle.manifest.target,
+        "understudy": msgspec.to_builtins(understudy) if understudy else None,
+        "engines": engines,
+        "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()},
+        "compared_on": TARGET_ANSWERS if plan.load_target else RANDOM_ROWS,
+        "machine": f"{describe_machine()}, {torch.get_num_threads()} threads",
+        "versions": bundle.manifest.versions,
+    }

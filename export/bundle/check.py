@@ -1,0 +1,220 @@
+"""`python -m export check`: prove again that a bundle is what its manifest says and drafts as the eager model does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import onnx
+from rich.console import Console
+from rich.table import Table
+
+from cloud.torch_engine.process import UNPRUNED_TREES, VerifierProcess
+from edge_runtime.events import AnswerStats, Finished
+from edge_runtime.runtime import FIXED, EdgeRuntime
+from export.bundle.parity import compare
+from export.bundle.plan import target_fits
+from export.bundle.report import check_markdown, put_section
+from export.bundle.steps import PROMPTS, RANDOM_ROWS, TARGET_ANSWERS, passages_for
+from export.progress import Meter
+from outrider_core.drafting.bundle import MANIFEST, Bundle, BundleError, Manifest, open_bundle
+from outrider_core.drafting.drafter import MAX_WIDTH
+from outrider_core.drafting.engines import Engine, open_engine
+from outrider_core.machine import describe_machine
+from outrider_core.models.drafter_arrays import find_drafter
+from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.eager import EagerEngine
+from outrider_core.models.identity import former_identity
+from outrider_core.models.moa import DeviceHalf, device_half_on
+from outrider_core.models.target import open_target
+
+
+def facts(manifest: Manifest) -> dict[str, Any]:
+    """What a runner needs to know, as constant methods of a .pte and properties of an ONNX model.
+
+    Names follow ExecuTorch's LLM runners where they mean the same.
+    """
+    return {
+        "get_format_version": manifest.format_version,
+        "get_vocab_size": manifest.vocab_size,
+        "get_draft_vocab_size": manifest.draft_vocab_size,
+        "get_eos_ids": manifest.eos_ids,
+        "get_max_context_len": manifest.max_context,
+        "get_max_seq_len": MAX_WIDTH,
+        "get_hidden_size": manifest.hidden_size,
+        "get_sa_kv_heads": manifest.sa_kv_heads,
+        "get_ca_kv_heads": manifest.ca_kv_heads,
+        "get_head_dim": manifest.head_dim,
+        "get_target_hash": manifest.target_hash,
+        "get_drafter_hash": manifest.drafter_hash,
+        "get_tokenizer_hash": manifest.tokenizer_hash,
+        "use_kv_cache": True,
+        "enable_dynamic_shape": True,
+    }
+
+
+def check_metadata(bundle: Bundle, name: str) -> None:
+    """Raise BundleError where the engine file's own facts differ from the manifest."""
+    path = bundle.path(bundle.manifest.engines[name].file)
+    if name == "onnx":
+        model = onnx.load(path, load_external_data=False)
+        found = {
+            prop.key: json.loads(prop.value) for prop in model.metadata_props if prop.key in facts(bundle.manifest)
+        }
+    else:
+        from outrider_core.drafting.engines.executorch import ExecuTorchEngine
+
+        found = ExecuTorchEngine(path).metadata
+    for key, wanted in facts(bundle.manifest).items():
+        if key not in found:
+            raise BundleError(f"{path} lacks {key}, which an app's runner asks for; export the bundle again")
+        if found[key] != wanted and [found[key]] != wanted:
+            raise BundleError(f"{path} says {key} is {found[key]}, the manifest {wanted}; export the bundle again")
+
+
+def broken_bounds(report: dict[str, Any], manifest: Manifest) -> list[str]:
+    """One line for each bound of the manifest that the figures break.
+
+    Agreement on random rows is not a bound: logits there are closer together than a trained drafter's are.
+    """
+    if report["compared_on"] == RANDOM_ROWS:
+        report = {**report, "engines": {}}
+    lines = []
+    for name, entry in manifest.engines.items():
+        figures = dict(report["engines"].get(name, {}).get("parity", {}))
+        figures["acceptance_ratio"] = report.get("acceptance", {}).get("engines", {}).get(name, {}).get("ratio")
+        for bound, least in msgspec.structs.asdict(entry.bounds).items():
+            value = figures.get(bound)
+            if value is not None and value < least:
+                lines.append(f"{entry.file}: {bound.replace('_', ' ')} is {value:.3f}, its bound is {least}")
+    return lines
+
+
+def check_bundle(
+    folder: Path, drafter: Path | None, target: str | None, prompts: list[str] | None = None, acceptance: bool = True
+) -> list[str]:
+    """Check everything and write the figures into the bundle's report; returns a line for each broken bound.
+
+    Hashes and metadata, parity on the target's own answers, and (with `acceptance`) acceptance length. Raises
+    BundleError, TargetError or DrafterError where the bundle cannot even be compared.
+    """
+    console = Console(stderr=True)
+    bundle = open_bundle(folder)
+    manifest = bundle.manifest
+    files = open_target(target or manifest.target)
+    if files.model_hash != manifest.target_hash:
+        if manifest.target_hash == former_identity(files.folder):
+            raise BundleError(
+                f"{folder} names {files.name} as version 0.2 did, by the ends of its weights alone; export it again "
+                "(python -m export bundle)"
+            )
+        raise BundleError(f"{folder} was made for target {manifest.target_hash}, {files.name} is {files.model_hash}")
+    for name in manifest.engines:
+        check_metadata(bundle, name)
+    console.print(f"{folder}: {len(manifest.files)} files with the right hashes, metadata as in {MANIFEST}")
+    drafter = drafter or find_drafter(manifest.drafter_hash)
+    config, tensors, drafter_hash = load_drafter(drafter)
+    if drafter_hash != manifest.drafter_hash:
+        raise BundleError(f"{folder} was made of drafter {manifest.drafter_hash}, {drafter} is {drafter_hash}")
+    config = replace(config, max_context=manifest.max_context)
+    half = device_half_on(config, tensors, *files.tables())
+    load = target_fits(files)
+    with tempfile.TemporaryDirectory() as work:
+        passages = passages_for(files, config, tensors, Path(work), load)
+    figures: dict[str, Any] = {"engines": {}, "compared_on": TARGET_ANSWERS if load else RANDOM_ROWS}
+    for name in manifest.engines:
+        parity = compare(open_engine(bundle, name), EagerEngine(half), config, bundle, passages)
+        figures["engines"][name] = {"parity": parity.as_dict()}
+    if acceptance and not load:
+        console.print("acceptance left out: the target does not fit into memory, so no verifier could serve it here")
+    elif acceptance:
+        figures["acceptance"] = check_acceptance(bundle, drafter, files.name, half, prompts)
+    show(figures, manifest, console)
+    put_section(folder, "check", figures, check_markdown(figures))
+    return broken_bounds(figures, manifest)
+
+
+def show(figures: dict[str, Any], manifest: Manifest, console: Console) -> None:
+    steps = max(row["parity"]["steps"] for row in figures["engines"].values())
+    title = f"{steps} steps against the eager drafter, on {figures['compared_on']}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("engine", no_wrap=True)
+    for column in ("top-1", "top-4", "flips", "at ties", "mean", "max error", "tau", "ratio"):
+        table.add_column(column, justify="right", no_wrap=True, min_width=5)
+    taus = figures.get("acceptance", {}).get("engines", {})
+    for name in manifest.engines:
+        parity, tau = figures["engines"][name]["parity"], taus.get(name)
+        table.add_row(
+            name, f"{parity['top1_agreement']:.3f}", f"{parity['top4_agreement']:.3f}", str(parity["flips"]),
+            str(parity["flips_at_near_ties"]), f"{parity['mean_abs_logit_error']:.3f}",
+            f"{parity['max_abs_logit_error']:.2f}", f"{tau['tau']:.2f}" if tau else "-",
+            f"{tau['ratio']:.3f}" if tau else "-",
+        )  # fmt: skip
+    console.print(table)
+    if taus:
+        eager = figures["acceptance"]["eager"]["tau"]
+        console.print(f"the eager drafter's tau is {eager:.2f}: greedy, without prompt lookup", highlight=False)
+
+
+def check_acceptance(
+    bundle: Bundle, drafter: Path, target: str, half: DeviceHalf, prompts: list[str] | None = None, tokens: int = 64
+) -> dict[str, Any]:
+    """Acceptance length tau of each engine over the eager drafter's, through a real verifier process on loopback.
+
+    Greedy, the runtime's default trees, without prompt lookup, `tokens` tokens an answer. Returns {"eager": {...},
+    "engines": {name: {"tau", "ratio", ...}}, ...}.
+    """
+    console = Console(stderr=True)
+    prompts = prompts or PROMPTS
+    drafters: dict[str, Engine | str] = {"eager": EagerEngine(half)}
+    drafters |= {name: open_engine(bundle, name) for name in bundle.manifest.engines}
+    with tempfile.TemporaryDirectory() as folder:
+        verifier = VerifierProcess(drafter, Path(folder) / "verifier.log", "--model", target, *UNPRUNED_TREES)
+        try:
+            with console.status("starting the verifier"):
+                verifier.start()
+                try:
+                    verifier.wait_ready()
+                except RuntimeError as error:
+                    raise BundleError(f"acceptance needs a verifier: {error}; or leave it out") from None
+            with Meter("acceptance", len(prompts) * len(drafters)) as meter:
+                figures = {
+                    name: asyncio.run(_tau(bundle, verifier.address, engine, prompts, tokens, meter))
+                    for name, engine in drafters.items()
+                }
+        finally:
+            verifier.stop()
+    eager = figures.pop("eager")
+    for row in figures.values():
+        row["ratio"] = round(row["tau"] / eager["tau"], 4)
+        row["same_text"] = row.pop("texts") == eager["texts"]
+    del eager["texts"]
+    return {
+        "prompts": len(prompts), "max_new_tokens": tokens, "eager": eager, "engines": figures,
+        "machine": describe_machine(),
+    }  # fmt: skip
+
+
+async def _tau(
+    bundle: Bundle, address: str, engine: Engine | str, prompts: list[str], tokens: int, meter: Meter
+) -> dict[str, Any]:
+    stats: list[AnswerStats] = []
+    texts = []
+    async with EdgeRuntime(bundle, address, engine=engine, lookup=False, **FIXED) as runtime:
+        for prompt in prompts:
+            ids = runtime.encode_prompt(prompt)
+            last = None
+            async for event in runtime.generate(ids, max_new_tokens=tokens):
+                last = event
+            assert isinstance(last, Finished), "generate() always ends with Finished"
+            stats.append(last.stats)
+            texts.append(last.token_ids)
+            meter.update(meter.done + 1, "")
+    rounds = sum(s.rounds for s in stats)
+    tau = sum(s.tau * s.rounds for s in stats) / max(1, rounds)
+    return {"tau": round(tau, 4), "rounds": rounds, "tokens": sum(s.tokens for s in stats), "texts": texts}

@@ -1,0 +1,192 @@
+"""What an export will write and need, worked out before anything heavy starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from export.bundle.quant import BITS, Profile, packed_bytes, rare_bits
+from export.bundle.steps import RANDOM_ROWS, TARGET_ANSWERS
+from export.bundle.to_executorch import BACKENDS, check_backend
+from export.places import lacking
+from export.target.target_plan import bundle_bytes, shape_of
+from outrider_core.drafting.bundle import MANIFEST, BundleError
+from outrider_core.models.drafter_arrays import check_target
+from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.moa_config import MoAConfig
+from outrider_core.models.target import TargetError, TargetFiles, find_source, open_target
+from outrider_core.targets.bundle import prepared_target
+
+FORMATS = {"onnx": "drafter.onnx", "executorch": "drafter.pte"}
+#: bits of embedding and LM head where --embedding-bits does not say: the head decides the argmax, so not 4
+EMBEDDING_BITS = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 8}
+#: ExecuTorch's and others' names for the same
+QUANT_NAMES = {"8da8w": "int8", "8da4w": "int4", "none": "fp32", **{name: name for name in BITS}}
+#: memory of the process itself, and copies of an engine's weights alive at once while it is lowered (measured)
+BASE_BYTES = 1_200_000_000
+COPIES = {"onnx": 4, "executorch": 6}
+#: share of the free memory the target may take in float32 to be run for the comparison; else rows are random
+TARGET_SHARE = 0.6
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for; see `python -m export bundle --help`."""
+
+    target: str
+    drafter: Path
+    output: Path
+    formats: tuple[str, ...] = ("onnx",)
+    quant: str = "int8"
+    embedding_bits: int | None = None
+    max_context: int | None = None
+    backend: str = "xnnpack"
+    check: bool = False
+    bench: bool = False
+    understudy: str | None = None
+    understudy_bits: int = 8
+
+    @property
+    def profile(self) -> Profile:
+        quant = QUANT_NAMES[self.quant]
+        return Profile(quant, self.embedding_bits or EMBEDDING_BITS[quant])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes in bytes. tied: LM head rows are embedding rows. load_target: the target is run for the comparison."""
+
+    options: Options
+    target: TargetFiles
+    config: MoAConfig
+    tensors: dict[str, Tensor]
+    drafter_hash: str
+    engine_bytes: dict[str, int]
+    step_bytes: int
+    disk_bytes: int
+    memory_bytes: int
+    load_target: bool
+    understudy_bytes: int = 0
+
+
+def make_plan(options: Options) -> Plan:
+    """Open target and drafter, refuse what cannot work, and estimate.
+
+    Raises BundleError, DrafterError or TargetError with one clear line.
+    """
+    profile = _check_options(options)
+    target = open_target(options.target)
+    config, tensors, drafter_hash = load_drafter(options.drafter)
+    _check_fit(target, config, options.drafter)
+    if options.max_context is not None:
+        if not 1 <= options.max_context <= config.max_context:
+            raise BundleError(
+                f"--max-context {options.max_context}: the drafter was made for 1..{config.max_context} tokens"
+            )
+        config = replace(config, max_context=options.max_context)
+    wide = config.hidden_size
+    on_server = ("cross_attention.self_attn.k_proj.", "cross_attention.self_attn.v_proj.")
+    own = (name for name in tensors if name.startswith(("self_attention.", "cross_attention.")))
+    body = sum(tensors[name].numel() for name in own if not name.startswith(on_server))
+    head, embedding = config.draft_vocab_size * wide, config.vocab_size * wide
+    tied = bool(getattr(target.config, "tie_word_embeddings", False))
+    step_bytes = packed_bytes(body, profile.bits) + packed_bytes(head, profile.embedding_bits)
+    drafted = packed_bytes(head, profile.embedding_bits)
+    total = step_bytes + drafted + packed_bytes(embedding - head, rare_bits(profile.embedding_bits))
+    shared = drafted if tied else 0
+    engine_bytes = {name: total - (shared if name == "onnx" else 0) for name in options.formats}
+    tables = 4 * (embedding + (0 if tied and head == embedding else head) + (0 if tied else embedding))
+    load_target = target_fits(target)
+    understudy_bytes = _understudy_bytes(options.understudy, options.understudy_bits) if options.understudy else 0
+    lowering = tables + max(COPIES[name] * size for name, size in engine_bytes.items())
+    return Plan(
+        options, target, config, tensors, drafter_hash, engine_bytes, step_bytes,
+        disk_bytes=sum(engine_bytes.values()) + 50_000_000 + understudy_bytes,
+        memory_bytes=BASE_BYTES + max(lowering, tables + _float32_bytes(target) if load_target else 0),
+        load_target=load_target,
+        understudy_bytes=understudy_bytes,
+    )  # fmt: skip
+
+
+def _understudy_bytes(name: str, bits: int) -> int:
+    if folder := prepared_target(name):
+        return sum(path.stat().st_size for path in folder.iterdir())
+    try:
+        return bundle_bytes(shape_of(name, find_source(name)), bits)
+    except TargetError as error:
+        raise BundleError(f"--understudy {error}") from None
+
+
+def _check_options(options: Options) -> Profile:
+    if unknown := [name for name in options.formats if name not in FORMATS]:
+        raise BundleError(f"--format {unknown[0]} is unknown (known: {', '.join(FORMATS)})")
+    if not options.formats or len(set(options.formats)) < len(options.formats):
+        raise BundleError("--format must name each engine once, such as onnx,executorch")
+    if options.quant not in QUANT_NAMES:
+        raise BundleError(f"--quant {options.quant} is unknown (known: {', '.join(QUANT_NAMES)})")
+    if options.embedding_bits not in (None, *BITS.values()):
+        raise BundleError(f"--embedding-bits {options.embedding_bits} is unknown (known: 4, 8, 16, 32)")
+    if options.backend not in BACKENDS:
+        raise BundleError(f"--backend {options.backend} is unknown (known: {', '.join(BACKENDS)})")
+    if "executorch" in options.formats:
+        check_backend(options.backend, options.profile)
+    taken = not options.output.is_dir() or any(options.output.iterdir()) if options.output.exists() else False
+    if taken and not (options.output / MANIFEST).is_file():
+        raise BundleError(f"{options.output} exists and is not a bundle; choose an empty or new --output-dir")
+    return options.profile
+
+
+def _check_fit(target: TargetFiles, config: MoAConfig, drafter: Path) -> None:
+    if not target.eos_ids:
+        raise BundleError(f"{target.name} names no eos_token_id, so no answer would ever end; add it to config.json")
+    if not target.tokenizer.chat_template:
+        raise BundleError(f"{target.name} has no chat template; add chat_template.jinja to its folder")
+    check_target(config.target_hash, target.name, target.model_hash, drafter, target.folder)
+
+
+def target_fits(target: TargetFiles) -> bool:
+    """Whether the target can be run here in float32, to compare on its own answers."""
+    return BASE_BYTES + _float32_bytes(target) < TARGET_SHARE * psutil.virtual_memory().available
+
+
+def _float32_bytes(target: TargetFiles) -> int:
+    """Memory of the whole target in float32."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(target.config)
+    return 4 * sum(parameter.numel() for parameter in model.parameters())
+
+
+def check_resources(plan: Plan) -> None:
+    """Raise BundleError if disk or memory will not do."""
+    remedy = "close other programs, or export one --format at a time"
+    if why := lacking(plan.options.output, plan.disk_bytes, plan.memory_bytes, remedy):
+        raise BundleError(why)
+
+
+def show_plan(plan: Plan, console: Console) -> None:
+    options, config = plan.options, plan.config
+    profile = options.profile
+    table = Table(title=f"export of {options.drafter} for {plan.target.name}", title_justify="left", show_header=False)
+    table.add_column("what")
+    table.add_column("how")
+    for name, size in plan.engine_bytes.items():
+        backend = f", {options.backend}" if name == "executorch" else ""
+        how = f"{profile.quant} linears, {profile.embedding_bits}-bit embedding and LM head{backend}"
+        table.add_row(FORMATS[name], f"about {size / 1e6:.0f} MB: {how}")
+    if plan.understudy_bytes:
+        how = f"{options.understudy}, {options.understudy_bits}-bit linears, in a folder of its own"
+        table.add_row("understudy", f"about {plan.understudy_bytes / 1e6:.0f} MB: {how}")
+    table.add_row("vocabulary", f"{config.vocab_size} tokens, of which the device drafts {config.draft_vocab_size}")
+    table.add_row("context", f"up to {config.max_context} tokens")
+    table.add_row("memory", f"about {plan.memory_bytes / 1e9:.1f} GB")
+    table.add_row("disk", f"about {plan.disk_bytes / 1e9:.2f} GB in {options.output}")
+    table.add_row("compared on", TARGET_ANSWERS if plan.load_target else f"{RANDOM_ROWS}: bounds are not enforced; run "
+                  "`python -m export check` where it does")  # fmt: skip
+    console.print(table)

@@ -1,0 +1,1 @@
+"""The copy of a target that a CPU serves."""

@@ -1,0 +1,172 @@
+"""Make a target bundle, measure it, and put it in its place. No torch.
+
+What is under way lies aside, in a hidden folder: after Ctrl-C or a kill the same command goes on with it; after an
+error nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from export.places import locked, put_in_place
+from export.progress import Meter
+from export.target.target_plan import Options, TargetPlan, check_resources, make_plan, show_plan
+from export.target.target_report import describe, markdown
+from outrider_core.models.target import TargetError, eos_ids_of
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.wire import MAX_TOKENS
+from outrider_core.targets.bundle import FORMAT_VERSION, TargetBundle, TargetBundleError
+from outrider_core.targets.cached import shown_name
+
+#: what the target is asked where no --prompts are given
+PROMPTS_FILE = Path(__file__).parents[1] / "prompts.txt"
+#: in the folder under way
+BUNDLE_FOLDER, REFERENCE_FOLDER, ANSWERS_FILE, NOTE_FILE = "bundle", "reference", "answers.json", "note.json"
+REMEDY = "free some space there, or choose another --output-dir"
+
+
+def write_target(options: Options, dry_run: bool = False) -> dict[str, Any]:
+    """Write the bundle that `options` describe and return its report; with `dry_run` only show the plan (returns {}).
+
+    Raises TargetError or BundleError with one clear line; the output folder is then as it was.
+    """
+    console = Console(stderr=True)
+    plan = make_plan(options)
+    show_plan(plan, console)
+    check_resources(plan)
+    if dry_run:
+        console.print("dry run: nothing written")
+        return {}
+    output = options.output.resolve()
+    aside = output.parent / f".{output.name}.partial"
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with locked(aside):
+            try:
+                report = _write_all(plan, aside)
+                put_in_place(aside / BUNDLE_FOLDER, output)
+            except Exception:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
+            shutil.rmtree(aside)
+    except TargetBundleError as error:
+        raise TargetError(str(error)) from None
+    except OSError as error:
+        raise TargetError(f"{output} cannot be written: {error.strerror or error}; {REMEDY}") from None
+    console.print(f"wrote {output}; serve it with: python -m cloud.verifier --model {options.output}")
+    for line in describe(report):
+        console.print(f"  {line}", highlight=False)
+    return report
+
+
+def _write_all(plan: TargetPlan, aside: Path) -> dict[str, Any]:
+    _start_or_resume(plan, aside)
+    reference = _make(plan, aside / REFERENCE_FOLDER, 32) if plan.with_reference else None
+    bits = plan.options.bits
+    bundle = _make(plan, aside / BUNDLE_FOLDER, bits, reference if bits == 4 else None)
+    quality = _quality(plan, aside, bundle, reference) if reference and plan.options.compare else None
+    with Meter("timing steps", 1) as meter:
+        cost = _cost(bundle.folder)
+        meter.update(1, "")
+    report = _report(plan, bundle, cost, quality)
+    (bundle.folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    (bundle.folder / "report.md").write_text(markdown(report))
+    return report
+
+
+def _start_or_resume(plan: TargetPlan, aside: Path) -> None:
+    """Keep what an interrupted export of the same has left."""
+    note = json.dumps([plan.identity, plan.options.bits, FORMAT_VERSION])
+    path = aside / NOTE_FILE
+    if not path.is_file() or path.read_text() != note:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        path.write_text(note)
+
+
+def _make(plan: TargetPlan, folder: Path, bits: int, first: TargetBundle | None = None) -> TargetBundle:
+    from outrider_core.targets.convert import make_target_bundle  # takes memory, so only where it is needed
+
+    eos_ids = eos_ids_of(plan.source) if plan.source.is_dir() else ()
+    with Meter(f"lowering to {'float32' if bits == 32 else f'{bits} bits'}", 1) as meter:
+        return make_target_bundle(
+            shown_name(plan.options.target), plan.source, plan.identity, folder, MAX_TOKENS, eos_ids,
+            _told(meter), bits=bits, first=first, remedy=REMEDY,
+        )  # fmt: skip
+
+
+def _told(meter: Meter) -> Callable[[int, int], None]:
+    """To be told that step `step` of `steps` was done, counted from 0."""
+    return lambda step, steps: meter.update(step + 1, "", steps)
+
+
+def _quality(plan: TargetPlan, aside: Path, bundle: TargetBundle, reference: TargetBundle) -> dict[str, Any]:
+    """How near the bundle is to the float32 copy, on answers that this one writes."""
+    from outrider_core.targets.answers import Answer, write_answers
+    from outrider_core.targets.quality import compare
+
+    options, path = plan.options, aside / ANSWERS_FILE
+    prompts = list(options.prompts or PROMPTS_FILE.read_text(encoding="utf-8").splitlines())
+    asked = {"prompts": prompts, "tokens": options.answer_tokens}
+    kept = json.loads(path.read_text()) if path.is_file() else {}
+    if kept.get("asked") != asked:
+        with Meter("the target's own answers", options.answer_tokens) as meter:
+            answers = write_answers(reference, prompts, options.answer_tokens, Sampling(), _told(meter))
+        kept = {"asked": asked, "answers": [asdict(answer) for answer in answers]}
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(kept))
+        new.replace(path)
+    answers = [Answer(**answer) for answer in kept["answers"]]
+    with Meter("comparing", len(answers)) as meter:
+        found = compare(bundle, reference, answers, lambda done: meter.update(done, ""))
+    return {
+        "prompts": len(prompts),
+        "answer_tokens": found.tokens,
+        "top1_agreement": round(found.agreement, 4),
+        "kl_divergence": round(found.divergence, 5),
+        "surprise": round(found.surprise, 4),
+        "float32_surprise": round(found.reference_surprise, 4),
+        "surprise_excess": round(found.excess, 4),
+    }
+
+
+def _cost(folder: Path) -> dict[str, Any]:
+    """What `export.target.target_cost` measures."""
+    command = [sys.executable, "-m", "export.target.target_cost", str(folder)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        last = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
+        raise TargetError(f"the bundle does not run on this machine: {last[:300]}")
+    figures: dict[str, Any] = json.loads(ended.stdout)
+    return figures
+
+
+def _report(
+    plan: TargetPlan, bundle: TargetBundle, cost: dict[str, Any], quality: dict[str, Any] | None
+) -> dict[str, Any]:
+    import importlib.metadata
+
+    from outrider_core.machine import describe_machine
+
+    files = {path.name: path.stat().st_size for path in sorted(bundle.folder.iterdir()) if path.is_file()}
+    return {
+        "target": bundle.name,
+        "source_hash": bundle.source_hash,
+        "bits": bundle.bits,
+        "format_version": FORMAT_VERSION,
+        "bytes": sum(files.values()),
+        "files": files,
+        **cost,
+        "quality": quality,
+        "machine": f"{describe_machine()}, {cost['threads']} threads",
+        "versions": {name: importlib.metadata.version(name) for name in ("outrider", "onnx", "onnxruntime")},
+    }

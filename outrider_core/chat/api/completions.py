@@ -1,0 +1,150 @@
+"""`/v1/completions`: text or token ids go on as they are, without a chat template."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from outrider_core.chat.api.errors import ApiError
+from outrider_core.chat.api.fields import Fields, read
+from outrider_core.chat.api.replies import DONE, Answer, Delta, TokenChances, Usage, Writer, event, extended
+
+#: see `outrider_core.chat.api.requests.NEUTRAL`
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "best_of": (1,),
+    "repetition_penalty": (1, 1.0),
+    "tools": ([],),
+}
+MAX_LOGPROBS = 5
+#: as OpenAI has it, where a request names none
+USUAL_TOKENS = 16
+
+
+class CompletionRequest(Fields, kw_only=True):
+    """The supported fields. prompt: one text, or the token ids of one."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {r"^messages\b": "prompt"}
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def conversation(self) -> list[dict[str, Any]] | None:
+        """See Request."""
+        return None
+
+    @property
+    def plain_prompt(self) -> str | list[int]:
+        """See Request."""
+        return self.prompt  # type: ignore[return-value]  # `check` has seen that it is
+
+    @property
+    def top(self) -> int | None:
+        """See Request."""
+        return self.logprobs
+
+    @property
+    def length(self) -> int | None:
+        """See Request. -1: no limit but the context's."""
+        asked = (self.max_completion_tokens, self.max_tokens)
+        return USUAL_TOKENS if asked == (None, None) else Fields.length.fget(self)  # type: ignore[attr-defined]
+
+    def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> Writer:
+        """See Request."""
+        echo = prompt_text() if self.echo else ""
+        return TextWriter(model, fingerprint, prompt_tokens, self.include_usage, echo)
+
+    def check(self) -> None:
+        """See Fields."""
+        Fields.check(self)
+        prompt = self.prompt
+        if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+            prompt = self.prompt = prompt[0]  # type: ignore[assignment]
+        if isinstance(prompt, list) and not all(isinstance(token, int) and token >= 0 for token in prompt):
+            text = "prompt takes one text or one list of token ids; send several as several requests"
+            raise ApiError(400, text, "prompt", "unsupported_content")
+        if not prompt:
+            raise ApiError(400, "the prompt is empty", "prompt", "invalid_value")
+        if self.echo and self.logprobs is not None:
+            raise ApiError(400, "log probabilities are told of drawn tokens only: leave out echo", "echo")
+
+
+def parse_completion(body: bytes) -> CompletionRequest:
+    """Decode and check a request body. Raises ApiError with status 400."""
+    return read(body, CompletionRequest, NEUTRAL)
+
+
+class TextWriter:
+    """See Writer. echo: what stands before each choice's text."""
+
+    def __init__(self, model: str, fingerprint: str, prompt_tokens: int, usage: bool, echo: str) -> None:
+        self.id = f"cmpl-{secrets.token_hex(12)}"
+        self._head = {
+            "id": self.id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+        self._usage, self._shows_usage, self._echo = Usage(prompt_tokens), usage, echo
+
+    async def whole(self, answer: Answer) -> dict[str, Any]:
+        """See Writer."""
+        choices, extensions = list[dict[str, Any]](), list[Mapping[str, Any]]()
+        text, chances = [self._echo], list[TokenChances]()
+        async for part in answer:
+            if isinstance(part, Delta):
+                text.append(part.text)
+                chances += part.chances
+                continue
+            self._usage.add(part)
+            choices.append(_choice(len(choices), "".join(text), part.finish_reason, chances))
+            extensions.append(part.extension)
+            text, chances = [self._echo], []
+        last = extensions[0] if len(extensions) == 1 else {}
+        return {**self._head, "choices": extended(choices, extensions), "usage": self._usage.body(), **last}
+
+    async def events(self, answer: Answer) -> AsyncIterator[bytes]:
+        """See Writer."""
+        unknown: dict[str, Any] = {"usage": None} if self._shows_usage else {}
+        index, echo, offset = 0, self._echo, 0
+        try:
+            async for part in answer:
+                fields = {**self._head, **unknown, **part.extension}
+                if isinstance(part, Delta):
+                    yield event({**fields, "choices": [_choice(index, echo + part.text, None, part.chances, offset)]})
+                    echo, offset = "", offset + sum(len(each.drawn.text) for each in part.chances)
+                else:
+                    self._usage.add(part)
+                    yield event({**fields, "choices": [_choice(index, echo, part.finish_reason)]})
+                    index, echo, offset = index + 1, self._echo, 0
+            if self._shows_usage:
+                yield event({**self._head, "choices": [], "usage": self._usage.body()})
+        except ApiError as error:
+            yield event(error.body())
+        yield DONE
+
+
+def _choice(
+    index: int, text: str, finish_reason: str | None, chances: Sequence[TokenChances] = (), offset: int = 0
+) -> dict[str, Any]:
+    """offset: characters of the choice's tokens before."""
+    choice = {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    if chances:
+        offsets = list[int]()
+        for each in chances:
+            offsets.append(offset)
+            offset += len(each.drawn.text)
+        choice["logprobs"] = {
+            "tokens": [each.drawn.text for each in chances],
+            "token_logprobs": [each.drawn.logprob for each in chances],
+            "top_logprobs": [{one.text: one.logprob for one in each.top} for each in chances],
+            "text_offset": offsets,
+        }
+    return choice

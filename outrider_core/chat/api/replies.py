@@ -1,0 +1,306 @@
+"""An answer as the endpoints hand it to a writer, and what all writers share. Chat's own writer is here too."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Protocol
+
+import msgspec
+
+from outrider_core.chat.api.errors import ApiError
+from outrider_core.chat.api.tools import CallDelta, CallReader
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended: by itself or at a stop string, at a limit of tokens, or as it calls functions."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+@dataclass(frozen=True)
+class TokenChance:
+    """A token's text, its UTF-8 bytes and the natural logarithm of its probability."""
+
+    text: str
+    data: bytes
+    logprob: float
+
+
+@dataclass(frozen=True)
+class TokenChances:
+    """A token that was drawn, and the most likely ones in its place, the likeliest first."""
+
+    drawn: TokenChance
+    top: Sequence[TokenChance] = ()
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What is new in an answer: text or a part of a call.
+
+    extension: further fields of the chunk, beside OpenAI's own. chances: of the tokens drawn since the last Delta.
+    idle: nothing was written yet.
+    """
+
+    text: str
+    extension: Mapping[str, Any] = field(default_factory=dict)
+    call: CallDelta | None = None
+    chances: Sequence[TokenChances] = ()
+    idle: bool = False
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of a choice. completion_tokens: tokens drawn, the one that ends the answer included.
+
+    drafted: tokens that were verified as drafts; accepted: of these, the target's own.
+    """
+
+    finish_reason: FinishReason
+    completion_tokens: int
+    extension: Mapping[str, Any] = field(default_factory=dict)
+    drafted: int = 0
+    accepted: int = 0
+
+
+#: any number of Deltas, then one Ending, as often as choices were asked for; ApiError where the answer fails
+Answer = AsyncIterator[Delta | Ending]
+
+
+class Writer(Protocol):
+    """Writes the reply to one request. id: its own."""
+
+    id: str
+
+    async def whole(self, answer: Answer) -> dict[str, Any]:
+        """The whole answer as one object. Raises ApiError where it fails."""
+
+    def events(self, answer: Answer) -> AsyncIterator[bytes]:
+        """All server-sent events as they travel. An error that comes now can only be an event itself."""
+
+
+async def with_calls(answer: Answer, formed: bool = False) -> Answer:
+    """The answer with the calls in its text taken apart. formed: see CallReader.
+
+    It ends with TOOL_CALLS where it calls, and all of its calls are whole.
+    """
+    reader, carried = CallReader(formed), Delta("")
+    async for part in answer:
+        if isinstance(part, Delta):
+            found = reader.push(part.text)
+            carried = Delta("", part.extension, None, [*carried.chances, *part.chances])
+        else:
+            found = reader.flush()
+        for one in found:
+            text, call = (one, None) if isinstance(one, str) else ("", one)
+            yield Delta(text, carried.extension, call, carried.chances)
+            carried = Delta("")
+        if isinstance(part, Ending):
+            if carried.chances:
+                yield carried
+            called = reader.calls and not reader.inside and part.finish_reason == FinishReason.STOP
+            yield replace(part, finish_reason=FinishReason.TOOL_CALLS) if called else part
+            reader, carried = CallReader(formed), Delta("")
+        elif carried.extension:
+            yield carried
+            carried = Delta("")
+
+
+class Usage:
+    """Token counts of a reply: the prompt once, what was drawn and drafted for all choices."""
+
+    def __init__(self, prompt: int) -> None:
+        self.prompt, self.drawn, self.drafted, self.accepted = prompt, 0, 0, 0
+
+    def add(self, ending: Ending) -> None:
+        """A choice has ended."""
+        self.drawn += ending.completion_tokens
+        self.drafted += ending.drafted
+        self.accepted += ending.accepted
+
+    @property
+    def extension(self) -> dict[str, int]:
+        """What is not OpenAI's."""
+        return {"drafted_tokens": self.drafted, "accepted_tokens": self.accepted}
+
+    def body(self) -> dict[str, Any]:
+        """As chat and text completions have it."""
+        counts = {"prompt_tokens": self.prompt, "completion_tokens": self.drawn}
+        return {**counts, "total_tokens": self.prompt + self.drawn, "outrider": self.extension}
+
+
+class ChatWriter:
+    """Chat completions. fingerprint: names what draws the text. usage: a stream ends with token counts.
+
+    calls: the answer may call functions. chances: log probabilities were asked for. formed: see CallReader.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        fingerprint: str,
+        prompt_tokens: int,
+        usage: bool = False,
+        calls: bool = False,
+        chances: bool = False,
+        formed: bool = False,
+    ) -> None:
+        self.id = f"chatcmpl-{secrets.token_hex(12)}"
+        self._head = {
+            "id": self.id,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+        self._usage, self._shows_usage = Usage(prompt_tokens), usage
+        self._calls, self._chances, self._formed = calls, chances, formed
+
+    async def whole(self, answer: Answer) -> dict[str, Any]:
+        """See Writer."""
+        choices, choice = list[dict[str, Any]](), _Choice()
+        extensions = list[Mapping[str, Any]]()
+        async for part in with_calls(answer, self._formed) if self._calls else answer:
+            if isinstance(part, Delta):
+                choice.add(part)
+                continue
+            self._usage.add(part)
+            chances = {"content": choice.chances, "refusal": None} if self._chances else None
+            choices.append(
+                {
+                    "index": len(choices),
+                    "message": choice.message(),
+                    "logprobs": chances,
+                    "finish_reason": part.finish_reason,
+                }
+            )
+            extensions.append(part.extension)
+            choice = _Choice()
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": extended(choices, extensions),
+            "usage": self._usage.body(),
+            **(extensions[0] if len(extensions) == 1 else {}),
+        }
+
+    async def events(self, answer: Answer) -> AsyncIterator[bytes]:
+        """See Writer."""
+        unknown: dict[str, Any] = {"usage": None} if self._shows_usage else {}
+        index, begun = 0, False
+        try:
+            async for part in _from_the_start(with_calls(answer, self._formed) if self._calls else answer):
+                if part is None or not begun:
+                    yield self._chunk(index, {"role": "assistant", "content": ""}, unknown)
+                    begun = True
+                if isinstance(part, Delta):
+                    yield self._chunk(index, _delta(part), {**unknown, **part.extension}, chances=part.chances)
+                elif part is not None:
+                    self._usage.add(part)
+                    yield self._chunk(index, {}, {**unknown, **part.extension}, part.finish_reason)
+                    index, begun = index + 1, False
+            if self._shows_usage:
+                yield self._chunk(index, None, {"usage": self._usage.body()})
+        except ApiError as error:
+            yield event(error.body())
+        yield DONE
+
+    def _chunk(
+        self,
+        index: int,
+        delta: Mapping[str, Any] | None,
+        fields: Mapping[str, Any],
+        finish_reason: FinishReason | None = None,
+        chances: Sequence[TokenChances] = (),
+    ) -> bytes:
+        """delta: what is new; None for the chunk of token counts, which has no choice."""
+        logprobs = {"content": [chances_of(each) for each in chances], "refusal": None} if chances else None
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        choices = [] if delta is None else [choice]
+        return event({**self._head, "object": "chat.completion.chunk", "choices": choices, **fields})
+
+
+class _Choice:
+    """One choice of a whole answer."""
+
+    def __init__(self) -> None:
+        self._text = list[str]()
+        self._calls = list[dict[str, Any]]()
+        self._arguments = list[list[str]]()
+        self.chances = list[dict[str, Any]]()
+
+    def add(self, part: Delta) -> None:
+        self._text.append(part.text)
+        self.chances += [chances_of(each) for each in part.chances]
+        if part.call is None:
+            return
+        if part.call.id:
+            self._calls.append({"id": part.call.id, "type": "function", "name": part.call.name})
+            self._arguments.append([])
+        self._arguments[-1].append(part.call.arguments)
+
+    def message(self) -> dict[str, Any]:
+        text = "".join(self._text)
+        if not self._calls:
+            return {"role": "assistant", "content": text}
+        calls = [
+            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": "".join(pieces)}}
+            for call, pieces in zip(self._calls, self._arguments, strict=True)
+        ]
+        return {"role": "assistant", "content": text or None, "tool_calls": calls}
+
+
+async def _from_the_start(answer: Answer) -> AsyncIterator[Delta | Ending | None]:
+    """None, as soon as the reply may begin, then the answer."""
+    yield None
+    async for part in answer:
+        yield part
+
+
+def _delta(part: Delta) -> dict[str, Any]:
+    if part.call is None:
+        return {"content": part.text} if part.text else {}
+    call = part.call
+    function = {"name": call.name, "arguments": call.arguments} if call.id else {"arguments": call.arguments}
+    head = {"index": call.index, "id": call.id, "type": "function"} if call.id else {"index": call.index}
+    return {"tool_calls": [{**head, "function": function}]}
+
+
+def chances_of(chances: TokenChances) -> dict[str, Any]:
+    """As chat completions and responses have it."""
+    return {**_chance(chances.drawn), "top_logprobs": [_chance(each) for each in chances.top]}
+
+
+def _chance(chance: TokenChance) -> dict[str, Any]:
+    return {"token": chance.text, "logprob": chance.logprob, "bytes": list(chance.data)}
+
+
+def extended(choices: list[dict[str, Any]], extensions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The choices of a whole reply: where they are several, each has its own extension; else the reply has it."""
+    if len(choices) == 1:
+        return choices
+    return [{**choice, **extension} for choice, extension in zip(choices, extensions, strict=True)]
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(value: Any, name: str = "") -> bytes:
+    """A server-sent event."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def model_card(name: str) -> dict[str, Any]:
+    """The served model as `/v1/models` describes it; it counts as created now."""
+    return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "outrider"}
+
+
+def model_list(card: Mapping[str, Any]) -> dict[str, Any]:
+    """The reply of `/v1/models` where one model is served."""
+    return {"object": "list", "data": [card]}

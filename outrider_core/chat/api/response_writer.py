@@ -1,0 +1,172 @@
+"""Replies of `/v1/responses`, as one object or as its many kinds of events."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+from outrider_core.chat.api.errors import ApiError
+from outrider_core.chat.api.replies import Answer, Delta, Ending, FinishReason, Usage, chances_of, event, with_calls
+from outrider_core.chat.api.tools import CallDelta
+
+Event = dict[str, Any]
+
+
+class ResponseWriter:
+    """See `outrider_core.chat.api.replies.Writer`. echoed: what a reply repeats of its request.
+
+    calls: the answer may call functions. formed: see `outrider_core.chat.api.tools.CallReader`.
+    """
+
+    def __init__(
+        self, model: str, echoed: Mapping[str, Any], prompt_tokens: int, calls: bool = False, formed: bool = False
+    ) -> None:
+        self.id = f"resp_{secrets.token_hex(16)}"
+        self._calls, self._formed, self._usage = calls, formed, Usage(prompt_tokens)
+        self._head = {
+            "id": self.id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+            "background": False,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "truncation": "disabled",
+            **echoed,
+        }
+        self._output = list[dict[str, Any]]()
+        self._open = False  # whether the last item of the output still grows
+
+    async def whole(self, answer: Answer) -> dict[str, Any]:
+        """See Writer."""
+        async for part in with_calls(answer, self._formed) if self._calls else answer:
+            for _ in self._grown(part):
+                pass
+        assert isinstance(part, Ending)
+        return self._body(*_status(part), part.extension)
+
+    async def events(self, answer: Answer) -> AsyncIterator[bytes]:
+        """See Writer."""
+        number = 0
+
+        def numbered(kind: str, fields: Event) -> bytes:
+            nonlocal number
+            number += 1
+            return event({"type": kind, "sequence_number": number - 1, **fields}, kind)
+
+        begun = self._body("in_progress", None, {})
+        yield numbered("response.created", {"response": begun})
+        yield numbered("response.in_progress", {"response": begun})
+        try:
+            async for part in with_calls(answer, self._formed) if self._calls else answer:
+                for each in self._grown(part):
+                    yield numbered(each.pop("type"), each)
+            assert isinstance(part, Ending)
+            status, details = _status(part)
+            yield numbered(f"response.{status}", {"response": self._body(status, details, part.extension)})
+        except ApiError as error:
+            told = {"code": error.code or "server_error", "message": error.message}
+            yield numbered("response.failed", {"response": {**self._body("failed", None, {}), "error": told}})
+
+    def _body(self, status: str, details: Event | None, extension: Mapping[str, Any]) -> Event:
+        usage = {
+            "input_tokens": self._usage.prompt,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": self._usage.drawn,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self._usage.prompt + self._usage.drawn,
+            "outrider": self._usage.extension,
+        }
+        return {
+            **self._head,
+            "status": status,
+            "error": None,
+            "incomplete_details": details,
+            "output": self._output,
+            "usage": None if status == "in_progress" else usage,
+            **extension,
+        }
+
+    def _grown(self, part: Delta | Ending) -> Iterator[Event]:
+        """Grow the output by a part of the answer; yields what to say of it."""
+        if isinstance(part, Ending):
+            self._usage.add(part)
+            if not self._output:
+                yield from self._message()
+            calling = self._output[-1]["type"] == "function_call"  # ended by a stop string where it is not TOOL_CALLS
+            cut = part.finish_reason == FinishReason.LENGTH or (calling and part.finish_reason == FinishReason.STOP)
+            yield from self._closed("incomplete" if cut else "completed")
+        elif part.call is not None:
+            yield from self._called(part.call)
+        elif part.text or part.chances or (part.extension and not self._calls):
+            yield from self._said(part)
+
+    def _said(self, part: Delta) -> Iterator[Event]:
+        if not (self._open and self._output[-1]["type"] == "message"):
+            yield from self._message()
+        content = self._output[-1]["content"][0]
+        content["text"] += part.text
+        chances = [chances_of(each) for each in part.chances]
+        content["logprobs"] += chances
+        yield {
+            **self._place("response.output_text.delta"),
+            "content_index": 0,
+            "delta": part.text,
+            "logprobs": chances,
+            **part.extension,
+        }
+
+    def _message(self) -> Iterator[Event]:
+        """Begin an item of text."""
+        yield from self._closed("completed")
+        item = {"id": f"msg_{secrets.token_hex(16)}", "type": "message", "role": "assistant"}
+        yield from self._begun({**item, "status": "in_progress", "content": []})
+        content = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self._output[-1]["content"].append(content)
+        yield {**self._place("response.content_part.added"), "content_index": 0, "part": {**content}}
+
+    def _called(self, call: CallDelta) -> Iterator[Event]:
+        if call.id:
+            yield from self._closed("completed")
+            item = {"id": f"fc_{secrets.token_hex(16)}", "type": "function_call", "call_id": call.id}
+            yield from self._begun({**item, "name": call.name, "arguments": "", "status": "in_progress"})
+        if call.arguments:
+            self._output[-1]["arguments"] += call.arguments
+            yield {**self._place("response.function_call_arguments.delta"), "delta": call.arguments}
+
+    def _begun(self, item: Event) -> Iterator[Event]:
+        self._output.append(item)
+        self._open = True
+        place = {"output_index": len(self._output) - 1}
+        yield {"type": "response.output_item.added", **place, "item": {**item}}
+
+    def _closed(self, status: str) -> Iterator[Event]:
+        """End the item that grows, where there is one."""
+        if not self._open:
+            return
+        self._open = False
+        item = self._output[-1]
+        item["status"] = status
+        if item["type"] == "message":
+            content = item["content"][0]
+            place = {"content_index": 0}
+            text = {"text": content["text"], "logprobs": content["logprobs"]}
+            yield {**self._place("response.output_text.done"), **place, **text}
+            yield {**self._place("response.content_part.done"), **place, "part": content}
+        else:
+            arguments = {"name": item["name"], "arguments": item["arguments"]}
+            yield {**self._place("response.function_call_arguments.done"), **arguments}
+        yield {"type": "response.output_item.done", "output_index": len(self._output) - 1, "item": item}
+
+    def _place(self, kind: str) -> Event:
+        return {"type": kind, "item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+
+
+def _status(ending: Ending) -> tuple[str, Event | None]:
+    """The response's status, and why it is incomplete."""
+    if ending.finish_reason == FinishReason.LENGTH:
+        return "incomplete", {"reason": "max_output_tokens"}
+    return "completed", None

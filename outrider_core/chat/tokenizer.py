@@ -1,0 +1,217 @@
+"""A model's tokenizer and chat template, without transformers: conversations to token ids, and back to text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from outrider_core.chat.boundary import ChatBoundary, Messages
+from outrider_core.chat.tools import (
+    RESULT_TAG,
+    plain_messages,
+    takes_results,
+    uses_tools,
+    without_results,
+    writes_tools,
+)
+
+#: tokens that templates know by name
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+#: characters of byte-level vocabularies -> the bytes for which they stand
+_SHOWN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
+BYTES = {chr(byte): byte for byte in _SHOWN} | {chr(256 + index): byte for index, byte in enumerate(_HIDDEN)}
+
+
+class ChatTokenizer:
+    """template: the chat template, "" for none. special_tokens: what templates call them -> their text.
+
+    It gives the token ids of transformers' `apply_chat_template`, except that content is text: what looks like a
+    special token in it is none (see `ChatBoundary`).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: str, special_tokens: Mapping[str, str]) -> None:
+        self.tokenizer, self.template, self.special_tokens = tokenizer, template, dict(special_tokens)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of tokens that leave no text."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of text, with nothing added around it."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of text that begins a sequence, with what the tokenizer adds to such."""
+        ids: list[int] = self.tokenizer.encode(text).ids
+        return ids
+
+    def encode_chat(self, messages: Messages, tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """Token ids of a conversation up to where the assistant's next turn begins.
+
+        messages: `role` and `content`; an assistant's may have `tool_calls`, with `arguments` as objects. tools: as
+        OpenAI has them. The template writes both where it does so in the form of `chat.tool_grammar`; else
+        they are written as `outrider_core.chat.tools` says.
+        Raises ValueError on a role that is no plain name, jinja2.TemplateError where the template refuses.
+        """
+        used = uses_tools(messages, tools)
+        if used and self._tags_results:
+            messages = without_results(messages)
+        if used and not self._writes_tools:
+            messages, tools = plain_messages(messages, tools, self._takes_results), ()
+        if not tools:
+            return self._boundary.encode(messages, self._rendered)
+        # the functions travel as the content of a message, so that their text is nobody's turn either
+        carried = {"role": "tools", "content": list(tools)}
+        return self._boundary.encode([*messages, carried], lambda all_: self._rendered(all_[:-1], all_[-1]["content"]))
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def spelling(self, token: int) -> tuple[str, bytes]:
+        """A token by itself: its text, and its UTF-8 bytes where the vocabulary shows them, else those of the text.
+
+        Bytes that are no character have a text of their own, such as `\\xe2`.
+        """
+        piece = self.tokenizer.id_to_token(token) or ""
+        if token in self.special_ids or token in self.tokenizer.get_added_tokens_decoder():
+            return piece, piece.encode()
+        if self._byte_level and all(character in BYTES for character in piece):
+            data = bytes(BYTES[character] for character in piece)
+        elif found := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):
+            data = bytes([int(found.group(1), 16)])
+        else:
+            data = piece.replace("\u2581", " ").encode()
+        return data.decode(errors="backslashreplace"), data
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        """Whether the vocabulary writes each byte as one character."""
+        return '"ByteLevel"' in self.tokenizer.to_str()
+
+    def _rendered(self, messages: Messages, tools: Sequence[dict[str, Any]] = ()) -> str:
+        text: str = self._compiled.render(
+            messages=list(messages),
+            tools=list(tools) or None,
+            documents=None,
+            add_generation_prompt=True,
+            **self.special_tokens,
+        )
+        return text
+
+    @cached_property
+    def _writes_tools(self) -> bool:
+        return writes_tools(self._rendered)
+
+    @cached_property
+    def _takes_results(self) -> bool:
+        return takes_results(self._rendered)
+
+    @cached_property
+    def _tags_results(self) -> bool:
+        """Whether the template itself writes results between tags that are no tokens, which content could hold too."""
+        tagged = RESULT_TAG in self.template and self.tokenizer.token_to_id(RESULT_TAG) is None
+        return tagged and (self._writes_tools or self._takes_results)
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        return chat_environment().from_string(self.template)
+
+    @cached_property
+    def _boundary(self) -> ChatBoundary:
+        return ChatBoundary(self.tokenizer, self.template, self.encode)
+
+
+def open_chat_tokenizer(folder: Path) -> ChatTokenizer:
+    """The tokenizer in a model folder. Raises OSError or ValueError where its files do not load."""
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ValueError(f"{folder}/tokenizer.json does not load: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_bytes()) if path.is_file() else {}
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} is no JSON object")
+    special = {name: text for name in TOKEN_NAMES if (text := token_text(settings.get(name)))}
+    return ChatTokenizer(tokenizer, _template(folder, settings), special)
+
+
+def chat_tokenizer_of(tokenizer: Any) -> ChatTokenizer:
+    """The same of a fast tokenizer of transformers."""
+    special = {name: str(text) for name, text in tokenizer.special_tokens_map.items() if name in TOKEN_NAMES}
+    return ChatTokenizer(tokenizer.backend_tokenizer, tokenizer.chat_template or "", special)
+
+
+def token_text(token: Any) -> str:
+    """A special token stands in tokenizer_config.json as a string or as {"content": ...}; "" where there is none."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
+
+
+def _template(folder: Path, settings: Mapping[str, Any]) -> str:
+    """chat_template.jinja, or what an older folder has in tokenizer_config.json: one template or several with names."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = settings.get("chat_template") or ""
+    if isinstance(template, list):
+        template = next((each["template"] for each in template if each["name"] == "default"), "")
+    return str(template)
+
+
+def chat_environment() -> ImmutableSandboxedEnvironment:
+    """Where chat templates are compiled: the names, filters and tags that transformers gives them, in a sandbox."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(raise_exception=_refuse, strftime_now=_now)
+    return environment
+
+
+class _GenerationTag(Extension):  # type: ignore[misc]
+    """`{% generation %}` marks what the assistant writes, for training; it changes no text."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Parser) -> CallBlock:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_write"), [], [], body).set_lineno(line)
+
+    def _write(self, caller: Any) -> str:
+        text: str = caller()
+        return text
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """jinja2's own filter would escape what means something in HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
