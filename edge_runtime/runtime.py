@@ -39,6 +39,7 @@ from outrider_core.drafting.drafter import Drafter, TreeShape
 from outrider_core.drafting.engines import Engine, open_engine
 from outrider_core.drafting.row_cost import USUAL
 from outrider_core.protocol.constraint import Constraint
+from outrider_core.protocol.prefix import common_prefix
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
 from outrider_core.targets.understudy import Understudy
@@ -401,9 +402,7 @@ class EdgeRuntime:
 
     def _begin(self, ids: list[int], sampling: Sampling, max_new: int, constraint: Constraint | None) -> Session:
         """A session for `ids`. What it shares with the text before keeps its rows, here and on the verifier."""
-        same = 0
-        while same < min(len(ids), len(self._text)) and ids[same] == self._text[same]:
-            same += 1
+        same = common_prefix(ids, self._text)
         if same < len(self._text):  # another conversation, or a turn said anew
             self._worker.submit(partial(self.drafter.remember, self._text))
         self._worker.submit(partial(self.drafter.keep_rows, same))

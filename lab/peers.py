@@ -53,6 +53,7 @@ from lab.lab import Lab
 from outrider.local import LocalVerifier
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.models.target import ALIASES, gguf_of, load_target
+from outrider_core.protocol.prefix import common_prefix
 from outrider_core.protocol.sampling import Sampling
 
 #: whose text the others are compared with
@@ -267,11 +268,6 @@ def summarise(peer: Peer, texts: list[list[int]], seconds: list[float], truths: 
 def ended(text: list[int], eos: frozenset[int]) -> list[int]:
     """The text up to its first end-of-answer token, which counts."""
     return text[: next((place + 1 for place, token in enumerate(text) if token in eos), len(text))]
-
-
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """The number of tokens until the first that differ."""
-    return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def show(figures: Figures, console: Console) -> None:

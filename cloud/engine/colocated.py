@@ -12,8 +12,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from cloud.engine.sessions import Session, common_prefix
+from cloud.engine.sessions import Session
 from outrider_core.drafting.drafter import Drafter, TreeShape
+from outrider_core.protocol.prefix import common_prefix
 from outrider_core.protocol.rows import RowShape, unpack_rows
 from outrider_core.protocol.tree import TokenTree
 

@@ -8,7 +8,8 @@ from functools import cache
 
 from cloud.engine.jobs import PendingSession
 from cloud.engine.kvpool import KVPool
-from cloud.engine.sessions import LEAST_SHARED, Session, SessionStore, common_prefix
+from cloud.engine.sessions import LEAST_SHARED, Session, SessionStore
+from outrider_core.protocol.prefix import common_prefix
 
 #: rows that are copied between two steps, all accounts together, as other sessions wait for it; one prefix of each
 #: account may be longer

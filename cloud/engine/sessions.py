@@ -11,14 +11,13 @@ from itertools import chain, count
 from cloud.engine.features import FeatureRows
 from cloud.engine.kvpool import KVPool
 from outrider_core.protocol.constraint import Rules
+from outrider_core.protocol.prefix import common_prefix
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Open, Verdict, Verify
 
 #: a prefix of fewer tokens than this is computed, neither kept nor copied
 LEAST_SHARED = 64
-#: tokens that are compared at once
-_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -198,13 +197,3 @@ def _first_to_go(sessions: Collection[Session], busy: Set[bytes]) -> Session | N
 
 def _same_rules(a: Rules | None, b: Rules | None) -> bool:
     return (a and a.constraint) == (b and b.constraint)
-
-
-def common_prefix(a: list[int], b: list[int], most: int = 1 << 62) -> int:
-    """Length of the longest common prefix, at most `most`."""
-    limit = min(len(a), len(b), most)
-    for begin in range(0, limit, _BLOCK):
-        end = min(begin + _BLOCK, limit)
-        if a[begin:end] != b[begin:end]:
-            return next(at for at in range(begin, end) if a[at] != b[at])
-    return limit

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -29,6 +29,7 @@ from outrider_core.models.host_features import HostFeatures
 from outrider_core.models.moa_config import DrafterError, MoAConfig
 from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.costs import CostCurve
+from outrider_core.protocol.prefix import common_prefix
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.config import TargetConfig
@@ -141,7 +142,7 @@ class Guesses:
 
     def _went_on(self, text: list[int], begin: int) -> Mode:
         """Learn what came of the last step, if `text` goes on behind it; the mode of the next one."""
-        same = _common(self._text, text)
+        same = common_prefix(self._text, text)
         step, self._text = self._step, list(text)
         if same < self._rows:
             self._rows = same
@@ -172,7 +173,7 @@ class Guesses:
         while len(drafter.cached) < len(text) - PROMPT_CHUNK or drafter.cached != text[: len(drafter.cached)]:
             if not wanted():
                 return False
-            same = _common(drafter.cached, text)
+            same = common_prefix(drafter.cached, text)
             drafter.read(text[: same + PROMPT_CHUNK])
         return wanted()
 
@@ -215,10 +216,3 @@ def _server_half(path: Path, bundle: Bundle, model: TargetConfig) -> HostFeature
     ):
         raise DrafterError(f"{path} makes no rows of this bundle's drafter")
     return features
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens that both begin with."""
-    return next(
-        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )

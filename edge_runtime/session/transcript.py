@@ -8,6 +8,7 @@ from itertools import groupby
 
 from edge_runtime.session.actions import Action, Commit, RollBack
 from edge_runtime.session.states import Writer
+from outrider_core.protocol.prefix import common_prefix
 
 #: this many tokens in a row that stand in the answer already are a loop
 LOOP = 24
@@ -136,10 +137,7 @@ class AnswerTokens:
 
     def agreeing(self, fresh: list[int]) -> int:
         """How many of `fresh` stand in the provisional text already."""
-        same = 0
-        while same < min(len(fresh), len(self.provisional)) and fresh[same] == self.provisional[same]:
-            same += 1
-        return same
+        return common_prefix(fresh, self.provisional)
 
     def commit(self, fresh: list[int]) -> list[Action]:
         """`fresh` are the target's: what agrees is confirmed; at the first difference the rest is rolled back."""

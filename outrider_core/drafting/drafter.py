@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +33,7 @@ from outrider_core.drafting.row_cost import RowCost
 from outrider_core.drafting.spare_rows import SEEN_RATE, SpareRow, least_score, spare_rows, with_spare_rows
 from outrider_core.protocol.constraint import GRAMMAR_NONE, Rules
 from outrider_core.protocol.noise import gumbel_noise_at
+from outrider_core.protocol.prefix import common_prefix
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
@@ -205,8 +205,7 @@ class Drafter:
 
     def _kept(self, prefix: list[int]) -> int:
         """How many tokens of `prefix` need not be read again; the last one's logits are needed in any case."""
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.cached, prefix, strict=False)))
-        return min(same, len(prefix) - 1)
+        return min(common_prefix(self.cached, prefix), len(prefix) - 1)
 
     def next_token(self, prefix: list[int], sampling: Sampling, rules: Rules | None = None) -> tuple[int, float]:
         """The drafter's own next token behind `prefix`, drawn with the noise the target would use; its probability.

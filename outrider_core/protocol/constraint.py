@@ -20,6 +20,8 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from outrider_core.protocol.prefix import common_prefix
+
 MAX_BIASES = 1024
 #: largest bias either way, as OpenAI has it
 MAX_BIAS = 100.0
@@ -156,9 +158,8 @@ class Rules:
     def follow(self, tokens: Sequence[int]) -> None:
         """Go to the end of `tokens`, prompt and answer, wherever the rules stood."""
         answer = list(tokens[self.constraint.begin :])
-        same = len(self._answer)
-        if answer[:same] != self._answer:
-            same = next((i for i, (a, b) in enumerate(zip(answer, self._answer, strict=False)) if a != b), len(answer))
+        same = common_prefix(answer, self._answer)
+        if same < len(self._answer):
             self._answer = answer[:same]
             self._counts = Counter(self._answer)
             if self._matcher:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_core.protocol.constraint import Disobeyed, Rules
+from outrider_core.protocol.prefix import common_prefix
 from outrider_core.protocol.sampling import Sampling, draw, log_probs
 from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
 from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundle, TargetBundleError, open_target_bundle
@@ -170,7 +171,7 @@ class Understudy:
         gc.collect()
         give_back()
 
-    def read(self, text: Sequence[int], wanted: Callable[[], bool] = lambda: True) -> bool:
+    def read(self, text: list[int], wanted: Callable[[], bool] = lambda: True) -> bool:
         """Read `text`, as far as it is not what was read last. False: given up, as it is not `wanted` any more."""
         if not wanted():
             return False
@@ -246,7 +247,7 @@ class Understudy:
 
     def agreed(
         self,
-        text: Sequence[int],
+        text: list[int],
         base: int,
         begin: int,
         sampling: Sampling,
@@ -269,20 +270,20 @@ class Understudy:
             logits = self._run(Part(0, agreed - 1, (text[agreed - 1],), TokenTree.chain(chunk)))
             for row, token in enumerate(chunk):
                 if draw(self._judged(logits[row], text[:agreed], begin, rules), sampling, agreed) != token:
-                    self._read, self._logits = list(text[:agreed]), logits[row]
+                    self._read, self._logits = text[:agreed], logits[row]
                     return agreed - base
                 agreed += 1
-            self._read, self._logits = list(text[:agreed]), logits[-1]
+            self._read, self._logits = text[:agreed], logits[-1]
         return agreed - base
 
     def next_token(
-        self, text: Sequence[int], begin: int, sampling: Sampling, rules: Rules | None = None
+        self, text: list[int], begin: int, sampling: Sampling, rules: Rules | None = None
     ) -> tuple[int, float]:
         """Its own next token behind `text`, and the probability that it gives to it.
 
         begin: where the answer begins. rules: what it draws under; Disobeyed is raised where they allow nothing.
         """
-        self.read_to_write(list(text), begin, sampling, rules=rules)
+        self.read_to_write(text, begin, sampling, rules=rules)
         assert self._logits is not None
         judged = self._judged(self._logits, text, begin, rules)
         token = draw(judged, sampling, len(text))
@@ -290,7 +291,7 @@ class Understudy:
 
     def draft(
         self,
-        text: Sequence[int],
+        text: list[int],
         count: int,
         sampling: Sampling,
         wanted: Callable[[], bool] = lambda: True,
@@ -302,7 +303,7 @@ class Understudy:
         What was drafted behind a text that this one goes on with is known.
         """
         draft, size = self._draft, len(text)
-        behind = draft.text[:size] == list(text) and size + len(draft.log_probs) >= len(draft.text)
+        behind = draft.text[:size] == text and size + len(draft.log_probs) >= len(draft.text)
         if not (behind and draft.sampling == sampling and draft.rules is rules):
             self._draft = draft = _Written(list(text), [], sampling, rules)
         elif size + len(draft.log_probs) > len(draft.text):
@@ -335,21 +336,19 @@ class Understudy:
         self._guess = None  # its rows are written over
         return self._runner.forward([part])[:, : self._vocab]
 
-    def _keep(self, text: Sequence[int]) -> None:
+    def _keep(self, text: list[int]) -> None:
         """Forget what was read beyond what it shares with `text`; the last token of that is read again, if need be."""
-        same = 0
-        while same < min(len(text), len(self._read)) and text[same] == self._read[same]:
-            same += 1
+        same = common_prefix(text, self._read)
         if same < len(self._read) or self._logits is None:
             same = min(same, len(text) - 1)
-            self._read, self._logits, self._guess = list(text[:same]), None, None
+            self._read, self._logits, self._guess = text[:same], None, None
 
     def _judged(
-        self, logits: Floats, text: Sequence[int], begin: int, rules: Rules | None
+        self, logits: Floats, text: list[int], begin: int, rules: Rules | None
     ) -> NDArray[np.float32] | NDArray[np.float64]:
         """What the token behind `text` is drawn from."""
         penalties = repetitions(text[begin:])
-        if penalties and self._decode(list(text[begin:])).count(FENCE) % 2 == 0:
+        if penalties and self._decode(text[begin:]).count(FENCE) % 2 == 0:
             logits = logits.copy()
             for token, length in penalties.items():
                 loss = DRY_MULTIPLIER * DRY_BASE ** min(length - DRY_ALLOWED, 20)

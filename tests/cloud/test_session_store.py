@@ -6,7 +6,7 @@ import numpy as np
 
 from cloud.engine.features import FeatureRows
 from cloud.engine.kvpool import KVPool
-from cloud.engine.sessions import SessionStore, Settled, common_prefix
+from cloud.engine.sessions import SessionStore, Settled
 from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Open, Verdict, Verify, pack_ids
@@ -24,12 +24,6 @@ def make_store(max_sessions: int = 2, ttl: float = 10.0) -> tuple[SessionStore, 
 
 def request(session: bytes, tokens: list[int], seq: int = 0, sampling: Sampling = GREEDY) -> Open:
     return Open(0, session, seq, pack_ids(tokens), 0, sampling)
-
-
-def test_common_prefix() -> None:
-    assert common_prefix([1, 2, 3], [1, 2, 4, 5]) == 2
-    assert common_prefix([1, 2], [1, 2, 4]) == common_prefix([1, 2, 4], [1, 2]) == 2
-    assert common_prefix([], [1]) == common_prefix([2], [1]) == 0
 
 
 def test_reopen_keeps_the_common_prefix() -> None:

@@ -19,7 +19,6 @@ from lab.peers import (
     REFERENCE,
     EnginePeer,
     TransformersPeer,
-    common_prefix,
     ended,
     main,
     measure,
@@ -90,8 +89,6 @@ def test_figures(peers: list[EnginePeer | TransformersPeer]) -> None:
 
 def test_texts_count_up_to_their_end() -> None:
     assert ended([5, EOS, 6, EOS], frozenset({EOS})) == [5, EOS] and ended([5, 6], frozenset({EOS})) == [5, 6]
-    assert common_prefix([1, 2, 3], [1, 2, 4]) == 2 == common_prefix([1, 2], [1, 2, 3])
-    assert common_prefix([], [1]) == 0 == common_prefix([2], [1])
 
 
 def test_weights_read_are_all_matrices_and_the_head(peers: list[EnginePeer | TransformersPeer]) -> None:
