@@ -18,10 +18,10 @@ PRODUCT = ENDS | {"export", "outrider"}
 ROOMS: dict[str, frozenset[str]] = {
     "outrider_core": frozenset(),  # its own modules: what a machine is, types of arguments
     PROTOCOL: frozenset(),
-    "outrider_core.drafting": FIRST,
-    "outrider_core.models": FIRST,
-    "outrider_core.targets": FIRST | {"outrider_core.models"},
     "outrider_core.chat": FIRST,
+    "outrider_core.drafting": FIRST | {"outrider_core.chat"},
+    "outrider_core.models": FIRST,
+    "outrider_core.targets": FIRST | {"outrider_core.models", "outrider_core.chat"},
     "edge_runtime": SHARED,
     "cloud": SHARED,
     "export": ENDS,
