@@ -7,8 +7,8 @@ import { largest, likeliest, nthLargest } from "../src/drafting/select.js";
 import { RowShape } from "../src/protocol/rows.js";
 import { Sampling } from "../src/protocol/sampling.js";
 import { TokenTree } from "../src/protocol/tree.js";
-import { Controller } from "../src/runtime/controller.js";
-import { Pace } from "../src/runtime/pace.js";
+import { Controller } from "../src/speed/controller.js";
+import { Pace } from "../src/speed/pace.js";
 import { HashEngine } from "./hashEngine.js";
 import { type Any, constraint, counted, fromHex, read, sampling } from "./vectors.js";
 

@@ -1,8 +1,8 @@
 /** A verifier in this process: its target writes what a function says. Sockets to it can be cut or fall silent. */
 
 import { decode, encode as pack } from "@msgpack/msgpack";
+import type { MakeSocket, Socket } from "../src/link/websocket.js";
 import { fmix32 } from "../src/protocol/noise.js";
-import type { MakeSocket, Socket } from "../src/runtime/link.js";
 
 export const EOS = 0;
 export const ROW_BYTES = 6; // heads 1, headDim 2

@@ -4,8 +4,8 @@ import { join } from "node:path";
 import { test } from "node:test";
 import { Bundle } from "../src/bundle/bundle.js";
 import { BundleError, parseManifest } from "../src/bundle/manifest.js";
+import { constraintOf, type FormOptions, toolUseOf } from "../src/form.js";
 import { constraintOrNull, plainConstraint } from "../src/protocol/constraint.js";
-import { constraintOf, type FormOptions, toolUseOf } from "../src/runtime/form.js";
 import { type Any, BUNDLE, constraint, counted, read } from "./vectors.js";
 
 const VOCAB = 1000;

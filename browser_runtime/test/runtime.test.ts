@@ -1,13 +1,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { LocalDrafter } from "../src/answer/drafterThread.js";
 import { Drafter, NO_DRAFT, treeShape } from "../src/drafting/drafter.js";
+import { Weather } from "../src/link/weather.js";
+import { Link, LinkRefused, verifierUrl } from "../src/link/websocket.js";
 import { OBEYS_BIAS, OBEYS_JSON } from "../src/protocol/constraint.js";
 import { Sampling } from "../src/protocol/sampling.js";
-import { LocalDrafter } from "../src/runtime/drafterThread.js";
-import { EdgeRuntime, type Request } from "../src/runtime/edgeRuntime.js";
-import { Link, LinkRefused, verifierUrl } from "../src/runtime/link.js";
-import type { AnswerRecord } from "../src/runtime/record.js";
-import { Weather } from "../src/runtime/weather.js";
+import { EdgeRuntime, type Request } from "../src/runtime.js";
+import type { AnswerRecord } from "../src/session/record.js";
 import { EOS, FakeVerifier, plain } from "./fakeVerifier.js";
 import { HashEngine } from "./hashEngine.js";
 import { bundle, drafterOf, draftIds, PROMPT, read, runtimeOf, shape } from "./runtimes.js";

@@ -1,13 +1,13 @@
 /** Runtimes over a drafter of hashes and the fake verifier. */
 
 import assert from "node:assert/strict";
+import { LocalDrafter } from "../src/answer/drafterThread.js";
 import type { Bundle } from "../src/bundle/bundle.js";
 import { Drafter } from "../src/drafting/drafter.js";
+import type { Event, Finished } from "../src/events.js";
+import type { Weather } from "../src/link/weather.js";
 import { RowShape } from "../src/protocol/rows.js";
-import { LocalDrafter } from "../src/runtime/drafterThread.js";
-import { EdgeRuntime, type Options } from "../src/runtime/edgeRuntime.js";
-import type { Event, Finished } from "../src/runtime/events.js";
-import type { Weather } from "../src/runtime/weather.js";
+import { EdgeRuntime, type Options } from "../src/runtime.js";
 import { ALPHABET, EOS, type FakeVerifier, plain } from "./fakeVerifier.js";
 import { HashEngine } from "./hashEngine.js";
 

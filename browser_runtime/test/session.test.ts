@@ -4,13 +4,13 @@ import { type Draft, NO_DRAFT, treeShape } from "../src/drafting/drafter.js";
 import type { ServerMessage, Welcome } from "../src/protocol/messages.js";
 import { RowShape } from "../src/protocol/rows.js";
 import { TokenTree } from "../src/protocol/tree.js";
-import type { Action } from "../src/runtime/actions.js";
-import { Controller } from "../src/runtime/controller.js";
-import { Pace } from "../src/runtime/pace.js";
-import { policy } from "../src/runtime/policy.js";
-import { Session } from "../src/runtime/session.js";
-import { RoundTimer } from "../src/runtime/timing.js";
-import { Tuning } from "../src/runtime/tuning.js";
+import type { Action } from "../src/session/actions.js";
+import { policy } from "../src/session/policy.js";
+import { Session } from "../src/session/session.js";
+import { RoundTimer } from "../src/session/timeouts.js";
+import { Controller } from "../src/speed/controller.js";
+import { Pace } from "../src/speed/pace.js";
+import { Tuning } from "../src/speed/tuning.js";
 import { type Any, constraint, counted, fields, fromHex, message, read, same, sampling } from "./vectors.js";
 
 test("every recorded session replays: the same actions and states", () => {

@@ -6,8 +6,8 @@ import { ChatBoundary } from "../src/bundle/chatBoundary.js";
 import { ChatTemplate } from "../src/bundle/chatTemplate.js";
 import { BundleError } from "../src/bundle/manifest.js";
 import { Tokenizer } from "../src/bundle/tokenizer.js";
+import { fitMessages } from "../src/context.js";
 import { Detokeniser, StopStrings } from "../src/protocol/text.js";
-import { fitMessages } from "../src/runtime/context.js";
 import { type Any, BUNDLE, counted, read } from "./vectors.js";
 
 const ofBundle = () => Tokenizer.parse(readFileSync(join(BUNDLE, "tokenizer.json"), "utf8"));

@@ -1,9 +1,9 @@
 /** The understudy's worker: a model of its own beside the drafter's, whose memory goes with the worker. */
 
+import { LocalUnderstudy } from "../answer/understudyThread.js";
 import { UnderstudyStore } from "../bundle/understudyStore.js";
 import { constraintOrNull } from "../protocol/constraint.js";
 import { Sampling } from "../protocol/sampling.js";
-import { LocalUnderstudy } from "../runtime/understudyThread.js";
 import { Understudy } from "../targets/understudy.js";
 import type { OnnxRuntime } from "./onnx.js";
 import { OnnxTarget } from "./target.js";

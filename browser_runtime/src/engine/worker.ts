@@ -1,11 +1,11 @@
 /** The drafter's worker: engine and drafting state live here, so that the page never waits for them. */
 
+import { LocalDrafter } from "../answer/drafterThread.js";
 import { Drafter } from "../drafting/drafter.js";
 import type { DraftStep, Engine } from "../drafting/engine.js";
 import { constraintOrNull } from "../protocol/constraint.js";
 import { RowShape } from "../protocol/rows.js";
 import { Sampling } from "../protocol/sampling.js";
-import { LocalDrafter } from "../runtime/drafterThread.js";
 import type { Job, PlainDraft, Provider, Reply, Request, Setup, Started } from "./messages.js";
 import { EngineError, OnnxEngine, type OnnxRuntime } from "./onnx.js";
 import { threadsFor } from "./threads.js";

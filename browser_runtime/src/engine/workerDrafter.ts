@@ -1,11 +1,11 @@
 /** A drafter in a worker of its own. */
 
+import type { DrafterThread, Timed } from "../answer/drafterThread.js";
 import type { Bundle } from "../bundle/bundle.js";
 import type { Draft, TreeShape } from "../drafting/drafter.js";
 import { type Constraint, plainConstraint } from "../protocol/constraint.js";
 import type { Sampling } from "../protocol/sampling.js";
 import { TokenTree } from "../protocol/tree.js";
-import type { DrafterThread, Timed } from "../runtime/drafterThread.js";
 import type { Job, PlainDraft, Provider, Reply, Request, Started } from "./messages.js";
 import { EngineError } from "./onnx.js";
 

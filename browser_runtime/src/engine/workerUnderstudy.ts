@@ -1,10 +1,10 @@
 /** An understudy in a worker of its own, which is there while it is in memory. */
 
+import type { TimedChain, UnderstudyText, UnderstudyThread } from "../answer/understudyThread.js";
 import type { Bundle } from "../bundle/bundle.js";
 import { BundleError } from "../bundle/manifest.js";
 import { UnderstudyStore } from "../bundle/understudyStore.js";
 import { plainConstraint } from "../protocol/constraint.js";
-import type { TimedChain, UnderstudyText, UnderstudyThread } from "../runtime/understudyThread.js";
 import type { Written } from "../targets/understudy.js";
 import type { Reply } from "./messages.js";
 import { EngineError } from "./onnx.js";

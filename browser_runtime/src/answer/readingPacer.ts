@@ -1,7 +1,7 @@
 /** Holds a token that is to be written alone until a reader can be expected to have read the one before. */
 
-import type { WriteToken } from "./actions.js";
-import type { Session } from "./session.js";
+import type { WriteToken } from "../session/actions.js";
+import type { Session } from "../session/session.js";
 
 /** Seconds that a writer is behind a reader, at most, and makes up for. */
 const MADE_UP = 1;

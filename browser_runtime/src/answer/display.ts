@@ -1,12 +1,12 @@
 /** What a user sees of an answer: actions of the session in, events out. */
 
+import type { Event, LinkStatus } from "../events.js";
 import type { Decode } from "../protocol/text.js";
-import type { Action, Adopt, Commit } from "./actions.js";
+import type { Action, Adopt, Commit } from "../session/actions.js";
+import type { Session } from "../session/session.js";
+import type { PauseReason } from "../session/states.js";
 import { AnswerText } from "./answerText.js";
-import type { Event, LinkStatus } from "./events.js";
-import type { Figures } from "./figures.js";
-import type { Session } from "./session.js";
-import type { PauseReason } from "./states.js";
+import type { Figures } from "./stats.js";
 
 /** Why the device writes or waits. */
 const SILENT = "the verifier is silent";

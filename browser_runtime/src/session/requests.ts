@@ -6,8 +6,8 @@ import type { Sampling } from "../protocol/sampling.js";
 import type { TokenTree } from "../protocol/tree.js";
 import { packIds, packTree } from "../protocol/wire.js";
 import type { Send } from "./actions.js";
-import { type Patience, RoundTimer } from "./timing.js";
-import type { SessionStats } from "./tokens.js";
+import { type Patience, RoundTimer } from "./timeouts.js";
+import type { SessionStats } from "./transcript.js";
 
 /**
  * A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue.

@@ -3,13 +3,13 @@
 import { type Draft, type TreeShape, treeShape } from "../drafting/drafter.js";
 import { FINISH_NONE, type Verdict, type Welcome } from "../protocol/messages.js";
 import { MAX_NODES, ROOT, type TokenTree } from "../protocol/tree.js";
-import type { Compare, TreeSize } from "./actions.js";
+import type { Compare, TreeSize } from "../session/actions.js";
+import type { Mode } from "../session/policy.js";
+import { type Flight, sameStep } from "../session/requests.js";
+import type { SessionStats } from "../session/transcript.js";
 import { FIRST_TOKENS } from "./chains.js";
 import { Controller } from "./controller.js";
 import type { Pace } from "./pace.js";
-import type { Mode } from "./policy.js";
-import { type Flight, sameStep } from "./requests.js";
-import type { SessionStats } from "./tokens.js";
 
 /** The largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds. */
 export const LARGEST = treeShape({ nodes: 48 });

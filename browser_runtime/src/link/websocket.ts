@@ -5,6 +5,7 @@
  * message is repeated by the session after the next link-up.
  */
 
+import { clock } from "../answer/stats.js";
 import {
   type ClientMessage,
   computesIn,
@@ -24,7 +25,6 @@ import {
   SUBPROTOCOL,
   WireError,
 } from "../protocol/wire.js";
-import { clock } from "./figures.js";
 
 const PATH = "/v1/verify";
 /** Seconds to wait for the connection and the handshake. */

@@ -1,7 +1,7 @@
 /** Events that an answer yields while it grows, and the figures it ends with. */
 
-import type { FinishReason, Writer } from "./states.js";
-import type { Span } from "./tokens.js";
+import type { FinishReason, Writer } from "./session/states.js";
+import type { Span } from "./session/transcript.js";
 
 /** Who writes, as far as the link decides it. waiting: the target is silent and nothing is written. */
 export type LinkStatus = "connecting" | "verified" | "alone" | "waiting";

@@ -10,8 +10,8 @@ import {
   MAX_BIASES,
   MAX_PENALTY,
   MAX_SCHEMA,
-} from "../protocol/constraint.js";
-import type { Policy } from "./policy.js";
+} from "./protocol/constraint.js";
+import type { Policy } from "./session/policy.js";
 
 const MAX_TOOLS = 128;
 const NAME = /^[A-Za-z0-9_-]{1,64}$/;

@@ -1,6 +1,6 @@
 /** A network whose faults can be switched on by hand: for demonstrations and tests. */
 
-import { ABNORMAL, type MakeSocket, type Socket } from "./link.js";
+import { ABNORMAL, type MakeSocket, type Socket } from "./websocket.js";
 
 /** Sockets made by `makeSocket` behave as the fields say, at any time. */
 export class Weather {

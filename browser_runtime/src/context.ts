@@ -1,6 +1,6 @@
 /** Fits a conversation into the context: the oldest turns go first, what the system said stays. */
 
-import type { ChatMessage } from "../bundle/chatBoundary.js";
+import type { ChatMessage } from "./bundle/chatBoundary.js";
 
 /** Roles that instruct the model and are never dropped from a conversation's beginning. */
 const INSTRUCTIONS = ["system", "developer"];

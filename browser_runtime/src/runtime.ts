@@ -1,27 +1,27 @@
 /** The public API: `EdgeRuntime` answers prompts and yields typed events (`events.ts`). */
 
-import type { Bundle } from "../bundle/bundle.js";
-import type { ChatMessage } from "../bundle/chatBoundary.js";
-import type { TreeShape } from "../drafting/drafter.js";
-import type { Constraint } from "../protocol/constraint.js";
-import { Sampling, type SamplingOptions } from "../protocol/sampling.js";
-import { PROTOCOL_VERSION, STREAMS } from "../protocol/wire.js";
-import { Answer, type InboxEvent, type Sight } from "./answer.js";
+import { Answer, type InboxEvent, type Sight } from "./answer/answer.js";
+import type { DrafterThread } from "./answer/drafterThread.js";
+import { Inbox } from "./answer/inbox.js";
+import type { UnderstudyThread } from "./answer/understudyThread.js";
+import type { Bundle } from "./bundle/bundle.js";
+import type { ChatMessage } from "./bundle/chatBoundary.js";
 import { type FittedMessages, fitMessages } from "./context.js";
-import { Controller } from "./controller.js";
-import type { DrafterThread } from "./drafterThread.js";
+import type { TreeShape } from "./drafting/drafter.js";
 import type { AnswerStats, Event } from "./events.js";
 import { checkObeyed, constraintOf, type FormOptions, type Tool, toolUseOf, unobeyed } from "./form.js";
-import { Inbox } from "./inbox.js";
-import { Link, type LinkEvent, type MakeSocket, PROBE_STREAM, type Traffic } from "./link.js";
-import { Pace } from "./pace.js";
-import { type Mode, type Policy, policy } from "./policy.js";
-import { type AnswerRecord, checkRecord, recordOf, restore, settingsOf } from "./record.js";
-import { RowsSeen } from "./rowsSeen.js";
-import { Session } from "./session.js";
-import { PATIENCE, type Patience, RoundTimer } from "./timing.js";
-import { LARGEST, Tuning } from "./tuning.js";
-import type { UnderstudyThread } from "./understudyThread.js";
+import { Link, type LinkEvent, type MakeSocket, PROBE_STREAM, type Traffic } from "./link/websocket.js";
+import type { Constraint } from "./protocol/constraint.js";
+import { Sampling, type SamplingOptions } from "./protocol/sampling.js";
+import { PROTOCOL_VERSION, STREAMS } from "./protocol/wire.js";
+import { RowsSeen } from "./session/featureRows.js";
+import { type Mode, type Policy, policy } from "./session/policy.js";
+import { type AnswerRecord, checkRecord, recordOf, restore, settingsOf } from "./session/record.js";
+import { Session } from "./session/session.js";
+import { PATIENCE, type Patience, RoundTimer } from "./session/timeouts.js";
+import { Controller } from "./speed/controller.js";
+import { Pace } from "./speed/pace.js";
+import { LARGEST, Tuning } from "./speed/tuning.js";
 
 /** All may be left out. */
 export interface Options {

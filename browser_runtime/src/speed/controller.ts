@@ -1,7 +1,7 @@
 /** Tree or stream: whichever promises more tokens per second, with hysteresis. */
 
+import type { Mode } from "../session/policy.js";
 import { Pace } from "./pace.js";
-import type { Mode } from "./policy.js";
 
 /**
  * Beside a stream, trees are drafted for comparison. Beside trees, only the verifier's curve tells how long a stream's

@@ -1,9 +1,9 @@
 /** Collects the figures of one answer while it grows. */
 
-import type { AnswerStats } from "./events.js";
-import type { Link } from "./link.js";
-import type { Session } from "./session.js";
-import type { SessionStats } from "./tokens.js";
+import type { AnswerStats } from "../events.js";
+import type { Link } from "../link/websocket.js";
+import type { Session } from "../session/session.js";
+import type { SessionStats } from "../session/transcript.js";
 
 /** Seconds on the clock of sessions. */
 export function clock(): number {

@@ -1,19 +1,19 @@
 /** Carries out what a session asks for, and reports to it what happened, and when. */
 
 import { type Draft, NO_DRAFT, type TreeShape } from "../drafting/drafter.js";
+import type { AnswerStats, Event } from "../events.js";
+import type { Link, LinkEvent } from "../link/websocket.js";
 import type { Decode } from "../protocol/text.js";
 import { TokenTree } from "../protocol/tree.js";
 import { concerns } from "../protocol/wire.js";
-import type { Action, AddRows, Compare, DraftChain, DraftTree, ReadText, WriteToken } from "./actions.js";
-import { MOST_TOKENS } from "./chains.js";
+import type { Action, AddRows, Compare, DraftChain, DraftTree, ReadText, WriteToken } from "../session/actions.js";
+import type { Session } from "../session/session.js";
+import { MOST_TOKENS } from "../speed/chains.js";
 import { Display } from "./display.js";
 import type { DrafterThread, Timed } from "./drafterThread.js";
-import type { AnswerStats, Event } from "./events.js";
-import { clock, Figures } from "./figures.js";
-import { HeldToken } from "./heldToken.js";
 import type { Inbox } from "./inbox.js";
-import type { Link, LinkEvent } from "./link.js";
-import type { Session } from "./session.js";
+import { HeldToken } from "./readingPacer.js";
+import { clock, Figures } from "./stats.js";
 import type { UnderstudyThread } from "./understudyThread.js";
 
 /** The drafter's engine failed; the message is one line. Events have shown what was verified so far. */

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Reader } from "../src/runtime/heldToken.js";
+import { Reader } from "../src/answer/readingPacer.js";
 
 const near = (found: number, wanted: number) => assert.ok(Math.abs(found - wanted) < 1e-9, `${found}, not ${wanted}`);
 
