@@ -1,5 +1,6 @@
 /** Carries out what a session asks for, and reports to it what happened, and when. */
 
+import { clock } from "../clock.js";
 import { type Draft, NO_DRAFT, type TreeShape } from "../drafting/drafter.js";
 import type { AnswerStats, Event } from "../events.js";
 import type { Link, LinkEvent } from "../link/websocket.js";
@@ -13,7 +14,7 @@ import { Display } from "./display.js";
 import type { DrafterThread, Timed } from "./drafterThread.js";
 import type { Inbox } from "./inbox.js";
 import { HeldToken } from "./readingPacer.js";
-import { clock, Figures } from "./stats.js";
+import { Figures } from "./stats.js";
 import type { UnderstudyThread } from "./understudyThread.js";
 
 /** The drafter's engine failed; the message is one line. Events have shown what was verified so far. */

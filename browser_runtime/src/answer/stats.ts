@@ -1,14 +1,10 @@
 /** Collects the figures of one answer while it grows. */
 
+import { clock } from "../clock.js";
 import type { AnswerStats } from "../events.js";
 import type { Link } from "../link/websocket.js";
 import type { Session } from "../session/session.js";
 import type { SessionStats } from "../session/transcript.js";
-
-/** Seconds on the clock of sessions. */
-export function clock(): number {
-  return performance.now() / 1000;
-}
 
 /** What a session counts itself. */
 const COUNTED = [

@@ -5,7 +5,7 @@
  * message is repeated by the session after the next link-up.
  */
 
-import { clock } from "../answer/stats.js";
+import { clock } from "../clock.js";
 import {
   type ClientMessage,
   computesIn,
