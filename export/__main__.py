@@ -1,4 +1,4 @@
-"""`python -m export`: train, ngrams, import, renew, bundle, check, bench and target."""
+"""`python -m export`: train, ngrams, import, bundle, check, bench and target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ examples:
   python -m export bundle --output-dir build/bundle                  the default drafter, for the default target
   python -m export train --prompts prompts.jsonl --output-dir drafters/mine
   python -m export import --source moa-llama3/ --target llama3/ --output-dir drafters/llama3
-  python -m export renew drafters/mine                               trained by version 0.2 or earlier
   python -m export bundle --drafter drafters/mine --output-dir build/bundle --dry-run
   python -m export bundle --drafter drafters/mine --output-dir build/bundle --format onnx,executorch --quant int4
   python -m export check build/bundle
@@ -90,17 +89,6 @@ def build_parser(prog: str = "python -m export") -> argparse.ArgumentParser:
         help="take the draft vocabulary of this drafter folder; default: the whole vocabulary, whose "
         "LM head is most of a step's work",
     )
-
-    renew = commands.add_parser(
-        "renew",
-        help="let a drafter of version 0.2 or earlier go on with its target",
-        description="Those versions told targets apart by the ends of their weight files alone. Checks that the target "
-        "is the one the drafter names in that way, and writes its present identity into the drafter's config. Bundles "
-        "of the drafter must then be exported again.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    renew.add_argument("drafter", type=Path, help="folder that `train` or `import` wrote")
-    renew.add_argument("--target", default=None, help="default: the name in the drafter's notes")
 
     bundle = commands.add_parser(
         "bundle",
@@ -278,15 +266,6 @@ def run_import(arguments: argparse.Namespace) -> None:
     )
 
 
-def run_renew(arguments: argparse.Namespace) -> None:
-    from export.renew import renew_drafter
-
-    if renew_drafter(arguments.drafter, arguments.target):
-        print(f"{arguments.drafter} names its target anew; next: python -m export bundle, for each of its bundles")
-    else:
-        print(f"{arguments.drafter} names its target as it is; nothing to do")
-
-
 def run_target(arguments: argparse.Namespace) -> None:
     from export.target.target import write_target
     from export.target.target_plan import Options
@@ -372,7 +351,6 @@ COMMANDS = {
     "train": run_train,
     "ngrams": run_ngrams,
     "import": run_import,
-    "renew": run_renew,
     "bundle": run_bundle,
     "check": run_check,
     "bench": run_bench,

@@ -31,9 +31,8 @@ def load_model(settings: Settings, making: Making | None = None) -> ServedModel:
     drafter = read_drafter(Path(settings.drafter).expanduser())
     if not prepared_target(settings.model):
         source = find_source(settings.model)
-        folder = source if source.is_dir() else None
-        known = drafter[0].target_hash  # looked at before a bundle is made
-        check_target(known, settings.model, model_identity(source), settings.drafter, folder)
+        # looked at before a bundle is made
+        check_target(drafter[0].target_hash, settings.model, model_identity(source), settings.drafter)
     try:
         bundle = find_bundle(settings.model, making)
     except TargetBundleError as error:

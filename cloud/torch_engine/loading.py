@@ -72,7 +72,7 @@ def torch_model(
     """
     config, tensors, drafter_hash = drafter
     shape = target.config
-    check_target(config.target_hash, target.name, target.model_hash, settings.drafter, target.folder)
+    check_target(config.target_hash, target.name, target.model_hash, settings.drafter)
     config.check_fits(shape, target.name)
     context = min(settings.max_context, shape.max_position_embeddings, MAX_TOKENS)
     return ServedModel(

@@ -29,7 +29,6 @@ from outrider_core.machine import describe_machine
 from outrider_core.models.drafter_arrays import find_drafter
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.eager import EagerEngine
-from outrider_core.models.identity import former_identity
 from outrider_core.models.moa import DeviceHalf, device_half_on
 from outrider_core.models.target import open_target
 
@@ -108,11 +107,6 @@ def check_bundle(
     manifest = bundle.manifest
     files = open_target(target or manifest.target)
     if files.model_hash != manifest.target_hash:
-        if manifest.target_hash == former_identity(files.folder):
-            raise BundleError(
-                f"{folder} names {files.name} as version 0.2 did, by the ends of its weights alone; export it again "
-                "(python -m export bundle)"
-            )
         raise BundleError(f"{folder} was made for target {manifest.target_hash}, {files.name} is {files.model_hash}")
     for name in manifest.engines:
         check_metadata(bundle, name)

@@ -148,7 +148,7 @@ def _check_fit(target: TargetFiles, config: MoAConfig, drafter: Path) -> None:
         raise BundleError(f"{target.name} names no eos_token_id, so no answer would ever end; add it to config.json")
     if not target.tokenizer.chat_template:
         raise BundleError(f"{target.name} has no chat template; add chat_template.jinja to its folder")
-    check_target(config.target_hash, target.name, target.model_hash, drafter, target.folder)
+    check_target(config.target_hash, target.name, target.model_hash, drafter)
 
 
 def target_fits(target: TargetFiles) -> bool:

@@ -231,6 +231,7 @@ def _moa_config(
         norm_eps=shape.rms_norm_eps,
         max_context=context,
         null_row=False,
+        final_norm=False,
     )
     config.check()
     return config

@@ -53,7 +53,7 @@ def load_baseline(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[Baseline
         model = build_baseline(config)
         adopt_tables(model.embedding, model.head, model.draft_ids, tables, tensors["draft_ids"])
         model.load_state_dict(tensors, strict=False)
-    return model.requires_grad_(False).eval(), hash_drafter(values, config, raw)
+    return model.requires_grad_(False).eval(), hash_drafter(config, raw)
 
 
 def load_variant(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[MoA, str]:
@@ -65,7 +65,7 @@ def load_variant(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[MoA, str]
         half = model.device_half
         adopt_tables(half.embedding, half.head, half.draft_ids, tables, tensors["draft_ids"])
         model.restore(tensors)
-    return model.requires_grad_(False).eval(), hash_drafter(values, config, raw)
+    return model.requires_grad_(False).eval(), hash_drafter(config, raw)
 
 
 def _read(folder: Path, kinds: Collection[str]) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, bytes]]:

@@ -14,7 +14,6 @@ import safetensors
 from numpy.typing import NDArray
 
 from outrider_core.models.folders import drafters_folder
-from outrider_core.models.identity import former_identity
 from outrider_core.models.moa_config import DrafterError, MoAConfig
 
 CONFIG_FILE = "config.json"
@@ -47,7 +46,7 @@ def read_drafter(folder: Path) -> tuple[MoAConfig, Arrays, str]:
         raise
     except Exception as error:
         raise DrafterError(f"{folder}: broken drafter files: {error}") from error
-    return config, arrays, hash_drafter(values, config, {name: entry["data"] for name, entry in stored.items()})
+    return config, arrays, hash_drafter(config, {name: entry["data"] for name, entry in stored.items()})
 
 
 def _array(entry: Mapping[str, Any]) -> NDArray[Any]:
@@ -61,14 +60,12 @@ def _array(entry: Mapping[str, Any]) -> NDArray[Any]:
     return array.astype(np.float32) if array.dtype.kind == "f" else array.copy()
 
 
-def hash_drafter(stored: Mapping[str, Any], config: Any, raw: Mapping[str, bytes]) -> str:
-    """16 hex digits over the shapes that are `stored` in a config file and the bytes of the weights as they are stored.
+def hash_drafter(config: Any, raw: Mapping[str, bytes]) -> str:
+    """Return 16 hex digits over a drafter's shapes and the bytes of its weights as they are stored.
 
-    A shape that a config has by default and the file does not name is left out, so that the hash of an older drafter
-    stays what it is. So is the confidence temperature: whoever finds a better one has the same drafter.
+    The confidence temperature is left out: whoever finds a better one has the same drafter.
     """
-    left_out = {"confidence_temperature"}
-    shapes = {name: value for name, value in asdict(config).items() if name in stored.keys() - left_out}
+    shapes = {name: value for name, value in asdict(config).items() if name != "confidence_temperature"}
     digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode())
     for name in sorted(raw):
         digest.update(name.encode())
@@ -76,22 +73,13 @@ def hash_drafter(stored: Mapping[str, Any], config: Any, raw: Mapping[str, bytes
     return digest.hexdigest()[:16]
 
 
-def check_target(known: str, name: str, identity: str, drafter: str | Path, folder: Path | None = None) -> None:
-    """Raise DrafterError unless the identity that `drafter`'s config names, `known`, is that of target `name`.
-
-    folder: the target's, by which a drafter of version 0.2 is told what to do.
-    """
-    if known == identity:
-        return
-    if folder is not None and known == former_identity(folder):
+def check_target(known: str, name: str, identity: str, drafter: str | Path) -> None:
+    """Raise DrafterError unless the identity that `drafter`'s config names, `known`, is that of target `name`."""
+    if known != identity:
         raise DrafterError(
-            f"{drafter} names {name} as version 0.2 did, by the ends of its weights alone; run once: "
-            f"python -m export renew {drafter} --target {name}"
+            f"{drafter} was trained on target {known}, but {name} is {identity}; give the target it was trained on, "
+            "or a drafter trained for this one"
         )
-    raise DrafterError(
-        f"{drafter} was trained on target {known}, but {name} is {identity}; give the target it was trained on, or a "
-        "drafter trained for this one"
-    )
 
 
 def find_drafter(drafter_hash: str) -> Path:

@@ -48,25 +48,6 @@ def write_source(folder: Path, file: Path) -> None:
     (folder / SOURCE_FILE).write_text(json.dumps(values, indent=2) + "\n")
 
 
-def former_identity(folder: Path) -> str:
-    """What version 0.2 and earlier called a model folder: only the first and last 64 KiB of its weights count.
-
-    Serves to recognise and renew what was made for a target then.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.name in ("config.json", "tokenizer.json", "generation_config.json"):
-            digest.update(path.name.encode() + path.read_bytes())
-        elif path.suffix == ".safetensors":
-            size = path.stat().st_size
-            digest.update(f"{path.name}:{size}".encode())
-            with path.open("rb") as file:
-                digest.update(file.read(65536))
-                file.seek(max(0, size - 65536))
-                digest.update(file.read())
-    return digest.hexdigest()[:16]
-
-
 def _folder_identity(folder: Path) -> str:
     paths = [path for path in map(folder.joinpath, SMALL_FILES) if path.is_file()]
     for weights, index in WEIGHTS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from outrider_core.models.target import head_dim_of
@@ -47,7 +47,7 @@ class MoAConfig:
     norm_eps: float
     max_context: int
     null_row: bool  # cross-attention sees one learned row besides the text's; the authors' checkpoints have none
-    final_norm: bool = False  # a norm before the LM head; the authors' checkpoints have none
+    final_norm: bool  # a norm before the LM head; the authors' checkpoints have none
     #: No shape, and no part of the drafter's hash. Where decoding is greedy, devices divide logits by it, so that a
     #: token's probability is how often it is the target's choice.
     confidence_temperature: float = 1.0
@@ -125,7 +125,7 @@ class MoAConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> MoAConfig:
         given = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        if missing := {field.name for field in fields(cls) if field.default is MISSING} - given.keys():
+        if missing := {field.name for field in fields(cls)} - given.keys():
             raise DrafterError(f"drafter config lacks {', '.join(sorted(missing))}")
         config = cls(**{**given, "target_layers": tuple(given["target_layers"])})
         config.check()

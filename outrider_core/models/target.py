@@ -119,10 +119,7 @@ def _resolve_alias(name: str) -> Path:
 
 
 def _holds(folder: Path, identity: str | None = None) -> bool:
-    """Whether `folder` is whole and says that it was converted from the file of this identity (None: of any).
-
-    What version 0.2 converted does not say.
-    """
+    """Whether `folder` is whole and says that it was converted from the file of this identity (None: of any)."""
     whole = all((folder / name).is_file() for name in ("config.json", "model.safetensors"))
     source = converted_from(folder) if whole else None
     return source is not None and identity in (None, source)

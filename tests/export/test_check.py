@@ -25,7 +25,6 @@ from export.bundle.steps import RANDOM_ROWS, TARGET_ANSWERS, Passage
 from outrider_core.drafting.bundle import MANIFEST, Manifest, open_bundle
 from outrider_core.models.drafter_files import save_drafter
 from outrider_core.models.folders import drafters_folder
-from outrider_core.models.identity import former_identity
 from tests.export.conftest import Bundles, Folders, Reused, edit_manifest, snapshot
 from tests.tiny import save_tiny_target, tiny_drafter_config, tiny_model
 
@@ -190,14 +189,6 @@ def test_another_target(
     arguments = ["check", str(copied), "--drafter", str(folders.drafter), "--target", str(tmp_path / "target")]
     line = refused(capsys, arguments, snapshot(copied), copied)
     assert line == f"{copied} was made for target {folders.target_hash}, {tmp_path / 'target'} is {other}"
-
-
-def test_a_bundle_of_an_older_version(
-    folders: Folders, copied: Path, alone: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    edit_manifest(copied, lambda values: values.update(target_hash=former_identity(folders.target)))
-    line = refused(capsys, command(folders, copied), snapshot(copied), copied)
-    assert line.endswith("export it again (python -m export bundle)")
 
 
 def test_drafter_is_looked_for(

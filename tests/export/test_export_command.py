@@ -22,7 +22,7 @@ from outrider_core.drafting.bundle import open_bundle
 from outrider_core.models.moa import DeviceHalf
 from tests.export.conftest import ENVIRONMENT, ROOT, Bundles, Folders, run, snapshot
 
-COMMANDS = ["train", "import", "renew", "bundle", "check", "bench", "target"]
+COMMANDS = ["train", "import", "bundle", "check", "bench", "target"]
 
 
 @pytest.mark.parametrize("command", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)

@@ -303,7 +303,7 @@ def test_shapes_and_notes(place: Place) -> None:
         target_hash=model_identity(place.target), target_layers=(0, 1, 2), target_kv_heads=KV_HEADS,
         target_head_dim=HEAD_DIM, vocab_size=VOCAB, draft_vocab_size=VOCAB, hidden_size=HIDDEN, lsa_heads=HEADS,
         lsa_kv_heads=4, lsa_mlp=24, heads=HEADS, head_dim=HEAD_DIM, sa_kv_heads=2, sa_mlp=40, ca_kv_heads=1, ca_mlp=56,
-        rope_theta=THETA, norm_eps=EPS, max_context=512, null_row=False,
+        rope_theta=THETA, norm_eps=EPS, max_context=512, null_row=False, final_norm=False,
     )  # fmt: skip
     stored, written = load_file(place.output / WEIGHTS_FILE), json.loads((place.output / CONFIG_FILE).read_text())
     assert stored.keys() == SHAPES.keys() | {"draft_ids"}

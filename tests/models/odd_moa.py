@@ -13,7 +13,7 @@ ODD = MoAConfig(
     target_hash="0123456789abcdef", target_layers=(0, 2, 3), target_kv_heads=3, target_head_dim=6, vocab_size=50,
     draft_vocab_size=17, hidden_size=20, lsa_heads=6, lsa_kv_heads=2, lsa_mlp=14, heads=4, head_dim=10,
     sa_kv_heads=2, sa_mlp=26, ca_kv_heads=1, ca_mlp=22, rope_theta=500.0, norm_eps=1e-5, max_context=64,
-    null_row=True,
+    null_row=True, final_norm=False,
 )  # fmt: skip
 
 

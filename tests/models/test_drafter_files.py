@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -176,25 +175,12 @@ def test_draft_id_outside_the_vocabulary(folder: Path, token: int) -> None:
     assert "draft_ids" in refusal(folder)
 
 
-def test_the_hash_of_an_older_drafter_stays(tmp_path: Path) -> None:
-    """Its file does not name `final_norm`; bundles made of it carry the hash it had then. How sure it may be is no part
-    of it."""
-    moa = MoA(ODD)
-    save_drafter(tmp_path, ODD, moa.trained(), {})
-    path = tmp_path / "config.json"
-    values = json.loads(path.read_text())
-    named = load_drafter(tmp_path)[2]
+def test_the_confidence_temperature_is_no_part_of_the_hash(folder: Path) -> None:
+    path = folder / "config.json"
+    values, before = json.loads(path.read_text()), load_drafter(folder)[2]
     path.write_text(json.dumps(values | {"confidence_temperature": 0.8}))
-    config, _, surer = load_drafter(tmp_path)
-    assert config.confidence_temperature == 0.8 and surer == named
-    del values["final_norm"], values["confidence_temperature"]
-    path.write_text(json.dumps(values))
-    config, _, older = load_drafter(tmp_path)
-    assert config == ODD and older != named
-    shapes = json.dumps({k: v for k, v in values.items() if k not in ("type", "notes")}, sort_keys=True)
-    stored = load_file(tmp_path / "drafter.safetensors")
-    raw = b"".join(name.encode() + stored[name].numpy().tobytes() for name in sorted(stored))
-    assert older == hashlib.sha256(shapes.encode() + raw).hexdigest()[:16]
+    config, _, surer = load_drafter(folder)
+    assert config.confidence_temperature == 0.8 and surer == before
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
