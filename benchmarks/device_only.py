@@ -28,7 +28,7 @@ from edge_runtime.answer.offline_drafter import guesses_for
 from edge_runtime.blocking import BlockingRuntime
 from edge_runtime.events import Finished
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.session.policy import Mode
+from edge_runtime.speed.controller import Mode
 from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, open_bundle
 from outrider_core.drafting.engines import open_engine
 from outrider_core.machine import describe_machine

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from edge_runtime.session.states import FinishReason, Writer
+from edge_runtime.session.stats import SessionStats
 from edge_runtime.session.transcript import Span
 
 
@@ -88,16 +89,11 @@ class Finished(Event):
 
 
 @dataclass
-class AnswerStats:
+class AnswerStats(SessionStats):
     """Figures of one answer. Seconds and bytes as measured; bytes count WebSocket frames of this answer."""
 
     tokens: int = 0  # verified
-    rounds: int = 0
     tau: float = 0.0  # accepted + bonus tokens per tree round
-    nodes: int = 0
-    chains: int = 0  # of the rounds, those whose tree the understudy drafted
-    calls: int = 0  # requests to the verifier
-    streamed: int = 0  # tokens that the target wrote alone
     seconds: float = 0.0
     tokens_per_second: float = 0.0
     first_token_seconds: float = 0.0
@@ -105,21 +101,8 @@ class AnswerStats:
     bytes_down: int = 0
     draft_seconds: float = 0.0  # between asking for a tree or a token and having it
     first_draft_seconds: float = 0.0  # of that, what came first, for which the prompt is read
-    wait_seconds: float = 0.0  # between VERIFY and its verdict, tree rounds only
-    engine_seconds: float = 0.0  # of that, the verifier's engine
     ahead_seconds: float = 0.0  # drafting while a verdict was awaited
     ahead_nodes: int = 0  # expanded while a verdict was awaited
-    ahead_used: int = 0  # of these, below the root that the verdict gave
-    ahead_hits: int = 0  # trees whose root had been expanded ahead
-    ahead_rounds: int = 0  # trees that could have been
-    provisional: int = 0  # tokens written alone
-    understudy: int = 0  # of these, by the understudy
-    kept: int = 0
-    rolled_back: int = 0
-    adopted: int = 0
-    stalls: int = 0
-    pauses: int = 0
-    opens: int = 0
     #: per stall: seconds from the moment the verdict was due to the first provisional token
     stall_seconds: list[float] = field(default_factory=list)
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Literal, TypedDict
 
 from edge_runtime.answer.answer import Answer
-from edge_runtime.answer.constraints import Obedience
+from edge_runtime.answer.constraints import ConstraintSupport
 from edge_runtime.answer.inbox import InboxEvent
 from edge_runtime.answer.offline_drafter import guesses_for
 from edge_runtime.answer.threads import DrafterThread, UnderstudyThread
@@ -24,12 +24,12 @@ from edge_runtime.events import Event
 from edge_runtime.link.transport import LinkMaker, VerifierLink
 from edge_runtime.link.websocket import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from edge_runtime.session.feature_rows import RowsSeen
-from edge_runtime.session.policy import Mode, Policy
+from edge_runtime.session.policy import Policy, UnderstudyUse, WhoWrites
 from edge_runtime.session.record import constraint_of as recorded_constraint
 from edge_runtime.session.record import read_record, record_of, restore
 from edge_runtime.session.session import Session
 from edge_runtime.session.timeouts import Patience, RoundTimer
-from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.controller import Controller, Mode
 from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.tuning import LARGEST, Tuning
 from outrider_core.chat.api.constraints import constraint_of
@@ -99,8 +99,8 @@ class EdgeRuntime:
         self.bundle = bundle
         self.shape = shape or LARGEST
         self.policy = policy or Policy()
-        if not server or self.policy.writer == "device-only":
-            server, self.policy = None, replace(self.policy, writer="device-only")
+        if not server or self.policy.writer is WhoWrites.DEVICE_ONLY:
+            server, self.policy = None, replace(self.policy, writer=WhoWrites.DEVICE_ONLY)
         reliable = server is not None and not isinstance(server, str) and server.reliable
         self.patience = patience or (UNHURRIED if reliable else Patience())
         self.shaping, self.controller = shaping, Controller(Pace(), Mode(mode) if mode else None)
@@ -122,7 +122,7 @@ class EdgeRuntime:
             self.link = server.link(hello, self._linked)
         self._link_task: asyncio.Task[None] | None = None
         self._worker = DrafterThread(self.drafter)
-        self._obedience = Obedience(bundle.tokenizer, manifest.vocab_size, manifest.eos_ids)
+        self._support = ConstraintSupport(bundle.tokenizer, manifest.vocab_size, manifest.eos_ids)
         entry = manifest.understudy
         folder = bundle.folder / (entry.folder if entry else UNDERSTUDY_FOLDER)
         expected = entry.manifest_sha256 if entry else ""
@@ -134,7 +134,7 @@ class EdgeRuntime:
             manifest.vocab_size,
             self.decode,
             threads,
-            guesses if self.policy.writer == "device-only" else None,
+            guesses if self.policy.writer is WhoWrites.DEVICE_ONLY else None,
         )
         self._understudy = UnderstudyThread(understudy)
         self._session_id = secrets.token_bytes(16)
@@ -274,7 +274,7 @@ class EdgeRuntime:
             raise ValueError(f"the prompt has {len(ids)} tokens; 1 to {manifest.max_context - 1} fit this bundle")
         if not all(0 <= token < manifest.vocab_size for token in ids):
             raise ValueError(f"token ids of the prompt must be at least 0 and below {manifest.vocab_size}")
-        if why := self.disobeys(constraint):
+        if why := self.unsupported(constraint):
             raise ValueError(why)
 
         def begin() -> tuple[Session, list[str]]:
@@ -283,12 +283,14 @@ class EdgeRuntime:
 
         return self._run(begin)
 
-    def disobeys(self, constraint: Constraint | None) -> str:
+    def unsupported(self, constraint: Constraint | None) -> str:
         """Why nobody here can hold an answer to `constraint`; "" where somebody can, or may be asked to."""
-        missing = self._obedience.missing(constraint) if constraint else ""
-        if not missing or self.policy.writer != "device-only":
+        missing = self._support.missing(constraint) if constraint else ""
+        if not missing or self.policy.writer is not WhoWrites.DEVICE_ONLY:
             return ""
-        return f"response_format and tools need a verifier, as this device writes alone and cannot obey them: {missing}"
+        return (
+            f"response_format and tools need a verifier: this device writes alone and does not support them: {missing}"
+        )
 
     def resume(self, record: dict[str, Any]) -> AsyncGenerator[Event, None]:
         """Go on with an answer that `record` wrote down, perhaps in a process that has ended. Events as of `generate`.
@@ -346,7 +348,7 @@ class EdgeRuntime:
             session, stop = begin()
             self._forgotten = False
             self._catch_up()
-            obedience = None if session.obeys else self._obedience
+            support = None if session.obeys else self._support
             answer = self._answer = Answer(
                 session,
                 self.link,
@@ -356,7 +358,7 @@ class EdgeRuntime:
                 self.decode,
                 stop,
                 self.link_error,
-                obedience,
+                support,
             )
             try:
                 async for event in answer.run():
@@ -368,9 +370,9 @@ class EdgeRuntime:
                 else:
                     self._text, self._rows_seen = session.committed, session.rows_seen
                 await answer.close()
-                if session.arithmetic.pinned and self.link and not self.link.welcome:
+                if session.verifier.pinned and self.link and not self.link.welcome:
                     self.link_error, self.link_refused = "", False  # who refused that answer may take the next
-                if self.link and self.link.welcome and self.policy.understudy == "cold":
+                if self.link and self.link.welcome and self.policy.understudy is UnderstudyUse.COLD:
                     self._understudy.unload()
 
     @contextlib.asynccontextmanager
@@ -406,7 +408,7 @@ class EdgeRuntime:
         if same < len(self._text):  # another conversation, or a turn said anew
             self._worker.submit(partial(self.drafter.remember, self._text))
         self._worker.submit(partial(self.drafter.keep_rows, same))
-        deaf = constraint is not None and bool(self._obedience.missing(constraint))
+        unsupported = constraint is not None and bool(self._support.missing(constraint))
         return Session(
             prompt=ids,
             sampling=sampling,
@@ -419,10 +421,10 @@ class EdgeRuntime:
             rows_seen=self._rows_seen.up_to(same),
             patience=self.patience,
             timer=self.timer,
-            policy=replace(self.policy, writer="cloud-only") if deaf else self.policy,
+            policy=replace(self.policy, writer=WhoWrites.CLOUD_ONLY) if unsupported else self.policy,
             tuning=Tuning(self.controller, self.shape, self.shaping, self.ahead),
             understudy=self.bundle.has_understudy,
             sentence_ends=self.bundle.sentence_ends,
             constraint=constraint,
-            obeys=constraint is None or deaf,  # for the others rules are made first
+            obeys=constraint is None or unsupported,  # for the others rules are made first
         )

@@ -47,7 +47,7 @@ from cloud.settings import Settings
 from edge_runtime.blocking import BlockingRuntime
 from edge_runtime.events import Finished, Verified
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.session.policy import Mode
+from edge_runtime.speed.controller import Mode
 from lab import llama_peer
 from lab.lab import Lab
 from outrider.local import LocalVerifier

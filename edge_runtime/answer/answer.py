@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from edge_runtime.answer.constraints import Obedience, unobeyed
+from edge_runtime.answer.constraints import ConstraintSupport, ConstraintUnsupported
 from edge_runtime.answer.display import Display
 from edge_runtime.answer.inbox import (
     Compared,
@@ -17,12 +17,12 @@ from edge_runtime.answer.inbox import (
     RulesReady,
     TextRead,
     UnderstudyFailed,
-    Unobeyed,
+    Unsupported,
     Written,
 )
 from edge_runtime.answer.jobs import DrafterJobs, UnderstudyJobs
 from edge_runtime.answer.reading_pacer import HeldToken
-from edge_runtime.answer.stats import Figures
+from edge_runtime.answer.stats import StatsRecorder
 from edge_runtime.answer.threads import DrafterThread, UnderstudyThread
 from edge_runtime.events import Event, LinkStatus
 from edge_runtime.link.transport import VerifierLink
@@ -60,18 +60,18 @@ class Answer:
         decode: Callable[[list[int]], str],
         stops: Sequence[str],
         why: str = "",
-        obedience: Obedience | None = None,
+        support: ConstraintSupport | None = None,
     ) -> None:
-        """why: why there is no connection; "" while there is one or none was tried yet. obedience: where the device's
-        writers can be held to the session's constraint."""
+        """why: why there is no connection; "" while there is one or none was tried yet. support: what holds the
+        device's writers to the session's constraint, if it has one."""
         self.session, self.stops = session, stops
         self._link, self._inbox, self._down = link, inbox, why
-        self._figures = Figures(session, link)
-        self._display = Display(session, self._figures, decode, stops, why)
-        self._jobs = DrafterJobs(session, worker, inbox, self._figures)
+        self._stats = StatsRecorder(link)
+        self._display = Display(session, self._stats, decode, stops, why)
+        self._jobs = DrafterJobs(session, worker, inbox, self._stats)
         self._understudy = UnderstudyJobs(session, understudy, inbox)
-        self._held = HeldToken(session)
-        self._obedience, self._compiling = obedience, None if obedience is None else asyncio.create_task(self._obey())
+        self._held = HeldToken(session.policy.offline_rate)
+        self._support, self._compiling = support, None if support is None else asyncio.create_task(self._compile())
 
     async def run(self) -> AsyncIterator[Event]:
         """Events until the answer has ended. Raises DrafterFailed, and LinkRefused as `link` reports it."""
@@ -104,15 +104,15 @@ class Answer:
         await self._do(self.session.proceed(time.monotonic()))
         self._display.proceeded()
 
-    async def _obey(self) -> None:
+    async def _compile(self) -> None:
         """Have the rules of the constraint made."""
         session = self.session
-        assert self._obedience and session.constraint
+        assert self._support and session.constraint
         try:
-            of_drafter, of_understudy = await self._obedience.rules(session.constraint, writers=2)
+            of_drafter, of_understudy = await self._support.rules(session.constraint, writers=2)
             self._inbox.put_nowait(RulesReady(session, (of_drafter, of_understudy)))
         except GrammarError as error:
-            self._inbox.put_nowait(unobeyed(session, str(error)))
+            self._inbox.put_nowait(Unsupported(session, str(error)))
 
     async def _next_event(self) -> None:
         """Wait for the link, the drafter or the clock, whichever is first, and feed the session."""
@@ -136,15 +136,15 @@ class Answer:
                 | TextRead(session=owner)
                 | UnderstudyFailed(session=owner)
                 | RulesReady(session=owner)
-                | Unobeyed(session=owner)
+                | Unsupported(session=owner)
                 | Failed(session=owner)
             ) if owner is not session:
                 pass  # asked for by an answer that was cancelled
             case Drafted():
-                self._figures.drafted(event.asked)
+                self._stats.drafted(event.asked)
                 await self._do(session.tree_ready(event.draft, event.version, now, event.working))
             case Written():
-                self._figures.drafted(event.asked)
+                self._stats.drafted(event.asked)
                 await self._do(session.token_written(event.token, event.probability, event.version, now))
             case Compared():
                 await self._do(session.tree_compared(event.draft, event.base, event.working))
@@ -155,7 +155,9 @@ class Answer:
             case RulesReady(rules=rules):
                 self._jobs.rules, self._understudy.rules = rules
                 await self._do(session.set_obeys(True, now))
-            case Unobeyed():
+            case Unsupported(why=why):
+                if session.offline.device_only:
+                    raise ConstraintUnsupported(f"the answer's constraint cannot be met: {why}")
                 await self._do(session.set_obeys(False, now))
             case LinkUp():
                 self._down = ""
@@ -173,7 +175,7 @@ class Answer:
 
     async def _explained(self, actions: list[Action]) -> None:
         """Do what followed from the link, and show the reason where the verifier does not answer."""
-        self._display.because(self._down or self.session.complaint)
+        self._display.because(self._down or self.session.verifier.complaint)
         await self._do(actions)
 
     async def _do(self, actions: list[Action]) -> None:
@@ -190,7 +192,7 @@ class Answer:
                 case DraftChain():
                     self._understudy.draft(action)
                 case WriteToken():
-                    self._held.hold(action)
+                    self._held.hold(action, len(self.session.committed), self.session.offline.may_be_taken_back)
                     await self._release()
                 case ReadText():
                     self._understudy.read(action)
@@ -214,10 +216,10 @@ class Answer:
     async def _release(self) -> None:
         """Write the held token if its time has come; where it is not wanted any more, the session hears at once."""
         session, now = self.session, time.monotonic()
-        action = self._held.release(now)
+        action = self._held.release(now, session.job.version)
         if action is None:
             return
-        if action.version == session.version:
+        if action.version == session.job.version:
             writer = self._understudy if action.writer is Writer.UNDERSTUDY else self._jobs
             writer.write(action)
         else:

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from edge_runtime.answer.inbox import Failed, Unobeyed
-from edge_runtime.session.session import Session
 from outrider_core.chat.grammar import (
     CompiledGrammars,
     Grammar,
@@ -26,19 +24,11 @@ from outrider_core.chat.grammar import (
 from outrider_core.protocol.constraint import GRAMMAR_NONE, GRAMMAR_TOOLS, Constraint, Rules
 
 
-class Unobeyable(ValueError):
-    """Nobody can hold the answer to its constraint. The message is one line."""
+class ConstraintUnsupported(ValueError):
+    """Nothing can hold the answer to its constraint. The message is one line."""
 
 
-def unobeyed(session: Session, why: str) -> Unobeyed | Failed:
-    """What is to be told of an answer whose constraint this device's writers cannot obey: it ends where nobody else may
-    write, and else waits for the target."""
-    if session.policy.writer == "device-only":
-        return Failed(session, Unobeyable(f"the answer's constraint cannot be obeyed: {why}"))
-    return Unobeyed(session, why)
-
-
-class Obedience:
+class ConstraintSupport:
     """For writers with this tokenizer, so many tokens and these ids that end an answer."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:

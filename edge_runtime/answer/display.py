@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edge_runtime.answer.answer_text import AnswerText
-from edge_runtime.answer.stats import Figures
+from edge_runtime.answer.stats import StatsRecorder
 from edge_runtime.events import (
     Adopted,
     Event,
@@ -42,12 +42,12 @@ class Display:
     def __init__(
         self,
         session: Session,
-        figures: Figures,
+        stats: StatsRecorder,
         decode: Callable[[list[int]], str],
         stops: Sequence[str],
         why: str = "",
     ) -> None:
-        self._session, self._figures, self._why = session, figures, why
+        self._session, self._stats, self._why = session, stats, why
         self._text = AnswerText(decode, stops)
         self._text.commit(session.committed[len(session.prompt) :])
         self._text.rebase(session.provisional)
@@ -66,7 +66,7 @@ class Display:
         text.rebase(self._session.provisional)
         surplus = None if count is None else len(tokens) - count
         if isinstance(action, Commit):
-            self._figures.committed()
+            self._stats.committed()
             self._events.append(Verified(*self._shown(), tokens[:count], action.confirmed))
             self.tell(LinkStatus.VERIFIED, "")
         else:
@@ -80,7 +80,7 @@ class Display:
         session = self._session
         match action:
             case Provide(token=token, writer=writer):
-                self._figures.wrote()
+                self._stats.wrote()
                 if not self._text.provide(token):
                     session.enough()
                 self._events.append(Provisional(*self._shown(), token, writer))
@@ -90,19 +90,20 @@ class Display:
                 self._text.rebase(session.provisional)
                 self._events.append(RolledBack(*self._shown(), len(tokens)))
             case Stall(deadline=deadline):
-                self._figures.stalled(deadline)
+                self._stats.stalled(deadline)
                 waiting = session.state is State.WAITING
                 self.tell(LinkStatus.WAITING if waiting else LinkStatus.ALONE, SILENT)
-            case Pause(reason=reason) if session.alone:  # else the target's text goes on coming
+            case Pause(reason=reason) if session.offline.active:  # else the target's text goes on coming
                 self.tell(LinkStatus.WAITING, PAUSED[reason])
             case Resume():
-                self._figures.resumed()
+                self._stats.resumed()
                 self.tell(LinkStatus.VERIFIED, "")
             case Done(reason=reason):
                 self._text.end()
-                detail = self._why or session.complaint if reason in UNANSWERED else session.complaint
-                answer, stats = session.text.answer, self._figures.end()
-                self._events.append(Finished(*self._shown(), reason, answer, stats, detail, session.text.spans))
+                detail = (self._why if reason in UNANSWERED else "") or session.verifier.complaint
+                text = session.text
+                stats = self._stats.end(session.stats, len(text.committed) - text.begin)
+                self._events.append(Finished(*self._shown(), reason, text.answer, stats, detail, text.spans))
 
     def proceeded(self) -> None:
         """Somebody asked to go on; the device writes again."""

@@ -67,8 +67,8 @@ class RulesReady:
 
 
 @dataclass(frozen=True)
-class Unobeyed:
-    """Nothing can be written under the answer's constraint: `why`, in words for people."""
+class Unsupported:
+    """The device's writers cannot be held to the answer's constraint: `why`, in words for people."""
 
     session: Session
     why: str
@@ -76,11 +76,11 @@ class Unobeyed:
 
 @dataclass(frozen=True)
 class Failed:
-    """The answer cannot go on: the drafter's engine failed, or nobody can hold the answer to its constraint."""
+    """The answer cannot go on: the drafter's engine failed, or nothing can hold the answer to its constraint."""
 
     session: Session
     error: Exception
 
 
 #: jobs carry the session that asked: it may have been cancelled since
-InboxEvent = LinkEvent | Drafted | Written | Compared | TextRead | UnderstudyFailed | RulesReady | Unobeyed | Failed
+InboxEvent = LinkEvent | Drafted | Written | Compared | TextRead | UnderstudyFailed | RulesReady | Unsupported | Failed

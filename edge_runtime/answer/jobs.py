@@ -9,12 +9,21 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from edge_runtime.answer.constraints import unobeyed
-from edge_runtime.answer.inbox import Compared, Drafted, Failed, InboxEvent, TextRead, UnderstudyFailed, Written
-from edge_runtime.answer.stats import Figures
+from edge_runtime.answer.inbox import (
+    Compared,
+    Drafted,
+    Failed,
+    InboxEvent,
+    TextRead,
+    UnderstudyFailed,
+    Unsupported,
+    Written,
+)
+from edge_runtime.answer.stats import StatsRecorder
 from edge_runtime.answer.threads import DrafterFailed, DrafterThread, UnderstudyThread
 from edge_runtime.session.actions import AddRows, Compare, DraftChain, DraftTree, ReadText, WriteToken
 from edge_runtime.session.session import Session
+from edge_runtime.session.states import Writer
 from edge_runtime.speed.chains import MOST_TOKENS
 from outrider_core.drafting.drafter import Draft, TreeShape
 from outrider_core.protocol.constraint import Disobeyed, Rules
@@ -25,9 +34,9 @@ class DrafterJobs:
     """The jobs of one answer. To be made in the event loop that reads `inbox`."""
 
     def __init__(
-        self, session: Session, worker: DrafterThread, inbox: asyncio.Queue[InboxEvent], figures: Figures
+        self, session: Session, worker: DrafterThread, inbox: asyncio.Queue[InboxEvent], stats: StatsRecorder
     ) -> None:
-        self._session, self._worker, self._inbox, self._figures = session, worker, inbox, figures
+        self._session, self._worker, self._inbox, self._stats = session, worker, inbox, stats
         self._loop = asyncio.get_running_loop()
         self.rules: Rules | None = None  # of the answer's constraint
         worker.failed = self._failed
@@ -39,7 +48,7 @@ class DrafterJobs:
         def work() -> None:
             began, draft = time.monotonic(), Draft()
             if shape:
-                stale = lambda: session.version != action.version  # noqa: E731
+                stale = lambda: session.job.version != action.version  # noqa: E731
                 draft = drafter.draft(action.prefix, session.sampling, shape, stale, rules)
             now = time.monotonic()
             self._report(Drafted(session, draft, action.version, now - asked, now - began))
@@ -54,7 +63,7 @@ class DrafterJobs:
             try:
                 token, probability = drafter.next_token(action.prefix, session.sampling, rules)
             except Disobeyed as error:
-                self._report(unobeyed(session, str(error)))
+                self._report(Unsupported(session, str(error)))
                 token, probability = 0, 0.0  # which the session does not take any more
             self._report(Written(session, token, probability, action.version, time.monotonic() - asked))
 
@@ -67,7 +76,7 @@ class DrafterJobs:
 
         def fell_silent() -> bool:
             nonlocal silent
-            silent = silent or session.alone
+            silent = silent or session.offline.active
             return silent
 
         def work() -> None:
@@ -82,10 +91,10 @@ class DrafterJobs:
 
     def draft_ahead(self) -> None:
         """Draft on below the tree under way, if the session wants it; any other job ends that."""
-        session, version = self._session, self._session.version
-        if session.drafts_ahead and not session.chain_flies:
+        session, version = self._session, self._session.job.version
+        if session.drafts_ahead is Writer.DRAFTER:
             self._worker.draft_ahead(
-                session.tuning.largest, lambda: session.version == version, self._figures.drafted_ahead
+                session.tuning.largest, lambda: session.job.version == version, self._stats.drafted_ahead
             )
 
     def add_rows(self, action: AddRows) -> None:
@@ -121,7 +130,7 @@ class UnderstudyJobs:
         begin, rules = len(session.prompt), self.rules
 
         def wanted() -> bool:
-            return session.reads(action) and not worker.closed
+            return session.still_reads(action) and not worker.closed
 
         def work() -> InboxEvent:
             agreed = understudy.agreed(action.prefix, action.base, begin, session.sampling, wanted, rules)
@@ -134,7 +143,7 @@ class UnderstudyJobs:
         asked, rules = time.monotonic(), self.rules
 
         def wanted() -> bool:
-            return session.version == action.version and not session.finished and not worker.closed
+            return session.job.version == action.version and not session.finished and not worker.closed
 
         def work() -> InboxEvent:
             token, probability = 0, 0.0  # which the session does not take where it is not wanted
@@ -149,7 +158,7 @@ class UnderstudyJobs:
         session, asked, rules = self._session, time.monotonic(), self.rules
 
         def work() -> InboxEvent:
-            current = lambda: session.version == action.version  # noqa: E731
+            current = lambda: session.job.version == action.version  # noqa: E731
             draft, seconds = self._chain(action.prefix, action.tokens, current, rules)
             return Drafted(session, draft, action.version, time.monotonic() - asked, seconds)
 
@@ -160,19 +169,19 @@ class UnderstudyJobs:
         session, rules = self._session, self.rules
 
         def work() -> InboxEvent:
-            draft, seconds = self._chain(action.prefix, action.chain or 0, lambda: not session.alone, rules)
+            draft, seconds = self._chain(action.prefix, action.chain or 0, lambda: not session.offline.active, rules)
             return Compared(session, draft, len(action.prefix), seconds)
 
         self._submit(work)
 
     def draft_ahead(self) -> None:
         """Write on behind the chain under way, if the session wants it, until its version changes."""
-        session, worker, version = self._session, self._worker, self._session.version
-        if not (session.drafts_ahead and session.chain_flies):
+        session, worker, version = self._session, self._worker, self._session.job.version
+        if session.drafts_ahead is not Writer.UNDERSTUDY:
             return
 
         def wanted() -> bool:
-            return session.version == version and not (session.finished or worker.waits or worker.closed)
+            return session.job.version == version and not (session.finished or worker.waits or worker.closed)
 
         def job() -> None:
             with suppress(Exception):  # the next chain tells

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_runtime.session.policy import Mode
 from edge_runtime.speed.ahead import Ahead
-from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.controller import Controller, Mode
 from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.tuning import LARGEST, foreseen
 from outrider_core.drafting.bundle import SERVER_HALF_FILE, Bundle

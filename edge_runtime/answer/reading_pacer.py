@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from edge_runtime.session.actions import WriteToken
-from edge_runtime.session.session import Session
 
 #: seconds that a writer is behind a reader, at most, and makes up for
 MADE_UP = 1.0
 
 
-class Reader:
+class _Reader:
     """Somebody who reads what is written alone, at `rate` tokens per second, from the first token on.
 
     committed, provisional: tokens of the text that are verified, and unverified ones behind them.
@@ -35,29 +34,30 @@ class Reader:
 class HeldToken:
     """At most one WriteToken, held until its time has come. The first one is not held."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, rate: float) -> None:
+        self._reader = _Reader(rate)
         self._action: WriteToken | None = None
-        self._reader = Reader(session.policy.offline_rate)
+        self._place: tuple[int, int] | None = None  # where a paced token will stand, as of `_Reader`
 
-    def hold(self, action: WriteToken) -> None:
+    def hold(self, action: WriteToken, committed: int, paced: bool) -> None:
+        """Hold `action`, whose token will stand behind `committed` verified ones and what is provisional; without
+        `paced` it is due at once."""
         self._action = action
+        self._place = (committed, len(action.prefix) - committed) if paced else None
 
     def wake_at(self) -> float | None:
         """When the token is due; None where none is held."""
         if self._action is None:
             return None
-        return self._reader.due(len(self._session.committed), len(self._session.provisional))
+        return self._reader.due(*self._place) if self._place else 0.0
 
-    def release(self, now: float) -> WriteToken | None:
-        """The token to write now, if its time has come or nobody wants it any more; it is not held after that."""
-        action, session, due = self._action, self._session, self.wake_at()
-        if action is None or due is None:
-            return None
-        paced = action.version == session.version and session.solo.may_be_taken_back
-        if paced and now < due:
+    def release(self, now: float, version: int) -> WriteToken | None:
+        """The token to write now, if its time has come or it is stale, as jobs carry `version` now; from then on it
+        is not held."""
+        action, due = self._action, self.wake_at()
+        if action is None or due is None or (action.version == version and now < due):
             return None
         self._action = None
-        if paced:
-            self._reader.shown(len(session.committed), len(session.provisional), now)
+        if self._place and action.version == version:
+            self._reader.shown(*self._place, now)
         return action

@@ -1,45 +1,23 @@
-"""Collects the figures of one answer while it grows."""
+"""Collects the statistics of one answer while it grows."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from edge_runtime.events import AnswerStats
 from edge_runtime.link.transport import VerifierLink
-from edge_runtime.session.session import Session
-
-#: what a session counts itself
-COUNTED = (
-    "rounds",
-    "nodes",
-    "chains",
-    "calls",
-    "streamed",
-    "wait_seconds",
-    "engine_seconds",
-    "ahead_rounds",
-    "ahead_hits",
-    "ahead_used",
-    "provisional",
-    "understudy",
-    "kept",
-    "rolled_back",
-    "adopted",
-    "stalls",
-    "pauses",
-    "opens",
-)
+from edge_runtime.session.stats import SessionStats
 
 
-class Figures:
-    """Times and bytes of one answer, and at its end all of its figures."""
+class StatsRecorder:
+    """Times and bytes of one answer, and at its end all of its statistics."""
 
-    def __init__(self, session: Session, link: VerifierLink | None) -> None:
-        self._session, self._link = session, link
+    def __init__(self, link: VerifierLink | None) -> None:
+        self._stats, self._link = AnswerStats(), link
         self._began = time.monotonic()
         self._up, self._down = (link.traffic.up, link.traffic.down) if link else (0, 0)
         self._stalled_at: float | None = None
-        self._stats = AnswerStats()
 
     def committed(self) -> None:
         """The target's tokens are there."""
@@ -70,13 +48,11 @@ class Figures:
         """The target answers again."""
         self._stalled_at = None
 
-    def end(self) -> AnswerStats:
-        """All figures, when the answer has ended."""
-        session, stats = self._session, self._stats
-        for name in COUNTED:
-            setattr(stats, name, getattr(session.stats, name))
-        stats.tokens = len(session.committed) - len(session.prompt) - stats.adopted
-        stats.tau = (session.stats.accepted + stats.rounds) / stats.rounds if stats.rounds else 0.0
+    def end(self, counted: SessionStats, tokens: int) -> AnswerStats:
+        """The answer has ended. counted: by its session. tokens: of the target, and those that were adopted."""
+        stats = replace(self._stats, **vars(counted))
+        stats.tokens = tokens - stats.adopted
+        stats.tau = (stats.accepted + stats.rounds) / stats.rounds if stats.rounds else 0.0
         stats.seconds = time.monotonic() - self._began
         stats.tokens_per_second = stats.tokens / stats.seconds
         if self._link:

@@ -4,51 +4,75 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
 
 
-class Mode(StrEnum):
-    """How the target is asked."""
+class WhoWrites(StrEnum):
+    """Whose text an answer is."""
 
-    TREE = "tree"  #: to verify draft trees
-    STREAM = "stream"  #: to write alone
+    PREFER_CLOUD = "prefer-cloud"  #: the target's; the device writes where the target is silent
+    PREFER_DEVICE = "prefer-device"  #: the device writes at once, at most `lead` tokens ahead; the target corrects it
+    CLOUD_ONLY = "cloud-only"  #: the target's alone: the device drafts, but never writes
+    DEVICE_ONLY = "device-only"  #: the device's alone: no verifier is asked
+
+
+class OnReturn(StrEnum):
+    """What becomes of text that the device wrote alone, once the target is back."""
+
+    REPAIR = "repair"  #: the target's text replaces what differs from it
+    KEEP = "keep"  #: it stays, and the target goes on behind it; the text is then not the target's own
+
+
+class Offline(StrEnum):
+    """How far the device writes alone."""
+
+    SENTENCE = "sentence"  #: an understudy to the end of the answer; the drafter to the end of its sentence
+    CONTINUE = "continue"  #: to the end of the answer, or until it repeats itself
+    PAUSE = "pause"  #: until the mean probability of the last tokens falls below `min_confidence`
+
+
+class UnderstudyUse(StrEnum):
+    """What the understudy does, where the bundle carries one."""
+
+    COLD = "cold"  #: it reads the text when the target falls silent, and the drafter writes until it has
+    WARM = "warm"  #: it reads along, so that it can write at once, and drafts for the target where that is faster
+    OFF = "off"  #: nothing: the drafter alone writes
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Who writes, and what becomes of text that the drafter wrote alone.
+    """Who writes, and what becomes of text that the device wrote alone. Plain strings such as "device-only" do too.
 
-    writer: "prefer-cloud": the target's text; the drafter writes where the target is silent. "prefer-device": the
-    drafter writes at once and the target corrects it, at most `lead` tokens behind. "cloud-only": the drafter drafts
-    but never writes. "device-only": nobody is asked.
-    on_return: "repair": the target's text replaces what differs from it. "keep": what was written stays, and the target
-    goes on behind it; the text is then not the target's own.
-    offline: "sentence": an understudy writes to the end of the answer; without one the drafter finishes its sentence,
-    as more of its own is not worth reading, and the answer waits for the link. "continue": whoever writes goes on to
-    the end of the answer, or until it repeats itself. "pause": until the mean probability of the last tokens written
-    falls below `min_confidence`, unless an understudy is about to take over. "device-only", which waits for no link,
-    goes on where "sentence" would wait.
-    understudy: where the bundle carries one. "cold": it reads the text when the target falls silent, and the drafter
-    writes until it has. "warm": it reads along, so that it can write at once, and drafts for the target where that is
-    faster; that costs computing time while the link is up. "off": the drafter alone writes.
+    offline: "device-only", which waits for no link, goes on where "sentence" would wait; "pause" does not hold where an
+    understudy is about to write.
+    min_confidence: mean probability of the last tokens written, for "pause".
+    lead: unverified tokens at most, for "prefer-device".
     offline_rate: tokens per second written alone while the target may come back, at most: faster than anybody reads,
     and no more than that would be taken back. A writer that was slow, or whose words replace others, makes up for a
-    second of it. Nothing holds "device-only" up.
+    second of it. It does not hold "device-only" up.
+    understudy: "warm" costs computing time while the link is up.
+    Raises ValueError where a value is not one of those.
     """
 
-    writer: Literal["prefer-cloud", "prefer-device", "cloud-only", "device-only"] = "prefer-cloud"
-    on_return: Literal["repair", "keep"] = "repair"
-    offline: Literal["sentence", "continue", "pause"] = "sentence"
+    writer: WhoWrites | str = WhoWrites.PREFER_CLOUD
+    on_return: OnReturn | str = OnReturn.REPAIR
+    offline: Offline | str = Offline.SENTENCE
     min_confidence: float = 0.35
     lead: int = 48
     offline_rate: float = 20.0
-    understudy: Literal["cold", "warm", "off"] = "cold"
+    understudy: UnderstudyUse | str = UnderstudyUse.COLD
 
     def __post_init__(self) -> None:
+        for name, kind in (
+            ("writer", WhoWrites),
+            ("on_return", OnReturn),
+            ("offline", Offline),
+            ("understudy", UnderstudyUse),
+        ):
+            object.__setattr__(self, name, kind(getattr(self, name)))
         if not self.offline_rate > 0:
             raise ValueError(f"offline_rate is tokens per second and above 0, not {self.offline_rate}")
 
     @property
     def target_first(self) -> bool:
         """The target writes wherever it can, so that trees and streams are alternatives."""
-        return self.writer in ("prefer-cloud", "cloud-only")
+        return self.writer in (WhoWrites.PREFER_CLOUD, WhoWrites.CLOUD_ONLY)

@@ -41,7 +41,7 @@ def record_of(session: Session) -> dict[str, Any]:
     """What `restore` needs to go on with the session's answer."""
     constraint = session.constraint
     held_to = {"constraint": msgspec.msgpack.encode(constraint).hex()} if constraint else {}
-    computed = {"arithmetic": session.arithmetic.pinned} if session.arithmetic.pinned else {}
+    computed = {"arithmetic": session.verifier.pinned} if session.verifier.pinned else {}
     return {
         "version": CONSTRAINED if constraint else VERSION,
         "prompt": list(session.prompt),
@@ -50,7 +50,7 @@ def record_of(session: Session) -> dict[str, Any]:
         "writers": [[span.begin, span.end, span.writer] for span in session.text.spans],
         "sampling": msgspec.structs.asdict(session.sampling),
         "max_new": session.max_new,
-        "seq": session.requests.seq,
+        "seq": session.verifier.seq,
         "stream": session.stream,
         "session": session.session_id.hex(),
         **held_to,
@@ -114,5 +114,5 @@ def restore(session: Session, record: dict[str, Any]) -> None:
     session.text.committed += record["committed"]
     session.text.provisional = list(record["provisional"])
     session.text.writers = [Writer(writer) for begin, end, writer in record["writers"] for _ in range(begin, end)]
-    session.requests.seq = record["seq"]
-    session.arithmetic.pinned = record.get("arithmetic", "")
+    session.verifier.seq = record["seq"]
+    session.verifier.pinned = record.get("arithmetic", "")

@@ -1,20 +1,16 @@
 """One answer as a pure state machine: events in, actions out. No I/O, no threads, no clock.
 
-`committed` tokens were drawn by the target (or are the prompt); `provisional` tokens behind them were
-written without it, by the drafter or the understudy. The text a user sees is committed + provisional.
+The whole idea: `committed` tokens were drawn by the target (or are the prompt); `provisional` tokens behind them were
+written without it. The user sees both. A verdict commits the accepted path and the token that the target drew behind
+it. What of the provisional text agrees with these becomes verified; at the first difference the rest is rolled back
+(`repair`) or stays as it is (`keep`). While provisional tokens remain, the next VERIFY is the chain of them instead of
+a drafted tree: so late verdicts, catching up after an outage and the normal round are one rule. Three owners hold the
+facts, and none of them knows the session: `VerifierState` the link, the request in flight and refusals; `OfflineWriter`
+who writes while the target is silent; `JobSlot` the one job of drafter or understudy. Each returns values; `Session`
+turns them into actions, and `Session._next` alone decides what to do.
 
-One rule covers late verdicts, catching up after an outage and the normal round. A verdict commits the
-accepted path and the bonus token. If these agree with the provisional tokens, the agreeing part becomes
-verified; at the first difference the provisional rest is rolled back (`repair`) or stays as it is (`keep`). While
-provisional tokens remain, the next VERIFY is the chain of them instead of a drafted tree.
-
-When the target falls silent the drafter writes at once, and the understudy, where there is one, begins to read the
-text, and then what the drafter wrote meanwhile, as far as it would have written that itself. The rest is withdrawn, and
-it writes on.
-
-Times are seconds on any monotonic clock, handed in with each event. `states` lists which state may follow which;
-`verdicts` and `refusals` have what replies do, `writing` what is written without them, `work` what comes next,
-`edge_runtime.speed.tuning` what measurements decide.
+Times are seconds on any monotonic clock, handed in with each event. `edge_runtime.session.states` lists which state may
+follow which.
 """
 
 from __future__ import annotations
@@ -24,43 +20,40 @@ from dataclasses import dataclass, field
 
 from edge_runtime.session.actions import (
     Action,
+    Adopt,
+    Compare,
     Done,
+    DraftAhead,
+    DraftChain,
+    DraftTree,
     HandOver,
+    Pause,
+    Provide,
     ReadText,
     Reconnect,
+    Resume,
     Send,
     Stall,
+    WriteToken,
 )
-from edge_runtime.session.arithmetic import AnswerArithmetic
-from edge_runtime.session.deadlines import Deadline, Deadlines
 from edge_runtime.session.feature_rows import RowsSeen
-from edge_runtime.session.handover import Handover
-from edge_runtime.session.policy import Mode, Policy
-from edge_runtime.session.refusals import REFUSED_SECONDS, ask_anew, disobeyed, expect_return, no_room, take_error
-from edge_runtime.session.requests import Flight, Requests
-from edge_runtime.session.solo import Solo
+from edge_runtime.session.job import JobSlot
+from edge_runtime.session.offline import REFUSED_SECONDS, OfflineWriter
+from edge_runtime.session.policy import OnReturn, Policy
 from edge_runtime.session.states import FinishReason, PauseReason, State, Writer
+from edge_runtime.session.stats import SessionStats
 from edge_runtime.session.timeouts import Patience, RoundTimer
-from edge_runtime.session.transcript import AnswerTokens, SessionStats
-from edge_runtime.session.verdicts import adopt, take_verdict
-from edge_runtime.session.work import work
-from edge_runtime.session.writing import pause, take_reading, take_token
+from edge_runtime.session.transcript import Transcript
+from edge_runtime.session.verifier import Deadline, Refusal, VerifierState
+from edge_runtime.speed.controller import Mode
+from edge_runtime.speed.settled import RequestKind, Settled
 from edge_runtime.speed.tuning import Tuning
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
-from outrider_core.protocol.tree import MAX_NODES
-from outrider_core.protocol.wire import (
-    Cancel,
-    Error,
-    Features,
-    Opened,
-    Resync,
-    ServerMessage,
-    Verdict,
-    Welcome,
-)
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import Error, Features, Opened, Resync, ServerMessage, Verdict, Welcome
 
 
 @dataclass
@@ -93,52 +86,31 @@ class Session:
 
     def __post_init__(self) -> None:
         self.stats = SessionStats()
-        self.text = AnswerTokens(list(self.prompt), len(self.prompt), self._own_limit, self.eos_ids, self.stats)
-        self.requests = Requests(
-            self.stream, self.session_id, self.sampling, self.patience, self.timer, self.stats, self.constraint
+        self.text = Transcript(list(self.prompt), len(self.prompt), self._own_limit, self.eos_ids, self.stats)
+        self.verifier = VerifierState(
+            self.stream, self.session_id, self.sampling, self.constraint, self.max_context, self.patience, self.timer
         )
-        self.deadlines = Deadlines(self.patience.silence)
-        self.solo = Solo(self.policy, self.sentence_ends)
-        self.solo.obeys = self.obeys
-        self.handover = Handover(self.understudy, self.policy)
-        self.arithmetic = AnswerArithmetic()
+        self.offline = OfflineWriter(
+            self.policy, self.understudy, self.sentence_ends, self.obeys, self.patience.offline
+        )
+        self.job = JobSlot()
         self.mode = Mode.TREE
         self.finished: FinishReason | None = None
-        self.linked = False
-        self.refused = False  # this link's verifier will never take what it was asked
-        self.complaint = ""  # why the verifier refused what it was asked last; "" once it has answered
-        self.return_wait = self.patience.offline  # for the target's return, where nothing more can be written
-        self.ready: Draft | None = None  # the tree to send next
-        self.busy: Writer | None = None  # who has a job of ours, to draft or to write
-        self.version = 0  # of what the drafter is asked for: a job of another one is stale
-        self.max_nodes = 64
-        self.context = self.max_context  # the verifier's
-        self.tree_budget = MAX_NODES  # what the verifier asks for now; larger trees it may prune
 
     @property
     def state(self) -> State:
         if self.finished:
             return State.FINISHED
-        if self.alone:
-            return State.WAITING if self.solo.mute else State.ALONE
-        if self.flight:
-            return State.STREAMING if self.flight.tree is None else State.VERIFYING
+        if self.offline.active:
+            return State.WAITING if self.offline.muted else State.ALONE
+        if self.verifier.in_flight:
+            return State.STREAMING if self.verifier.streams else State.VERIFYING
         return State.DRAFTING
 
     @property
     def _own_limit(self) -> int:
         """Tokens of the text at most, whatever the verifier's context."""
         return min(len(self.prompt) + self.max_new, self.max_context)
-
-    @property
-    def flight(self) -> Flight | None:
-        """The request whose reply is awaited."""
-        return self.requests.flight
-
-    @property
-    def alone(self) -> bool:
-        """The target is silent."""
-        return self.solo.alone
 
     @property
     def committed(self) -> list[int]:
@@ -148,32 +120,40 @@ class Session:
     def provisional(self) -> list[int]:
         return self.text.provisional
 
-    @property
-    def drafts_ahead(self) -> bool:
-        """Whether to draft on below the tree under way: nobody has anything else to do, and it is worth it."""
-        flight = self.flight
-        idle = bool(flight and flight.tree) and not self.provisional and not self.busy
-        return idle and self.tuning.drafts_ahead(self.chain_flies)
+    # --- what jobs in other threads ask ---
+
+    def cancelled(self, version: int) -> bool:
+        """Whether the result of a job that carries `version` is no longer wanted."""
+        return self.finished is not None or version != self.job.version
+
+    def still_reads(self, action: ReadText) -> bool:
+        """Whether the understudy is still to read this: somebody waits for it, or it reads along."""
+        return not self.finished and self.offline.still_reads(action)
 
     @property
-    def chain_flies(self) -> bool:
-        """The tree under way is a chain of the understudy."""
-        return bool(self.flight and self.flight.chain)
+    def drafts_ahead(self) -> Writer | None:
+        """Who is to draft on below the tree under way, or behind the chain; None: nobody, as it is not worth it, or the
+        drafter has something else to do."""
+        request = self.verifier.in_flight
+        if request is None or not request.tree or self.provisional or self.job.busy:
+            return None
+        chain = request.kind is RequestKind.CHAIN
+        return (Writer.UNDERSTUDY if chain else Writer.DRAFTER) if self.tuning.drafts_ahead(chain) else None
 
     # --- events ---
 
     def start(self, now: float) -> list[Action]:
         """Begin. Drafting starts at once, so that the first tree is ready when the link is."""
-        self.deadlines.heard = now
+        self.verifier.heard = now
         if self.policy.target_first:
             self.mode = self.tuning.begin()
         if self.text.over:
-            return self.finish(FinishReason.STOP if self.text.ended else FinishReason.LENGTH)
-        if self.policy.writer == "device-only":
-            return self.go_on_alone(now, now)
-        if not self.linked:
-            self.deadlines.connect = now + self.patience.connect
-        return [*self.arithmetic.wanted, *self.handover.read_along(self.committed), *self.work(now)]
+            return self._finish(FinishReason.STOP if self.text.ended else FinishReason.LENGTH)
+        if self.offline.device_only:
+            return self._go_offline(now, now)
+        if not self.verifier.linked:
+            self.verifier.connect_by = now + self.patience.connect
+        return [*self.verifier.wanted, *self.offline.read_along(self.committed), *self._next(now)]
 
     def link_up(self, welcome: Welcome, now: float, rtt: float | None = None) -> list[Action]:
         """The link is up and the hashes agree: OPEN with everything committed, and go on; with a verifier that computes
@@ -181,57 +161,53 @@ class Session:
 
         rtt: seconds of the handshake, if it happened during this answer.
         """
-        if not welcome.computes_in(self.arithmetic.pinned):
-            return [*self.arithmetic.wanted, *self.link_down(now, True)]
-        self.arithmetic.offered = welcome.arithmetic
+        if not welcome.computes_in(self.verifier.pinned):
+            return [*self.verifier.wanted, *self.link_down(now, True)]
         actions: list[Action] = []
         if rtt is not None:
             self.tuning.linked(welcome, rtt)
             if self.policy.target_first:
                 actions = self.set_mode(self.tuning.begin(), now)
-        self.linked, self.deadlines.heard = True, now
-        self.max_nodes = min(welcome.max_nodes, MAX_NODES)
-        self.tree_budget = welcome.tree_budget or MAX_NODES
-        self.context = welcome.max_context
-        self.text.limit = min(self._own_limit, self.context)
-        self.refused, self.complaint, self.return_wait = False, "", self.patience.offline
-        if self.constraint and self.constraint.needs & ~welcome.constraints:
-            return actions + disobeyed(self, now)
-        return actions + self.open(now)
+        supported = self.verifier.link_up(welcome, now)
+        self.text.limit = min(self._own_limit, self.verifier.context)
+        self.offline.accepted()
+        return actions + (self._open(now) if supported else self._refused(now))
 
     def link_down(self, now: float, refused: bool = False) -> list[Action]:
         """There is no link. refused: a verifier was there, and does not accept this device; another one may."""
-        self.linked, self.requests.flight, self.deadlines.retry = False, None, None
+        self.verifier.link_down()
         if refused:
-            expect_return(self, min(self.patience.offline, REFUSED_SECONDS), now)
-        if self.finished or self.deadlines.connect is not None:  # before a first link `connect_by` decides
+            self.offline.expect_return(REFUSED_SECONDS, now)
+        if self.finished or self.verifier.connect_by is not None:  # before a first link, that decides
             return []
-        return self.go_on_alone(now, now)
+        return self._go_offline(now, now)
 
     def message(self, message: ServerMessage, now: float) -> list[Action]:
         """A message for this stream arrived."""
-        self.deadlines.heard = now
+        self.verifier.heard = now
         if self.finished:
             return []
         match message:
             case Verdict():
-                return take_verdict(self, message, now)
+                settled = self.verifier.settle(message, len(self.committed), now)
+                return [] if settled is None else self._settled(settled, message.rows, now)
             case Features():
-                return self.add_rows(message.start, message.rows)
+                return self._add_rows(message.start, message.rows)
             case Resync():
-                return ask_anew(self, now)
+                return self._follow(self.verifier.resync(now), now)
             case Error():
-                return take_error(self, message, now)
+                return self._follow(self.verifier.refuse(message, now), now)
             case Opened() | Welcome():
                 return []
 
     def tree_ready(self, draft: Draft, version: int, now: float, seconds: float = 0.0) -> list[Action]:
         """A tree was drafted in `seconds` (the answer to DraftTree), or a chain (to DraftChain)."""
-        self.busy = None
-        self.tuning.drafted(draft, seconds, self.stats, version == self.version)
-        if version == self.version:
-            self.ready = self.tuning.worth_sending(draft)
-        return self.work(now)
+        self.job.done()
+        self.tuning.drafted(draft, seconds, version == self.job.version)
+        self.stats.drafted(draft)
+        if version == self.job.version:
+            self.job.ready = self.tuning.worth_sending(draft)
+        return self._next(now)
 
     def tree_compared(self, draft: Draft, base: int, seconds: float) -> list[Action]:
         """A tree below the first `base` tokens was drafted in `seconds` (the answer to Compare)."""
@@ -240,55 +216,69 @@ class Session:
 
     def token_written(self, token: int, confidence: float, version: int, now: float) -> list[Action]:
         """A token was written, to which its writer gives the probability `confidence` (the answer to WriteToken)."""
-        return take_token(self, token, confidence, version) + self.work(now)
+        actions: list[Action] = []
+        writer = self.job.done() or Writer.DRAFTER
+        if not self.cancelled(version) and self.offline.may_write(len(self.provisional)):
+            self.text.provide(token, writer)
+            self.job.cancel()
+            actions.append(Provide(token, writer))
+            if not self.offline.wrote(token, confidence, writer):
+                actions.append(self._pause(PauseReason.UNSURE))
+        return actions + self._next(now)
 
     def text_read(self, agreed: int | None, now: float) -> list[Action]:
-        """The understudy has read what it was asked to; see `ReadText` for `agreed`."""
-        return take_reading(self, agreed) + self.work(now)
+        """The understudy has read what it was asked to; see `ReadText` for `agreed`. If the target is still silent,
+        what it would not have written is withdrawn."""
+        if self.finished:
+            return []
+        actions: list[Action]
+        match self.offline.has_read(agreed, self.committed, self.provisional):
+            case None:
+                actions = [*self.offline.read_along(self.committed)]
+            case ReadText() as reading:
+                self.job.cancel()
+                actions = [reading]
+            case keep:
+                self.job.cancel()
+                actions = self.text.withdraw_provisional(keep)
+        return actions + self._next(now)
 
     def understudy_failed(self, why: str, now: float) -> list[Action]:
         """The understudy cannot be used: `why`, in words for people. The drafter writes on."""
-        self.handover.failed()
+        self.offline.understudy_failed()
         self.tuning.understudy_failed()
-        if self.busy is Writer.UNDERSTUDY:
-            self.busy = None
-        told = [HandOver(Writer.DRAFTER, why)] if self.alone and not self.finished else []
-        return [*told, *self.work(now)]
+        if self.job.busy is Writer.UNDERSTUDY:
+            self.job.done()
+        told = [HandOver(Writer.DRAFTER, why)] if self.offline.active and not self.finished else []
+        return [*told, *self._next(now)]
 
     def set_obeys(self, obeys: bool, now: float) -> list[Action]:
         """From now on the device's writers can be held to the answer's constraint, or cannot."""
-        if self.finished or self.solo.obeys == obeys:
+        if self.finished or self.offline.supported == obeys:
             return []
-        self.solo.obeys = obeys
-        self.version += 1  # a token under way is not wanted any more
-        if obeys and not self.solo.paused:
-            self.deadlines.give_up = None
-        return self.work(now)
-
-    def reads(self, action: ReadText) -> bool:
-        """Whether the understudy is still to read this: somebody waits for it, or it reads along."""
-        return not self.finished and self.handover.reads(action, self.alone)
+        self.offline.set_supported(obeys)
+        self.job.cancel()
+        return self._next(now)
 
     def wake_at(self) -> float | None:
         """When `tick` wants to be called, or None."""
-        return min((moment for _, moment in self._pending()), default=None)
+        return min((moment for _, moment in self._deadlines()), default=None)
 
     def tick(self, now: float) -> list[Action]:
         """Time passed: act on the first deadline that has passed."""
-        deadline, due = next(((name, moment) for name, moment in self._pending() if now >= moment), (None, now))
+        deadline, due = next(((name, moment) for name, moment in self._deadlines() if now >= moment), (None, now))
         match deadline:
             case Deadline.CONNECT:
-                self.deadlines.connect = None
-                return self.go_on_alone(due, now)
+                self.verifier.connect_by = None
+                return self._go_offline(due, now)
             case Deadline.GIVE_UP:
-                silent = self.policy.writer == "cloud-only" or not self.solo.obeys
-                return self.finish(FinishReason.UNREACHABLE if silent else FinishReason.UNVERIFIED)
+                return self._finish(FinishReason.UNREACHABLE if self.offline.silenced else FinishReason.UNVERIFIED)
             case Deadline.RETRY:
-                return self.open(now)
+                return self._open(now)
             case Deadline.REPLY:
-                return self.go_on_alone(due, now)
+                return self._go_offline(due, now)
             case Deadline.RENEW:
-                self.deadlines.heard = now
+                self.verifier.heard = now
                 return [Reconnect()]
             case None:
                 return []
@@ -298,33 +288,31 @@ class Session:
         if mode == self.mode or self.finished:
             return []
         self.mode = mode
-        self.version += 1
-        self.ready = None
-        if self.flight and self.flight.tree is None:  # a GENERATE ends by CANCEL; OPEN says how much of it arrived
-            return [Send(Cancel(self.stream)), *self.open(now)]
-        return self.work(now)
+        self.job.discard()
+        if self.verifier.streams:  # it ends by CANCEL; OPEN says how much of it arrived
+            return [*self.verifier.cancel(), *self._open(now)]
+        return self._next(now)
 
     def pause(self, now: float) -> list[Action]:
         """Write nothing alone until `proceed`: the battery is low, or the user said so."""
-        if self.finished or self.solo.paused is PauseReason.ASKED:
+        if self.finished or self.offline.paused is PauseReason.ASKED:
             return []
-        return [pause(self, PauseReason.ASKED), *self.work(now)]
+        return [self._pause(PauseReason.ASKED), *self._next(now)]
 
     def proceed(self, now: float) -> list[Action]:
         """Write alone again where the policy lets."""
-        if self.finished or not self.solo.paused:
+        if self.finished or not self.offline.paused:
             return []
-        self.deadlines.give_up = None
-        self.solo.proceed()
-        return self.work(now)
+        self.offline.proceed()
+        return self._next(now)
 
     def cancel(self) -> list[Action]:
-        return [] if self.finished else self.finish(FinishReason.CANCELLED)
+        return [] if self.finished else self._finish(FinishReason.CANCELLED)
 
     def stop(self, surplus: int) -> list[Action]:
         """A stop string ended the text `surplus` committed tokens ago; even if they ended the answer themselves."""
         self.text.withdraw(surplus)
-        return self.finish(FinishReason.STOP)
+        return self._finish(FinishReason.STOP)
 
     def enough(self) -> None:
         """A stop string came in the provisional text: nothing more is written, unless it is taken back."""
@@ -332,44 +320,201 @@ class Session:
 
     # --- what to do next ---
 
-    def _pending(self) -> list[tuple[Deadline, float]]:
-        return [] if self.finished else self.deadlines.pending(self.flight, self.alone)
+    def _next(self, now: float) -> list[Action]:
+        """The one place that decides, in this order: catch up with what was written alone; let the device write, where
+        it writes first; let the target stream; send the tree that is ready; ask for the first token, which waits for no
+        tree; write on while the target is silent; have a tree drafted."""
+        if self.finished:
+            return []
+        verifier, text, job = self.verifier, self.text, self.job
+        if verifier.can_ask and text.provisional:
+            return [self._catch_up(now), *self._write(now)]
+        if self.offline.writes_first:
+            return self._write(now)
+        if verifier.can_ask and self.mode is Mode.STREAM:
+            return [self._ask(verifier.generate(len(text.committed), text.limit - len(text.committed), now))]
+        if verifier.can_ask and job.ready is not None:
+            return [self._verify(job.ready, now), *([] if job.busy else [DraftAhead(job.version)])]
+        if verifier.can_ask and not verifier.seq:
+            return [self._verify(Draft(), now)]
+        if self.offline.active:
+            written = self._write(now)
+            if written or not verifier.can_ask:
+                return written
+        idle = not job.busy and job.ready is None and verifier.in_flight is None
+        return self._draft() if idle and self.mode is Mode.TREE else []
 
-    def work(self, now: float) -> list[Action]:
-        """Whatever can be done next: see `edge_runtime.session.work`."""
-        return work(self, now)
+    def _draft(self) -> list[Action]:
+        """Have a tree drafted, or a chain of the understudy."""
+        limits, text = self.verifier.limits(self.text.room), self.committed
+        if chain := self.tuning.chain(limits.nodes, limits.depth, self.offline.drafts):
+            version = self.job.take(Writer.UNDERSTUDY)
+            beside = self.tuning.beside_chain()
+            compare = [Compare(list(text), *beside)] if beside else []
+            return [DraftChain(self.offline.read_to_draft(text), version, chain), *compare]
+        return [DraftTree(list(text), self.job.take(Writer.DRAFTER), *self.tuning.tree_size(*limits))]
 
-    def open(self, now: float) -> list[Action]:
+    def _verify(self, draft: Draft, now: float) -> Send:
+        self.job.ready = None
+        self.tuning.asked(now, draft.chain)
+        tree = draft.tree.pruned(self.verifier.max_nodes, self.text.room)  # it may be older than the verifier's limits
+        kind = RequestKind.CHAIN if draft.chain else RequestKind.TREE
+        return self._ask(self.verifier.verify(kind, tree, len(self.committed), now, draft.scores))
+
+    def _catch_up(self, now: float) -> Send:
+        """Have the provisional text verified."""
+        levels = min(self.verifier.max_nodes, self.verifier.context - len(self.committed))
+        chain = TokenTree.chain(self.provisional[: max(0, levels)])
+        return self._ask(self.verifier.verify(RequestKind.CATCH_UP, chain, len(self.committed), now))
+
+    def _ask(self, request: Send) -> Send:
+        self.stats.calls += 1
+        return request
+
+    def _write(self, now: float) -> list[Action]:
+        """Ask for one more provisional token, where one may be written and the answer is not full."""
+        offline, text = self.offline, self.text
+        if text.full or not offline.may_write(len(text.provisional)):
+            return self._wait(now) if offline.active else []
+        reading = offline.read_to_write(text.committed, text.provisional)
+        if self.job.busy:
+            return [*reading]
+        match offline.next_writer():
+            case None:
+                return [*reading]
+            case PauseReason() as reason:
+                return [self._pause(reason), *self._wait(now)]
+            case writer:
+                token = WriteToken(text.committed + text.provisional, self.job.take(writer), writer)
+                return [*reading, *offline.hand_over(writer), token]
+
+    def _wait(self, now: float) -> list[Action]:
+        """Nothing more can be written alone."""
+        return [] if self.offline.wait(now) else self._finish(FinishReason.UNVERIFIED)
+
+    def _deadlines(self) -> list[tuple[Deadline, float]]:
+        return [] if self.finished else self.verifier.deadlines(self.offline.active, self.offline.give_up_at)
+
+    # --- what the verifier says ---
+
+    def _open(self, now: float) -> list[Action]:
         """OPEN with everything committed; whatever was under way is forgotten."""
-        self.requests.flight, self.deadlines.retry, self.deadlines.connect = None, None, None
-        actions = adopt(self) if self.policy.on_return == "keep" else []
+        self.verifier.forget_request()
+        actions = self._adopt() if self.policy.on_return is OnReturn.KEEP else []
         if self.text.over:
-            return actions + self.finish(FinishReason.STOP if self.text.ended else no_room(self))
+            return actions + (self._finish(FinishReason.STOP) if self.text.ended else self._no_room())
         self.stats.opens += 1
-        return [*actions, self.requests.open(self.committed, self.rows_seen.leading()), *self.work(now)]
+        return [*actions, self.verifier.open(self.committed, self.rows_seen.leading()), *self._next(now)]
 
-    def add_rows(self, start: int, data: bytes, most: int | None = None) -> list[Action]:
-        """Take in rows of positions `start` and on; of a verdict's, `most` belong to our text."""
-        return [*self.rows_seen.add(start, data, self.row_shape, self.max_context, most)]
+    def _settled(self, settled: Settled, rows: bytes, now: float) -> list[Action]:
+        """The accepted path and the token behind it are the target's: commit, measure, and choose how to go on."""
+        text, base, ends_at = self.text, len(self.committed), len(self.committed) + len(settled.accepted)
+        self.tuning.answered(settled, now, self.offline.active)
+        fresh = text.within(settled.tokens)
+        self.stats.settled(settled, len(fresh), bool(text.provisional))
+        same = text.agreeing(fresh)
+        keep = self.policy.on_return is OnReturn.KEEP and same < min(len(fresh), len(text.provisional))
+        start = ends_at - len(rows) // self.row_shape.nbytes  # its rows end with that of the last accepted token
+        own = base + same if keep else ends_at
+        actions = self._add_rows(start, rows, max(0, own - start))
+        if keep:
+            actions += self._commit(fresh[:same]) + self._resume() + self._open(now)
+            return actions + self._choose(now)
+        actions += self._commit(fresh) + self._resume()
+        if text.over or settled.ended:
+            return actions + self._finish(FinishReason.STOP if text.ended else FinishReason.LENGTH)
+        if self.policy.target_first and self.verifier.in_flight:  # a stream goes on
+            actions += self._compare()
+        return actions + self._choose(now) + self._next(now)
+
+    def _compare(self) -> list[Action]:
+        """Beside a stream, now and then, have a tree or a chain drafted that is not sent."""
+        match self.tuning.comparison(self.stats.streamed, self.offline.drafts):
+            case None:
+                return []
+            case int(chain):
+                return [Compare(list(self.committed), 0, 0, chain=chain)]
+            case size:
+                return [Compare(list(self.committed), *size)]
+
+    def _choose(self, now: float) -> list[Action]:
+        """Tree or stream from here on."""
+        if self.finished or not self.policy.target_first:
+            return []
+        return self.set_mode(self.tuning.choose(self.offline.drafts), now)
+
+    def _add_rows(self, start: int, data: bytes, limit: int | None = None) -> list[Action]:
+        """Take in rows of positions `start` and on; of a verdict's, `limit` belong to our text."""
+        return [*self.rows_seen.add(start, data, self.row_shape, self.max_context, limit)]
+
+    def _commit(self, fresh: list[int]) -> list[Action]:
+        self.job.discard()
+        actions = [*(self.verifier.pin() if fresh else []), *self.text.commit(fresh)]
+        self.tuning.committed(self.committed)
+        return [*actions, *self.offline.read_along(self.committed)]
+
+    def _adopt(self) -> list[Action]:
+        """Provisional text becomes part of the answer as it is."""
+        tokens = self.text.adopt()
+        if not tokens:
+            return []
+        self.job.cancel()
+        return [Adopt(tokens), *self._resume()]
+
+    def _follow(self, refusal: Refusal, now: float) -> list[Action]:
+        """Do what follows from a refusal."""
+        match refusal:
+            case Refusal.IGNORE:
+                return []
+            case Refusal.REOPEN:
+                return self._open(now)
+            case Refusal.RETRY:
+                return self._go_offline(now, now)
+            case Refusal.FATAL:
+                return self._refused(now)
+            case Refusal.FULL:
+                return self._no_room()
+
+    def _refused(self, now: float) -> list[Action]:
+        """This link's verifier will not take this answer: go on without it, and do not wait for it at the end."""
+        self.offline.expect_return(0.0, now)
+        return self._go_offline(now, now)
 
     # --- the target is silent, and the end ---
 
-    def go_on_alone(self, due: float, now: float) -> list[Action]:
+    def _go_offline(self, due: float, now: float) -> list[Action]:
         """The target is silent: go on without it."""
-        if self.alone:
-            return self.work(now)
-        self.solo.alone = True
-        self.ready = None
-        self.version += 1
+        if self.offline.active:
+            return self._next(now)
+        self.offline.start()
+        self.job.discard()
         self.stats.stalls += 1
-        return [Stall(due), *self.work(now)]
+        return [Stall(due), *self._next(now)]
 
-    def finish(self, reason: FinishReason) -> list[Action]:
+    def _resume(self) -> list[Action]:
+        """The target answers; say so where it was silent."""
+        if not self.offline.active:
+            return []
+        self.offline.stop()
+        return [Resume()]
+
+    def _pause(self, reason: PauseReason) -> Pause:
+        """Write nothing more, until the target answers or somebody asks to go on."""
+        self.offline.pause(reason)
+        self.stats.pauses += 1
+        self.job.cancel()
+        return Pause(reason)
+
+    def _no_room(self) -> list[Action]:
+        """The verifier's context is full: what was written alone stays as it is."""
+        context = self.verifier.context
+        self.verifier.complaint = f"the verifier's context holds {context} tokens; this conversation needs more"
+        return self._finish(FinishReason.UNVERIFIED if self.provisional else FinishReason.LENGTH)
+
+    def _finish(self, reason: FinishReason) -> list[Action]:
         """The answer ends."""
         self.finished = reason
-        actions: list[Action] = []
-        if self.flight and self.flight.tree is None and self.linked:
-            actions.append(Send(Cancel(self.stream)))  # else it would write on
+        actions: list[Action] = [*self.verifier.cancel()]
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             actions += self.text.withdraw_provisional()
         return [*actions, Done(reason)]

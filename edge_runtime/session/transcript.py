@@ -8,46 +8,11 @@ from itertools import groupby
 
 from edge_runtime.session.actions import Action, Commit, RollBack
 from edge_runtime.session.states import Writer
+from edge_runtime.session.stats import SessionStats
 from outrider_core.protocol.prefix import common_prefix
 
 #: this many tokens in a row that stand in the answer already are a loop
 LOOP = 24
-
-
-@dataclass
-class SessionStats:
-    rounds: int = 0  # tree rounds with a verdict, catch-up rounds not counted
-    accepted: int = 0  # draft tokens accepted in these rounds
-    nodes: int = 0  # nodes sent in these rounds
-    chains: int = 0  # of these rounds, those whose tree the understudy drafted
-    catch_up_rounds: int = 0
-    streamed: int = 0  # tokens that the target wrote alone (GENERATE)
-    provisional: int = 0  # tokens written alone
-    understudy: int = 0  # of these, by the understudy
-    kept: int = 0  # of these, verified later
-    rolled_back: int = 0
-    adopted: int = 0  # of these, kept unverified (`keep`)
-    stalls: int = 0
-    pauses: int = 0
-    opens: int = 0
-    calls: int = 0  # VERIFY and GENERATE sent
-    wait_seconds: float = 0.0  # between VERIFY and its verdict, rounds of drafted trees only
-    engine_seconds: float = 0.0  # of that, the verifier's engine
-    ahead_rounds: int = 0  # trees whose root could have been expanded ahead
-    ahead_hits: int = 0  # trees whose root had been
-    ahead_used: int = 0  # nodes that had been expanded ahead below such a root
-
-    def count(self, nodes: int | None, fresh: int, catching_up: bool, chain: bool) -> None:
-        """A verdict brought `fresh` tokens. nodes: of the tree; None: a stream's. chain: the understudy drafted it."""
-        if nodes is None:
-            self.streamed += fresh
-        elif catching_up:
-            self.catch_up_rounds += 1
-        else:
-            self.rounds += 1
-            self.chains += chain
-            self.accepted += fresh - 1
-            self.nodes += nodes
 
 
 @dataclass(frozen=True)
@@ -60,7 +25,7 @@ class Span:
 
 
 @dataclass
-class AnswerTokens:
+class Transcript:
     """`committed`: the prompt and what the target drew. `provisional`, behind them: what was written alone.
 
     begin: length of the prompt. limit: tokens at most, prompt included. enough: a stop string came in the provisional

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from edge_runtime.session.policy import Mode
 from edge_runtime.speed.pace import Pace
+
+
+class Mode(StrEnum):
+    """How the target is asked."""
+
+    TREE = "tree"  #: to verify draft trees
+    STREAM = "stream"  #: to write alone
 
 
 @dataclass

@@ -7,20 +7,26 @@ measured of an answer, and asks.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from edge_runtime.session.actions import Compare
-from edge_runtime.session.policy import Mode
-from edge_runtime.session.requests import Flight
-from edge_runtime.session.transcript import SessionStats
 from edge_runtime.speed.chains import FIRST_TOKENS
-from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.controller import Controller, Mode
 from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.settled import RequestKind, Settled, StreamClock
 from outrider_core.drafting.drafter import Draft, TreeShape
 from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
-from outrider_core.protocol.wire import Verdict, Welcome
+from outrider_core.protocol.wire import Welcome
 
 #: the largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds
 LARGEST = TreeShape(nodes=48)
+
+
+class TreeSize(NamedTuple):
+    """Nodes and levels of a tree, at most. gain: as of `TreeShape`; None: that of the largest."""
+
+    nodes: int
+    depth: int
+    gain: float | None
 
 
 @dataclass(frozen=True)
@@ -68,17 +74,14 @@ class Tuning:
         """A handshake took `rtt` seconds."""
         self.pace.linked(welcome, rtt)
 
-    def drafted(self, draft: Draft, seconds: float, stats: SessionStats, wanted: bool) -> None:
+    def drafted(self, draft: Draft, seconds: float, wanted: bool) -> None:
         """Drafting `draft` took `seconds`. Before a first tree the drafter had something to read. wanted: it was not
         given up."""
         if draft.chain:
             self._barren |= wanted and not draft.tree
-            return self.pace.chains.drafted(draft.steps, seconds)
-        self.pace.drafted(seconds, draft.steps, from_scratch=self._behind_tree and not draft.ahead)
-        if stats.rounds > 0:
-            stats.ahead_rounds += 1
-            stats.ahead_hits += draft.ahead
-            stats.ahead_used += draft.kept
+            self.pace.chains.drafted(draft.steps, seconds)
+        else:
+            self.pace.drafted(seconds, draft.steps, from_scratch=self._behind_tree and not draft.ahead)
 
     def asked(self, now: float, chain: bool = False) -> None:
         """A drafted tree was sent: since the last verdict, reading and drafting was all that happened."""
@@ -86,25 +89,26 @@ class Tuning:
             (self.pace.waited if self._behind_tree else self.pace.prepared)(now - self._verdict_at)
         self._verdict_at = None  # one that is sent again, behind an outage, tells nothing
 
-    def answered(self, flight: Flight, verdict: Verdict, now: float, overdue: bool, stats: SessionStats) -> None:
-        """`verdict` on `flight` came. overdue: it had been given up; an outage says nothing of the link."""
-        engine, queue, wait = verdict.engine_us / 1e6, verdict.queue_us / 1e6, now - flight.sent
+    def answered(self, settled: Settled, now: float, overdue: bool) -> None:
+        """A verdict came. overdue: it had been given up; an outage says nothing of the link."""
         self._verdict_at, self._behind_tree = now, False
-        if flight.tree is None:
-            same_step = flight.same_step(verdict)
+        wait, engine, queue = settled.wait, settled.engine, settled.queue
+        if settled.kind is RequestKind.STREAM:
             # the first token had to be asked for; those of its step say nothing without it
-            if flight.streaming and (flight.measured or not same_step):
-                self.pace.streamed(wait, engine, overdue, self._beside, same_step)
+            begun, running = settled.clock is not StreamClock.SILENT, settled.clock is StreamClock.RUNNING
+            if begun and (running or not settled.same_step):
+                self.pace.streamed(wait, engine, overdue, self._beside, settled.same_step)
                 self._beside = self._drafting
-        elif not flight.catching_up and not flight.after_open:
-            stats.wait_seconds += wait
-            stats.engine_seconds += engine
-            self._untold, self._behind_tree = False, not flight.chain
-            if flight.chain and not overdue:
-                sent, accepted, ended = len(flight.tree), len(verdict.accepted), bool(verdict.finish)
-                self.pace.chain_verified(sent, accepted, wait, engine, queue, ended)
-            elif not overdue:
-                self.pace.verified(flight.tree, flight.scores, verdict.accepted, wait, engine, queue)
+        elif settled.drafted:
+            chain = settled.kind is RequestKind.CHAIN
+            self._untold, self._behind_tree = False, not chain
+            if overdue:
+                return
+            if chain:
+                sent, accepted = len(settled.tree), len(settled.accepted)
+                self.pace.chain_verified(sent, accepted, wait, engine, queue, settled.ended)
+            else:
+                self.pace.verified(settled.tree, settled.scores, settled.accepted, wait, engine, queue)
 
     def compared(self, draft: Draft, base: int, seconds: float) -> None:
         """A tree for comparison, empty if it tells nothing, below the first `base` tokens; it took `seconds`."""
@@ -143,23 +147,20 @@ class Tuning:
         self._offer(drafts)
         return self.controller.choose()
 
-    def tree_size(self, nodes: int, depth: int) -> tuple[int, int, float | None]:
-        """(nodes, levels, gain) of the next tree, where the session has room for `nodes` and `depth` levels.
-
-        gain: as of `TreeShape`; None: that of `largest`.
-        """
+    def tree_size(self, nodes: int, depth: int) -> TreeSize:
+        """Of the next tree, where the session has room for `nodes` and `depth` levels."""
         nodes, depth = min(self.largest.nodes, nodes), min(self.largest.depth, depth)
-        return (
-            (min(nodes, self.pace.worth_drafting()), depth, self.pace.gain()) if self.shaping else (nodes, depth, None)
-        )
+        if not self.shaping:
+            return TreeSize(nodes, depth, None)
+        return TreeSize(min(nodes, self.pace.worth_drafting()), depth, self.pace.gain())
 
-    def chain(self, most: int, room: int, ready: bool) -> int:
-        """Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree. most: that the
+    def chain(self, limit: int, room: int, ready: bool) -> int:
+        """Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree. limit: that the
         verifier takes. room: that the session has. ready: the understudy can draft. Where nothing is shaped, trees
         alone are drafted."""
         self._offer(ready)
-        self.pace.chains.most = most
-        room = min(most, room)
+        self.pace.chains.most = limit
+        room = min(limit, room)
         length = min(room, self.pace.chain(self._chained)) if room > 1 else 0
         self._chained = length > 0
         return length
@@ -168,12 +169,12 @@ class Tuning:
         """Chains are to be had, or not. ready: the understudy can draft."""
         self.pace.chains.ready = ready and self.shaping and not self._barren
 
-    def beside_chain(self, tokens: list[int]) -> list[Compare]:
-        """A chain is drafted below `tokens`: now and then a tree too, so that what trees bring stays known."""
+    def beside_chain(self) -> TreeSize | None:
+        """A chain is drafted: now and then a tree too, of this size, so that what trees bring stays known."""
         if self._comparison or self._drafting or not self.pace.chains.compares():
-            return []
+            return None
         self._drafting = True
-        return [Compare(list(tokens), *self.tree_size(MAX_NODES, self.largest.depth))]
+        return self.tree_size(MAX_NODES, self.largest.depth)
 
     def worth_sending(self, draft: Draft) -> Draft:
         """What of a draft is sent."""
@@ -188,20 +189,20 @@ class Tuning:
         nothing."""
         return (chain or self.pace.drafts_ahead()) if self.ahead is None else self.ahead
 
-    def comparison(self, tokens: list[int], streamed: int, drafts: bool = False) -> list[Compare]:
-        """`streamed` tokens into an answer's streams: a tree to draft below `tokens` now and then, so that tau stays
-        known. Where the mode is pinned, nobody wants to know it. drafts: the understudy can draft; every second one is
-        a chain of its then."""
+    def comparison(self, streamed: int, drafts: bool = False) -> TreeSize | int | None:
+        """`streamed` tokens into an answer's streams: the size of a tree to draft beside them now and then, so that tau
+        stays known. Where the mode is pinned, nothing needs to know it. drafts: the understudy can draft; every second
+        comparison is a chain of its then: its tokens."""
         if self.controller.pinned or not self.pace.compares(streamed, first=self._untold):
-            return []
+            return None
         self._drafting = self._beside = True
         self._offer(drafts)
         if self.pace.chains.ready and self._chain_next:
             self._chain_next, self._comparing_chain = False, True
-            return [Compare(list(tokens), 0, 0, chain=FIRST_TOKENS)]
+            return FIRST_TOKENS
         self._chain_next = True
         self._untold = False
-        return [Compare(list(tokens), *self.tree_size(MAX_NODES, self.largest.depth))]
+        return self.tree_size(MAX_NODES, self.largest.depth)
 
 
 def foreseen(tree: TokenTree, tokens: list[int]) -> list[int] | None:

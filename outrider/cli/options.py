@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from edge_runtime.session.policy import Mode, Policy
+from edge_runtime.session.policy import Policy
+from edge_runtime.speed.controller import Mode
 from outrider_core.drafting.drafter import TreeShape
 
 

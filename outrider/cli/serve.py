@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import uvicorn
 
-from edge_runtime.answer.constraints import Unobeyable
+from edge_runtime.answer.constraints import ConstraintUnsupported
 from edge_runtime.answer.threads import DrafterFailed
 from edge_runtime.context import ConversationTooLong, FittedMessages
 from edge_runtime.events import Event, Finished, LinkState, Provisional
@@ -174,7 +174,7 @@ class Endpoint:
     def _check_constraint(self, asked: Request, fitted: FittedMessages) -> None:
         """Raise ApiError where the answer is to be held to what cannot be."""
         constraint = asked.constraint(len(fitted.ids), self.runtime.bundle.manifest.vocab_size)
-        if constraint and (why := self.runtime.disobeys(constraint)):
+        if constraint and (why := self.runtime.unsupported(constraint)):
             raise ApiError(400, why, field_of(constraint), "unsupported_parameter")
 
     def _fit(self, asked: Request) -> FittedMessages:
@@ -236,7 +236,7 @@ class _Answer:
         try:
             async for event in events:
                 yield event
-        except Unobeyable as error:
+        except ConstraintUnsupported as error:
             with asked.named():
                 raise ApiError(400, str(error), field_of(constraint), "invalid_schema") from None
         except LinkRefused as error:

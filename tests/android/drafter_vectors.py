@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edge_runtime.session.policy import Mode
-from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.controller import Controller, Mode
 from edge_runtime.speed.pace import Pace
 from outrider_core.drafting.drafter import Draft, Drafter, TreeShape
 from outrider_core.drafting.engines import Floats, Ints

@@ -249,7 +249,7 @@ def test_a_verifier_that_does_not_know_constraints_is_not_asked(folders: Folders
     # whether the device's own rules are made by the time of WELCOME decides between waiting in vain and writing alone
     alone = len(refused.token_ids)
     assert (refused.reason, alone) in {("unreachable", 0), ("unverified", 5)}
-    assert "cannot obey the answer's constraint" in refused.detail
+    assert "does not support the answer's constraint" in refused.detail
     assert plain.reason == "length" and len(plain.token_ids) == 5
 
 

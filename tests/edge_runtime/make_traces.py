@@ -20,11 +20,12 @@ from msgspec import structs
 
 import outrider_core.protocol
 from edge_runtime.session.actions import Action, AddRows, Send, WriteToken
-from edge_runtime.session.policy import Mode, Policy
-from edge_runtime.session.refusals import REFUSED_SECONDS
+from edge_runtime.session.offline import REFUSED_SECONDS
+from edge_runtime.session.policy import Policy
 from edge_runtime.session.session import Session
 from edge_runtime.session.states import Event, State
 from edge_runtime.session.timeouts import Patience, RoundTimer
+from edge_runtime.speed.controller import Mode
 from edge_runtime.speed.tuning import Tuning
 from outrider_core.drafting.drafter import Draft, TreeShape
 from outrider_core.protocol.constraint import (
@@ -131,8 +132,8 @@ def setup_of(session: Session) -> dict[str, Any]:
         setup["obeys"] = False
     if session.constraint:
         setup["constraint"] = plain_field(session.constraint)
-    if session.arithmetic.pinned:
-        setup["arithmetic"] = session.arithmetic.pinned
+    if session.verifier.pinned:
+        setup["arithmetic"] = session.verifier.pinned
     return (
         setup if tuning.controller.pinned else setup | {"tuning": asdict(tuning.largest) | {"shaping": tuning.shaping}}
     )
@@ -157,7 +158,7 @@ def session_of(setup: dict[str, Any]) -> Session:
         constraint=Constraint(**decoded(setup["constraint"])) if "constraint" in setup else None,
     )  # fmt: skip
     session.mode = Mode(setup["mode"])
-    session.arithmetic.pinned = setup.get("arithmetic", "")
+    session.verifier.pinned = setup.get("arithmetic", "")
     return session
 
 
@@ -344,24 +345,20 @@ def hand_over_traces() -> list[dict[str, Any]]:
     world.settle()
     for agrees in (True, False):
         world = silent(record(f"judges what was written while it read, and {'agrees' if agrees else 'does not'}"), 1)
-        world.readings.clear()  # and agrees with all of it
         for _ in range(2):
             job = world.jobs.pop()
             assert isinstance(job, WriteToken)
             token = understudy(job.prefix) if agrees else 1 + understudy(job.prefix) % (VOCAB - 1)
             world.do(world.session.token_written(token, 1.0, job.version, world.now))
-        handover = world.session.handover
-        world.do(world.session.text_read(len(handover.text) - handover.base, world.now))
+        world.finish_reading()
         world.run_job()
         assert world.readings and not world.jobs
         world.run_reading()
         world.run_job()
         world.settle()
     world = silent(record("judges what was written while it read, and the target returns"), 1)
-    world.readings.clear()
-    handover = world.session.handover
     world.run_job()
-    world.do(world.session.text_read(len(handover.text) - handover.base, world.now))
+    world.finish_reading()
     assert world.readings
     back(world)
     world.run_reading()

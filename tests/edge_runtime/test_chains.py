@@ -6,10 +6,11 @@ import random
 
 import pytest
 
-from edge_runtime.session.actions import Compare, DraftChain, DraftTree, Send
-from edge_runtime.session.handover import Reading
-from edge_runtime.session.policy import Mode, Policy
+from edge_runtime.session.actions import DraftChain, DraftTree, Send
+from edge_runtime.session.offline import Reading
+from edge_runtime.session.policy import Policy
 from edge_runtime.session.session import Session
+from edge_runtime.session.states import Writer
 from edge_runtime.speed.chains import (
     COMPARE_EVERY,
     DOUBLINGS,
@@ -18,9 +19,9 @@ from edge_runtime.speed.chains import (
     TRY_AGAIN,
     Chains,
 )
-from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.controller import Controller, Mode
 from edge_runtime.speed.pace import Pace
-from edge_runtime.speed.tuning import Tuning
+from edge_runtime.speed.tuning import TreeSize, Tuning
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import TokenTree
@@ -138,7 +139,7 @@ def drafting_world(**options: bool) -> World:
     world = World(random.Random(1), 40, Policy(understudy="warm"), link=link, tuning=Tuning(**options), understudy=True)
     world.do(world.session.start(world.now))
     world.run_reading()
-    assert world.session.handover.reading is Reading.DONE
+    assert world.session.offline.reading is Reading.DONE
     return world
 
 
@@ -162,7 +163,7 @@ def test_a_session_sends_a_chain_and_goes_on_with_it_while_it_waits() -> None:
     actions = session.tree_ready(CHAIN, job.version, world.now, 0.03)
     assert [type(action).__name__ for action in actions] == ["Send", "DraftAhead"]
     assert isinstance(actions[0], Send) and isinstance(actions[0].message, Verify)
-    assert session.chain_flies and session.drafts_ahead
+    assert session.drafts_ahead is Writer.UNDERSTUDY
     assert session.tuning.pace.chains.token == pytest.approx(0.01)
 
 
@@ -178,25 +179,24 @@ def test_a_tree_is_drafted_where_the_understudy_fails_or_nothing_is_shaped() -> 
 
 def test_trees_are_drafted_beside_chains_now_and_then() -> None:
     tuning = Tuning()
-    asked = [tuning.beside_chain([1, 2]) for _ in range(3)]
-    assert [len(compared) for compared in asked] == [1, 0, 0]  # that one is under way
-    assert asked[0][0].chain is None
+    first, *others = [tuning.beside_chain() for _ in range(3)]
+    assert isinstance(first, TreeSize) and others == [None, None]  # that one is under way
     tuning.compared(Draft(TokenTree.chain([3]), (-0.1,)), 2, 0.01)
     tuning.committed([1, 2, 3, 4])
-    later = [tuning.beside_chain([1, 2]) for _ in range(COMPARE_EVERY)]
-    assert sum(map(len, later)) == 1
+    later = [tuning.beside_chain() for _ in range(COMPARE_EVERY)]
+    assert sum(size is not None for size in later) == 1
 
 
 def test_chains_beside_a_stream_take_turns_with_trees() -> None:
     tuning = Tuning()
     tuning.pace.chains = known(0.01, 0.9)
-    compared = list[Compare]()
+    chains = list[bool]()
     for streamed in range(200):
-        for action in tuning.comparison([1, 2], streamed, drafts=True):
-            compared.append(action)
-            tuning.compared(CHAIN if action.chain else Draft(TokenTree.chain([1]), (-0.1,)), 2, 0.03)
+        if size := tuning.comparison(streamed, drafts=True):
+            chains.append(isinstance(size, int))
+            tuning.compared(CHAIN if chains[-1] else Draft(TokenTree.chain([1]), (-0.1,)), 2, 0.03)
             tuning.committed([1, 2, 1, 2, 9])
-    assert [bool(action.chain) for action in compared[:4]] == [True, False, True, False]
+    assert chains[:4] == [True, False, True, False]
     assert tuning.pace.chains.judged > 100 and tuning.pace.trees >= 2
 
 

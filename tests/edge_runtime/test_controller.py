@@ -8,8 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.session.policy import Mode
-from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.controller import Controller, Mode
 from edge_runtime.speed.pace import Pace
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import TokenTree

@@ -4,21 +4,20 @@ import random
 
 import pytest
 
-from edge_runtime.session.handover import FEW_TOKENS, Handover
+from edge_runtime.session.offline import CONFIDENCE_WINDOW, FEW_TOKENS, WARM_TOKENS, OfflineWriter
 from edge_runtime.session.policy import Policy
-from edge_runtime.session.solo import CONFIDENCE_WINDOW
 from edge_runtime.session.states import Writer
 from tests.edge_runtime.world import World
 
 READ = list(range(20))
 
 
-def warm() -> Handover:
-    """One that has read READ, its last ten tokens written alone."""
-    handover = Handover(True, Policy(understudy="warm"))
-    handover.read(READ, 10)
-    assert handover.has_read(READ, alone=True)
-    return handover
+def warm() -> OfflineWriter:
+    """Its understudy has read READ, while the target is silent."""
+    offline = OfflineWriter(Policy(understudy="warm"), True, frozenset(), True, 300.0)
+    offline.start()
+    assert offline.read_along(READ) and offline.has_read(0, READ, []) is None
+    return offline
 
 
 @pytest.mark.parametrize(
@@ -32,17 +31,19 @@ def warm() -> Handover:
     ],
 )
 def test_the_first_token_alone_is_the_understudys_where_little_is_unread(text: list[int], begins: bool) -> None:
-    handover = warm()
-    handover.begin(text)
-    assert handover.next_writer is (Writer.UNDERSTUDY if begins else Writer.DRAFTER)
-    assert bool(handover.read_along(text)) != begins, "the target may be back before anything was written"
+    offline = warm()
+    assert not offline.read_to_write(text, [])
+    assert offline.next_writer() is (Writer.UNDERSTUDY if begins else Writer.DRAFTER)
+    assert bool(offline.read_along(text)) != begins, "the target may be back before anything was written"
 
 
 def test_a_reading_of_what_the_target_replaced_is_begun_anew() -> None:
-    handover = warm()
-    handover.read([*READ, 20], 20)
-    assert not handover.has_read([*READ, 21], alone=False)
-    assert handover.read_along([*READ, 21]) and not handover.read_along([*READ, 21])
+    offline = warm()
+    (reading,) = offline.read_along([*READ, *[20] * WARM_TOKENS])
+    offline.stop()
+    other = [*READ, *[21] * WARM_TOKENS]
+    assert offline.still_reads(reading) and offline.has_read(0, other, []) is None
+    assert offline.read_along(other) and not offline.read_along(other)
 
 
 def test_a_drafter_in_doubt_writes_on_while_the_understudy_reads() -> None:
@@ -59,7 +60,7 @@ def test_a_drafter_in_doubt_writes_on_while_the_understudy_reads() -> None:
     world.cut()
     for token in range(CONFIDENCE_WINDOW + 2):
         world.do(world.session.token_written(1 + token % 3, 0.1, world.jobs.pop().version, world.now))
-    assert "Pause" not in world.trace and world.session.handover.coming
+    assert "Pause" not in world.trace and world.session.offline.coming
     for _ in range(4):
         world.run_reading()
         world.run_job()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from edge_runtime.answer.display import Display
-from edge_runtime.answer.stats import Figures
+from edge_runtime.answer.stats import StatsRecorder
 from edge_runtime.events import Finished, LinkState, LinkStatus
 from edge_runtime.session.actions import Done, Stall
 from edge_runtime.session.states import FinishReason
@@ -14,7 +14,7 @@ from tests.edge_runtime.world import World
 
 def display(why: str = "") -> Display:
     session = World(random.Random(0)).session
-    return Display(session, Figures(session, None), lambda ids: "", [], why)
+    return Display(session, StatsRecorder(None), lambda ids: "", [], why)
 
 
 def states(of: Display) -> list[tuple[str, str]]:

@@ -97,14 +97,14 @@ def test_what_was_refused_is_not_asked_again(code: int, writer: Any) -> None:
     world.do(world.session.start(world.now))
     world.connect()
     world.refuse(code)
-    assert world.session.complaint == "no"
-    asked = world.session.requests.seq
+    assert world.session.verifier.complaint == "no"
+    asked = world.session.verifier.seq
     for _ in range(200):
         if world.done:
             break
         world.run_job()
         world.tick(0.1)
-    assert world.session.requests.seq == asked and world.session.stats.opens == 1
+    assert world.session.verifier.seq == asked and world.session.stats.opens == 1
     assert world.now < 60, "there is nothing to wait for"
     if writer == "cloud-only":
         assert world.done == "unreachable" and not world.shown
@@ -120,7 +120,8 @@ def test_another_link_is_asked_once_more() -> None:
     assert world.session.state is State.ALONE
     world.cut()
     world.settle()
-    assert world.shown == plain(PROMPT, 20) and world.done in ("stop", "length") and world.session.complaint == ""
+    assert world.shown == plain(PROMPT, 20) and world.done in ("stop", "length")
+    assert world.session.verifier.complaint == ""
 
 
 def test_why_the_verifier_is_busy_is_known_until_it_answers() -> None:
@@ -128,9 +129,9 @@ def test_why_the_verifier_is_busy_is_known_until_it_answers() -> None:
     world.do(world.session.start(world.now))
     world.connect()
     world.refuse(ERR_BUSY)
-    assert world.session.complaint == "no"
+    assert world.session.verifier.complaint == "no"
     world.settle()
-    assert world.session.complaint == "" and world.shown == plain(PROMPT, 20)
+    assert world.session.verifier.complaint == "" and world.shown == plain(PROMPT, 20)
 
 
 def test_a_verifier_whose_context_is_full_leaves_what_was_written_alone() -> None:

@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.session.actions import Done, DraftAhead, DraftTree, Pin, ReadText, Send, WriteToken
-from edge_runtime.session.handover import FEW_TOKENS
-from edge_runtime.session.policy import Mode, Policy
+from edge_runtime.session.offline import CONFIDENCE_WINDOW, FEW_TOKENS
+from edge_runtime.session.policy import Policy
 from edge_runtime.session.record import check_record, record_of, restore
 from edge_runtime.session.session import Session
-from edge_runtime.session.solo import CONFIDENCE_WINDOW
 from edge_runtime.session.states import PauseReason, State, Writer
 from edge_runtime.session.timeouts import Patience
 from edge_runtime.session.transcript import LOOP
+from edge_runtime.speed.controller import Mode
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
@@ -64,7 +64,7 @@ def test_no_answer_mixes_two_arithmetics(seed: int, policy: Policy, events: list
         world.happen(event)
     if not world.done:
         world.settle()
-    pinned = world.session.arithmetic.pinned
+    pinned = world.session.verifier.pinned
     assert world.verified == 0 or pinned in fleet
     if world.done in ("stop", "length"):
         assert world.shown == texts[pinned] and world.verified == len(world.shown)
@@ -266,13 +266,13 @@ def test_the_drafter_drafts_on_while_a_verdict_is_awaited() -> None:
     world.deliver(), world.deliver(), world.deliver()  # the prompt's own token
     world.do(world.session.tree_ready(Draft(), world.jobs.pop().version, 0.0))
     assert "DraftAhead" not in world.trace
-    version, verified = world.session.version, world.verified
+    version, verified = world.session.job.version, world.verified
     actions = world.session.tree_ready(Draft(), world.jobs.pop().version, 0.0)
     assert [type(action) for action in actions] == [Send, DraftAhead]
     assert actions[1] == DraftAhead(version)
     world.do(actions)
     world.deliver()
-    assert world.verified > verified and world.session.version != version  # which is what ends it
+    assert world.verified > verified and world.session.job.version != version  # which is what ends it
 
 
 @pytest.mark.parametrize("ready", [False, True], ids=["no tree yet", "a tree is ready"])
@@ -329,10 +329,10 @@ def test_a_stalled_stream_goes_on_from_the_drafter() -> None:
     world.to_device.clear()
     world.tick(5.0)
     world.run_job()
-    assert world.session.provisional and world.session.alone
+    assert world.session.provisional and world.session.offline.active
     world.to_device = late
     world.deliver()
-    assert not world.session.alone and world.verified == 2
+    assert not world.session.offline.active and world.verified == 2
 
 
 def test_prefer_device_shows_tokens_at_once_and_never_runs_too_far_ahead() -> None:
@@ -409,7 +409,7 @@ def test_an_understudy_takes_back_what_it_would_not_write_and_writes_on() -> Non
     for _ in range(2):
         world.run_job()
     (reading,) = world.readings
-    assert reading == ReadText([*PROMPT, world.shown[0]], len(PROMPT)) and world.session.reads(reading)
+    assert reading == ReadText([*PROMPT, world.shown[0]], len(PROMPT)) and world.session.still_reads(reading)
     assert world.session.text.writers == [Writer.DRAFTER] * 2
     world.run_reading()
     while len(world.shown) < 8:
@@ -469,12 +469,12 @@ def test_a_drafter_that_waits_for_a_verdict_writes_on_where_there_is_none() -> N
             world.fail()
         else:
             world.connect()
-            while world.session.alone:
+            while world.session.offline.active:
                 world.deliver()
             world.cut()
             while world.jobs and not isinstance(world.jobs[0], WriteToken):
                 world.run_job()
-            assert not world.session.reads(world.readings[0]) or world.session.alone
+            assert not world.session.still_reads(world.readings[0]) or world.session.offline.active
         job = world.jobs[0]
         assert isinstance(job, WriteToken) and job.writer is Writer.DRAFTER, end
         world.settle()
@@ -510,9 +510,9 @@ def test_a_reading_that_the_targets_return_ended_lets_nobody_write_in_the_next_s
     world.write(world.jobs.pop(), right=True, confidence=1.0)  # type: ignore[arg-type]
     assert world.readings
     world.connect()
-    while world.session.alone:
+    while world.session.offline.active:
         world.deliver()
-    assert not world.session.reads(world.readings[0]), "it is given up"
+    assert not world.session.still_reads(world.readings[0]), "it is given up"
     world.run_reading()
     while world.jobs:
         world.run_job()
@@ -535,7 +535,7 @@ def test_a_warm_understudy_writes_the_first_token_alone_if_it_has_read_enough(sh
     assert world.trace.count("ReadText") == 1, "64 tokens make it worth the while"
     while world.jobs:
         world.run_job()
-    unread = len(world.session.committed) - len(world.session.handover.text)
+    unread = len(world.session.committed) - len(world.session.offline._read)
     assert (unread > FEW_TOKENS) == (first is Writer.DRAFTER)
     world.cut()
     world.run_job()
@@ -562,15 +562,15 @@ def test_an_unsure_drafter_pauses_and_the_targets_return_ends_it() -> None:
     world.tick(0.2)
     world.jobs.pop()
     for number in range(CONFIDENCE_WINDOW):
-        assert world.session.busy or number == 0
-        job = WriteToken(world.session.committed + world.session.provisional, world.session.version)
+        assert world.session.job.busy or number == 0
+        job = WriteToken(world.session.committed + world.session.provisional, world.session.job.version)
         world.jobs.clear()
         world.write(job, right=True, confidence=0.45)
-    assert world.trace[-1] == "Pause" and world.session.solo.paused is PauseReason.UNSURE and not world.jobs
+    assert world.trace[-1] == "Pause" and world.session.offline.paused is PauseReason.UNSURE and not world.jobs
     world.connect()
     while not world.verified:
         world.deliver()
-    assert world.session.solo.paused is None
+    assert world.session.offline.paused is None
     world.settle()
     assert world.shown == plain(PROMPT, 20)
 

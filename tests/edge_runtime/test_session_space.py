@@ -54,7 +54,7 @@ def successors(world: World, name: str) -> list[tuple[str, World]]:
     elif name == "streaming":
         events.append("stream" if world.session.mode == "tree" else "draft")
     else:
-        events.append("pause" if not world.session.solo.paused else "proceed")
+        events.append("pause" if not world.session.offline.paused else "proceed")
     after, packed = [], pickle.dumps(world, -1)  # several times as fast as copy.deepcopy
     for event in events:
         copy = pickle.loads(packed)  # noqa: S301
@@ -82,7 +82,8 @@ def step(world: World, event: str) -> None:
     else:
         world.happen(event)
     # replies to what is not awaited any more say nothing to a session (test_session.py), and feature rows only speed
-    flight = session.flight.seq if session.flight else -1
+    asked = session.verifier.in_flight
+    flight = asked.seq if asked else -1
     world.to_device = [m for m in world.to_device if getattr(m, "seq", flight) == flight and not isinstance(m, IDLE)]
 
 
@@ -100,39 +101,40 @@ def key(world: World) -> Hashable:
     def ahead(moment: float | None) -> bool | None:
         return None if moment is None else moment > world.now
 
-    flight = s.flight and (s.flight.tree, ahead(s.flight.due), s.flight.seq - s.requests.seq)
+    asked = s.verifier.in_flight
+    flight = asked and (asked.kind, asked.tree, ahead(asked.due), asked.seq - s.verifier.seq)
     coming = tuple(
-        (m.seq - s.requests.seq, m.base_len, m.accepted, m.bonus) if isinstance(m, Verdict) else type(m).__name__
+        (m.seq - s.verifier.seq, m.base_len, m.accepted, m.bonus) if isinstance(m, Verdict) else type(m).__name__
         for m in world.to_device
     )
-    jobs = tuple((type(job).__name__, job.version == s.version, tuple(job.prefix)) for job in world.jobs)
-    readings = tuple((tuple(reading.prefix), reading.base, s.reads(reading)) for reading in world.readings)
+    jobs = tuple((type(job).__name__, job.version == s.job.version, tuple(job.prefix)) for job in world.jobs)
+    readings = tuple((tuple(reading.prefix), reading.base, s.still_reads(reading)) for reading in world.readings)
     verifier = world.verifier and (
         tuple(world.verifier.tokens or ()),
-        max(-2, world.verifier.seq - s.requests.seq),
+        max(-2, world.verifier.seq - s.verifier.seq),
         world.deaf,
     )
     return (
         tuple(s.committed),
         tuple(s.provisional),
         tuple(s.text.writers),
-        s.handover.reading,
-        s.handover.holds,
-        s.handover.writer,
-        s.solo.drafter_is_done,
+        s.offline.reading,
+        s.offline.holds,
+        s.offline.writer,
+        s.offline.drafter_is_done,
         readings,
-        s.alone,
-        s.solo.paused,
-        s.linked,
+        s.offline.active,
+        s.offline.paused,
+        s.verifier.linked,
         s.mode,
-        s.busy,
-        s.requests.fresh_open,
-        s.requests.seq == 0,
-        s.ready and s.ready.tree,
+        s.job.busy,
+        s.verifier.fresh_open,
+        s.verifier.seq == 0,
+        s.job.ready and s.job.ready.tree,
         s.finished,
-        ahead(s.deadlines.retry),
-        ahead(s.deadlines.connect),
-        ahead(s.deadlines.give_up),
+        ahead(s.verifier.retry_at),
+        ahead(s.verifier.connect_by),
+        ahead(s.offline.give_up_at),
         flight,
         coming,
         jobs,

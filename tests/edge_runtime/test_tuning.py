@@ -7,13 +7,12 @@ import random
 import pytest
 
 from edge_runtime.session.actions import Compare, DraftTree, Send
-from edge_runtime.session.policy import Mode
-from edge_runtime.session.requests import Flight, Requests
 from edge_runtime.session.timeouts import Patience, RoundTimer
-from edge_runtime.session.transcript import SessionStats
-from edge_runtime.speed.controller import Controller
+from edge_runtime.session.verifier import VerifierState
+from edge_runtime.speed.controller import Controller, Mode
 from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.pace_config import PaceConfig
+from edge_runtime.speed.settled import RequestKind
 from edge_runtime.speed.tuning import Tuning, foreseen
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.costs import CostCurve
@@ -89,9 +88,11 @@ def test_a_tree_that_is_sent_again_behind_an_outage_tells_nothing() -> None:
     tuning = Tuning()
     pace, curve = tuning.pace, CostCurve((1, 64), (0.02, 0.021))
     pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", curve.pack()), 0.001)
-    flight = Flight(1, TokenTree.chain([1]), 0.0, 1.0, False, (-0.1,))
-    verdict = Verdict(0, 1, 5, bytes([0]), 7, 0, b"", engine_us=20_000)
-    tuning.answered(flight, verdict, 0.03, False, SessionStats())
+    verifier = verifier_state()
+    verifier.verify(RequestKind.TREE, TokenTree.chain([1]), 5, 0.0, (-0.1,))
+    settled = verifier.settle(Verdict(0, 1, 5, bytes([0]), 7, 0, b"", engine_us=20_000), 5, 0.03)
+    assert settled
+    tuning.answered(settled, 0.03, False)
     tuning.asked(0.035)
     assert pace.exposed == pytest.approx(0.2 * 0.005)
     tuning.asked(40.0)
@@ -143,7 +144,8 @@ def test_a_tree_that_is_far_too_large_is_sent_in_part() -> None:
     unlikely = Draft(TokenTree.chain([1] * 5), (-0.1, -9.0, -9.5, -9.6, -9.7))
     sent = world.session.tree_ready(unlikely, job.version, world.now)[0]
     assert isinstance(sent, Send) and not isinstance(sent.message, Generate)
-    assert world.session.flight and world.session.flight.tree and len(world.session.flight.tree) < 5
+    request = world.session.verifier.in_flight
+    assert request and 0 < len(request.tree) < 5
 
 
 def test_foreseen() -> None:
@@ -153,20 +155,23 @@ def test_foreseen() -> None:
     assert Compare([1], 8, 4).gain is None
 
 
+def verifier_state() -> VerifierState:
+    return VerifierState(0, bytes(16), Sampling(), None, 64, Patience(), RoundTimer())
+
+
 def streamed_steps(seconds: float, tokens: int, told: bool = True) -> list[float]:
     """How long each step of a stream is waited for, where a step takes so long and brings so many tokens."""
-    requests = Requests(0, bytes(16), Sampling(), Patience(), RoundTimer(), SessionStats())
-    requests.generate(5, 200, 0.0)
+    verifier = verifier_state()
+    verifier.generate(5, 200, 0.0)
     now, allowed = 0.0, []
     for _ in range(20):
         now += seconds
         for number in range(tokens):
-            assert requests.flight is not None
-            allowed += [requests.flight.due - requests.flight.sent] if not number else []
+            request = verifier.in_flight
+            assert request is not None
+            allowed += [request.due - request.sent] if not number else []
             own = told and not number
-            requests.answered(
-                requests.flight, Verdict(0, 1, 5, b"", 7, 0, b"", engine_us=int(1e6 * seconds * own)), now
-            )
+            assert verifier.settle(Verdict(0, 1, 5, b"", 7, 0, b"", engine_us=int(1e6 * seconds * own)), 5, now)
     return allowed[1:]  # the first had to be asked for
 
 
@@ -181,15 +186,12 @@ def test_tokens_of_one_step_make_no_later_step_overdue(seconds: float, tokens: i
 
 def test_the_first_steps_other_tokens_say_nothing_of_a_streams_rate() -> None:
     """The first one had to be asked for, so that their step is not measured."""
-    tuning, stats, now = Tuning(), SessionStats(), 0.0
-    flight = Flight(1, None, 0.0, 1.0, False)
-    requests = Requests(0, bytes(16), Sampling(), Patience(), RoundTimer(), stats)
+    tuning, verifier, now = Tuning(), verifier_state(), 0.0
+    verifier.generate(5, 200, now)
     for step, engine in enumerate((40_000, 0, 0, 0, 0, 40_000, 0, 40_000)):
         now += engine / 1e6
-        verdict = Verdict(0, 1, 5 + step, b"", 7, 0, b"", engine_us=engine)
-        tuning.answered(flight, verdict, now, False, stats)
-        requests.answered(flight, verdict, now)
-        assert requests.flight is not None
-        flight = requests.flight
+        settled = verifier.settle(Verdict(0, 1, 5 + step, b"", 7, 0, b"", engine_us=engine), 5 + step, now)
+        assert settled
+        tuning.answered(settled, now, False)
         assert tuning.pace.gaps == (0 if step < 5 else step - 4)
     assert tuning.pace.gap == pytest.approx(0.08 / 3) and 0 < tuning.pace.together < 1

@@ -13,7 +13,7 @@ import pytest
 
 from edge_runtime.answer.inbox import Compared, InboxEvent, Written
 from edge_runtime.answer.jobs import DrafterJobs, UnderstudyJobs
-from edge_runtime.answer.stats import Figures
+from edge_runtime.answer.stats import StatsRecorder
 from edge_runtime.answer.threads import DrafterThread, UnderstudyThread
 from edge_runtime.session.actions import Compare, WriteToken
 from edge_runtime.session.policy import Policy
@@ -88,7 +88,8 @@ def test_closing_ends_a_reading_whose_answer_was_left() -> None:
     async def run() -> None:
         session = World(random.Random(0), policy=Policy(understudy="warm"), understudy=True).session
         thread = UnderstudyThread(reader)
-        UnderstudyJobs(session, thread, asyncio.Queue()).read(session.handover.read(PROMPT, len(PROMPT)))
+        (reading,) = session.offline.read_along(PROMPT)
+        UnderstudyJobs(session, thread, asyncio.Queue()).read(reading)
         await asyncio.to_thread(reader.begun.wait, 10)
         thread.close()
 
@@ -103,14 +104,14 @@ def test_what_is_read_for_a_token_is_given_up_with_the_token(end: str) -> None:
     async def run() -> None:
         session = World(random.Random(0), understudy=True).session
         thread = UnderstudyThread(reader)
-        UnderstudyJobs(session, thread, inbox).write(WriteToken(PROMPT, session.version, Writer.UNDERSTUDY))
+        UnderstudyJobs(session, thread, inbox).write(WriteToken(PROMPT, session.job.version, Writer.UNDERSTUDY))
         await asyncio.to_thread(reader.begun.wait, 10)
         if end == "cancelled":
             session.cancel()
         elif end == "closed":
             await asyncio.to_thread(thread.close)
         else:
-            session.version += 1
+            session.job.cancel()
         event = await asyncio.wait_for(inbox.get(), 2)
         assert isinstance(event, Written) and reader.given_up.is_set()
         thread.close()
@@ -142,9 +143,9 @@ def test_a_tree_for_comparison_ends_when_the_target_falls_silent() -> None:
     async def run() -> None:
         session = World(random.Random(0)).session
         thread = DrafterThread(cast(Drafter, drafter))
-        DrafterJobs(session, thread, inbox, Figures(session, None)).compare(Compare(list(PROMPT), 8, 3))
+        DrafterJobs(session, thread, inbox, StatsRecorder(None)).compare(Compare(list(PROMPT), 8, 3))
         await asyncio.to_thread(drafter.begun.wait, 10)
-        session.go_on_alone(0.0, 0.0)
+        session._go_offline(0.0, 0.0)
         event = await asyncio.wait_for(inbox.get(), 2)
         assert isinstance(event, Compared) and not event.draft.tree
         session.tree_compared(event.draft, event.base, event.working)

@@ -33,12 +33,13 @@ from edge_runtime.session.actions import (
     Stall,
     WriteToken,
 )
-from edge_runtime.session.policy import Mode, Policy
+from edge_runtime.session.policy import Policy
 from edge_runtime.session.session import Session
 from edge_runtime.session.states import Writer
 from edge_runtime.session.timeouts import Patience, RoundTimer
-from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.controller import Controller, Mode
 from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.settled import RequestKind
 from edge_runtime.speed.tuning import Tuning
 from outrider_core.drafting.drafter import Draft, TreeShape
 from outrider_core.protocol.constraint import Constraint
@@ -226,7 +227,7 @@ class World:
             obeys=obeys,
             constraint=constraint,
         )
-        self.session.arithmetic.pinned = begun
+        self.session.verifier.pinned = begun
         self.verifier: SimulatedVerifier | None = None
         self.deaf = False  # the link is half open: nothing gets through until it is cut
         self.to_device: list[ServerMessage] = []
@@ -258,7 +259,7 @@ class World:
                     assert not self.readings, "one reading at a time"
                     self.readings.append(action)
                 case HandOver(writer=writer, why=why):
-                    assert self.session.alone and (why or writer is not self.writer)
+                    assert self.session.offline.active and (why or writer is not self.writer)
                     self.writer = writer
                 case Compare():
                     self.comparisons.append(action)
@@ -304,7 +305,7 @@ class World:
         for index, writer in enumerate(writers):
             text = [*PROMPT, *self.shown[:index]]
             if index < len(answer) and writer is Writer.TARGET:
-                assert "" in self.fleet[1:] or self.shown[index] == target(text, session.arithmetic.pinned)
+                assert "" in self.fleet[1:] or self.shown[index] == target(text, session.verifier.pinned)
             if writer is Writer.UNDERSTUDY:
                 assert self.shown[index] == understudy(text)
         stats = session.stats
@@ -367,11 +368,16 @@ class World:
         if not self.readings:
             return
         reading, agreed = self.readings.pop(), None
-        if self.session.reads(reading):
+        if self.session.still_reads(reading):
             rest = range(reading.base, len(reading.prefix))
             wrong = (i for i in rest if understudy(reading.prefix[:i]) != reading.prefix[i])
             agreed = next(wrong, len(reading.prefix)) - reading.base
         self.do(self.session.text_read(agreed, self.now))
+
+    def finish_reading(self) -> None:
+        """The understudy would have written all that it was asked to read."""
+        reading = self.readings.pop()
+        self.do(self.session.text_read(len(reading.prefix) - reading.base, self.now))
 
     def fail(self) -> None:
         """The understudy fails at what it is doing, if it is at work."""
@@ -433,8 +439,8 @@ class World:
         if self.to_device:
             message = self.to_device.pop(0)
             if self.link and isinstance(message, Verdict):
-                flight = self.session.flight
-                tree = flight.tree if flight else None
+                flight = self.session.verifier.in_flight
+                tree = flight.tree if flight and flight.kind is not RequestKind.STREAM else None
                 message = self.timed(message, tree)
                 seconds = 1.1e-6 * message.engine_us + (0.0 if tree is None else self.link.rtt)
                 self.now = round(self.now + seconds, 6)

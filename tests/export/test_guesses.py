@@ -17,7 +17,8 @@ from safetensors.numpy import load_file, save_file
 
 from edge_runtime.answer.offline_drafter import TIMED_NODES, Guesses, guesses_for
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.session.policy import Mode, Policy
+from edge_runtime.session.policy import Policy
+from edge_runtime.speed.controller import Mode
 from export.bundle.understudy import write_understudy
 from outrider_core.drafting.bundle import MANIFEST, SERVER_HALF_FILE, UNDERSTUDY_FOLDER, Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
