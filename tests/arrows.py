@@ -72,3 +72,26 @@ def circles(imports: list[Import], rooms: Mapping[str, object], exceptions: Mapp
     for _ in edges:
         reached = {room: others.union(*(reached[other] for other in others)) for room, others in reached.items()}
     return {room for room, others in reached.items() if room in others}
+
+
+def inner_rooms(imports: list[Import], package: str) -> dict[str, set[str]]:
+    """The rooms of `package`, which are the modules and folders right below it, and which of them each one imports."""
+    depth = package.count(".") + 1
+    inside = [found for found in imports if found.module.startswith(f"{package}.")]
+    arrows: dict[str, set[str]] = {found.module.split(".")[depth]: set() for found in inside}
+    for found in inside:
+        own, parts = found.module.split(".")[depth], found.name.split(".")
+        if found.name.startswith(f"{package}.") and parts[depth] in arrows and parts[depth] != own:
+            arrows[own].add(parts[depth])
+    return arrows
+
+
+def floors(arrows: Mapping[str, set[str]]) -> dict[str, int]:
+    """Each room's floor: above all that it imports; 1 is the ground. Raises ValueError that names a circle's rooms."""
+    levels: dict[str, int] = {}
+    while len(levels) < len(arrows):
+        ready = [room for room in arrows if room not in levels and arrows[room] <= levels.keys()]
+        if not ready:
+            raise ValueError(f"these rooms import each other: {sorted(arrows.keys() - levels.keys())}")
+        levels |= {room: 1 + max((levels[other] for other in arrows[room]), default=0) for room in ready}
+    return levels

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.arrows import Import, broken_arrows, circles, imports_below
+from tests.arrows import Import, broken_arrows, circles, floors, imports_below, inner_rooms
+from tests.drawings import DOCUMENT, drawn
 
 ROOT = Path(__file__).parents[1]
 PROTOCOL = "outrider_core.protocol"
@@ -86,6 +87,22 @@ def test_the_layout_itself_leads_downward_only() -> None:
         below.add(room)
 
 
+#: package -> its rooms and floors at most; none of them form a circle, imports for types alone included
+INNER_ROOMS = {"edge_runtime": (12, 6)}
+
+
+@pytest.mark.parametrize("package", INNER_ROOMS)
+def test_the_rooms_inside_form_no_circle(ours: list[Import], package: str) -> None:
+    levels = floors(inner_rooms(ours, package))
+    rooms, highest = INNER_ROOMS[package]
+    assert len(levels) <= rooms and max(levels.values()) <= highest
+
+
+def test_the_design_shows_the_code() -> None:
+    document = DOCUMENT.read_text(encoding="utf-8")
+    assert drawn(document) == document, "run: python -m tests.drawings"
+
+
 BROKEN = {
     "edge_runtime/link.py": ("import cloud.server\n", "edge_runtime.link:1 imports cloud.server"),
     "cloud/local.py": (
@@ -148,3 +165,17 @@ def test_an_impure_protocol_is_found(text: str, tmp_path: Path) -> None:
     assert impure(list(imports_below(tmp_path, PACKAGES))) == []
     (folder / "noise.py").write_text(text + "\n")
     assert len(impure(list(imports_below(tmp_path, PACKAGES)))) == 1
+
+
+def test_an_inner_circle_is_found(tmp_path: Path) -> None:
+    (tmp_path / "cloud" / "engine").mkdir(parents=True)
+    (tmp_path / "cloud" / "engine" / "step.py").write_text("import cloud.engine.runner\nfrom cloud.app import App\n")
+    (tmp_path / "cloud" / "app.py").write_text("from cloud.settings import Settings\n")
+    (tmp_path / "cloud" / "settings.py").write_text("import os\n")
+    arrows = inner_rooms(list(imports_below(tmp_path, ("cloud",))), "cloud")
+    assert floors(arrows) == {"engine": 3, "app": 2, "settings": 1}
+    (tmp_path / "cloud" / "settings.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from cloud.engine.step import Step\n"
+    )
+    with pytest.raises(ValueError, match=r"app.*engine.*settings"):
+        floors(inner_rooms(list(imports_below(tmp_path, ("cloud",))), "cloud"))

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge_runtime.session.states import TRANSITIONS, Event, State, allowed
 from tests.edge_runtime.make_traces import FILE, replay, traces
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +48,6 @@ def test_every_event_and_every_arrow_is_there_and_none_besides_the_table(recorde
     ends = {(state, State.FINISHED) for state in State}
     table = {(state, after) for state, events in TRANSITIONS.items() for many in events.values() for after in many}
     assert {(one, other) for one, other in arrows if one is not other} == table | ends - {(State.FINISHED,) * 2}
-
-
-def test_the_design_document_shows_the_table() -> None:
-    document = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    for state, events in TRANSITIONS.items():
-        for event, after in events.items():
-            assert f"| {state} | `{event}` | {', '.join(after)} |\n" in document
 
 
 def test_sessions_that_choose_switch_both_ways_and_compare(recorded: list[dict[str, Any]]) -> None:
