@@ -17,7 +17,7 @@ from cloud.app import App
 from cloud.auth import AuthError
 from cloud.server.limits import raise_descriptors
 from cloud.server.service import Verifier
-from cloud.server.tls import reload_certificate
+from cloud.server.tls import CertificateError, reload_certificate
 from cloud.server.uvicorn_protocols import HttpProtocol, WebSocketProtocol
 from cloud.settings import Settings
 from cloud.telemetry import log
@@ -110,7 +110,7 @@ class HttpServer(uvicorn.Server):
             try:
                 reload_certificate(self._tls, self._settings)
                 log.info("certificate read again")
-            except (OSError, ssl.SSLError) as error:
+            except CertificateError as error:
                 log.error("certificate not read, the old one stays", why=str(error))
 
     def _reload_tokens(self) -> None:

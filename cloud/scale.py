@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from cloud.auth import Accounts, AuthError
 from cloud.scaling.driver import leave, run, say
 from cloud.scaling.options import Proxy, Scale, ScaleError
 from cloud.scaling.replica import build
-from cloud.server.tls import tls_context
+from cloud.server.tls import CertificateError, tls_context
 from cloud.settings import Settings, describe_errors, read_settings
 
 __all__ = ["build", "main"]
@@ -61,12 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(describe_errors(error))
     except SettingsError as error:
         return _fail(str(error.__cause__ or error))
-    except (ScaleError, AuthError) as error:
-        return _fail(str(error))
-    except ssl.SSLError as error:
-        pair = f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}"
-        return _fail(f"{pair}: not a certificate and its key in PEM ({error.reason or error})")
-    except (OSError, ValueError) as error:
+    except (ScaleError, AuthError, CertificateError, OSError, ValueError) as error:
         return _fail(str(error))
 
 

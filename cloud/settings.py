@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from outrider_core.models.folders import default_drafter
 from outrider_core.models.target import DEFAULT_TARGET
 from outrider_core.protocol.tree import MAX_NODES
+from outrider_core.serving import is_loopback
 
 #: of weights alone; activations stay in the target's number format
 Quantization = Literal["none", "int8", "fp8"]
@@ -276,13 +276,3 @@ def describe_errors(error: ValidationError) -> str:
     return "; ".join(
         flag + fault["msg"].removeprefix("Value error, ") for flag, fault in zip(flags, faults, strict=True)
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the address can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -5,6 +5,7 @@ Torch and all that needs it are imported late, so that wrong flags and --help ar
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -18,9 +19,10 @@ from types import FrameType
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from cloud.server.tls import tls_context
+from cloud.server.tls import CertificateError, tls_context
 from cloud.settings import Settings, describe_errors, read_settings, unknown_variables
 from cloud.telemetry import log
+from outrider_core.serving import bind, in_url
 
 #: a signal came before anything was served; a library's `except:` around an import may have swallowed the exit, or
 #: Python itself, in a callback of its own
@@ -53,18 +55,18 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifie
         return _follow(settings)
     try:
         context = tls_context(settings)  # now, so that a wrong key fails before a large model is loaded
-        listener = _listen(settings.host, settings.port)
-    except ssl.SSLError as error:
-        pair = f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}"
-        return _fail(f"{pair}: not a certificate and its key in PEM ({error.reason or error})")
+        bound = bind(settings.host, settings.port)  # so does a port in use
+    except CertificateError as error:
+        return _fail(str(error))
     except OSError as error:
-        where = error.filename or f"{settings.host} port {settings.port}"
-        return _fail(f"cannot {'read' if error.filename else 'listen on'} {where}: {error.strerror or error}")
-    with listener:
-        return _run(settings, listener, context)
+        return _fail(f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}")
+    with contextlib.ExitStack() as sockets:
+        for each in bound:
+            sockets.enter_context(each)
+        return _run(settings, bound, context)
 
 
-def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | None) -> int:
+def _run(settings: Settings, bound: list[socket.socket], context: ssl.SSLContext | None) -> int:
     """Load, print the ready line, serve."""
     if sys.stderr.isatty():
         print(f"loading target {settings.model} ...", file=sys.stderr, flush=True)
@@ -90,17 +92,17 @@ def _run(settings: Settings, listener: socket.socket, context: ssl.SSLContext | 
         return _fail(str(error))
     if _leaving.is_set():
         return 0
-    listener.listen(server.config.backlog)
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
+    for each in bound:
+        each.listen(server.config.backlog)
+    host, port = bound[0].getsockname()[:2]
     _say(
-        f"verifier ready: {'wss' if context else 'ws'}://{shown}:{port}/v1/verify target={verifier.target_hash} "
+        f"verifier ready: {'wss' if context else 'ws'}://{in_url(host)}:{port}/v1/verify target={verifier.target_hash} "
         f"drafter={verifier.drafter_hash} max_context={verifier.max_context} max_nodes={verifier.max_nodes} "
         f"max_sessions={settings.max_sessions} kv_tokens={settings.kv_tokens}"
     )
     # of a signal that comes before uvicorn has taken them: it ends the process, and nothing is lost
     warnings.filterwarnings("ignore", "coroutine 'Server.serve' was never awaited")
-    server.run(sockets=[listener])
+    server.run(sockets=bound)
     if server.status:
         log.settle()
         os._exit(server.status)  # what is broken may hang or crash while Python takes it down
@@ -120,19 +122,6 @@ def _follow(settings: Settings) -> int:
     except (TargetError, DrafterError) as error:
         return _fail(str(error))
     return 0
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Bind now, so that a taken port fails before a large model is loaded; listening comes later."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:

@@ -16,6 +16,7 @@ from cloud.scaling.fleet_metrics import DIFFER, disagreement, end_hub, reports_n
 from cloud.scaling.options import DEPLOYMENT, Proxy, Scale, ScaleError
 from cloud.scaling.replica import application
 from cloud.settings import Settings
+from outrider_core.serving import bind, in_url
 
 APPLICATION = "verifier"
 POLL_SECONDS = 0.5
@@ -53,9 +54,8 @@ def run(scale: Scale, settings: Settings, host: str, proxy: Proxy, ray_address: 
             say(f"error: {DIFFER}: {differ}")
         if settings.tls_cert is not None:
             _check_tls(settings)
-        shown = f"[{host}]" if ":" in host else host
         print(
-            f"verifiers ready: {'wss' if settings.tls_cert else 'ws'}://{shown}:{settings.port}/v1/verify "
+            f"verifiers ready: {'wss' if settings.tls_cert else 'ws'}://{in_url(host)}:{settings.port}/v1/verify "
             f"replicas={scale.replicas} max_replicas={scale.max_replicas or scale.replicas} "
             f"ray={ray.get_runtime_context().gcs_address}",
             flush=True,
@@ -157,10 +157,8 @@ def _check_addresses(settings: Settings, ray_address: str | None) -> None:
     """Fail at once where Ray would fail after seconds or wait for ever. Raises ScaleError."""
     if ray_address is None:
         try:
-            family, kind, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, kind) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
+            for probe in bind(settings.host, settings.port):
+                probe.close()
         except OSError as error:
             text = f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}"
             raise ScaleError(text) from None

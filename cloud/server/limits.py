@@ -14,8 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cloud.settings import Settings, is_loopback
+from cloud.settings import Settings
 from cloud.telemetry.metrics import Metrics
+from outrider_core.serving import is_loopback
 
 #: seconds of its rate that an account may use at once
 BURST = 3.0

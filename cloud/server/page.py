@@ -17,9 +17,10 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from cloud.settings import Settings, is_loopback
+from cloud.settings import Settings
 from cloud.telemetry import log
 from outrider_core.drafting.bundle import SERVER_HALF_FILE
+from outrider_core.serving import is_loopback
 
 #: what `make web` writes
 BUILT = Path(__file__).parents[2] / "browser_runtime" / "dist" / "page"

@@ -7,23 +7,30 @@ import ssl
 from cloud.settings import Settings
 
 
+class CertificateError(RuntimeError):
+    """The certificate or its key cannot be used. One line that says why."""
+
+
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """The context for --tls-cert and --tls-key, or None without them. Raises OSError or ssl.SSLError."""
+    """Return the context for --tls-cert and --tls-key, or None without them. Raises CertificateError."""
     if settings.tls_cert is None or settings.tls_key is None:
         return None
-    for path in (settings.tls_cert, settings.tls_key):
-        path.open("rb").close()  # a clear error where ssl gives none
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    try:
+        for path in (settings.tls_cert, settings.tls_key):
+            path.open("rb").close()  # a clear error where ssl gives none
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except ssl.SSLError as error:
+        pair = f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}"
+        raise CertificateError(f"{pair}: not a certificate and its key in PEM ({error.reason or error})") from None
+    except OSError as error:
+        raise CertificateError(f"cannot read {error.filename}: {error.strerror or error}") from None
     return context
 
 
 def reload_certificate(context: ssl.SSLContext, settings: Settings) -> None:
-    """Let new connections see the certificate that the files hold now.
-
-    Raises OSError or ssl.SSLError and changes nothing where they do not belong together or cannot be read.
-    """
+    """Let new connections see the certificate that the files hold now. Raises CertificateError and changes nothing."""
     assert settings.tls_cert is not None
     tls_context(settings)  # tried on another context first: a half-read pair would stay
     context.load_cert_chain(settings.tls_cert, settings.tls_key)

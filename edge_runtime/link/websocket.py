@@ -40,6 +40,7 @@ from outrider_core.protocol.wire import (
     encode,
     other_arithmetic,
 )
+from outrider_core.serving import is_loopback
 
 PATH = "/v1/verify"
 #: seconds to wait for the TCP connection, TLS and the handshake
@@ -61,8 +62,6 @@ CLOSED: dict[int, str] = {
     CloseCode.NORMAL_CLOSURE: "the verifier closed the connection",
     CloseCode.SERVICE_RESTART: "the verifier is restarting",
 }
-#: hosts that are this machine
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class LinkRefused(RuntimeError):
@@ -136,13 +135,13 @@ def address_of(server: str) -> SplitResult:
 def in_clear_text(server: str) -> bool:
     """Whether conversations with `server` can be read on their way. Raises LinkRefused where it is not an address."""
     parts = address_of(server)
-    return parts.scheme == "ws" and parts.hostname not in LOOPBACK
+    return parts.scheme == "ws" and not is_loopback(parts.hostname)
 
 
 def proxy_of(server: str) -> str | None:
     """The proxy that the environment or the system names for `server`, or None; for people. Raises LinkRefused."""
     parts = address_of(server)
-    if parts.hostname in LOOPBACK or urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
+    if is_loopback(parts.hostname) or urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None
     schemes = ("wss", "socks", "https") if parts.scheme == "wss" else ("ws", "socks", "https", "http")
     proxies = urllib.request.getproxies()
@@ -211,7 +210,7 @@ class Link:
         if token and in_clear_text(server):
             raise LinkRefused(f"{self.url} would carry the token in clear text; use wss://")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._proxied = parts.hostname not in LOOPBACK
+        self._proxied = not is_loopback(parts.hostname)
         self._tls = tls_context(ca_file) if parts.scheme == "wss" else None
         self.traffic = Traffic()
         self.welcome: Welcome | None = None  # while there is a connection

@@ -20,6 +20,7 @@ from outrider.cli.generate import generate
 from outrider.cli.opening import CommandError, open_runtime, open_server
 from outrider.cli.options import ChatOptions, DoctorOptions, GenerateOptions, Options, ServeOptions
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
+from outrider_core.serving import bind, in_url, is_loopback
 
 #: what is shown as one line: the user, the bundle or the verifier has to change
 EXPECTED = (BundleError, DrafterFailed, LinkRefused, CommandError, ValueError)
@@ -60,11 +61,10 @@ def run(options: Options) -> int:
 
 async def serve(options: ServeOptions, bundle: Bundle, server: str | LinkMaker | None) -> int:
     try:
-        from outrider.cli.serve import LOOPBACK, Endpoint, bind, run
+        from outrider.cli.serve import Endpoint, run
     except ImportError as error:
         raise CommandError(f"serve needs {error.name or error}; run: pip install 'outrider[serve]'") from None
-    shown = f"[{options.host}]" if ":" in options.host else options.host
-    if shown not in LOOPBACK and not options.key:
+    if not is_loopback(options.host) and not options.key:
         raise CommandError(f"{options.host} is open to other machines; give --key too, or serve on 127.0.0.1")
     runtime = open_runtime(options.runtime, bundle, server)
     endpoint = Endpoint(runtime, unverified=options.unverified, origins=options.origins, key=options.key)
@@ -73,7 +73,7 @@ async def serve(options: ServeOptions, bundle: Bundle, server: str | LinkMaker |
     except OSError as error:
         raise CommandError(f"cannot listen on {options.host} port {options.port}: {error.strerror or error}") from None
     port = bound[0].getsockname()[1]
-    print(f"{endpoint.model} on http://{shown}:{port}/v1", file=sys.stderr, flush=True)
+    print(f"{endpoint.model} on http://{in_url(options.host)}:{port}/v1", file=sys.stderr, flush=True)
     await run(endpoint, bound)
     return 0
 

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hmac
-import os
-import re
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
@@ -47,6 +44,7 @@ from outrider_core.chat.api.fields import Request, check_model, token_limit
 from outrider_core.chat.api.replies import Delta, Ending, FinishReason, model_card, model_list
 from outrider_core.chat.api.routes import PARSERS
 from outrider_core.protocol.constraint import Constraint
+from outrider_core.serving import PageRules
 
 #: requests that may wait behind the one being answered
 MOST_WAITING = 8
@@ -57,7 +55,6 @@ READ_SECONDS = 30.0
 PREFLIGHT_SECONDS = 600
 #: tokens kept free for an answer whose request names no length
 USUAL_LENGTH = 256
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 #: parts of an answer as they are written; None at its end, or an exception in its place
 _Parts = asyncio.Queue[Delta | Ending | Exception | None]
@@ -80,6 +77,7 @@ class Endpoint:
         key: str = "",
     ) -> None:
         self.runtime, self.unverified, self.origins, self.key = runtime, unverified, frozenset(origins), key
+        self._pages = PageRules(origins, needs_token=bool(key))
         self.model = runtime.bundle.manifest.target
         self._card = model_card(self.model)
         self._turn = asyncio.Lock()
@@ -124,12 +122,11 @@ class Endpoint:
 
     def _check_page(self, headers: dict[str, str]) -> None:
         """Raise ApiError where a web page asks that was not allowed to."""
-        origin = headers.get("origin")
-        if origin is not None and origin not in self.origins:
+        if self._pages.foreign(headers):
+            origin = headers["origin"]
             raise ApiError(403, f"pages of {origin} are refused; start with --allow-origin {origin}", code="origin")
-        host = re.sub(r":\d*$", "", headers.get("host", ""))
-        if not self.key and host not in LOOPBACK:  # DNS rebinding: a page's own name may resolve to this device
-            raise ApiError(403, f"{host!r} is not a name of this device; use 127.0.0.1", code="host")
+        if self._pages.rebound(headers):
+            raise ApiError(403, f"{headers.get('host')!r} is not a name of this device; use 127.0.0.1", code="host")
 
     def _check_key(self, headers: dict[str, str]) -> None:
         """Raise ApiError unless the request carries the key, where there is one."""
@@ -327,45 +324,6 @@ async def _allow(send: Send) -> None:
     start = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": 204, "headers": start})
     await send({"type": "http.response.body", "body": b""})
-
-
-def bind(host: str, port: int) -> list[socket.socket]:
-    """Sockets for all addresses of `host` that this machine has, on one port; 0 takes a free one. `run` listens.
-
-    Raises OSError.
-    """
-    bound = list[socket.socket]()
-    try:
-        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            try:
-                bound.append(_bound(family, (address[0], port, *address[2:])))
-            except OSError as error:
-                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                    raise
-                missing = error
-                continue
-            port = bound[-1].getsockname()[1]
-    except OSError:
-        for each in bound:
-            each.close()
-        raise
-    if not bound:
-        raise missing
-    return bound
-
-
-def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
-    made = socket.socket(family)
-    try:
-        if os.name == "posix":  # elsewhere it would let two programs share a port
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(address)
-    except OSError:
-        made.close()
-        raise
-    return made
 
 
 async def run(endpoint: Endpoint, bound: list[socket.socket]) -> None:

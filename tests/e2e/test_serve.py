@@ -23,11 +23,12 @@ from benchmarks.links import EmulatedLink
 from cloud.torch_engine.process import free_port
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.timeouts import Patience
-from outrider.cli.serve import Endpoint, bind
+from outrider.cli.serve import Endpoint
 from outrider.cli.serve import run as run_endpoint
 from outrider.cli.serve_protocol import MOST_SOCKETS
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.serving import bind
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, PATIENCE, make_verifier, oracle
 

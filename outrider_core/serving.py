@@ -1,0 +1,108 @@
+"""What all HTTP servers here have in common: where they listen, what loopback is, and which web pages may ask."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+
+def is_loopback(host: str | None) -> bool:
+    """Return whether a host, by name or address, can be reached from this machine only."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
+def in_url(host: str) -> str:
+    """Return a host as URLs have it: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Bind sockets to all addresses of `host` that this machine has, on one port; 0 takes a free one. None listens yet.
+
+    Raises OSError.
+    """
+    bound, missing = list[socket.socket](), OSError(errno.EADDRNOTAVAIL, "no such address")
+    try:
+        found = [
+            (family, address) for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        ]
+        for family, address in dict.fromkeys(found):
+            try:
+                bound.append(_bound(family, (address[0], port, *address[2:])))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                missing = error
+                continue
+            port = bound[-1].getsockname()[1]
+        if not bound:
+            raise missing
+    except OSError:
+        for each in bound:
+            each.close()
+        raise
+    return bound
+
+
+def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
+    made = socket.socket(family)
+    try:
+        if os.name == "posix":  # elsewhere it would let two programs share a port
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def bearer(authorization: str | None, subprotocols: Sequence[str] = ()) -> str | None:
+    """Return the token of an `Authorization: Bearer` header, or of a `bearer.TOKEN` subprotocol.
+
+    Browsers set no headers for a WebSocket, but subprotocols.
+    """
+    scheme, _, token = (authorization or "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return next((name.removeprefix("bearer.") for name in subprotocols if name.startswith("bearer.")), None)
+
+
+class PageRules:
+    """Which web pages may use a server, by the headers of their requests. Browsers let any page connect.
+
+    Args:
+        origins: Pages that may, beside those of the server itself.
+        names: Hosts under which pages may reach the server, beside localhost and IP addresses.
+        needs_token: Every request needs a token; a stranger's page has none, so any host will do.
+    """
+
+    def __init__(self, origins: Collection[str], names: Collection[str] = (), needs_token: bool = False) -> None:
+        self._origins, self._names, self._needs_token = frozenset(origins), frozenset(names), needs_token
+
+    def foreign(self, headers: Mapping[str, str]) -> bool:
+        """Return whether the request comes from a page of an origin that is not allowed."""
+        origin = headers.get("origin")
+        if origin is None or origin in self._origins:
+            return False
+        return origin.partition("://")[2] != headers.get("host") or self.rebound(headers)
+
+    def rebound(self, headers: Mapping[str, str]) -> bool:
+        """Return whether the request's Host may be a name of a stranger, who can point it to this machine."""
+        if self._needs_token:
+            return False
+        try:
+            name = urlsplit("//" + headers.get("host", "")).hostname or ""
+            if name == "localhost" or name in self._names:
+                return False
+            ipaddress.ip_address(name)
+        except ValueError:
+            return True
+        return False
