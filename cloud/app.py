@@ -18,7 +18,6 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cloud.auth import bearer
 from cloud.server.close_codes import CloseCode
 from cloud.server.device_socket import DeviceSocket
 from cloud.server.limits import WAITING, Account, Gate, Refusal
@@ -32,6 +31,7 @@ from cloud.telemetry.metrics import CONTENT_TYPE
 from cloud.telemetry.tracing import Traced, trace_of
 from outrider_core.chat.api.errors import ApiError
 from outrider_core.protocol.wire import SUBPROTOCOL
+from outrider_core.serving import bearer
 
 HELLO_SECONDS = 10.0
 FOREIGN = (

@@ -14,7 +14,7 @@ from types import FrameType
 import uvicorn
 
 from cloud.app import App
-from cloud.auth import AuthError
+from cloud.server.accounts import AuthError
 from cloud.server.limits import raise_descriptors
 from cloud.server.service import Verifier
 from cloud.server.tls import CertificateError, reload_certificate

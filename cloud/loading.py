@@ -6,9 +6,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from cloud.auth import Accounts
 from cloud.engine.served_model import ServedModel
 from cloud.engine_choice import Engine, choose_engine
+from cloud.server.accounts import Accounts
 from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.telemetry import log

@@ -17,10 +17,10 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from cloud.auth import Accounts, AuthError
 from cloud.scaling.driver import leave, run, say
 from cloud.scaling.options import Proxy, Scale, ScaleError
 from cloud.scaling.replica import build
+from cloud.server.accounts import Accounts, AuthError
 from cloud.server.tls import CertificateError, tls_context
 from cloud.settings import Settings, describe_errors, read_settings
 

@@ -72,9 +72,9 @@ def _run(settings: Settings, bound: list[socket.socket], context: ssl.SSLContext
         print(f"loading target {settings.model} ...", file=sys.stderr, flush=True)
     from rich.console import Console
 
-    from cloud.auth import AuthError
     from cloud.http_server import HttpServer
     from cloud.loading import load_verifier
+    from cloud.server.accounts import AuthError
     from cloud.server.page import PageError, find_page
     from cloud.telemetry.progress import Bar
     from outrider_core.models.moa_config import DrafterError

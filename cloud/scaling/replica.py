@@ -56,7 +56,7 @@ class Replica:
 
         A changed token file is noticed here, and what the replica reports goes to the fleet's metrics.
         """
-        from cloud.auth import AuthError
+        from cloud.server.accounts import AuthError
         from cloud.telemetry import log
 
         if why := self._verifier.broken:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from importlib.metadata import version
 
-from cloud.auth import Accounts
 from cloud.engine.batcher import Batcher
 from cloud.engine.constraints import ConstraintDesk
 from cloud.engine.engine import Engine
@@ -16,6 +15,7 @@ from cloud.engine.served_model import ServedModel
 from cloud.engine.sessions import SessionStore
 from cloud.engine.stream_lookup import StreamLookup
 from cloud.engine.tree_budget import measure_costs
+from cloud.server.accounts import Accounts
 from cloud.settings import Settings
 from cloud.telemetry import log
 from cloud.telemetry.metrics import Metrics

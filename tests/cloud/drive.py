@@ -17,10 +17,10 @@ import uvicorn
 from websockets.sync.client import ClientConnection, connect
 
 from cloud.app import App
-from cloud.auth import Accounts
 from cloud.engine.features import FeatureRows
 from cloud.engine.jobs import Job, Reply
 from cloud.http_server import uvicorn_config
+from cloud.server.accounts import Accounts
 from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model

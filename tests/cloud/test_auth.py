@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from cloud.auth import Accounts, AuthError, bearer, main
+from cloud.auth import main
+from cloud.server.accounts import Accounts, AuthError
 from cloud.server.limits import Account, Limits
 from cloud.server.service import Verifier
 from edge_runtime.link.websocket import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
@@ -28,6 +29,7 @@ from outrider_core.chat.tokenizer import chat_tokenizer_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_BUSY, Error, Generate, Open, Opened, Verdict, Verify, pack_ids, pack_tree
+from outrider_core.serving import bearer
 from tests.cloud.drive import HELLO, Client, make_verifier, serve
 from tests.tiny import plain_decode, tiny_model, tiny_tokenizer
 

@@ -18,8 +18,8 @@ import pytest
 import trustme
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from cloud.auth import Accounts
 from cloud.auth import main as make_token
+from cloud.server.accounts import Accounts
 from cloud.server.service import Verifier
 from cloud.server.tokenizing import FairWorker
 from outrider_core.chat.tokenizer import chat_tokenizer_of

@@ -21,7 +21,7 @@ from starlette.routing import Mount
 from structlog.testing import capture_logs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from cloud.auth import Accounts
+from cloud.server.accounts import Accounts
 from cloud.server.limits import Account, Gate
 from cloud.server.openai import openai_routes
 from cloud.server.service import Verifier

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cloud.auth import Accounts
 from cloud.auth import main as make_token
+from cloud.server.accounts import Accounts
 from outrider_core.chat.tokenizer import chat_tokenizer_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Features

@@ -10,13 +10,13 @@ import pytest
 import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
-from cloud.auth import Accounts, AuthError
 from cloud.auth import main as make_token
 from cloud.scale import _settings, main
 from cloud.scaling.driver import _certificate, _check_tls
 from cloud.scaling.fleet_metrics import FRESH_SECONDS, Hub, disagreement, merge
 from cloud.scaling.options import ScaleError
 from cloud.scaling.replica import build
+from cloud.server.accounts import Accounts, AuthError
 from cloud.settings import Settings
 from cloud.telemetry.metrics import Metrics
 from tests.cloud.drive import make_verifier, serve

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from cloud.auth import Accounts
 from cloud.auth import main as make_token
+from cloud.server.accounts import Accounts
 from cloud.server.service import Verifier
 from outrider_core.chat.tokenizer import chat_tokenizer_of
 from tests.cloud.drive import Client, make_verifier, serve

@@ -19,8 +19,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from cloud.auth import Accounts
 from cloud.engine.features import FeatureRows
+from cloud.server.accounts import Accounts
 from cloud.server.connection import MAX_BACKLOG, MAX_MALFORMED, MAX_STREAMS, Connection
 from cloud.server.outbox import Outbox
 from cloud.server.service import Verifier

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from pathlib import Path
 
-from cloud.auth import Accounts
+from cloud.server.accounts import Accounts
 from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
