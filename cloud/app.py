@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -25,13 +23,13 @@ from cloud.server.openai import no_such_route, openai_routes
 from cloud.server.page import page_routes
 from cloud.server.service import Verifier
 from cloud.server.stream import Stream
-from cloud.settings import Settings, is_loopback
+from cloud.settings import Settings
 from cloud.telemetry import log
 from cloud.telemetry.metrics import CONTENT_TYPE
 from cloud.telemetry.tracing import Traced, trace_of
 from outrider_core.chat.api.errors import ApiError
 from outrider_core.protocol.wire import SUBPROTOCOL
-from outrider_core.serving import bearer
+from outrider_core.serving import PageRules, bearer, is_loopback
 
 HELLO_SECONDS = 10.0
 FOREIGN = (
@@ -64,7 +62,8 @@ class App:
         self.gate = Gate(settings, verifier.metrics)
         self._streams: dict[bytes, Stream] = {}
         self.sockets: set[DeviceSocket] = set()
-        self._allow_origin, self._allow_host = set(settings.allow_origin), {settings.host, *settings.allow_host}
+        names = {settings.host, *settings.allow_host}
+        self._pages = PageRules(settings.allow_origin, names, needs_token=verifier.accounts.required)
         self._metrics_text = metrics
         self._metrics_account = settings.metrics_account
         routes: list[BaseRoute] = [
@@ -72,7 +71,7 @@ class App:
             Route("/readyz", self._readyz),
             Route("/metrics", self._metrics),
             WebSocketRoute("/v1/verify", self._verify),
-            *page_routes(settings, self.rebound),
+            *page_routes(settings, self._pages),
             *extra_routes,
         ]
         if verifier.tokenizer is not None:
@@ -126,7 +125,7 @@ class App:
 
     async def _metrics(self, request: Request) -> Response:
         local, required = _is_local(request), self.verifier.accounts.required
-        if not local or FORWARDED & set(request.headers.keys()) or self.rebound(request):
+        if not local or FORWARDED & set(request.headers.keys()) or self._pages.rebound(request.headers):
             account = self.account(request)
             if (local and not required) or account is None or self._metrics_account not in ("", account.name):
                 self.gate.refused(Refusal.TOKEN)
@@ -144,7 +143,7 @@ class App:
     def admit(self, request: Request) -> Account:
         """The account of an HTTP request. Raises ApiError 401 or 403."""
         read_by_page = request.method == "GET" and _is_local(request)  # browsers name the Origin of all else
-        if self.foreign(request) or (read_by_page and self.rebound(request)):
+        if self._pages.foreign(request.headers) or (read_by_page and self._pages.rebound(request.headers)):
             self.gate.refused(Refusal.ORIGIN)
             raise ApiError(403, FOREIGN, code="origin_not_allowed")
         account = self.account(request)
@@ -153,34 +152,11 @@ class App:
             raise ApiError(401, TOKEN_NEEDED, code="invalid_api_key")
         return account
 
-    def foreign(self, connection: HTTPConnection) -> bool:
-        """Whether the request is from a web page of an origin that is not allowed. Browsers let any page connect."""
-        origin = connection.headers.get("origin")
-        if origin is None or origin in self._allow_origin:
-            return False
-        return origin.partition("://")[2] != connection.headers.get("host") or self.rebound(connection)
-
-    def rebound(self, connection: HTTPConnection) -> bool:
-        """Whether the request names a host that may be anybody's: a page can make its own name point to this machine.
-
-        Where a token is needed, which such a page has not got, any name will do.
-        """
-        if self.verifier.accounts.required:
-            return False
-        try:
-            name = urlsplit("//" + connection.headers.get("host", "")).hostname or ""
-            if name == "localhost" or name in self._allow_host:
-                return False
-            ipaddress.ip_address(name)
-        except ValueError:
-            return True
-        return False
-
     def _refusal(self, websocket: WebSocket, account: Account | None) -> tuple[Refusal, int, str] | None:
         """Why a handshake is refused, with HTTP status and text; None if it is not."""
         if not self.verifier.ready:
             return Refusal.NOT_READY, 503, "not ready"
-        if self.foreign(websocket):
+        if self._pages.foreign(websocket.headers):
             return Refusal.ORIGIN, 403, FOREIGN
         if account is None:
             return Refusal.TOKEN, 401, TOKEN_NEEDED

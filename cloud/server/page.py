@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from cloud.settings import Settings
 from cloud.telemetry import log
 from outrider_core.drafting.bundle import SERVER_HALF_FILE
-from outrider_core.serving import is_loopback
+from outrider_core.serving import PageRules, is_loopback
 
 #: what `make web` writes
 BUILT = Path(__file__).parents[2] / "browser_runtime" / "dist" / "page"
@@ -67,11 +67,10 @@ def find_page(settings: Settings) -> Path | None:
     return folder
 
 
-def page_routes(settings: Settings, refused: Callable[[HTTPConnection], bool]) -> list[Route]:
-    """Routes of the page that `find_page` finds, and of its bundle.
+def page_routes(settings: Settings, pages: PageRules) -> list[Route]:
+    """Return routes of the page that `find_page` finds, and of its bundle, under hosts that are not rebound.
 
-    refused: of a request, whether it comes from a name that may be anybody's. Raises PageError where what is named
-    does not exist.
+    Raises PageError where what is named does not exist.
     """
     folder = find_page(settings)
     if folder is None:
@@ -81,7 +80,7 @@ def page_routes(settings: Settings, refused: Callable[[HTTPConnection], bool]) -
     files["/"] = files.pop("/index.html")
     files |= {f"/bundle/{path.relative_to(settings.page_bundle)}": path for path in _bundle_files(settings)}
     log.info("web page served at /", folder=str(folder), bundle=str(settings.page_bundle))
-    return [Route(name, _served(path, refused)) for name, path in files.items()]
+    return [Route(name, _served(path, pages)) for name, path in files.items()]
 
 
 def _bundle_files(settings: Settings) -> Iterator[Path]:
@@ -107,13 +106,13 @@ def _bundle_files(settings: Settings) -> Iterator[Path]:
         yield from (understudy / name for name in UNDERSTUDY_FILES)
 
 
-def _served(path: Path, refused: Callable[[HTTPConnection], bool]) -> Callable[[Request], Any]:
+def _served(path: Path, pages: PageRules) -> Callable[[Request], Any]:
     """GET and HEAD of one file, compressed where a compressed copy lies beside it."""
     media_type = TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     small = path.with_name(path.name + ".gz")
 
     async def served(request: Request) -> Response:
-        if refused(request):
+        if pages.rebound(request.headers):
             return PlainTextResponse("this name is not served; the operator can allow it with --allow-host\n", 403)
         squeezed = small.is_file() and "gzip" in request.headers.get("accept-encoding", "")
         sent = small if squeezed else path
