@@ -34,7 +34,7 @@ from outrider_core.models.target import open_target
 from outrider_core.protocol.rows import unpack_rows
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
-from outrider_core.targets.understudy import Understudy
+from outrider_core.targets.understudy import Decoding, Understudy
 
 #: children that the drafter hangs below a token of a chain
 SIBLINGS = 2
@@ -71,7 +71,7 @@ class Mixed:
     def draft(self, text: list[int], sampling: Sampling, shape: TreeShape) -> Draft:
         paths = list[Way]()
         if self._row != "trees":
-            chain, _ = self._understudy.draft(text, min(self._chain, shape.depth), sampling)
+            chain, _ = self._understudy.draft(text, min(self._chain, shape.depth), Decoding(0, sampling))
             paths += [tuple(chain[: end + 1]) for end in range(len(chain))]
         if self._row == "siblings":
             few = replace(shape, nodes=SIBLINGS, depth=1)

@@ -28,6 +28,7 @@ from edge_runtime.speed.chains import MOST_TOKENS
 from outrider_core.drafting.drafter import Draft, TreeShape
 from outrider_core.protocol.constraint import Disobeyed, Rules
 from outrider_core.protocol.tree import TokenTree
+from outrider_core.targets.understudy import Decoding
 
 
 class DrafterJobs:
@@ -48,8 +49,8 @@ class DrafterJobs:
         def work() -> None:
             began, draft = time.monotonic(), Draft()
             if shape:
-                stale = lambda: session.job.version != action.version  # noqa: E731
-                draft = drafter.draft(action.prefix, session.sampling, shape, stale, rules)
+                cancelled = lambda: session.job.version != action.version  # noqa: E731
+                draft = drafter.draft(action.prefix, session.sampling, shape, cancelled, rules)
             now = time.monotonic()
             self._report(Drafted(session, draft, action.version, now - asked, now - began))
 
@@ -74,7 +75,7 @@ class DrafterJobs:
         session, drafter, shape = self._session, self._worker.drafter, self._shape(action)
         rules, silent = self.rules, False
 
-        def fell_silent() -> bool:
+        def cancelled() -> bool:
             nonlocal silent
             silent = silent or session.offline.active
             return silent
@@ -82,8 +83,8 @@ class DrafterJobs:
         def work() -> None:
             began, draft = time.monotonic(), Draft()
             if shape:
-                draft = drafter.draft(action.prefix, session.sampling, shape, fell_silent, rules)
-            if fell_silent():
+                draft = drafter.draft(action.prefix, session.sampling, shape, cancelled, rules)
+            if cancelled():
                 draft = Draft()  # of a tree that was broken off nothing is learnt
             self._report(Compared(session, draft, len(action.prefix), time.monotonic() - began))
 
@@ -94,7 +95,7 @@ class DrafterJobs:
         session, version = self._session, self._session.job.version
         if session.drafts_ahead is Writer.DRAFTER:
             self._worker.draft_ahead(
-                session.tuning.largest, lambda: session.job.version == version, self._stats.drafted_ahead
+                session.tuning.largest, lambda: session.job.version != version, self._stats.drafted_ahead
             )
 
     def add_rows(self, action: AddRows) -> None:
@@ -127,49 +128,47 @@ class UnderstudyJobs:
 
     def read(self, action: ReadText) -> None:
         session, worker, understudy = self._session, self._worker, self._worker.understudy
-        begin, rules = len(session.prompt), self.rules
+        decoding = self._decoding()
 
-        def wanted() -> bool:
-            return session.still_reads(action) and not worker.closed
+        def cancelled() -> bool:
+            return not session.still_reads(action) or worker.closed
 
         def work() -> InboxEvent:
-            agreed = understudy.agreed(action.prefix, action.base, begin, session.sampling, wanted, rules)
-            return TextRead(session, agreed)
+            return TextRead(session, understudy.agreed(action.prefix, action.base, decoding, cancelled))
 
         self._submit(work)
 
     def write(self, action: WriteToken) -> None:
         session, worker, understudy = self._session, self._worker, self._worker.understudy
-        asked, rules = time.monotonic(), self.rules
+        asked, decoding = time.monotonic(), self._decoding()
 
-        def wanted() -> bool:
-            return session.job.version == action.version and not session.finished and not worker.closed
+        def cancelled() -> bool:
+            return session.job.version != action.version or session.finished is not None or worker.closed
 
         def work() -> InboxEvent:
-            token, probability = 0, 0.0  # which the session does not take where it is not wanted
-            begin = len(session.prompt)
-            if understudy.read_to_write(action.prefix, begin, session.sampling, wanted, rules):
-                token, probability = understudy.next_token(action.prefix, begin, session.sampling, rules)
+            token, probability = 0, 0.0  # which the session does not take once it is cancelled
+            if understudy.read_to_write(action.prefix, decoding, cancelled):
+                token, probability = understudy.next_token(action.prefix, decoding)
             return Written(session, token, probability, action.version, time.monotonic() - asked)
 
         self._submit(work)
 
     def draft(self, action: DraftChain) -> None:
-        session, asked, rules = self._session, time.monotonic(), self.rules
+        session, asked, decoding = self._session, time.monotonic(), self._decoding()
 
         def work() -> InboxEvent:
-            current = lambda: session.job.version == action.version  # noqa: E731
-            draft, seconds = self._chain(action.prefix, action.tokens, current, rules)
+            cancelled = lambda: session.job.version != action.version  # noqa: E731
+            draft, seconds = self._chain(action.prefix, action.tokens, cancelled, decoding)
             return Drafted(session, draft, action.version, time.monotonic() - asked, seconds)
 
         self._submit(work)
 
     def compare(self, action: Compare) -> None:
         """Draft a chain for comparison, until the target falls silent: then the understudy has to write."""
-        session, rules = self._session, self.rules
+        session, decoding = self._session, self._decoding()
 
         def work() -> InboxEvent:
-            draft, seconds = self._chain(action.prefix, action.chain or 0, lambda: not session.offline.active, rules)
+            draft, seconds = self._chain(action.prefix, action.chain or 0, lambda: session.offline.active, decoding)
             return Compared(session, draft, len(action.prefix), seconds)
 
         self._submit(work)
@@ -180,30 +179,33 @@ class UnderstudyJobs:
         if session.drafts_ahead is not Writer.UNDERSTUDY:
             return
 
-        def wanted() -> bool:
-            return session.job.version == version and not (session.finished or worker.waits or worker.closed)
+        def cancelled() -> bool:
+            return session.job.version != version or session.finished is not None or worker.waits or worker.closed
 
         def job() -> None:
             with suppress(Exception):  # the next chain tells
-                worker.understudy.draft_ahead(MOST_TOKENS, wanted)
+                worker.understudy.draft_ahead(MOST_TOKENS, cancelled)
 
         worker.submit(job)
 
     def _chain(
-        self, prefix: list[int], count: int, current: Callable[[], bool], rules: Rules | None
+        self, prefix: list[int], count: int, cancelled: Callable[[], bool], decoding: Decoding
     ) -> tuple[Draft, float]:
         """A chain of at most `count` tokens behind `prefix`, and the seconds of its steps: the first token ends the
         reading, and what is known takes none."""
         session, worker, understudy = self._session, self._worker, self._worker.understudy
 
-        def wanted() -> bool:
-            return current() and not session.finished and not worker.closed
+        def gone() -> bool:
+            return cancelled() or session.finished is not None or worker.closed
 
-        understudy.draft(prefix, min(1, count), session.sampling, wanted, rules)
+        understudy.draft(prefix, min(1, count), decoding, gone)
         began, before = time.monotonic(), understudy.drafted
-        tokens, scores = understudy.draft(prefix, count, session.sampling, wanted, rules)
+        tokens, scores = understudy.draft(prefix, count, decoding, gone)
         steps, seconds = understudy.drafted - before, time.monotonic() - began
         return Draft(TokenTree.chain(tokens), tuple(scores), steps, chain=True), seconds
+
+    def _decoding(self) -> Decoding:
+        return Decoding(len(self._session.prompt), self._session.sampling, self.rules)
 
     def _submit(self, work: Callable[[], InboxEvent]) -> None:
         def job() -> None:

@@ -26,13 +26,11 @@ from outrider_core.drafting.drafter import PROMPT_CHUNK, Drafter, TreeShape
 from outrider_core.drafting.engines import Engine
 from outrider_core.models.host_features import HostFeatures
 from outrider_core.models.moa_config import DrafterError, MoAConfig
-from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.prefix import common_prefix
-from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.config import TargetConfig
-from outrider_core.targets.understudy import Understudy
+from outrider_core.targets.understudy import Decoding, Understudy
 
 #: nodes of the steps that are timed, one before each of the first tokens, and how often each is: the fastest counts
 TIMED_NODES, TIMES = (0, 4, 16), 3
@@ -77,7 +75,7 @@ class Guesses:
         self.controller = Controller(Pace(ahead=Ahead(fixed=True)), mode)
         self._text: list[int] = []  # as it was at the last step
         self._rows = 0  # of its first tokens, whose feature rows the drafter holds
-        self._begin = -1  # where the answer begins
+        self._prompt_length = -1  # of the answer under way
         self._untold = True  # nothing tells of this answer yet
         self._streamed = 0  # tokens of this answer that were written one a step
         self._asked: _Step | None = None  # the one under way
@@ -87,17 +85,15 @@ class Guesses:
         self,
         understudy: Understudy,
         text: list[int],
-        begin: int,
-        sampling: Sampling,
-        wanted: Callable[[], bool],
-        rules: Rules | None,
+        decoding: Decoding,
+        cancelled: Callable[[], bool],
     ) -> TokenTree:
         """What may follow `text`, whose last token is all that the understudy has not read; nothing where that is
-        faster, or where nothing is `wanted` any more. begin: where the answer begins."""
+        faster, or once that is `cancelled`."""
         pace = self.controller.pace
         if self.controller.pinned is Mode.STREAM or not self._has_timed(understudy):
             return TokenTree()
-        mode = self._went_on(text, begin)
+        mode = self._went_on(text, decoding.prompt_length)
         self._asked = _Step(len(text))
         if mode is Mode.STREAM:
             self._streamed += 1
@@ -105,11 +101,11 @@ class Guesses:
                 return TokenTree()
         began, first = time.perf_counter(), self._step is None or not self._step.tree
         drafter = self._drafter = self._drafter or self._made()
-        if not self._has_read(drafter, understudy, text, wanted):
+        if not self._has_read(drafter, understudy, text, cancelled):
             return TokenTree()
         nodes = min(self._shape.nodes, pace.worth_drafting())
         shape = replace(self._shape, nodes=nodes, gain=pace.gain())
-        draft = drafter.draft(text, sampling, shape, lambda: not wanted(), rules)
+        draft = drafter.draft(text, decoding.sampling, shape, cancelled, decoding.rules)
         seconds = time.perf_counter() - began
         tree = draft.tree.pruned(pace.worth_sending(draft.tree, draft.scores), len(draft.tree))
         pace.drafted(seconds, draft.steps, from_scratch=not first)
@@ -139,7 +135,7 @@ class Guesses:
             pace.curve = CostCurve(tuple(1 + nodes for nodes in TIMED_NODES), tuple(accumulate(fastest, max)))
         return pace.curve is not None
 
-    def _went_on(self, text: list[int], begin: int) -> Mode:
+    def _went_on(self, text: list[int], prompt_length: int) -> Mode:
         """Learn what came of the last step, if `text` goes on behind it; the mode of the next one."""
         same = common_prefix(self._text, text)
         step, self._text = self._step, list(text)
@@ -147,8 +143,8 @@ class Guesses:
             self._rows = same
             if self._drafter:
                 self._drafter.keep_rows(same)
-        if step is None or begin != self._begin or not same == step.base < len(text):
-            self._begin, self._step, self._untold, self._streamed = begin, None, True, 0
+        if step is None or prompt_length != self._prompt_length or not same == step.base < len(text):
+            self._prompt_length, self._step, self._untold, self._streamed = prompt_length, None, True, 0
             return self.controller.begin()
         pace = self.controller.pace
         path = foreseen(step.tree, text[step.base :]) or []
@@ -160,21 +156,23 @@ class Guesses:
             pace.streamed(step.seconds, step.seconds, overdue=False)
         return self.controller.choose()
 
-    def _has_read(self, drafter: Drafter, understudy: Understudy, text: list[int], wanted: Callable[[], bool]) -> bool:
-        """Give the drafter the feature rows that it lacks, and the text. False: given up, as it is not `wanted`."""
+    def _has_read(
+        self, drafter: Drafter, understudy: Understudy, text: list[int], cancelled: Callable[[], bool]
+    ) -> bool:
+        """Give the drafter the feature rows that it lacks, and the text. False: given up, as it was `cancelled`."""
         while self._rows < len(text) - 1:
-            if not wanted():
+            if cancelled():
                 return False
             positions = range(self._rows, min(self._rows + ROWS_CHUNK, len(text) - 1))
             kv = understudy.gather(self._features.layers, positions)
             drafter.add_rows(np.array(positions), self._features.rows(kv, positions))
             self._rows = positions.stop
         while len(drafter.cached) < len(text) - PROMPT_CHUNK or drafter.cached != text[: len(drafter.cached)]:
-            if not wanted():
+            if cancelled():
                 return False
             same = common_prefix(drafter.cached, text)
             drafter.read(text[: same + PROMPT_CHUNK])
-        return wanted()
+        return not cancelled()
 
 
 def guesses_for(

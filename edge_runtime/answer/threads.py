@@ -31,13 +31,13 @@ class DrafterThread:
         self._asked += 1
         self._pool.submit(self._run, job, self.failed)
 
-    def draft_ahead(self, shape: TreeShape, wanted: Callable[[], bool], done: Callable[[int, float], None]) -> None:
-        """Grow the last tree on while it is `wanted` and no job waits; `done` gets nodes expanded and seconds."""
+    def draft_ahead(self, shape: TreeShape, cancelled: Callable[[], bool], done: Callable[[int, float], None]) -> None:
+        """Grow the last tree on until that is `cancelled` or a job waits; `done` gets nodes expanded and seconds."""
         asked = self._asked
 
         def work() -> None:
             began = time.monotonic()
-            nodes = self.drafter.draft_ahead(shape, lambda: self._asked != asked or not wanted())
+            nodes = self.drafter.draft_ahead(shape, lambda: self._asked != asked or cancelled())
             done(nodes, time.monotonic() - began)
 
         self._pool.submit(self._run, work, self.failed)

@@ -230,12 +230,12 @@ class Drafter:
         prefix: list[int],
         sampling: Sampling,
         shape: TreeShape,
-        stop: Callable[[], bool] = lambda: False,
+        cancelled: Callable[[], bool] = lambda: False,
         rules: Rules | None = None,
     ) -> Draft:
         """Draft at most shape.nodes nodes below the last token of `prefix`.
 
-        `stop()` is asked between steps; when true, what is there is returned. rules: what the target draws under.
+        Once `cancelled`, asked between steps, what is there is returned. rules: what the target draws under.
         """
         times = FORCED_DEPTH if rules and rules.constraint.grammar != GRAMMAR_NONE else 1
         depth = min(times * shape.depth, shape.nodes, self.max_context - len(prefix))
@@ -249,14 +249,14 @@ class Drafter:
         if growth is None:
             growth = self._begin(prefix, sampling, rules, shape.breadth, depth)
         kept = sum(slot >= 0 for slot in growth.slots) if ahead else 0
-        while not stop():
+        while not cancelled():
             worst = growth.worst_of_best(shape.nodes, depth)
             if not self._widen(growth, shape.breadth, depth, worst, shape.gain):
                 break
         tree, scores = growth.best(shape.nodes, depth)
         return Draft(tree, tuple(scores), self.steps - steps, ahead, kept)
 
-    def draft_ahead(self, shape: TreeShape, stop: Callable[[], bool]) -> int:
+    def draft_ahead(self, shape: TreeShape, cancelled: Callable[[], bool]) -> int:
         """Grow the last tree on below and beside what was sent, likeliest nodes first; returns the nodes expanded.
 
         Path probabilities are those of what the verdict may say, so most work goes where it is likeliest to end.
@@ -265,7 +265,7 @@ class Drafter:
         if growth is None:
             return 0
         depth = min(2 * shape.depth, self.max_context - growth.base)
-        while not stop() and (expanded := self._widen(growth, shape.breadth, depth, AHEAD_FLOOR)):
+        while not cancelled() and (expanded := self._widen(growth, shape.breadth, depth, AHEAD_FLOOR)):
             done += expanded
         return done
 

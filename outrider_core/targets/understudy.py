@@ -48,20 +48,25 @@ class UnderstudyError(RuntimeError):
     """The understudy cannot be used. The message is one line."""
 
 
+@dataclass(frozen=True)
+class Decoding:
+    """How the tokens of one answer are drawn.
+
+    prompt_length: tokens of the text in front of the answer. rules: of its constraint, at the end of one writer's text.
+    """
+
+    prompt_length: int
+    sampling: Sampling = Sampling()  # noqa: RUF009 - frozen
+    rules: Rules | None = None
+
+
 class Guesser(Protocol):
     """Foresees what an understudy writes."""
 
     def tree(
-        self,
-        understudy: Understudy,
-        text: list[int],
-        begin: int,
-        sampling: Sampling,
-        wanted: Callable[[], bool],
-        rules: Rules | None,
+        self, understudy: Understudy, text: list[int], decoding: Decoding, cancelled: Callable[[], bool]
     ) -> TokenTree:
-        """What may follow `text`, whose last token is all that is not read. begin: where the answer begins. Nothing
-        comes of it where that is not `wanted` any more."""
+        """What may follow `text`, whose last token is all that is not read; nothing once that is `cancelled`."""
 
     def stepped(self, seconds: float) -> None:
         """The step with that tree took so long."""
@@ -89,8 +94,7 @@ class _Written:
 
     text: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    sampling: Sampling = Sampling()  # noqa: RUF009 - frozen
-    rules: Rules | None = None
+    decoding: Decoding = Decoding(0)
 
 
 class Understudy:
@@ -171,36 +175,29 @@ class Understudy:
         gc.collect()
         give_back()
 
-    def read(self, text: list[int], wanted: Callable[[], bool] = lambda: True) -> bool:
-        """Read `text`, as far as it is not what was read last. False: given up, as it is not `wanted` any more."""
-        if not wanted():
+    def read(self, text: list[int], cancelled: Callable[[], bool] = lambda: False) -> bool:
+        """Read `text`, as far as it is not what was read last. False: given up, as it was `cancelled`."""
+        if cancelled():
             return False
         self.load()
         self._keep(text)
         while self._logits is None or len(self._read) < len(text):
-            if not wanted():
+            if cancelled():
                 return False
             chunk = tuple(text[len(self._read) : len(self._read) + READ_CHUNK])
             self._logits = self._run(Part(0, len(self._read), chunk))[-1]
             self._read += chunk
         return True
 
-    def read_to_write(
-        self,
-        text: list[int],
-        begin: int,
-        sampling: Sampling,
-        wanted: Callable[[], bool] = lambda: True,
-        rules: Rules | None = None,
-    ) -> bool:
+    def read_to_write(self, text: list[int], decoding: Decoding, cancelled: Callable[[], bool] = lambda: False) -> bool:
         """`read`, before `next_token` is called with the same: the last step takes guesses along at what follows."""
         if self._guesser is None:
-            return self.read(text, wanted)
-        if not self._goes_on_with(text) and not (self.read(text[:-1] or text, wanted) and wanted()):
+            return self.read(text, cancelled)
+        if not self._goes_on_with(text) and (not self.read(text[:-1] or text, cancelled) or cancelled()):
             return False
         if len(self._read) < len(text):
-            tree = self._guessed(text, begin, sampling, wanted, rules)
-            if not wanted():
+            tree = self._guessed(text, decoding, cancelled)
+            if cancelled():
                 return False
             base, began = len(self._read), time.perf_counter()
             logits = self._run(Part(0, base, (text[-1],), tree))
@@ -210,13 +207,11 @@ class Understudy:
             self._logits, self._guess = logits[0], _Guess(tree, logits[1:], base + 1)
         return True
 
-    def _guessed(
-        self, text: list[int], begin: int, sampling: Sampling, wanted: Callable[[], bool], rules: Rules | None
-    ) -> TokenTree:
+    def _guessed(self, text: list[int], decoding: Decoding, cancelled: Callable[[], bool]) -> TokenTree:
         """What may follow; nothing, now and later, where guessing fails."""
         assert self._guesser
         try:
-            return self._guesser.tree(self, text, begin, sampling, wanted, rules)
+            return self._guesser.tree(self, text, decoding, cancelled)
         except Exception:  # of an engine, or of a server half that does not fit after all
             self._guesser = None
             return TokenTree()
@@ -246,85 +241,71 @@ class Understudy:
         return self._logits is not None and self._read in (text, text[:-1])
 
     def agreed(
-        self,
-        text: list[int],
-        base: int,
-        begin: int,
-        sampling: Sampling,
-        wanted: Callable[[], bool] = lambda: True,
-        rules: Rules | None = None,
+        self, text: list[int], base: int, decoding: Decoding, cancelled: Callable[[], bool] = lambda: False
     ) -> int | None:
         """How many of the tokens from `base` on it would have written itself, up to the first that it would not.
 
-        begin: where the answer begins. rules: what it draws under. It has read all of them then, or as far as it
-        agrees. None: given up, as nobody `wanted` to know any more.
+        It has read all of them then, or as far as it agrees. None: given up, as it was `cancelled`.
         """
-        if not self.read(text[:base], wanted):
+        if not self.read(text[:base], cancelled):
             return None
         agreed = base
         while agreed < len(text):
-            if not wanted():
+            if cancelled():
                 return None
             chunk = tuple(text[agreed : agreed + READ_CHUNK])
             # the last token before is run again: its logits judge the first one
             logits = self._run(Part(0, agreed - 1, (text[agreed - 1],), TokenTree.chain(chunk)))
             for row, token in enumerate(chunk):
-                if draw(self._judged(logits[row], text[:agreed], begin, rules), sampling, agreed) != token:
+                if draw(self._judged(logits[row], text[:agreed], decoding), decoding.sampling, agreed) != token:
                     self._read, self._logits = text[:agreed], logits[row]
                     return agreed - base
                 agreed += 1
             self._read, self._logits = text[:agreed], logits[-1]
         return agreed - base
 
-    def next_token(
-        self, text: list[int], begin: int, sampling: Sampling, rules: Rules | None = None
-    ) -> tuple[int, float]:
+    def next_token(self, text: list[int], decoding: Decoding) -> tuple[int, float]:
         """Its own next token behind `text`, and the probability that it gives to it.
 
-        begin: where the answer begins. rules: what it draws under; Disobeyed is raised where they allow nothing.
+        Raises Disobeyed where the rules allow nothing.
         """
-        self.read_to_write(text, begin, sampling, rules=rules)
+        self.read_to_write(text, decoding)
         assert self._logits is not None
-        judged = self._judged(self._logits, text, begin, rules)
-        token = draw(judged, sampling, len(text))
-        return token, float(np.exp(log_probs(judged if rules else self._logits, Sampling())[token]))
+        judged = self._judged(self._logits, text, decoding)
+        token = draw(judged, decoding.sampling, len(text))
+        return token, float(np.exp(log_probs(judged if decoding.rules else self._logits, Sampling())[token]))
 
     def draft(
-        self,
-        text: list[int],
-        count: int,
-        sampling: Sampling,
-        wanted: Callable[[], bool] = lambda: True,
-        rules: Rules | None = None,
+        self, text: list[int], count: int, decoding: Decoding, cancelled: Callable[[], bool] = lambda: False
     ) -> tuple[list[int], list[float]]:
         """(at most `count` tokens that the target may draw behind `text`, log-probabilities of the way to each).
 
-        Loops are the target's to break. Fewer come where they are not `wanted` any more, and where `rules` allow none.
-        What was drafted behind a text that this one goes on with is known.
+        Loops are the target's to break. Fewer come once they are `cancelled`, and where the rules allow none. What was
+        drafted behind a text that this one continues is known.
         """
         draft, size = self._draft, len(text)
         behind = draft.text[:size] == text and size + len(draft.log_probs) >= len(draft.text)
-        if not (behind and draft.sampling == sampling and draft.rules is rules):
-            self._draft = draft = _Written(list(text), [], sampling, rules)
+        if not (behind and draft.decoding == decoding):
+            self._draft = draft = _Written(list(text), [], decoding)
         elif size + len(draft.log_probs) > len(draft.text):
             del draft.log_probs[: size + len(draft.log_probs) - len(draft.text)]
-        self._go_on(count, wanted)
+        self._go_on(count, cancelled)
         return draft.text[size : size + count], np.cumsum(draft.log_probs[:count]).tolist()
 
-    def draft_ahead(self, count: int, wanted: Callable[[], bool]) -> None:
-        """Draft on, `count` tokens more, while they are `wanted`, unless what was drafted is forgotten."""
+    def draft_ahead(self, count: int, cancelled: Callable[[], bool]) -> None:
+        """Draft on, `count` tokens more, until they are `cancelled`, unless what was drafted is forgotten."""
         if self._draft.text:
-            self._go_on(len(self._draft.log_probs) + count, wanted)
+            self._go_on(len(self._draft.log_probs) + count, cancelled)
 
-    def _go_on(self, count: int, wanted: Callable[[], bool]) -> None:
+    def _go_on(self, count: int, cancelled: Callable[[], bool]) -> None:
         """Draft until `count` tokens stand there."""
-        draft = self._draft
-        while len(draft.log_probs) < count and len(draft.text) < self._max_context and self.read(draft.text, wanted):
+        draft, rules = self._draft, self._draft.decoding.rules
+        while len(draft.log_probs) < count and len(draft.text) < self._max_context and self.read(draft.text, cancelled):
             assert self._logits is not None
             logits = self._logits
             try:
-                judged = draft.rules.adjusted(logits, draft.text) if draft.rules else logits
-                token = draw(judged, draft.sampling, len(draft.text))
+                judged = rules.adjusted(logits, draft.text) if rules else logits
+                token = draw(judged, draft.decoding.sampling, len(draft.text))
             except Disobeyed:
                 return
             draft.log_probs.append(float(log_probs(judged, Sampling())[token]))
@@ -343,17 +324,16 @@ class Understudy:
             same = min(same, len(text) - 1)
             self._read, self._logits, self._guess = text[:same], None, None
 
-    def _judged(
-        self, logits: Floats, text: list[int], begin: int, rules: Rules | None
-    ) -> NDArray[np.float32] | NDArray[np.float64]:
+    def _judged(self, logits: Floats, text: list[int], decoding: Decoding) -> NDArray[np.float32] | NDArray[np.float64]:
         """What the token behind `text` is drawn from."""
-        penalties = repetitions(text[begin:])
-        if penalties and self._decode(text[begin:]).count(FENCE) % 2 == 0:
+        answer = text[decoding.prompt_length :]
+        penalties = repetitions(answer)
+        if penalties and self._decode(answer).count(FENCE) % 2 == 0:
             logits = logits.copy()
             for token, length in penalties.items():
                 loss = DRY_MULTIPLIER * DRY_BASE ** min(length - DRY_ALLOWED, 20)
                 logits[token] -= min(DRY_MOST, loss)
-        return rules.adjusted(logits, text) if rules else logits
+        return decoding.rules.adjusted(logits, text) if decoding.rules else logits
 
 
 def _runs_trees(model: TargetBundle) -> bool:

@@ -299,7 +299,7 @@ def test_no_step_is_wider_than_an_engine_takes() -> None:
 
 
 def test_stop_returns_what_is_there() -> None:
-    tree = make_drafter().draft([1, 2], GREEDY, TreeShape(30, 5, 4), stop=lambda: True).tree
+    tree = make_drafter().draft([1, 2], GREEDY, TreeShape(30, 5, 4), cancelled=lambda: True).tree
     assert LEAST_CHILDREN <= len(tree) <= len(DRAFT_IDS) and set(tree.parents) == {ROOT}
 
 

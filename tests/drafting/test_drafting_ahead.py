@@ -28,14 +28,14 @@ SHAPE = TreeShape(nodes=12, depth=4, breadth=4, gain=0.0)
 
 
 def steps(count: int) -> Callable[[], bool]:
-    """A `stop` that lets so many steps happen."""
+    """A `cancelled` that lets so many steps happen."""
     left = [count]
 
-    def stop() -> bool:
+    def cancelled() -> bool:
         left[0] -= 1
         return left[0] < 0
 
-    return stop
+    return cancelled
 
 
 @settings(max_examples=80, deadline=None)

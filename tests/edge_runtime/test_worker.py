@@ -66,16 +66,16 @@ def test_an_understudy_that_is_still_loading_gives_its_memory_back_too(closes: b
 
 
 class Reader(Slow):
-    """Reads until it is not wanted any more."""
+    """Reads until that is cancelled."""
 
     def __init__(self) -> None:
         super().__init__()
         self.begun, self.given_up = threading.Event(), threading.Event()
 
-    def read(self, text: Sequence[int], wanted: Callable[[], bool] = lambda: True) -> bool:
+    def read(self, text: Sequence[int], cancelled: Callable[[], bool] = lambda: False) -> bool:
         self.begun.set()
         for _ in range(1000):
-            if not wanted():
+            if cancelled():
                 self.given_up.set()
                 return False
             threading.Event().wait(0.005)

@@ -28,7 +28,7 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.targets.bundle import open_target_bundle
 from outrider_core.targets.config import TargetConfig
-from outrider_core.targets.understudy import Guesser, Understudy
+from outrider_core.targets.understudy import Decoding, Guesser, Understudy
 from tests.export.conftest import Bundles, Folders
 from tests.targets.plain import skip_unless_exact
 
@@ -84,7 +84,7 @@ def written(
 ) -> list[tuple[int, float]]:
     text, found = list(PROMPT), list[tuple[int, float]]()
     for _ in range(count):
-        found.append(understudy.next_token(text, len(PROMPT), sampling, rules))
+        found.append(understudy.next_token(text, Decoding(len(PROMPT), sampling, rules)))
         text.append(found[-1][0])
     return found
 
@@ -99,10 +99,8 @@ class Oracle:
         self,
         understudy: Understudy,
         text: list[int],
-        begin: int,
-        sampling: Sampling,
-        wanted: Callable[[], bool],
-        rules: Rules | None,
+        decoding: Decoding,
+        cancelled: Callable[[], bool],
     ) -> TokenTree:
         tokens, parents, parent = list[int](), list[int](), ROOT
         for right in self.truth[len(text) : len(text) + self.rng.randrange(6)]:
@@ -149,10 +147,10 @@ def test_a_text_may_change_anywhere_below_and_beside_a_guess(bundle: Bundle) -> 
         end = rng.randrange(1, len(plain))
         text = plain[:end] if rng.random() < 0.5 else [*plain[: end - 1], (plain[end - 1] + 1) % 199]
         if rng.random() < 0.2:
-            understudy.draft(text, 3, Sampling())
+            understudy.draft(text, 3, Decoding(len(PROMPT)))
         if rng.random() < 0.2:
-            understudy.agreed([*text, 7, 8], len(text), 0, Sampling())
-        assert understudy.next_token(text, 0, Sampling()) == made(bundle).next_token(text, 0, Sampling())
+            understudy.agreed([*text, 7, 8], len(text), Decoding(0))
+        assert understudy.next_token(text, Decoding(0)) == made(bundle).next_token(text, Decoding(0))
 
 
 @pytest.mark.parametrize("mode", [Mode.TREE, Mode.STREAM, None])
@@ -191,7 +189,7 @@ def test_trees_are_drafted_only_where_they_make_it_faster(bundle: Bundle, per_no
     text = [*PROMPT, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39] * 6  # lookup knows how it goes on
     size, trees = 40, 0
     while size < len(text) - 1:
-        tree = guesser.tree(timed, text[:size], 5, Sampling(), lambda: True, None)  # type: ignore[arg-type]
+        tree = guesser.tree(timed, text[:size], Decoding(5), lambda: False)  # type: ignore[arg-type]
         guesser.stepped(timed.time_step(len(tree)))
         trees += bool(tree)
         node, size = tree.child(ROOT, text[size]), size + 1
@@ -220,7 +218,7 @@ def test_trees_that_are_worth_nothing_cost_next_to_nothing(bundle: Bundle, monke
         text = [1] + [rng.randrange(4, 199) for _ in range(150)]
         began = clock[0]
         for _ in range(40):
-            tree = guesser.tree(timed, text, 151, Sampling(), lambda: True, None)  # type: ignore[arg-type]
+            tree = guesser.tree(timed, text, Decoding(151), lambda: False)  # type: ignore[arg-type]
             seconds = timed.time_step(len(tree))
             clock[0] += seconds
             guesser.stepped(seconds)
@@ -235,13 +233,13 @@ def test_a_guess_below_a_text_that_was_given_up_is_not_taken(bundle: Bundle) -> 
     for end in range(10, 40):
         oracle = Oracle(plain, bundle.manifest.vocab_size)
         understudy = made(bundle, oracle)
-        understudy.next_token(plain[:end], 0, Sampling())
+        understudy.next_token(plain[:end], Decoding(0))
         other = [*plain[: end - 4], (plain[end - 4] + 1) % 199, 7]
-        asked = iter([True])
-        understudy.read_to_write(other, 0, Sampling(), lambda asked=asked: next(asked, False))  # type: ignore[misc]
+        asked = iter([False])
+        understudy.read_to_write(other, Decoding(0), lambda asked=asked: next(asked, True))  # type: ignore[misc]
         for length in (end - 3, end - 2):
-            expected = made(bundle).next_token(plain[:length], 0, Sampling())
-            assert understudy.next_token(plain[:length], 0, Sampling()) == expected
+            expected = made(bundle).next_token(plain[:length], Decoding(0))
+            assert understudy.next_token(plain[:length], Decoding(0)) == expected
 
 
 def test_rows_are_those_of_the_text(bundle: Bundle) -> None:
@@ -250,12 +248,12 @@ def test_rows_are_those_of_the_text(bundle: Bundle) -> None:
     understudy = made(bundle, guesser)
     text = [*PROMPT, *(token for token, _ in written(understudy, 30, Sampling()))]
     other = [*text[:10], *range(60, 90)]
-    understudy.next_token(other, 10, Sampling())
+    understudy.next_token(other, Decoding(10))
     fresh = guesses(bundle)
     fresh.controller.pinned = Mode.TREE
     another = made(bundle, fresh)
     written(another, 12, Sampling(temperature=1.0, seed=3))  # the first tokens time steps
-    another.next_token(other, 10, Sampling())
+    another.next_token(other, Decoding(10))
     drafter, other_drafter = guesser._drafter, fresh._drafter
     assert drafter and other_drafter
     held = np.flatnonzero(other_drafter.rows.filled)
@@ -346,17 +344,17 @@ def test_guessing_is_given_up_where_nobody_waits(bundle: Bundle) -> None:
     understudy = made(bundle, guesser)
     long = [1, *(4 + place % 190 for place in range(200))]
     for _ in range(6):  # the first tokens time steps
-        understudy.next_token(PROMPT, len(PROMPT), Sampling())
-        understudy.next_token([*PROMPT, 7], len(PROMPT), Sampling())
+        understudy.next_token(PROMPT, Decoding(len(PROMPT)))
+        understudy.next_token([*PROMPT, 7], Decoding(len(PROMPT)))
     asked = [0]
 
-    def wanted() -> bool:
+    def cancelled() -> bool:
         asked[0] += 1
-        return asked[0] < 9  # the text is read, and some rows
+        return asked[0] >= 9  # the text is read, and some rows
 
-    assert not understudy.read_to_write(long, len(long), Sampling(), wanted)
+    assert not understudy.read_to_write(long, Decoding(len(long)), cancelled)
     assert guesser._rows < len(long) - 1 or len(guesser._drafter.cached) < len(long) - 1  # type: ignore[union-attr]
-    assert understudy.next_token(long, 5, Sampling()) == made(bundle).next_token(long, 5, Sampling())
+    assert understudy.next_token(long, Decoding(5)) == made(bundle).next_token(long, Decoding(5))
 
 
 def test_what_is_forgotten_is_given_back(bundle: Bundle) -> None:

@@ -23,7 +23,7 @@ from outrider_core.targets import understudy as module
 from outrider_core.targets.bundle import open_target_bundle
 from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
-from outrider_core.targets.understudy import DRY_ALLOWED, READ_CHUNK, Understudy, UnderstudyError, repetitions
+from outrider_core.targets.understudy import DRY_ALLOWED, READ_CHUNK, Decoding, Understudy, UnderstudyError, repetitions
 from tests.edge_runtime.test_probe import tiny_bundle
 from tests.targets.plain import skip_unless_exact
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -91,7 +91,7 @@ def test_it_writes_as_the_model_decodes(bundle: Bundle, sampling: Sampling) -> N
     assert not any(repetitions(expected[len(PROMPT) : end]) for end in range(len(expected))), "DRY would have a say"
     understudy, text = made(bundle), list(PROMPT)
     for _ in range(24):
-        token, probability = understudy.next_token(text, len(PROMPT), sampling)
+        token, probability = understudy.next_token(text, Decoding(len(PROMPT), sampling))
         assert 0 < probability <= 1
         text.append(token)
     assert text == expected
@@ -111,7 +111,7 @@ def test_one_of_four_bits_writes_as_it_decodes(bundle: Bundle, tmp_path: Path) -
     assert again.manifest.understudy == entry and not (again.folder / UNDERSTUDY_FOLDER / "report.md").exists()
     expected, understudy = plain(small, 12, Sampling()), made(small)
     for end in range(len(PROMPT), len(expected)):
-        assert understudy.next_token(expected[:end], len(PROMPT), Sampling())[0] == expected[end]
+        assert understudy.next_token(expected[:end], Decoding(len(PROMPT)))[0] == expected[end]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
@@ -121,9 +121,9 @@ def test_it_judges_what_others_wrote(bundle: Bundle, sampling: Sampling) -> None
     for right in (0, 1, 9):
         text = expected[: base + right]
         wrong = [(expected[len(text)] + 1) % 199, 5, 6]
-        assert understudy.agreed(text + wrong, base, len(PROMPT), sampling) == right
-        assert understudy.next_token(text, len(PROMPT), sampling)[0] == expected[len(text)]
-    assert understudy.agreed(expected, base, len(PROMPT), sampling) == len(expected) - base
+        assert understudy.agreed(text + wrong, base, Decoding(len(PROMPT), sampling)) == right
+        assert understudy.next_token(text, Decoding(len(PROMPT), sampling))[0] == expected[len(text)]
+    assert understudy.agreed(expected, base, Decoding(len(PROMPT), sampling)) == len(expected) - base
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
@@ -139,36 +139,36 @@ def test_it_judges_and_writes_under_a_constraint(bundle: Bundle, sampling: Sampl
         logits = runner.forward([Part(0, len(text) - 1, (text[-1],))])[0]
     assert text != plain(bundle, 12, sampling)
     understudy, rules, begin = made(bundle), Rules(constraint), len(PROMPT)
-    assert understudy.agreed([*text[:-3], 7], begin + 2, begin, sampling, rules=rules) == len(text) - 3 - begin - 2
+    assert understudy.agreed([*text[:-3], 7], begin + 2, Decoding(begin, sampling, rules)) == len(text) - 3 - begin - 2
     for end in (begin, len(text) - 3, begin + 4, len(text) - 1):
-        assert understudy.next_token(text[:end], begin, sampling, rules)[0] == text[end]
+        assert understudy.next_token(text[:end], Decoding(begin, sampling, rules))[0] == text[end]
 
 
 def test_a_text_may_change_anywhere(bundle: Bundle) -> None:
     understudy, fresh = made(bundle), list[tuple[int, float]]()
     texts = [PROMPT, [*PROMPT, 7, 8], PROMPT[:3], [*PROMPT[:3], 50], PROMPT, [*PROMPT, *range(10, 10 + READ_CHUNK + 3)]]
-    kept = [understudy.next_token(text, 0, Sampling()) for text in texts]
+    kept = [understudy.next_token(text, Decoding(0)) for text in texts]
     for text in texts:
-        fresh.append(made(bundle).next_token(text, 0, Sampling()))
+        fresh.append(made(bundle).next_token(text, Decoding(0)))
     assert kept == fresh
 
 
 def test_a_reading_that_nobody_waits_for_is_given_up_and_goes_on_later(bundle: Bundle) -> None:
     understudy, text = made(bundle), list(range(4, 4 + 2 * READ_CHUNK + 5))
-    asked = iter([True, True, False])
+    asked = iter([False, False, True])
     assert not understudy.read(text, lambda: next(asked))
     assert understudy.read(text)
-    assert understudy.next_token(text, 0, Sampling()) == made(bundle).next_token(text, 0, Sampling())
+    assert understudy.next_token(text, Decoding(0)) == made(bundle).next_token(text, Decoding(0))
 
 
 def test_judging_can_be_given_up_between_two_steps(bundle: Bundle) -> None:
     expected = plain(bundle, 2 * READ_CHUNK, Sampling())
     for allowed in range(5):
-        wanted, understudy = partial(next, iter([True] * allowed), False), made(bundle)
-        agreed = understudy.agreed(expected, len(PROMPT), len(PROMPT), Sampling(), wanted)
+        cancelled, understudy = partial(next, iter([False] * allowed), True), made(bundle)
+        agreed = understudy.agreed(expected, len(PROMPT), Decoding(len(PROMPT)), cancelled)
         assert agreed == (None if allowed < 4 else 2 * READ_CHUNK), "before it loads, reads, judges and judges on"
         assert understudy.loaded == (allowed > 0)
-        assert understudy.next_token(expected, 0, Sampling()) == made(bundle).next_token(expected, 0, Sampling())
+        assert understudy.next_token(expected, Decoding(0)) == made(bundle).next_token(expected, Decoding(0))
 
 
 def test_it_draws_no_token_that_the_target_does_not_know(bundle: Bundle) -> None:
@@ -182,8 +182,8 @@ def test_it_draws_no_token_that_the_target_does_not_know(bundle: Bundle) -> None
     wide = made(bundle)
     for seed in range(40):
         sampling = Sampling(temperature=1.5, seed=seed)
-        free, bound = wide.next_token(text, 0, sampling), understudy.next_token(text, 0, sampling)
-        assert bound[0] < known and understudy.agreed([*text, bound[0]], len(text), 0, sampling) == 1
+        free, bound = wide.next_token(text, Decoding(0, sampling)), understudy.next_token(text, Decoding(0, sampling))
+        assert bound[0] < known and understudy.agreed([*text, bound[0]], len(text), Decoding(0, sampling)) == 1
         assert (free[0] == bound[0]) == (free[0] < known)
         beyond += free[0] >= known
     assert beyond
@@ -192,11 +192,11 @@ def test_it_draws_no_token_that_the_target_does_not_know(bundle: Bundle) -> None
 def test_its_memory_comes_with_the_first_use_and_goes_when_it_is_given_back(bundle: Bundle) -> None:
     understudy = made(bundle)
     assert not understudy.loaded
-    first = understudy.next_token(PROMPT, 0, Sampling())
+    first = understudy.next_token(PROMPT, Decoding(0))
     assert understudy.loaded
     understudy.unload()
     assert not understudy.loaded
-    assert understudy.next_token(PROMPT, 0, Sampling()) == first
+    assert understudy.next_token(PROMPT, Decoding(0)) == first
 
 
 def test_it_may_come_later_than_the_bundle(copied: Bundle) -> None:
@@ -293,7 +293,7 @@ def test_loops_end_but_not_in_code(bundle: Bundle, monkeypatch: pytest.MonkeyPat
     understudy._runner = Looping()  # type: ignore[assignment]
     text = [*PROMPT, 33, 20]
     for _ in range(60):
-        text.append(understudy.next_token(text, len(PROMPT), Sampling())[0])
+        text.append(understudy.next_token(text, Decoding(len(PROMPT)))[0])
     answer = text[len(PROMPT) + 1 :]
     looped = all(token in Looping.WORDS for token in answer)
     assert looped == fenced
@@ -305,38 +305,38 @@ def test_loops_end_but_not_in_code(bundle: Bundle, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_its_drafts_are_what_the_target_would_draw_of_its_logits(bundle: Bundle, sampling: Sampling) -> None:
     expected, understudy = plain(bundle, 40, sampling), made(bundle)
-    size = len(PROMPT)
-    tokens, scores = understudy.draft(PROMPT, 12, sampling)
+    size, decoding = len(PROMPT), Decoding(len(PROMPT), sampling)
+    tokens, scores = understudy.draft(PROMPT, 12, decoding)
     assert tokens == expected[size : size + 12] and understudy.drafted == 12
     assert len(scores) == 12 and all(later <= sooner <= 0 for sooner, later in pairwise(scores))
     # the target draws the same, and goes on: nothing of it is drafted again
-    understudy.draft_ahead(8, lambda: True)
+    understudy.draft_ahead(8, lambda: False)
     assert understudy.drafted == 20
-    after, known = understudy.draft(expected[: size + 13], 7, sampling)
+    after, known = understudy.draft(expected[: size + 13], 7, decoding)
     assert after == expected[size + 13 : size + 20] and understudy.drafted == 20
-    fresh = made(bundle).draft(expected[: size + 13], 7, sampling)
+    fresh = made(bundle).draft(expected[: size + 13], 7, decoding)
     assert fresh[0] == after and np.allclose(fresh[1], known)
     # fewer are wanted than are known
-    assert understudy.draft(expected[: size + 13], 3, sampling)[0] == after[:3]
+    assert understudy.draft(expected[: size + 13], 3, decoding)[0] == after[:3]
     # it draws otherwise
     other = [*expected[: size + 14], (expected[size + 14] + 1) % 199]
-    assert understudy.draft(other, 5, sampling) == made(bundle).draft(other, 5, sampling)
-    assert understudy.next_token(other, size, sampling) == made(bundle).next_token(other, size, sampling)
+    assert understudy.draft(other, 5, decoding) == made(bundle).draft(other, 5, decoding)
+    assert understudy.next_token(other, decoding) == made(bundle).next_token(other, decoding)
 
 
 def test_a_draft_is_given_up_and_ends_with_the_context(bundle: Bundle) -> None:
     understudy = made(bundle)
-    assert understudy.draft(PROMPT, 8, Sampling(), lambda: False) == ([], [])
-    asked = iter([True] * 4)  # to begin with, to read, and to draft two more
-    assert len(understudy.draft(PROMPT, 8, Sampling(), lambda: next(asked, False))[0]) in (2, 3)
+    assert understudy.draft(PROMPT, 8, Decoding(len(PROMPT)), lambda: True) == ([], [])
+    asked = iter([False] * 4)  # to begin with, to read, and to draft two more
+    assert len(understudy.draft(PROMPT, 8, Decoding(len(PROMPT)), lambda: next(asked, True))[0]) in (2, 3)
     long = plain(bundle, CONTEXT - len(PROMPT) - 3, Sampling())
-    assert len(understudy.draft(long, 8, Sampling())[0]) == 3
+    assert len(understudy.draft(long, 8, Decoding(len(PROMPT)))[0]) == 3
 
 
 def test_drafts_of_other_rules_are_not_taken(bundle: Bundle) -> None:
-    understudy, free = made(bundle), made(bundle).draft(PROMPT, 6, Sampling())[0]
+    understudy, free = made(bundle), made(bundle).draft(PROMPT, 6, Decoding(len(PROMPT)))[0]
     ids, amounts = pack_bias({free[0]: -100.0})
     rules = Rules(Constraint(len(PROMPT), 0.0, 0.0, ids, amounts))
-    assert understudy.draft(PROMPT, 6, Sampling())[0] == free
-    bound = understudy.draft(PROMPT, 6, Sampling(), rules=rules)[0]
-    assert free[0] not in bound and understudy.draft(PROMPT, 6, Sampling())[0] == free
+    assert understudy.draft(PROMPT, 6, Decoding(len(PROMPT)))[0] == free
+    bound = understudy.draft(PROMPT, 6, Decoding(len(PROMPT), Sampling(), rules))[0]
+    assert free[0] not in bound and understudy.draft(PROMPT, 6, Decoding(len(PROMPT)))[0] == free

@@ -14,7 +14,7 @@ from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.bundle import open_target_bundle
 from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
-from outrider_core.targets.understudy import Understudy
+from outrider_core.targets.understudy import Decoding, Understudy
 from tests.edge_runtime.test_probe import tiny_bundle
 from tests.targets.test_understudy import source_of, with_understudy
 
@@ -64,7 +64,7 @@ def written(bundle: Bundle, text: list[int], begin: int, count: int, sampling: S
     """What Python's writes behind `text`, and the probabilities."""
     understudy, all_of_it, probabilities = made(bundle), list(text), []
     for _ in range(count):
-        token, probability = understudy.next_token(all_of_it, begin, sampling)
+        token, probability = understudy.next_token(all_of_it, Decoding(begin, sampling))
         all_of_it.append(token)
         probabilities.append(probability)
     return all_of_it[len(text) :], probabilities
@@ -93,7 +93,7 @@ def a_loop(bundle: Bundle) -> tuple[list[int], list[int], list[int]]:
     while True:
         phrase, after = rng.integers(4, VOCAB, 14).tolist(), int(rng.integers(4, VOCAB))
         text = [*PROMPT, *phrase, after, *phrase]
-        if understudy.next_token(text, len(text), Sampling())[0] == after:
+        if understudy.next_token(text, Decoding(len(text)))[0] == after:
             break
     tokens, _ = written(bundle, text, len(PROMPT), 20, Sampling())
     looped, _ = written(bundle, text, len(text), 20, Sampling())
