@@ -13,16 +13,14 @@ from edge_runtime.session.states import Writer
 from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.wire import Arithmetic, Seq, Stream
 
-VERSION = 2
-#: of a record with a constraint, which a program of VERSION would pass over
-CONSTRAINED = 3
+VERSION = 1
 
 Token = Annotated[int, Meta(ge=0)]
 
 
 class _Record(Struct, kw_only=True):
     """What `record_of` writes. writers: begin, end and writer of runs of the answer's tokens. arithmetic: what the
-    verified ones were computed in; "" where that is unknown, and in records of earlier programs."""
+    verified ones were computed in; "" where that is unknown. constraint: hexadecimal; "" for none."""
 
     prompt: Annotated[list[Token], Meta(min_length=1)]
     committed: list[Token]
@@ -33,17 +31,15 @@ class _Record(Struct, kw_only=True):
     seq: Seq
     stream: Stream
     session: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-    constraint: Annotated[str, Meta(pattern="^[0-9a-f]+$")] = ""
-    arithmetic: Arithmetic = ""
+    constraint: Annotated[str, Meta(pattern="^[0-9a-f]*$")]
+    arithmetic: Arithmetic
 
 
 def record_of(session: Session) -> dict[str, Any]:
     """What `restore` needs to go on with the session's answer."""
     constraint = session.constraint
-    held_to = {"constraint": msgspec.msgpack.encode(constraint).hex()} if constraint else {}
-    computed = {"arithmetic": session.verifier.pinned} if session.verifier.pinned else {}
     return {
-        "version": CONSTRAINED if constraint else VERSION,
+        "version": VERSION,
         "prompt": list(session.prompt),
         "committed": session.committed[len(session.prompt) :],
         "provisional": list(session.provisional),
@@ -53,8 +49,8 @@ def record_of(session: Session) -> dict[str, Any]:
         "seq": session.verifier.seq,
         "stream": session.stream,
         "session": session.session_id.hex(),
-        **held_to,
-        **computed,
+        "constraint": msgspec.msgpack.encode(constraint).hex() if constraint else "",
+        "arithmetic": session.verifier.pinned,
     }
 
 
@@ -74,18 +70,14 @@ def check_record(record: dict[str, Any], vocab_size: int) -> None:
 
     KeyError and TypeError where it is not even a JSON object with a version, or its sampling has other names.
     """
-    if record["version"] not in (VERSION, CONSTRAINED):
-        raise ValueError(
-            f"it has version {record['version']}, and this program reads versions {VERSION} and {CONSTRAINED}"
-        )
+    if record["version"] != VERSION:
+        raise ValueError(f"it has version {record['version']}, and this program reads version {VERSION}")
     try:
         read = msgspec.convert(record, _Record)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
     checked_sampling(**record["sampling"])
     constraint = constraint_of(record)
-    if (record["version"] == CONSTRAINED) != (constraint is not None):
-        raise ValueError("its version and its constraint contradict each other")
     if constraint and max(constraint.bias, default=0) >= vocab_size:
         raise ValueError(f"token ids must be below {vocab_size}")
     answer, told = read.committed + read.provisional, 0
@@ -101,7 +93,7 @@ def check_record(record: dict[str, Any], vocab_size: int) -> None:
 
 def constraint_of(record: dict[str, Any]) -> Constraint | None:
     """What the recorded answer is held to. Raises ValueError where that is damaged."""
-    text = record.get("constraint", "")
+    text = record["constraint"]
     try:
         return msgspec.msgpack.decode(bytes.fromhex(text), type=Constraint) if text else None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -115,4 +107,4 @@ def restore(session: Session, record: dict[str, Any]) -> None:
     session.text.provisional = list(record["provisional"])
     session.text.writers = [Writer(writer) for begin, end, writer in record["writers"] for _ in range(begin, end)]
     session.verifier.seq = record["seq"]
-    session.verifier.pinned = record.get("arithmetic", "")
+    session.verifier.pinned = record["arithmetic"]

@@ -82,7 +82,7 @@ class Welcome(_Message, tag=2, frozen=True):
     costs: Annotated[bytes, Meta(max_length=8 * MAX_POINTS)] = (
         b""  # outrider_core.protocol.costs, where the server knows
     )
-    constraints: Count = 0  # what it can obey: constraint.OBEYS_*; an older one ignores what an OPEN asks of this
+    constraints: Count = 0  # those it supports: constraint.OBEYS_*; it ignores what an OPEN asks of others
     arithmetic: Arithmetic = ""
 
     def computes_in(self, arithmetic: str) -> bool:
@@ -208,10 +208,7 @@ def bucket(size: int) -> int:
 
 def encode(message: ClientMessage | ServerMessage) -> bytes:
     """A padded frame."""
-    fields: object = message
-    if isinstance(message, Hello | Welcome) and not message.arithmetic:  # the bytes are those from before the field
-        fields = (message.__struct_config__.tag, *msgspec.structs.astuple(message)[:-1])
-    data = _encoder.encode(fields) + b"\x80"
+    data = _encoder.encode(message) + b"\x80"
     return data.ljust(bucket(len(data)), b"\0")
 
 

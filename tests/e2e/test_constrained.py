@@ -216,9 +216,9 @@ def test_recorded_in_mid_json_and_resumed_by_another_process(folders: Folders, b
                     record = json.loads(json.dumps(runtime.record()))
                     break
             await asked.aclose()
-        assert record is not None and record["version"] == 3
+        assert record is not None and record["version"] == 1
         async with EdgeRuntime(bundle, address, patience=PATIENCE, threads=1, mode="stream") as runtime:
-            for damaged in ({"version": 2}, {"constraint": ""}, {"constraint": "93"}, {"constraint": "xy"}):
+            for damaged in ({"version": 2}, {"constraint": None}, {"constraint": "93"}, {"constraint": "xy"}):
                 with pytest.raises(ValueError, match="not a record"):
                     await anext(runtime.resume(record | damaged))
             *_, end = [event async for event in runtime.resume(record)]

@@ -14,12 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec import structs
 
 from benchmarks.links import EmulatedLink
 from cloud.onnx_engine.bundles import find_bundle
-from cloud.server.connection import Connection
-from cloud.server.service import Verifier
 from edge_runtime.events import Event, Finished, LinkState, Verified
 from edge_runtime.link.websocket import Link
 from edge_runtime.runtime import EdgeRuntime
@@ -29,7 +26,7 @@ from outrider.cli.doctor import Finding, examine
 from outrider.local import LocalVerifier
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
-from outrider_core.protocol.wire import Cancel, ClientMessage, Hello, Welcome
+from outrider_core.protocol.wire import Cancel, ClientMessage
 from outrider_core.targets.bundle import TargetBundle
 from tests.cloud.drive import serve
 from tests.cloud.running import Running, running
@@ -252,7 +249,7 @@ async def begun(bundle: Bundle, server: str) -> dict[str, Any]:
 
 
 def test_a_record_goes_on_where_it_was_begun(fleet: Fleet) -> None:
-    """Even where the link already leads to the other one; a record from before the field goes on anywhere."""
+    """Even where the link already leads to the other one; a record that names none goes on anywhere."""
 
     async def run() -> tuple[dict[str, Any], Finished, Finished]:
         record = await begun(fleet.bundle, fleet.eight.address)
@@ -265,7 +262,7 @@ def test_a_record_goes_on_where_it_was_begun(fleet: Fleet) -> None:
                 while not (runtime.link and runtime.link.welcome):
                     await asyncio.sleep(0.01)
                 assert runtime.link.welcome.arithmetic == "torch-float64"
-                given = record if known else {k: v for k, v in record.items() if k != "arithmetic"}
+                given = record if known else record | {"arithmetic": ""}
                 *_, end = [event async for event in runtime.resume(given)]
                 assert isinstance(end, Finished) and end.reason in ("stop", "length")
                 assert link.dials == (2 if known else 1)
@@ -309,31 +306,3 @@ def test_the_doctor_sees_that_replicas_compute_differently(fleet: Fleet) -> None
     assert found["verifier"].level == "good" and found["verifier"].figures["arithmetic"] == "torch-float64"
     assert found["replicas"].level == "warning" and fleet.eight_bits in found["replicas"].text
     assert "replicas" not in asyncio.run(look(fleet.eight.address))
-
-
-class Earlier(Verifier):
-    """A verifier from before the field: it does not say how it computes, and passes over what HELLO asks for."""
-
-    def welcome(self) -> Welcome:
-        return structs.replace(super().welcome(), arithmetic="")
-
-
-def test_old_and_new_verifiers_and_devices_go_on_together(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known of the old ones, so nothing is refused: all of them compute alike here."""
-    greet = Connection._hello
-
-    def hello(self: Connection, hello: Hello) -> None:
-        earlier = isinstance(self._verifier, Earlier)
-        greet(self, structs.replace(hello, arithmetic="") if earlier else hello)
-
-    monkeypatch.setattr(Connection, "_hello", hello)
-    made = make_verifier(fleet.folders)
-    earlier = make_verifier(fleet.folders)
-    earlier.__class__ = Earlier
-    with serve(earlier) as old, serve(made) as new:
-        for addresses in ((old, new), (old, old)):
-            seen = asyncio.run(answers_of_both(fleet.bundle, *addresses, count=3))
-            for number, events in enumerate(seen):
-                assert isinstance(events[-1], Finished)
-                assert events[-1].token_ids == oracle(fleet.folders, prompt_of(number), SAMPLINGS[number % 4])
-                assert "arithmetic" not in told(events)

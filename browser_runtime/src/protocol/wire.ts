@@ -26,10 +26,8 @@ export class WireError extends Error {}
 interface Kind {
   check(value: unknown): unknown;
   pack(value: never): Uint8Array;
-  /** What stands for a field that an earlier version did not send; undefined: it must be there. */
+  /** What stands for a field that is left out; undefined: it must be there. */
   fallback?: unknown;
-  /** A last field travels only where it says something: without it the bytes are those from before the field. */
-  last?: boolean;
 }
 
 const encoder = new Encoder({ useBigInt64: true });
@@ -73,7 +71,6 @@ const arithmetic: Kind = {
   },
   pack: packed,
   fallback: "",
-  last: true,
 };
 
 const flag: Kind = {
@@ -206,8 +203,8 @@ export function bucket(size: number): number {
 export function encode(message: Message): Uint8Array<ArrayBuffer> {
   const [number, fields] = SCHEMAS[message.type];
   const values = message as unknown as Record<string, never>;
-  const kinds = Object.entries(fields).filter(([name, { last, fallback }]) => !last || values[name] !== fallback);
-  const parts = [array(1 + kinds.length), packed(number), ...kinds.map(([name, kind]) => kind.pack(values[name]))];
+  const packedFields = Object.entries(fields).map(([name, kind]) => kind.pack(values[name]));
+  const parts = [array(1 + packedFields.length), packed(number), ...packedFields];
   const data = joined([...parts, Uint8Array.of(0x80)]);
   const frame = new Uint8Array(bucket(data.length));
   frame.set(data);

@@ -54,11 +54,12 @@ fun encode(message: Message): ByteArray {
 }
 
 private fun fieldsOf(message: Message): List<Any?> = when (message) {
-    is Hello -> with(message) { listOf(protocol, targetHash, drafterHash, client) + told(arithmetic) }
+    is Hello -> with(message) { listOf(protocol, targetHash, drafterHash, client, arithmetic) }
     is Welcome -> with(message) {
         listOf(
             protocol, targetHash, drafterHash, vocabSize, maxContext, maxNodes, treeBudget, server, costs, constraints,
-        ) + told(arithmetic)
+            arithmetic,
+        )
     }
     is Open -> with(message) {
         listOf(stream, session, seq, tokens, featuresHave, fieldsOf(sampling), constraint?.let(::fieldsOf))
@@ -75,9 +76,6 @@ private fun fieldsOf(message: Message): List<Any?> = when (message) {
     is Close -> listOf(message.stream)
     is Error -> with(message) { listOf(code, text, stream, retryAfterMs) }
 }
-
-/** The last field, where it says something: without it the bytes are those from before the field. */
-private fun told(arithmetic: String): List<String> = listOf(arithmetic).filter(String::isNotEmpty)
 
 private fun fieldsOf(sampling: Sampling): List<Any> =
     with(sampling) { listOf(temperature, topK, topP, minP, seed) }
