@@ -49,7 +49,7 @@ class DrafterJobs:
         def work() -> None:
             began, draft = time.monotonic(), Draft()
             if shape:
-                cancelled = lambda: session.job.version != action.version  # noqa: E731
+                cancelled = partial(session.cancelled, action.version)
                 draft = drafter.draft(action.prefix, session.sampling, shape, cancelled, rules)
             now = time.monotonic()
             self._report(Drafted(session, draft, action.version, now - asked, now - began))
@@ -92,11 +92,10 @@ class DrafterJobs:
 
     def draft_ahead(self) -> None:
         """Draft on below the tree under way, if the session wants it; any other job ends that."""
-        session, version = self._session, self._session.job.version
+        session = self._session
         if session.drafts_ahead is Writer.DRAFTER:
-            self._worker.draft_ahead(
-                session.tuning.largest, lambda: session.job.version != version, self._stats.drafted_ahead
-            )
+            cancelled = partial(session.cancelled, session.job.version)
+            self._worker.draft_ahead(session.tuning.largest, cancelled, self._stats.drafted_ahead)
 
     def add_rows(self, action: AddRows) -> None:
         self._worker.submit(partial(self._worker.drafter.add_rows, action.positions, action.rows))
@@ -143,7 +142,7 @@ class UnderstudyJobs:
         asked, decoding = time.monotonic(), self._decoding()
 
         def cancelled() -> bool:
-            return session.job.version != action.version or session.finished is not None or worker.closed
+            return session.cancelled(action.version) or worker.closed
 
         def work() -> InboxEvent:
             token, probability = 0, 0.0  # which the session does not take once it is cancelled
@@ -157,7 +156,7 @@ class UnderstudyJobs:
         session, asked, decoding = self._session, time.monotonic(), self._decoding()
 
         def work() -> InboxEvent:
-            cancelled = lambda: session.job.version != action.version  # noqa: E731
+            cancelled = partial(session.cancelled, action.version)
             draft, seconds = self._chain(action.prefix, action.tokens, cancelled, decoding)
             return Drafted(session, draft, action.version, time.monotonic() - asked, seconds)
 
@@ -168,7 +167,8 @@ class UnderstudyJobs:
         session, decoding = self._session, self._decoding()
 
         def work() -> InboxEvent:
-            draft, seconds = self._chain(action.prefix, action.chain or 0, lambda: session.offline.active, decoding)
+            cancelled = lambda: session.offline.active or session.finished is not None  # noqa: E731
+            draft, seconds = self._chain(action.prefix, action.chain or 0, cancelled, decoding)
             return Compared(session, draft, len(action.prefix), seconds)
 
         self._submit(work)
@@ -180,7 +180,7 @@ class UnderstudyJobs:
             return
 
         def cancelled() -> bool:
-            return session.job.version != version or session.finished is not None or worker.waits or worker.closed
+            return session.cancelled(version) or worker.waits or worker.closed
 
         def job() -> None:
             with suppress(Exception):  # the next chain tells
@@ -193,10 +193,10 @@ class UnderstudyJobs:
     ) -> tuple[Draft, float]:
         """A chain of at most `count` tokens behind `prefix`, and the seconds of its steps: the first token ends the
         reading, and what is known takes none."""
-        session, worker, understudy = self._session, self._worker, self._worker.understudy
+        worker, understudy = self._worker, self._worker.understudy
 
         def gone() -> bool:
-            return cancelled() or session.finished is not None or worker.closed
+            return cancelled() or worker.closed
 
         understudy.draft(prefix, min(1, count), decoding, gone)
         began, before = time.monotonic(), understudy.drafted
