@@ -60,7 +60,7 @@ def program(
     entry.write_text(f"-keep class {MAIN} {{ public static void main(java.lang.String[]); }}\n")
     rules = [opened / "proguard.txt", entry]
     made = apk.shrink(apk.Tools.fetched(), tools, [consumer], jars, opened.parent / "dex", rules)
-    assert "dev.outrider.core.runtime.Session -> " in (made / "mapping.txt").read_text(), "R8 renamed nothing"
+    assert "dev.outrider.core.session.Session -> " in (made / "mapping.txt").read_text(), "R8 renamed nothing"
     return [dex.to_classes(made / "classes.dex", opened.parent / "back.jar")], dex.JVM_OPTIONS
 
 

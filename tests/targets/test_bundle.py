@@ -202,7 +202,7 @@ def test_who_waits_for_another_process_is_told_once(source: Path, tmp_path: Path
 @pytest.mark.parametrize(
     "path",
     [
-        "android_demo/core/src/main/kotlin/dev/outrider/core/runtime/TargetBundle.kt",
+        "android_demo/core/src/main/kotlin/dev/outrider/core/targets/TargetBundle.kt",
         "browser_runtime/src/bundle/understudyStore.ts",
     ],
 )

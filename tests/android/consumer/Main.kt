@@ -1,12 +1,12 @@
 // An app's use of the AAR, as docs/embedding.md describes it; test_aar.py compiles it against what the AAR and its POM give.
 package com.example.consumer
 
+import dev.outrider.core.bundle.Bundle
+import dev.outrider.core.events.Event
+import dev.outrider.core.events.Finished
 import dev.outrider.core.protocol.Opened
 import dev.outrider.core.protocol.decodeServer
-import dev.outrider.core.runtime.Bundle
 import dev.outrider.core.runtime.EdgeRuntime
-import dev.outrider.core.runtime.Event
-import dev.outrider.core.runtime.Finished
 import dev.outrider.core.runtime.Request
 import dev.outrider.engines.openEngine
 import java.io.File

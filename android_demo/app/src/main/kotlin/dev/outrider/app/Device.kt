@@ -11,7 +11,7 @@ import android.net.NetworkRequest
 import dev.outrider.app.chat.BundleSource
 import dev.outrider.app.chat.Space
 import dev.outrider.app.chat.manifestText
-import dev.outrider.core.runtime.BundleError
+import dev.outrider.core.bundle.BundleError
 import java.io.File
 import java.io.FileNotFoundException
 import java.io.InputStream

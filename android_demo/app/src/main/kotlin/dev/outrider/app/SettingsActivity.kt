@@ -11,9 +11,9 @@ import android.widget.RadioGroup
 import android.widget.Switch
 import android.widget.TextView
 import dev.outrider.app.chat.Settings
-import dev.outrider.core.runtime.OnReturn
-import dev.outrider.core.runtime.UnderstudyUse
-import dev.outrider.core.runtime.WhoWrites
+import dev.outrider.core.session.OnReturn
+import dev.outrider.core.session.UnderstudyUse
+import dev.outrider.core.session.WhoWrites
 
 private const val PICK_BUNDLE = 1
 private const val BUNDLE_NAME = "bundle"

@@ -5,9 +5,9 @@ import android.security.keystore.KeyGenParameterSpec
 import android.security.keystore.KeyProperties
 import android.util.Base64
 import dev.outrider.app.chat.Settings
-import dev.outrider.core.runtime.OnReturn
-import dev.outrider.core.runtime.UnderstudyUse
-import dev.outrider.core.runtime.WhoWrites
+import dev.outrider.core.session.OnReturn
+import dev.outrider.core.session.UnderstudyUse
+import dev.outrider.core.session.WhoWrites
 import java.security.GeneralSecurityException
 import java.security.KeyStore
 import java.security.ProviderException

@@ -1,9 +1,9 @@
 package dev.outrider.core
 
+import dev.outrider.core.drafting.DraftStep
+import dev.outrider.core.drafting.Engine
+import dev.outrider.core.drafting.StepResult
 import dev.outrider.core.protocol.fmix32
-import dev.outrider.core.runtime.DraftStep
-import dev.outrider.core.runtime.Engine
-import dev.outrider.core.runtime.StepResult
 import java.nio.FloatBuffer
 
 /**

@@ -1,7 +1,7 @@
 package dev.outrider.core
 
 import dev.outrider.core.protocol.fmix32
-import dev.outrider.core.runtime.UnderstudyModel
+import dev.outrider.core.targets.UnderstudyModel
 
 /**
  * A complete model whose logits are a hash of all that it has read: some [vocab] values below 8.

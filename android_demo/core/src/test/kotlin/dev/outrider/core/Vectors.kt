@@ -1,5 +1,11 @@
 package dev.outrider.core
 
+import dev.outrider.core.bundle.Json
+import dev.outrider.core.bundle.double
+import dev.outrider.core.bundle.field
+import dev.outrider.core.bundle.hexToBytes
+import dev.outrider.core.bundle.int
+import dev.outrider.core.bundle.toHex
 import dev.outrider.core.protocol.Cancel
 import dev.outrider.core.protocol.Close
 import dev.outrider.core.protocol.Constraint
@@ -16,12 +22,6 @@ import dev.outrider.core.protocol.Verdict
 import dev.outrider.core.protocol.Verify
 import dev.outrider.core.protocol.Welcome
 import dev.outrider.core.protocol.packIds
-import dev.outrider.core.runtime.Json
-import dev.outrider.core.runtime.double
-import dev.outrider.core.runtime.field
-import dev.outrider.core.runtime.hexToBytes
-import dev.outrider.core.runtime.int
-import dev.outrider.core.runtime.toHex
 import java.io.File
 import java.nio.ByteBuffer
 import java.nio.ByteOrder

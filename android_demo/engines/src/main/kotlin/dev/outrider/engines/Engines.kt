@@ -1,9 +1,9 @@
 /** Inference engines for the exported device half: ONNX Runtime and ExecuTorch. */
 package dev.outrider.engines
 
-import dev.outrider.core.runtime.Bundle
-import dev.outrider.core.runtime.BundleError
-import dev.outrider.core.runtime.Engine
+import dev.outrider.core.bundle.Bundle
+import dev.outrider.core.bundle.BundleError
+import dev.outrider.core.drafting.Engine
 import java.io.File
 
 /** An engine cannot be opened, or a step failed. The message is one line that says what to do. */

@@ -1,9 +1,9 @@
 package dev.outrider.engines
 
-import dev.outrider.core.runtime.Bundle
-import dev.outrider.core.runtime.DraftStep
-import dev.outrider.core.runtime.Engine
-import dev.outrider.core.runtime.StepResult
+import dev.outrider.core.bundle.Bundle
+import dev.outrider.core.drafting.DraftStep
+import dev.outrider.core.drafting.Engine
+import dev.outrider.core.drafting.StepResult
 import java.io.File
 import java.nio.ByteBuffer
 import java.nio.ByteOrder

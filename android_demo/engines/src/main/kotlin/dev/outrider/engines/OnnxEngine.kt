@@ -5,11 +5,11 @@ import ai.onnxruntime.OrtEnvironment
 import ai.onnxruntime.OrtException
 import ai.onnxruntime.OrtLoggingLevel
 import ai.onnxruntime.OrtSession
-import dev.outrider.core.runtime.Bundle
-import dev.outrider.core.runtime.BundleError
-import dev.outrider.core.runtime.DraftStep
-import dev.outrider.core.runtime.Engine
-import dev.outrider.core.runtime.StepResult
+import dev.outrider.core.bundle.Bundle
+import dev.outrider.core.bundle.BundleError
+import dev.outrider.core.drafting.DraftStep
+import dev.outrider.core.drafting.Engine
+import dev.outrider.core.drafting.StepResult
 import java.io.File
 import java.nio.FloatBuffer
 import java.nio.LongBuffer

@@ -5,11 +5,11 @@ import ai.onnxruntime.OrtEnvironment
 import ai.onnxruntime.OrtException
 import ai.onnxruntime.OrtLoggingLevel
 import ai.onnxruntime.OrtSession
-import dev.outrider.core.runtime.Bundle
-import dev.outrider.core.runtime.TargetBundle
-import dev.outrider.core.runtime.Understudy
-import dev.outrider.core.runtime.UnderstudyError
-import dev.outrider.core.runtime.UnderstudyModel
+import dev.outrider.core.bundle.Bundle
+import dev.outrider.core.targets.TargetBundle
+import dev.outrider.core.targets.Understudy
+import dev.outrider.core.targets.UnderstudyError
+import dev.outrider.core.targets.UnderstudyModel
 import java.io.File
 import java.nio.Buffer
 import java.nio.DoubleBuffer

@@ -1,7 +1,7 @@
 package dev.outrider.engines
 
-import dev.outrider.core.runtime.DraftStep
-import dev.outrider.core.runtime.Manifest
+import dev.outrider.core.bundle.Manifest
+import dev.outrider.core.drafting.DraftStep
 import java.nio.Buffer
 import java.nio.ByteBuffer
 import java.nio.ByteOrder

@@ -2,7 +2,7 @@ package dev.outrider.engines
 
 import ai.onnxruntime.OnnxTensor
 import ai.onnxruntime.OrtEnvironment
-import dev.outrider.core.runtime.TargetShape
+import dev.outrider.core.targets.TargetShape
 import java.io.Closeable
 import java.nio.Buffer
 import java.nio.ByteBuffer

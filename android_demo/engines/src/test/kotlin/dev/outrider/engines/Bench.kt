@@ -1,17 +1,17 @@
 package dev.outrider.engines
 
 import dev.outrider.core.Vectors
+import dev.outrider.core.bundle.Bundle
+import dev.outrider.core.bundle.Json
+import dev.outrider.core.bundle.field
+import dev.outrider.core.bundle.int
+import dev.outrider.core.bundle.ints
+import dev.outrider.core.drafting.DraftStep
+import dev.outrider.core.drafting.Drafter
+import dev.outrider.core.drafting.Engine
+import dev.outrider.core.drafting.StepResult
+import dev.outrider.core.drafting.TreeShape
 import dev.outrider.core.protocol.RowShape
-import dev.outrider.core.runtime.Bundle
-import dev.outrider.core.runtime.DraftStep
-import dev.outrider.core.runtime.Drafter
-import dev.outrider.core.runtime.Engine
-import dev.outrider.core.runtime.Json
-import dev.outrider.core.runtime.StepResult
-import dev.outrider.core.runtime.TreeShape
-import dev.outrider.core.runtime.field
-import dev.outrider.core.runtime.int
-import dev.outrider.core.runtime.ints
 import java.io.File
 import java.nio.ByteBuffer
 import java.nio.ByteOrder

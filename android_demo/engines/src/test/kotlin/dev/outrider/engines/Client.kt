@@ -1,9 +1,9 @@
 package dev.outrider.engines
 
+import dev.outrider.core.bundle.BytePairTokenizer
+import dev.outrider.core.bundle.field
+import dev.outrider.core.bundle.int
 import dev.outrider.core.device
-import dev.outrider.core.runtime.BytePairTokenizer
-import dev.outrider.core.runtime.field
-import dev.outrider.core.runtime.int
 
 /** A device for tests/android with a bundle's own engine and understudy; settings `engine` and `threads`. */
 fun main() = device(

@@ -1,14 +1,14 @@
 package dev.outrider.engines
 
 import dev.outrider.core.Vectors
-import dev.outrider.core.runtime.Json
-import dev.outrider.core.runtime.TargetBundle
-import dev.outrider.core.runtime.Understudy
-import dev.outrider.core.runtime.UnderstudyError
-import dev.outrider.core.runtime.UnderstudyModel
-import dev.outrider.core.runtime.field
-import dev.outrider.core.runtime.int
-import dev.outrider.core.runtime.ints
+import dev.outrider.core.bundle.Json
+import dev.outrider.core.bundle.field
+import dev.outrider.core.bundle.int
+import dev.outrider.core.bundle.ints
+import dev.outrider.core.targets.TargetBundle
+import dev.outrider.core.targets.Understudy
+import dev.outrider.core.targets.UnderstudyError
+import dev.outrider.core.targets.UnderstudyModel
 import java.io.File
 import java.nio.ByteBuffer
 import java.nio.ByteOrder

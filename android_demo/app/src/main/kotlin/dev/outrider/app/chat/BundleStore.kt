@@ -1,8 +1,8 @@
 package dev.outrider.app.chat
 
-import dev.outrider.core.runtime.BundleError
-import dev.outrider.core.runtime.Json
-import dev.outrider.core.runtime.JsonError
+import dev.outrider.core.bundle.BundleError
+import dev.outrider.core.bundle.Json
+import dev.outrider.core.bundle.JsonError
 import java.io.File
 import java.io.IOException
 import java.io.InputStream
@@ -142,7 +142,7 @@ internal fun manifestText(stream: InputStream): String {
     return String(buffer, 0, size, Charsets.UTF_8)
 }
 
-/** What a manifest says of files, as far as copying needs it; [dev.outrider.core.runtime.Bundle] checks the rest. */
+/** What a manifest says of files, as far as copying needs it; [dev.outrider.core.bundle.Bundle] checks the rest. */
 internal class Listing(val files: Map<String, Entry>, val needs: Needs, val understudy: Understudy?) {
     class Entry(val bytes: Long, val sha256: String)
 

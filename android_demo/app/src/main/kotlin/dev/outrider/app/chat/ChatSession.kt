@@ -1,10 +1,10 @@
 package dev.outrider.app.chat
 
-import dev.outrider.core.runtime.AnswerRecord
+import dev.outrider.core.events.Event
 import dev.outrider.core.runtime.EdgeRuntime
-import dev.outrider.core.runtime.Event
 import dev.outrider.core.runtime.Request
-import dev.outrider.core.runtime.Writer
+import dev.outrider.core.session.AnswerRecord
+import dev.outrider.core.session.Writer
 import java.io.IOException
 import kotlinx.coroutines.CancellationException
 import kotlinx.coroutines.CoroutineScope

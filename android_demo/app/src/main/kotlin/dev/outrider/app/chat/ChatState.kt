@@ -1,8 +1,8 @@
 package dev.outrider.app.chat
 
-import dev.outrider.core.runtime.ChatMessage
-import dev.outrider.core.runtime.LinkState
-import dev.outrider.core.runtime.Writer
+import dev.outrider.core.bundle.ChatMessage
+import dev.outrider.core.events.LinkState
+import dev.outrider.core.session.Writer
 
 /** Roles as chat templates call them. */
 const val USER = "user"

@@ -1,7 +1,7 @@
 package dev.outrider.app.chat
 
-import dev.outrider.core.runtime.Json
-import dev.outrider.core.runtime.JsonError
+import dev.outrider.core.bundle.Json
+import dev.outrider.core.bundle.JsonError
 import java.io.File
 import java.io.FileOutputStream
 import java.io.IOException

@@ -1,6 +1,6 @@
 package dev.outrider.app.chat
 
-import dev.outrider.core.runtime.Bundle
+import dev.outrider.core.bundle.Bundle
 import dev.outrider.core.runtime.EdgeRuntime
 import dev.outrider.engines.openEngine
 import dev.outrider.engines.openUnderstudy

@@ -1,12 +1,12 @@
 package dev.outrider.app.chat
 
-import dev.outrider.core.runtime.LOOPBACK
-import dev.outrider.core.runtime.Offline
-import dev.outrider.core.runtime.OnReturn
+import dev.outrider.core.link.LOOPBACK
 import dev.outrider.core.runtime.Options
-import dev.outrider.core.runtime.Policy
-import dev.outrider.core.runtime.UnderstudyUse
-import dev.outrider.core.runtime.WhoWrites
+import dev.outrider.core.session.Offline
+import dev.outrider.core.session.OnReturn
+import dev.outrider.core.session.Policy
+import dev.outrider.core.session.UnderstudyUse
+import dev.outrider.core.session.WhoWrites
 
 /** The emulator's name for the machine it runs on. */
 private const val EMULATOR_HOST = "10.0.2.2"

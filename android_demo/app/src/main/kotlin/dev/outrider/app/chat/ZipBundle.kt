@@ -1,6 +1,6 @@
 package dev.outrider.app.chat
 
-import dev.outrider.core.runtime.BundleError
+import dev.outrider.core.bundle.BundleError
 import java.io.InputStream
 import java.util.zip.ZipEntry
 import java.util.zip.ZipException

@@ -1,7 +1,7 @@
 package dev.outrider.app.chat
 
-import dev.outrider.core.runtime.BundleError
-import dev.outrider.core.runtime.Json
+import dev.outrider.core.bundle.BundleError
+import dev.outrider.core.bundle.Json
 import java.io.ByteArrayOutputStream
 import java.io.File
 import java.security.MessageDigest

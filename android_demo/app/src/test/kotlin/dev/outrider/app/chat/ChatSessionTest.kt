@@ -1,13 +1,13 @@
 package dev.outrider.app.chat
 
 import dev.outrider.core.HashEngine
-import dev.outrider.core.runtime.Bundle
-import dev.outrider.core.runtime.ChatTemplate
-import dev.outrider.core.runtime.DraftStep
+import dev.outrider.core.bundle.Bundle
+import dev.outrider.core.bundle.ChatTemplate
+import dev.outrider.core.bundle.Manifest
+import dev.outrider.core.bundle.Tokenizer
+import dev.outrider.core.drafting.DraftStep
+import dev.outrider.core.drafting.Engine
 import dev.outrider.core.runtime.EdgeRuntime
-import dev.outrider.core.runtime.Engine
-import dev.outrider.core.runtime.Manifest
-import dev.outrider.core.runtime.Tokenizer
 import java.io.File
 import java.util.concurrent.Semaphore
 import kotlin.test.AfterTest

@@ -1,15 +1,15 @@
 package dev.outrider.app.chat
 
 import dev.outrider.core.HashEngine
-import dev.outrider.core.runtime.AddedToken
-import dev.outrider.core.runtime.Bundle
-import dev.outrider.core.runtime.ChatTemplate
+import dev.outrider.core.bundle.AddedToken
+import dev.outrider.core.bundle.Bundle
+import dev.outrider.core.bundle.ChatTemplate
+import dev.outrider.core.bundle.Json
+import dev.outrider.core.bundle.Tokenizer
 import dev.outrider.core.runtime.EdgeRuntime
-import dev.outrider.core.runtime.Json
 import dev.outrider.core.runtime.Options
-import dev.outrider.core.runtime.Patience
-import dev.outrider.core.runtime.Tokenizer
-import dev.outrider.core.runtime.WhoWrites
+import dev.outrider.core.session.Patience
+import dev.outrider.core.session.WhoWrites
 import java.io.File
 import kotlin.system.exitProcess
 import kotlinx.coroutines.CoroutineScope

@@ -1,13 +1,13 @@
 package dev.outrider.app.chat
 
-import dev.outrider.core.runtime.Adopted
-import dev.outrider.core.runtime.HandedOver
-import dev.outrider.core.runtime.LinkChange
-import dev.outrider.core.runtime.LinkState
-import dev.outrider.core.runtime.Provisional
-import dev.outrider.core.runtime.RolledBack
-import dev.outrider.core.runtime.Verified
-import dev.outrider.core.runtime.Writer
+import dev.outrider.core.events.Adopted
+import dev.outrider.core.events.HandedOver
+import dev.outrider.core.events.LinkChange
+import dev.outrider.core.events.LinkState
+import dev.outrider.core.events.Provisional
+import dev.outrider.core.events.RolledBack
+import dev.outrider.core.events.Verified
+import dev.outrider.core.session.Writer
 import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertTrue

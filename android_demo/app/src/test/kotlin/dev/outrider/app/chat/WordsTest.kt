@@ -1,6 +1,6 @@
 package dev.outrider.app.chat
 
-import dev.outrider.core.runtime.ChatMessage
+import dev.outrider.core.bundle.ChatMessage
 import java.util.Locale
 import kotlin.test.Test
 import kotlin.test.assertEquals

@@ -1,6 +1,9 @@
 /** What an answer may be asked to hold to, as the verifier's OpenAI-style calls have it, and its [Constraint]. */
 package dev.outrider.core.runtime
 
+import dev.outrider.core.bundle.Json
+import dev.outrider.core.bundle.Tool
+import dev.outrider.core.bundle.objectOf
 import dev.outrider.core.protocol.Constraint
 import dev.outrider.core.protocol.GRAMMAR_JSON_OBJECT
 import dev.outrider.core.protocol.GRAMMAR_JSON_SCHEMA
@@ -9,13 +12,12 @@ import dev.outrider.core.protocol.GRAMMAR_TOOLS
 import dev.outrider.core.protocol.MAX_BIAS
 import dev.outrider.core.protocol.MAX_BIASES
 import dev.outrider.core.protocol.MAX_SCHEMA
+import dev.outrider.core.session.Policy
+import dev.outrider.core.session.WhoWrites
 import kotlin.math.abs
 
 private const val MAX_TOOLS = 128
 private const val MAX_PENALTY = 2.0
-private val NAME = Regex("[A-Za-z0-9_-]{1,64}")
-
-private val NO_PROPERTIES = mapOf("properties" to emptyMap<String, Any>())
 
 /** Why this device alone cannot write under a grammar. */
 private const val NO_GRAMMARS = "no grammar library runs here"
@@ -27,41 +29,6 @@ sealed interface ResponseFormat {
 
     /** JSON that obeys [schema], a JSON schema as text; the verifier says which it cannot obey. */
     data class JsonSchema(val schema: String) : ResponseFormat
-}
-
-/**
- * A function that the answer may call. name: 1 to 64 of `A-Za-z0-9_-`; parameters: JSON schema of the arguments, an
- * object, as text; null: none. Raises [IllegalArgumentException] otherwise.
- */
-data class Tool(val name: String, val description: String? = null, val parameters: String? = null) {
-    internal val schema: Map<*, *>? = parameters?.let { objectOf(it, "the parameters of $name") }
-
-    init {
-        require(NAME.matches(name)) { "a function's name must match ${NAME.pattern}, not \"$name\"" }
-        require((schema?.get("type") ?: "object") == "object") {
-            "$name: arguments are objects, so the type of parameters must be object"
-        }
-        require("x-guidance" !in schema.orEmpty()) { "$name: x-guidance is not taken here" }
-    }
-
-    /** As chat templates take it. */
-    internal val shown: Map<String, Any?>
-        get() = mapOf("type" to "function", "function" to shownFunction)
-
-    private val shownFunction: Map<String, Any?>
-        get() = buildMap {
-            put("name", name)
-            if (description != null) put("description", description)
-            put("parameters", schema.orEmpty().ifEmpty { mapOf("type" to "object") + NO_PROPERTIES })
-        }
-
-    /** The schema of a call's arguments: an object, and without more properties than it names. */
-    internal val closed: Map<*, *>
-        get() {
-            val whole = mapOf("type" to "object") + schema.orEmpty().ifEmpty { NO_PROPERTIES }
-            val closed = "properties" !in whole || "additionalProperties" in whole
-            return if (closed) whole else whole + mapOf("additionalProperties" to false)
-        }
 }
 
 /** Which of the tools an answer calls. */
@@ -153,6 +120,3 @@ internal fun checkObeyed(constraint: Constraint?, policy: Policy) =
     require(!constraint.unobeyed || policy.writer != WhoWrites.DEVICE_ONLY) {
         "response_format and tools need a verifier, as this device writes alone and cannot obey them: $NO_GRAMMARS"
     }
-
-private fun objectOf(text: String, what: String): Map<*, *> =
-    requireNotNull(Json.parse(text) as? Map<*, *>) { "$what: a JSON schema is an object" }

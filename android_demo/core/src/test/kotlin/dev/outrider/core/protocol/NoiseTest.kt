@@ -1,9 +1,9 @@
 package dev.outrider.core.protocol
 
 import dev.outrider.core.Vectors
-import dev.outrider.core.runtime.double
-import dev.outrider.core.runtime.field
-import dev.outrider.core.runtime.int
+import dev.outrider.core.bundle.double
+import dev.outrider.core.bundle.field
+import dev.outrider.core.bundle.int
 import kotlin.math.abs
 import kotlin.math.max
 import kotlin.test.Test

@@ -1,10 +1,10 @@
 package dev.outrider.core.protocol
 
 import dev.outrider.core.Vectors
-import dev.outrider.core.runtime.double
-import dev.outrider.core.runtime.field
-import dev.outrider.core.runtime.hexToBytes
-import dev.outrider.core.runtime.int
+import dev.outrider.core.bundle.double
+import dev.outrider.core.bundle.field
+import dev.outrider.core.bundle.hexToBytes
+import dev.outrider.core.bundle.int
 import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertFailsWith

@@ -1,9 +1,9 @@
 package dev.outrider.core.protocol
 
 import dev.outrider.core.Vectors
-import dev.outrider.core.runtime.field
-import dev.outrider.core.runtime.hexToBytes
-import dev.outrider.core.runtime.toHex
+import dev.outrider.core.bundle.field
+import dev.outrider.core.bundle.hexToBytes
+import dev.outrider.core.bundle.toHex
 import kotlin.random.Random
 import kotlin.test.Test
 import kotlin.test.assertEquals

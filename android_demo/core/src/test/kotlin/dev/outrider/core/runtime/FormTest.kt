@@ -1,7 +1,15 @@
 package dev.outrider.core.runtime
 
 import dev.outrider.core.Vectors
-import java.io.File
+import dev.outrider.core.bundle.Bundle
+import dev.outrider.core.bundle.ChatMessage
+import dev.outrider.core.bundle.ChatTemplate
+import dev.outrider.core.bundle.Json
+import dev.outrider.core.bundle.Tool
+import dev.outrider.core.bundle.ToolCall
+import dev.outrider.core.bundle.field
+import dev.outrider.core.bundle.ints
+import dev.outrider.core.session.AnswerRecord
 import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertFailsWith

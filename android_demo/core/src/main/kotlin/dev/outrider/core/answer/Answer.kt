@@ -1,0 +1,205 @@
+package dev.outrider.core.answer
+
+import dev.outrider.core.events.Event
+import dev.outrider.core.events.LinkState
+import dev.outrider.core.link.Arrived
+import dev.outrider.core.link.Link
+import dev.outrider.core.link.LinkDown
+import dev.outrider.core.link.LinkEvent
+import dev.outrider.core.link.LinkUp
+import dev.outrider.core.protocol.Welcome
+import dev.outrider.core.protocol.concerns
+import dev.outrider.core.session.Action
+import dev.outrider.core.session.AddRows
+import dev.outrider.core.session.Adopt
+import dev.outrider.core.session.Commit
+import dev.outrider.core.session.Compare
+import dev.outrider.core.session.Done
+import dev.outrider.core.session.DraftAhead
+import dev.outrider.core.session.DraftChain
+import dev.outrider.core.session.DraftTree
+import dev.outrider.core.session.HandOver
+import dev.outrider.core.session.Pause
+import dev.outrider.core.session.Pin
+import dev.outrider.core.session.Provide
+import dev.outrider.core.session.ReadText
+import dev.outrider.core.session.Reconnect
+import dev.outrider.core.session.Resume
+import dev.outrider.core.session.RollBack
+import dev.outrider.core.session.Send
+import dev.outrider.core.session.Session
+import dev.outrider.core.session.Stall
+import dev.outrider.core.session.WriteToken
+import dev.outrider.core.session.Writer
+import kotlinx.coroutines.ExperimentalCoroutinesApi
+import kotlinx.coroutines.channels.Channel
+import kotlinx.coroutines.flow.FlowCollector
+import kotlinx.coroutines.selects.onTimeout
+import kotlinx.coroutines.selects.select
+import kotlin.math.ceil
+
+/**
+ * Carries out what a session asks for, and reports to it what happened, and when. [inbox]: what happens, from any
+ * thread.
+ */
+internal class Answer(
+    private val session: Session,
+    private val link: Link?,
+    worker: DrafterThread,
+    understudy: UnderstudyThread?,
+    private val inbox: Channel<InboxEvent>,
+    decode: (List<Int>) -> String,
+    stops: List<String>,
+) {
+    private val figures = Figures(session, link)
+    private val display = Display(session, figures, decode, stops, link?.error.orEmpty())
+    private val jobs = DrafterJobs(session, worker) { inbox.trySend(it) }
+    private val understudyJobs = understudy?.let { thread -> UnderstudyJobs(session, thread) { inbox.trySend(it) } }
+    private val held = HeldToken(session)
+    private var welcome: Welcome? = null // of the link that the session knows
+    private var down = link?.error.orEmpty() // why there is no connection
+
+    /** Emits events until the answer has ended; [recorded] is called before them. Raises what the engine does. */
+    suspend fun run(out: FlowCollector<Event>, recorded: () -> Unit) {
+        display.tell(LinkState.CONNECTING, link?.url ?: "no server given")
+        while (true) { // what happened between two answers shows in the link's state
+            val event = inbox.tryReceive().getOrNull() ?: break
+            if (event is InboxEvent.Linked && event.event is LinkUp) {
+                session.tuning.linked(event.event.welcome, event.event.rtt)
+            }
+        }
+        act(session.start(now()))
+        link?.welcome?.let {
+            welcome = it
+            act(session.linkUp(it, now()))
+        }
+        while (true) {
+            recorded()
+            while (true) out.emit(display.take() ?: break)
+            if (session.finished != null) return
+            nextEvent()?.let(::feed)
+            act(session.tick(now()))
+            release()
+        }
+    }
+
+    /** Cancel what is not finished; the next answer may be written by any verifier. */
+    fun close() {
+        link?.pin("") // first: what is sent below may fail
+        act(session.cancel())
+    }
+
+    /** Wait for the link, the drafter or the clock, whichever is first; null: the clock. */
+    @OptIn(ExperimentalCoroutinesApi::class)
+    private suspend fun nextEvent(): InboxEvent? {
+        val wake = listOfNotNull(session.wakeAt(), held.wakeAt()).minOrNull() ?: return inbox.receive()
+        return select {
+            inbox.onReceive { it }
+            onTimeout(ceil(1000 * (wake - now())).toLong().coerceAtLeast(0)) { null }
+        }
+    }
+
+    private fun feed(event: InboxEvent) {
+        when (event) {
+            is InboxEvent.Linked -> linked(event.event)
+            is InboxEvent.Asked -> when (event.wish) {
+                InboxEvent.Wish.PAUSE -> act(session.pause(now()))
+                InboxEvent.Wish.PROCEED -> {
+                    act(session.proceed(now()))
+                    display.proceeded()
+                }
+                InboxEvent.Wish.CANCEL -> act(session.cancel())
+            }
+            // jobs of another session were asked for by an answer that was cancelled
+            is InboxEvent.Ahead -> if (event.session === session) figures.aheadNodes += event.nodes
+            is InboxEvent.Failed -> if (event.session === session) throw event.error
+            is InboxEvent.Compared -> if (event.session === session) {
+                act(session.treeCompared(event.draft, event.base, event.working))
+            }
+            is InboxEvent.Drafted -> if (event.session === session) {
+                figures.draftSeconds += event.asked
+                act(session.treeReady(event.draft, event.version, now(), event.working))
+            }
+            is InboxEvent.TextRead -> if (event.session === session) act(session.textRead(event.agreed, now()))
+            is InboxEvent.UnderstudyFailed -> if (event.session === session) {
+                act(session.understudyFailed(event.why, now()))
+            }
+            is InboxEvent.TokenWritten -> if (event.session === session) {
+                figures.draftSeconds += event.asked
+                act(session.tokenWritten(event.written.token, event.written.probability, event.version, now()))
+            }
+        }
+    }
+
+    private fun linked(event: LinkEvent) {
+        when (event) {
+            is LinkUp -> if (event.welcome === welcome) {
+                session.tuning.linked(event.welcome, event.rtt) // it came up just as the answer began
+            } else {
+                welcome = event.welcome
+                down = ""
+                explained(session.linkUp(event.welcome, now(), event.rtt))
+            }
+            is LinkDown -> {
+                welcome = null // the one that is there already may be told of behind this
+                down = event.reason
+                explained(session.linkDown(now(), event.refused))
+            }
+            is Arrived -> if (event.message.concerns(session.stream)) explained(session.message(event.message, now()))
+        }
+    }
+
+    /** Do what followed from the link, and show the reason where the verifier does not answer. */
+    private fun explained(actions: List<Action>) {
+        display.because(down.ifEmpty { session.complaint })
+        act(actions)
+    }
+
+    private fun act(actions: List<Action>) {
+        for (action in actions) {
+            when (action) {
+                is Send -> link?.send(action.message)
+                is Pin -> link?.pin(action.arithmetic)
+                is DraftTree -> jobs.draft(action)
+                is DraftChain -> understudyJobs?.draft(action)
+                is WriteToken -> {
+                    held.hold(action)
+                    release()
+                }
+                is ReadText -> understudyJobs?.read(action)
+                is Compare -> if (action.chain == null) jobs.compare(action) else understudyJobs?.compare(action)
+                is DraftAhead -> {
+                    jobs.draftAhead()
+                    understudyJobs?.draftAhead()
+                }
+                is AddRows -> {
+                    jobs.addRows(action)
+                    jobs.draftAhead() // which the job before has ended
+                }
+                is Reconnect -> link?.renew()
+                is Commit -> display.keep(action)?.let { return act(session.stop(it)) }
+                is Adopt -> display.keep(action)?.let { return act(session.stop(it)) }
+                is Provide -> display.show(action)
+                is HandOver -> display.show(action)
+                is RollBack -> display.show(action)
+                is Stall -> display.show(action)
+                is Pause -> display.show(action)
+                is Resume -> display.resumed()
+                is Done -> display.show(action)
+            }
+        }
+    }
+
+    /** Write the held token if its time has come; where it is not wanted any more, the session hears at once. */
+    private fun release() {
+        val action = held.release(now()) ?: return
+        if (action.version == session.version) {
+            if (action.writer == Writer.UNDERSTUDY) understudyJobs?.write(action) else jobs.write(action)
+        } else {
+            act(session.tokenWritten(0, 0.0, action.version, now()))
+        }
+    }
+}
+
+/** Seconds on a monotonic clock. */
+internal fun now(): Double = 1e-9 * System.nanoTime()

@@ -1,0 +1,143 @@
+package dev.outrider.core.answer
+
+import dev.outrider.core.events.Adopted
+import dev.outrider.core.events.Event
+import dev.outrider.core.events.Finished
+import dev.outrider.core.events.HandedOver
+import dev.outrider.core.events.LinkChange
+import dev.outrider.core.events.LinkState
+import dev.outrider.core.events.Provisional
+import dev.outrider.core.events.RolledBack
+import dev.outrider.core.events.Verified
+import dev.outrider.core.session.Adopt
+import dev.outrider.core.session.Commit
+import dev.outrider.core.session.Done
+import dev.outrider.core.session.FinishReason
+import dev.outrider.core.session.HandOver
+import dev.outrider.core.session.Pause
+import dev.outrider.core.session.PauseReason
+import dev.outrider.core.session.Provide
+import dev.outrider.core.session.RollBack
+import dev.outrider.core.session.Session
+import dev.outrider.core.session.Stall
+import dev.outrider.core.session.State
+
+/** Why the device writes or waits. */
+private const val SILENT = "the verifier is silent"
+
+/**
+ * What a user sees of an answer: actions of the session in, events out.
+ *
+ * stops: strings that end the text. why: why the verifier does not answer; "" while it does or nothing is known.
+ */
+internal class Display(
+    private val session: Session,
+    private val figures: Figures,
+    decode: (List<Int>) -> String,
+    stops: List<String>,
+    private var why: String = "",
+) {
+    private val text = AnswerText(decode, stops)
+    private val events = ArrayDeque<Event>()
+    private var status: LinkState? = null
+
+    init {
+        text.commit(session.committed.drop(session.prompt.size))
+        text.rebase(session.provisional)
+    }
+
+    /** The next event that was not taken yet. */
+    fun take(): Event? = events.removeFirstOrNull()
+
+    /** Show tokens that stay. Gives how many of them follow a stop string; null where none came. */
+    fun keep(action: Commit): Int? {
+        figures.committed()
+        val count = text.commit(action.tokens)
+        text.rebase(session.provisional)
+        events += Verified(text.verified, text.provisional, action.tokens.upTo(count), action.confirmed)
+        tell(LinkState.VERIFIED, "")
+        return count?.let { action.tokens.size - it }
+    }
+
+    /** As [keep] of a [Commit]. */
+    fun keep(action: Adopt): Int? {
+        val count = text.commit(action.tokens)
+        text.rebase(session.provisional)
+        val surplus = count?.let { action.tokens.size - it }
+        if (surplus != null && surplus > 0) events += RolledBack(text.verified, text.provisional, surplus)
+        events += Adopted(text.verified, text.provisional, action.tokens.upTo(count))
+        return surplus
+    }
+
+    fun show(action: Provide) {
+        figures.wrote()
+        if (!text.provide(action.token)) session.enough()
+        events += Provisional(text.verified, text.provisional, action.token, action.writer)
+    }
+
+    fun show(action: HandOver) {
+        events += HandedOver(text.verified, text.provisional, action.writer, action.why)
+    }
+
+    fun show(action: RollBack) {
+        text.rebase(session.provisional)
+        events += RolledBack(text.verified, text.provisional, action.tokens.size)
+    }
+
+    fun show(action: Stall) {
+        figures.stalled(action.deadline)
+        val waiting = session.state == State.WAITING
+        tell(if (waiting) LinkState.WAITING else LinkState.ALONE, SILENT)
+    }
+
+    fun show(action: Pause) {
+        if (!session.alone) return // the target's text goes on coming
+        val why = when (action.reason) {
+            PauseReason.UNSURE -> "paused: the device is not sure how to go on"
+            PauseReason.LIMIT -> "waiting for the link: the drafter alone has no more to say that is worth reading"
+            PauseReason.ASKED -> "paused, as was asked"
+        }
+        tell(LinkState.WAITING, why)
+    }
+
+    /** Somebody asked to go on; the device writes again. */
+    fun proceeded() {
+        if (session.state == State.ALONE) tell(LinkState.ALONE, SILENT)
+    }
+
+    /** The target answers again. */
+    fun resumed() {
+        figures.resumed()
+        tell(LinkState.VERIFIED, "")
+    }
+
+    fun show(action: Done) {
+        text.end()
+        val unanswered = action.reason == FinishReason.UNVERIFIED || action.reason == FinishReason.UNREACHABLE
+        val detail = if (unanswered) why.ifEmpty { session.complaint } else session.complaint
+        val tokens = session.text
+        events += Finished(
+            text.verified, text.provisional, action.reason, tokens.answer, figures.end(), detail, tokens.spans,
+        )
+    }
+
+    /** Why the verifier does not answer, or "". It is shown at once where the link's state says so already. */
+    fun because(reason: String) {
+        if (reason == why) return
+        why = reason
+        val shown = status
+        if (why.isNotEmpty() && shown != null && shown != LinkState.VERIFIED) {
+            events += LinkChange(text.verified, text.provisional, shown, why)
+        }
+    }
+
+    /** The link's state, if it is not shown already. */
+    fun tell(state: LinkState, detail: String) {
+        if (state == status) return
+        status = state
+        val explained = if (why.isEmpty() || state == LinkState.VERIFIED) detail else "$detail: $why"
+        events += LinkChange(text.verified, text.provisional, state, explained)
+    }
+
+    private fun List<Int>.upTo(count: Int?): List<Int> = if (count == null) this else subList(0, count)
+}

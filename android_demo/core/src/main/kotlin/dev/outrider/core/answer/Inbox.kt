@@ -1,0 +1,47 @@
+package dev.outrider.core.answer
+
+import dev.outrider.core.drafting.Draft
+import dev.outrider.core.drafting.Written
+import dev.outrider.core.link.LinkEvent
+import dev.outrider.core.session.Compare
+import dev.outrider.core.session.DraftChain
+import dev.outrider.core.session.DraftTree
+import dev.outrider.core.session.ReadText
+import dev.outrider.core.session.Session
+import dev.outrider.core.session.WriteToken
+
+/** What an answer waits for. Jobs carry the session that asked: it may have been cancelled since. */
+internal sealed interface InboxEvent {
+    /** The link reports. */
+    class Linked(val event: LinkEvent) : InboxEvent
+
+    /**
+     * The tree of a [DraftTree], or the chain of a [DraftChain]. asked, working: seconds since it was asked for; of
+     * these, in whoever drafted it, as [Session.treeReady] wants them.
+     */
+    class Drafted(val session: Session, val draft: Draft, val version: Int, val asked: Double, val working: Double) :
+        InboxEvent
+
+    /** The token of a [WriteToken]. asked: seconds since it was asked for. */
+    class TokenWritten(val session: Session, val written: Written, val version: Int, val asked: Double) : InboxEvent
+
+    /** The tree of a [Compare], below the first [base] tokens. working: as of [Drafted]. */
+    class Compared(val session: Session, val draft: Draft, val base: Int, val working: Double) : InboxEvent
+
+    /** The understudy has read, or given up, the text of a [ReadText]; [agreed] as of that. */
+    class TextRead(val session: Session, val agreed: Int?) : InboxEvent
+
+    /** The understudy cannot be used: [why], in words for people. */
+    class UnderstudyFailed(val session: Session, val why: String) : InboxEvent
+
+    /** [nodes] were expanded ahead. */
+    class Ahead(val session: Session, val nodes: Int) : InboxEvent
+
+    /** The drafter's engine threw [error]. */
+    class Failed(val session: Session, val error: Exception) : InboxEvent
+
+    /** Somebody asks for something. */
+    class Asked(val wish: Wish) : InboxEvent
+
+    enum class Wish { PAUSE, PROCEED, CANCEL }
+}

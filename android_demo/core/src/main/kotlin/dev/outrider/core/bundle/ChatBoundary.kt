@@ -1,0 +1,79 @@
+package dev.outrider.core.bundle
+
+import java.text.Normalizer
+import java.util.Locale
+
+/** Characters of which one that nobody wrote is the mark: for private use, so nothing changes them on the way. */
+private val MARKS = '\uE000'..'\uF8FF'
+private val ROLE = Regex("""[\w.-]+""")
+
+/**
+ * The boundary between a chat template and what people say: content is text, never one of the template's own tokens.
+ *
+ * Where content holds the text of such a token, a mark is set into it before the template is rendered: so it stays
+ * apart from the tokens that the template writes, and is encoded as plain text. Content without such text is encoded
+ * as it always was. Tokens of the boundary are the special ones, and others that the template itself writes, such as
+ * `<tool_response>`. An assistant's turn may hold the latter: models write them as text (`<think>`), and templates look
+ * for them there.
+ */
+internal class ChatBoundary(private val tokenizer: Tokenizer, private val template: String) {
+    private val special = tokenizer.addedTokens.filter { it.special && it.content.isNotEmpty() }.map { it.content }
+    private val written = tokenizer.addedTokens.map { it.content }.filter { it.isNotEmpty() && it in template }
+    private val everyone = Breaker((special + written).toSet())
+    private val assistant = Breaker(special.toSet())
+
+    /** Token ids of a conversation as [render] writes it. Raises [IllegalArgumentException] on an odd role. */
+    fun encode(messages: List<ChatMessage>, render: (List<ChatMessage>) -> String): List<Int> {
+        for (message in messages) {
+            require(ROLE.matches(message.role)) {
+                "a role is a plain name such as user or assistant, not \"${message.role}\""
+            }
+        }
+        val used = (messages.map { it.content } + template).flatMapTo(HashSet()) { it.asIterable() }
+        val mark = requireNotNull(MARKS.firstOrNull { it !in used }) {
+            "the conversation uses every character of the private use area; leave some out"
+        }
+        val text = render(
+            messages.map {
+                val breaker = if (it.role == "assistant") assistant else everyone
+                it.copy(content = breaker.marked(it.content, mark))
+            },
+        )
+        return if (mark in text) tokenizer.encodeMarked(text, mark, everyone.contents) else tokenizer.encode(text)
+    }
+}
+
+/** Breaks the [contents] of tokens wherever they stand, or begin or end, in a text; in any case, and before a trim. */
+private class Breaker(val contents: Set<String>) {
+    private val byStart = contents.groupBy { it[0].lowercaseChar() }
+    private val heads = contents.flatMapTo(HashSet()) { one -> (1 until one.length).map { folded(one.take(it)) } }
+    private val tails = contents.flatMapTo(HashSet()) { one -> (1 until one.length).map { folded(one.drop(it)) } }
+    private val longest = contents.maxOfOrNull { it.length } ?: 0
+
+    fun marked(text: String, mark: Char): String {
+        val places = tokensIn(text).mapTo(sortedSetOf()) { it + 1 }
+        places += ends(text, 0, text.length)
+        val begin = text.indexOfFirst { !it.isWhitespace() }
+        if (begin >= 0) places += ends(text, begin, text.trimEnd().length)
+        if (places.isEmpty() && tokensIn(Normalizer.normalize(text, Normalizer.Form.NFC)).any()) places += text.length
+        val marked = StringBuilder(text)
+        for (place in places.reversed()) marked.insert(place, mark)
+        return marked.toString()
+    }
+
+    private fun tokensIn(text: String) = text.indices.asSequence().filter { at ->
+        byStart[text[at].lowercaseChar()].orEmpty().any { text.startsWith(it, at, ignoreCase = true) }
+    }
+
+    /** Where a mark breaks a token that the text from [begin] to [end] may begin or end in. */
+    private fun ends(text: String, begin: Int, end: Int): Set<Int> {
+        val places = HashSet<Int>()
+        for (length in 1 until minOf(longest, end - begin + 1)) {
+            if (folded(text.substring(end - length, end)) in heads) places += end - length + 1
+            if (folded(text.substring(begin, begin + length)) in tails) places += begin + length - 1
+        }
+        return places
+    }
+
+    private fun folded(text: String) = text.lowercase(Locale.ROOT)
+}

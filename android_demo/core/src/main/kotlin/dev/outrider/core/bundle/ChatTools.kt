@@ -1,0 +1,144 @@
+/**
+ * Conversations with tools for chat templates that do not write them: the same in plain turns, in a form of our own
+ * (`outrider_core/chat/tools.py`). A template that writes them itself needs more of Jinja than [ChatTemplate] has.
+ */
+package dev.outrider.core.bundle
+
+private const val RESULT_TAG = "<tool_response>"
+private val RESULT_TAGS = Regex("""<(/?\s*tool_response)""", RegexOption.IGNORE_CASE)
+
+private const val DESCRIBED = """You may call functions. They are described in <tools></tools>, one JSON object a line:
+<tools>
+%s
+</tools>
+To call one, write exactly this, once for each call:
+<tool_call>
+{"name": "the function's name", "arguments": {...}}
+</tool_call>"""
+
+private val NAME = Regex("[A-Za-z0-9_-]{1,64}")
+
+private val NO_PROPERTIES = mapOf("properties" to emptyMap<String, Any>())
+
+/**
+ * A function that the answer may call. name: 1 to 64 of `A-Za-z0-9_-`; parameters: JSON schema of the arguments, an
+ * object, as text; null: none. Raises [IllegalArgumentException] otherwise.
+ */
+data class Tool(val name: String, val description: String? = null, val parameters: String? = null) {
+    internal val schema: Map<*, *>? = parameters?.let { objectOf(it, "the parameters of $name") }
+
+    init {
+        require(NAME.matches(name)) { "a function's name must match ${NAME.pattern}, not \"$name\"" }
+        require((schema?.get("type") ?: "object") == "object") {
+            "$name: arguments are objects, so the type of parameters must be object"
+        }
+        require("x-guidance" !in schema.orEmpty()) { "$name: x-guidance is not taken here" }
+    }
+
+    /** As chat templates take it. */
+    internal val shown: Map<String, Any?>
+        get() = mapOf("type" to "function", "function" to shownFunction)
+
+    private val shownFunction: Map<String, Any?>
+        get() = buildMap {
+            put("name", name)
+            if (description != null) put("description", description)
+            put("parameters", schema.orEmpty().ifEmpty { mapOf("type" to "object") + NO_PROPERTIES })
+        }
+
+    /** The schema of a call's arguments: an object, and without more properties than it names. */
+    internal val closed: Map<*, *>
+        get() {
+            val whole = mapOf("type" to "object") + schema.orEmpty().ifEmpty { NO_PROPERTIES }
+            val closed = "properties" !in whole || "additionalProperties" in whole
+            return if (closed) whole else whole + mapOf("additionalProperties" to false)
+        }
+}
+
+/** A call in an assistant's turn. arguments: an object. Raises [IllegalArgumentException] on other JSON. */
+data class ToolCall(val name: String, val arguments: String) {
+    init {
+        require(Json.parse(arguments) is Map<*, *>) { "the arguments of $name are not the text of a JSON object" }
+    }
+
+    internal val text: String
+        get() = "<tool_call>\n" +
+            pythonJson(mapOf("name" to name, "arguments" to Json.parse(arguments))) + "\n</tool_call>"
+}
+
+/** Whether there is anything of tools to write. */
+internal fun usesTools(messages: List<ChatMessage>, tools: List<Tool>): Boolean =
+    tools.isNotEmpty() || messages.any { it.role == "tool" || it.calls.isNotEmpty() }
+
+/** Whether a template writes turns of role `tool` that differ from a user's. */
+internal fun takesResults(render: (List<ChatMessage>) -> String): Boolean {
+    val before = listOf(ChatMessage("user", "probe_u"), ChatMessage("assistant", "probe_c"))
+    return try {
+        val text = render(before + ChatMessage("tool", "probe_r"))
+        "probe_r" in text && text != render(before + ChatMessage("user", "probe_r"))
+    } catch (_: TemplateError) {
+        false
+    }
+}
+
+/** Whether the template writes results between tags that are no tokens, which content could hold too. */
+internal fun tagsResults(template: String, tokenizer: Tokenizer): Boolean =
+    RESULT_TAG in template && tokenizer.addedTokens.none { it.content == RESULT_TAG }
+
+/** For templates that write results as text into a user's turn: nobody's content holds the tag around them. */
+internal fun withoutResults(messages: List<ChatMessage>): List<ChatMessage> =
+    messages.map { if (it.role == "assistant") it else it.copy(content = untagged(it.content)) }
+
+/** The conversation with content alone. results: turns of role `tool` may stand in it. */
+internal fun plainMessages(messages: List<ChatMessage>, tools: List<Tool>, results: Boolean): List<ChatMessage> {
+    val plain = ArrayList<ChatMessage>()
+    var previous = ""
+    for ((role, said, calls) in messages) {
+        val content = when {
+            role == "assistant" -> joined(listOf(said) + calls.map(ToolCall::text))
+            role == "tool" && !results -> "$RESULT_TAG\n${pythonJson(said).replace("<", "\\u003c")}\n</tool_response>"
+            !results -> untagged(said)
+            else -> said
+        }
+        if (role == "tool" && previous == "tool" && !results) {
+            plain[plain.lastIndex] = ChatMessage("user", joined(listOf(plain.last().content, content)))
+        } else {
+            plain += ChatMessage(if (role == "tool" && !results) "user" else role, content)
+        }
+        previous = role
+    }
+    if (tools.isEmpty()) return plain
+    val described = DESCRIBED.replace("%s", tools.joinToString("\n") { pythonJson(it.shown) })
+    val first = plain.firstOrNull()
+    if (first?.role != "system") return listOf(ChatMessage("system", described)) + plain
+    plain[0] = ChatMessage("system", "${first.content}\n\n$described".trimStart())
+    return plain
+}
+
+private fun untagged(content: String) = RESULT_TAGS.replace(content, "&lt;\$1")
+
+private fun joined(parts: List<String>) = parts.filter(String::isNotEmpty).joinToString("\n")
+
+/** JSON with the spaces and escapes of Python's, so that a prompt has the same tokens on every device. */
+internal fun pythonJson(value: Any?): String = when (value) {
+    is String -> value.map(::escaped).joinToString("", "\"", "\"")
+    is List<*> -> value.joinToString(", ", "[", "]", transform = ::pythonJson)
+    is Map<*, *> -> value.entries.joinToString(", ", "{", "}") { (key, of) ->
+        "${pythonJson(key.toString())}: ${pythonJson(of)}"
+    }
+    else -> Json.write(value)
+}
+
+private fun escaped(char: Char): String = when (char) {
+    '"', '\\' -> "\\$char"
+    '\n' -> "\\n"
+    '\r' -> "\\r"
+    '\t' -> "\\t"
+    '\b' -> "\\b"
+    '\u000C' -> "\\f"
+    else -> if (char < ' ') "\\u" + char.code.toString(16).padStart(4, '0') else char.toString()
+}
+
+/** The object that the JSON [text] is; [what] names it. Raises [IllegalArgumentException] on other JSON. */
+internal fun objectOf(text: String, what: String): Map<*, *> =
+    requireNotNull(Json.parse(text) as? Map<*, *>) { "$what: a JSON schema is an object" }

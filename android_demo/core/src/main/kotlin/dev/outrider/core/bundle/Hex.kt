@@ -1,0 +1,10 @@
+/** Bytes as hexadecimal text. */
+package dev.outrider.core.bundle
+
+internal fun ByteArray.toHex(): String = joinToString("") { (it.toInt() and 0xFF).toString(16).padStart(2, '0') }
+
+/** Raises [IllegalArgumentException] on what is not hexadecimal. */
+internal fun String.hexToBytes(): ByteArray {
+    require(length % 2 == 0) { "half a byte" }
+    return ByteArray(length / 2) { substring(2 * it, 2 * it + 2).toInt(16).toByte() }
+}

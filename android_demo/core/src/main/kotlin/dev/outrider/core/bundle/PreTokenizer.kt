@@ -1,0 +1,80 @@
+package dev.outrider.core.bundle
+
+import dev.outrider.core.bundle.BytePairTokenizer.Companion.refuse
+
+/** Cuts a text into words, within which byte pairs are joined. */
+internal fun interface PreTokenizer {
+    fun split(text: String): List<String>
+
+    companion object {
+        /** GPT-2's words: contractions, and letters, digits or others with at most one space before them. */
+        private const val GPT2 = """'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+
+        /** From tokenizer.json's `pre_tokenizer`. Raises [TokenizerError]. */
+        fun of(row: Map<String, Any?>): PreTokenizer = when (val type = row.field<String>("type")) {
+            "Sequence" -> {
+                val steps = row.field<List<Map<String, Any?>>>("pretokenizers").map(::of)
+                PreTokenizer { text -> steps.fold(listOf(text)) { pieces, step -> pieces.flatMap(step::split) } }
+            }
+            "ByteLevel" -> {
+                val prefix = row.field<Boolean>("add_prefix_space")
+                val whole = row.field<Boolean?>("use_regex") == false
+                val words = if (whole) PreTokenizer { listOf(it) } else cut(Regex(java(GPT2)))
+                PreTokenizer { words.split(if (prefix && !it.startsWith(' ')) " $it" else it) }
+            }
+            "Digits" -> cut(Regex(if (row.field("individual_digits")) "\\p{N}" else "\\p{N}+"))
+            "Split" -> {
+                refuse(row.field("invert")) { "inverts a split" }
+                val behavior = row.field<String>("behavior")
+                refuse(behavior != "Isolated") { "has a split that is $behavior, not Isolated" }
+                val pattern = row.field<Map<String, String>>("pattern")
+                cut(pattern["Regex"]?.let { Regex(java(it)) } ?: Regex.fromLiteral(pattern.field("String")))
+            }
+            else -> throw TokenizerError("tokenizer.json has pre-tokenizer $type, which is not known here")
+        }
+
+        /** Matches and what lies between them are words. */
+        private fun cut(pattern: Regex) = PreTokenizer { text ->
+            buildList {
+                var from = 0
+                for (match in pattern.findAll(text)) {
+                    if (match.value.isEmpty()) continue
+                    if (from < match.range.first) add(text.substring(from, match.range.first))
+                    add(match.value)
+                    from = match.range.last + 1
+                }
+                if (from < text.length) add(text.substring(from))
+            }
+        }
+
+        /**
+         * The same pattern for Java, where `\s` and `\d` mean ASCII alone (and Android has no flag to change that), and
+         * letters differ in case only in ASCII unless told otherwise.
+         */
+        private fun java(pattern: String): String = buildString {
+            var inClass = 0
+            var at = 0
+            while (at < pattern.length) {
+                val two = pattern.substring(at, minOf(at + 2, pattern.length))
+                when {
+                    two == "\\s" -> append(if (inClass > 0) SPACES else "[$SPACES]")
+                    two == "\\S" && inClass == 0 -> append("[^$SPACES]")
+                    two == "\\d" -> append("\\p{Nd}")
+                    two == "\\S" || two == "\\w" || two == "\\W" || two == "\\D" || two == "\\b" ->
+                        throw TokenizerError("tokenizer.json has $two in a pattern, which is not known here")
+                    two[0] == '\\' -> append(two)
+                    pattern.startsWith("(?i:", at) -> append("(?iu:").also { at += 2 }
+                    else -> {
+                        if (two[0] == '[') inClass++
+                        if (two[0] == ']') inClass--
+                        append(two[0]).also { at-- }
+                    }
+                }
+                at += 2
+            }
+        }
+
+        /** Unicode's white space, to stand in a character class. */
+        private const val SPACES = "\\t-\\r \\x85\\xA0\\u1680\\u2000-\\u200A\\u2028\\u2029\\u202F\\u205F\\u3000"
+    }
+}

@@ -1,0 +1,338 @@
+/**
+ * The link to the verifier: connect, receive, and dial again for ever.
+ *
+ * It reports what happens as events and never raises for a network reason; `send` drops what cannot be sent, because
+ * every message is repeated by the session after the next link-up.
+ */
+package dev.outrider.core.link
+
+import dev.outrider.core.protocol.ClientMessage
+import dev.outrider.core.protocol.Hello
+import dev.outrider.core.protocol.ServerMessage
+import dev.outrider.core.protocol.Welcome
+import dev.outrider.core.protocol.WireError
+import dev.outrider.core.protocol.decodeServer
+import dev.outrider.core.protocol.otherArithmetic
+import java.io.IOException
+import java.util.concurrent.Executors
+import java.util.concurrent.RejectedExecutionException
+import java.util.concurrent.Semaphore
+import java.util.concurrent.TimeUnit
+import javax.net.ssl.SSLSocketFactory
+import kotlin.concurrent.thread
+import kotlin.random.Random
+
+private const val PATH = "/v1/verify"
+
+/** Seconds between attempts: the first retry comes fast, because an answer is waiting. */
+private const val FIRST_RETRY = 0.1
+private const val LAST_RETRY = 3.0
+
+/** The longest delay after a refusal: another version may answer at this address, now or when an upgrade is done. */
+private const val REFUSED_RETRY = 30.0
+
+/** Seconds between pings. */
+private const val PING_INTERVAL = 10L
+
+/** Milliseconds that a silent connection has to answer a ping before another one is dialled beside it. */
+private const val HEAD_START = 250L
+
+/** Calls of [Link.renew] after which a connection that says nothing is given up, even if it answers pings. */
+private const val RENEWALS = 10
+
+/** No link can be made like this: not an address, other target, drafter or protocol, no valid token. */
+class LinkRefused(message: String) : Exception(message)
+
+/** What a link reports, in order, from whichever thread. */
+sealed interface LinkEvent
+
+/** rtt: seconds between HELLO and WELCOME. */
+class LinkUp(val welcome: Welcome, val rtt: Double) : LinkEvent
+
+/** refused: the verifier that answered does not accept this device; another one at this address may. */
+class LinkDown(val reason: String, val refused: Boolean = false) : LinkEvent
+
+class Arrived(val message: ServerMessage) : LinkEvent
+
+/** Bytes of WebSocket frames, headers and masks included; TCP and TLS not. */
+class Traffic {
+    @Volatile
+    var up = 0L
+        internal set
+
+    @Volatile
+    var down = 0L
+        internal set
+}
+
+/** `host:port`, `ws://host:port` or `wss://...` -> the WebSocket URL of the verifier's endpoint. */
+fun verifierUrl(server: String): String {
+    val url = (if ("://" in server) server else "ws://$server")
+        .replaceFirst("http://", "ws://").replaceFirst("https://", "wss://").trimEnd('/')
+    return if (url.endsWith(PATH)) url else url + PATH
+}
+
+/**
+ * Keeps one connection to [server] alive and hands events to [report].
+ *
+ * token: sent as `Authorization: Bearer`. tls: whom to trust. clearText: hosts that may be spoken to without TLS; an
+ * app for the emulator may add 10.0.2.2. Raises [LinkRefused] for an address that is none, or that would carry prompts
+ * in clear text to another machine.
+ */
+class Link(
+    server: String,
+    hello: Hello,
+    private val report: (LinkEvent) -> Unit,
+    token: String? = null,
+    tls: SSLSocketFactory? = null,
+    clearText: Set<String> = LOOPBACK,
+) {
+    val traffic = Traffic()
+
+    /** While there is a connection. */
+    @Volatile
+    var welcome: Welcome? = null
+        private set
+
+    /** Seconds between HELLO and WELCOME of the last connection; null before the first. */
+    @Volatile
+    var roundTrip: Double? = null
+        private set
+
+    /** Why there is no connection; "" while there is one or none was tried yet. */
+    @Volatile
+    var error = ""
+        private set
+
+    /** Where the verifier is, for people. */
+    val url = verifierUrl(server)
+    private val destination = Destination(
+        parseAddress(url), if (token == null) emptyMap() else mapOf("Authorization" to "Bearer $token"), tls,
+    )
+    private val timer = Executors.newSingleThreadScheduledExecutor { daemon(it, "outrider-link-timer") }
+    private val runner = thread(start = false, isDaemon = true, name = "outrider-link") { run() }
+    private val wanted = Semaphore(0) // released where other verifiers are wanted than when it was last dialled
+    private val lock = Any() // of what is below, and of the order of reports
+
+    @Volatile
+    private var hello = hello
+
+    @Volatile
+    private var connection: Connection? = null
+    private var dialling: Connection? = null // where there is none
+    private var beside: Connection? = null // dialled while the one there is says nothing
+    private var renewals = 0 // since it last said something
+
+    @Volatile
+    private var spoken = false // whether it has said anything since WELCOME
+
+    @Volatile
+    private var closed = false
+
+    init {
+        if (destination.address.scheme == "ws" && bareHost(destination.address) !in clearText) {
+            throw LinkRefused("$url would carry the conversation in clear text; use wss://")
+        }
+        if (token != null && token.any { it < ' ' }) throw LinkRefused("the token holds a line break")
+    }
+
+    /** Begin to connect, and again whenever it must, until [close]. */
+    fun start() = runner.start()
+
+    /** Send, or drop [message] where there is no connection; a failure shows as [LinkDown]. Never waits. */
+    fun send(message: ClientMessage) {
+        connection?.send(message)
+    }
+
+    /**
+     * From now on HELLO asks for verifiers that compute in [arithmetic]; "": for any. A connection to another ends.
+     *
+     * Where there is none, it is dialled at once: who refused before may be who is wanted now.
+     */
+    fun pin(arithmetic: String): Unit = synchronized(lock) {
+        val changed = arithmetic != hello.arithmetic
+        hello = hello.copy(arithmetic = arithmetic)
+        val welcome = welcome
+        if (welcome == null && changed) {
+            error = ""
+            wanted.release()
+        } else if (welcome != null && !welcome.computesIn(arithmetic)) {
+            dialNoMore()
+            lose(otherArithmetic(arithmetic, welcome.arithmetic), refused = true)
+        }
+    }
+
+    /**
+     * The connection is silent: dial another one beside it, and keep the one that speaks first.
+     *
+     * A half-open connection never does; one that waits for a busy verifier answers a ping at once; and one through an
+     * outage may speak again before a new one is there. Where dialling fails, the silent one is given up too.
+     */
+    fun renew(): Unit = synchronized(lock) {
+        val silent = connection ?: return
+        renewals++
+        if (renewals > RENEWALS) {
+            dialNoMore()
+            lose("silent for too long")
+        } else if (beside == null) {
+            silent.ping()
+            val second = newConnection().also { beside = it }
+            thread(isDaemon = true, name = "outrider-link-beside") { dialBeside(second) }
+        }
+    }
+
+    /** Send [last], hang up and never dial again. Waits a second at most. */
+    fun close(last: ClientMessage) {
+        send(last)
+        val ended = synchronized(lock) {
+            closed = true
+            dialNoMore()
+            listOfNotNull(connection, dialling)
+        }
+        ended.forEach { it.finish() }
+        runner.interrupt()
+        timer.shutdownNow()
+    }
+
+    private fun newConnection() = Connection(destination, timer, { traffic.up += it }, ::spoke)
+
+    private fun run() {
+        var delay = FIRST_RETRY
+        while (!closed) {
+            var refused = false
+            wanted.drainPermits()
+            try {
+                val dialled = newConnection()
+                synchronized(lock) { dialling = dialled }
+                val up = dialled.open(hello)
+                synchronized(lock) {
+                    take(dialled, up)
+                    wanted.drainPermits()
+                }
+            } catch (error: LinkRefused) {
+                refused = true
+                down(LinkDown(error.message.orEmpty(), refused = true))
+            } catch (error: IOException) {
+                down(LinkDown(reasonOf(error)))
+            } catch (_: InterruptedException) {
+                return
+            } catch (_: RejectedExecutionException) {
+                return // closed meanwhile
+            }
+            val begun = System.nanoTime()
+            var greeted = false
+            while (true) {
+                receive(connection ?: break)
+                greeted = true
+            }
+            // else who greets and hangs up would be dialled ten times a second
+            if (greeted && (spoken || System.nanoTime() - begun > LAST_RETRY * 1e9)) delay = FIRST_RETRY
+            val changed = try {
+                wanted.tryAcquire((1000 * delay * Random.nextDouble(0.7, 1.3)).toLong(), TimeUnit.MILLISECONDS)
+            } catch (_: InterruptedException) {
+                return
+            }
+            delay = if (changed) FIRST_RETRY else minOf(if (refused) REFUSED_RETRY else LAST_RETRY, 2 * delay)
+        }
+    }
+
+    /** From now on it is the link. */
+    private fun take(dialled: Connection, up: LinkUp) {
+        dialling = null
+        if (closed) return dialled.abort()
+        connection = dialled
+        welcome = up.welcome
+        roundTrip = up.rtt
+        renewals = 0
+        spoken = false
+        error = ""
+        report(up)
+    }
+
+    private fun down(event: LinkDown) {
+        error = event.reason
+        report(event)
+    }
+
+    /** End the connection without ceremony: half-open links do not answer a close. */
+    private fun lose(reason: String, refused: Boolean = false) {
+        val lost = connection ?: return
+        connection = null
+        welcome = null
+        lost.abort()
+        down(LinkDown(reason, refused))
+    }
+
+    /** Report what arrives, until the connection ends or another has taken its place. */
+    private fun receive(connection: Connection) {
+        val pings = try {
+            timer.scheduleWithFixedDelay(connection::keepAlive, PING_INTERVAL, PING_INTERVAL, TimeUnit.SECONDS)
+        } catch (_: RejectedExecutionException) {
+            null // closed meanwhile
+        }
+        val reason = try {
+            forward(connection)
+        } catch (error: IOException) {
+            reasonOf(error)
+        } catch (error: WireError) {
+            error.message
+        }
+        pings?.cancel(false)
+        connection.finish()
+        synchronized(lock) {
+            if (this.connection !== connection) return
+            dialNoMore()
+            lose(reason.orEmpty())
+        }
+    }
+
+    private fun forward(connection: Connection): Nothing {
+        while (true) {
+            val frame = connection.next()
+            spoke(connection)
+            val message = decodeServer(frame)
+            synchronized(lock) {
+                if (this.connection !== connection) throw IOException("another has taken its place")
+                renewals = 0
+                spoken = true
+                traffic.down += frameBytes(frame.size, masked = false)
+                report(Arrived(message))
+            }
+        }
+    }
+
+    /** A message or a pong came. */
+    private fun spoke(from: Connection) {
+        synchronized(lock) { if (from === connection) dialNoMore() }
+    }
+
+    /** The connection has spoken, or ended: no other is wanted beside it. */
+    private fun dialNoMore() {
+        beside?.abort()
+        beside = null
+    }
+
+    private fun dialBeside(second: Connection) {
+        val failure = try {
+            Thread.sleep(HEAD_START)
+            val up = second.open(hello)
+            synchronized(lock) {
+                if (beside !== second) return second.abort()
+                beside = null
+                lose("silent; another connection spoke first")
+                return take(second, up)
+            }
+        } catch (error: IOException) {
+            error
+        } catch (error: LinkRefused) {
+            error
+        } catch (_: RejectedExecutionException) {
+            return // closed meanwhile
+        }
+        synchronized(lock) {
+            if (beside !== second) return
+            beside = null
+            lose("silent, and dialling again failed: ${reasonOf(failure)}")
+        }
+    }
+}

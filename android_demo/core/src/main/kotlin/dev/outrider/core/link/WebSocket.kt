@@ -1,0 +1,206 @@
+package dev.outrider.core.link
+
+import java.io.BufferedInputStream
+import java.io.EOFException
+import java.io.IOException
+import java.io.InputStream
+import java.net.Socket
+import java.net.URI
+import java.nio.ByteBuffer
+import java.nio.charset.CharacterCodingException
+import java.security.MessageDigest
+import java.security.SecureRandom
+import kotlin.experimental.xor
+import kotlin.io.encoding.Base64
+
+private const val TEXT = 1
+private const val BINARY = 2
+private const val CLOSE = 8
+private const val PING = 9
+private const val PONG = 10
+
+/** What a connection's end means, in words; others bring their own. */
+private val CLOSED = mapOf(1000 to "the verifier closed the connection", 1012 to "the verifier is restarting")
+
+/** What RFC 6455 adds to a key. */
+private const val GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+
+/** Of HTTP headers, and of an error's body. */
+private const val LONGEST_HEAD = 16 * 1024
+private const val LONGEST_BODY = 1024
+
+/** Characters of it that are shown. */
+private const val LONGEST_TEXT = 200
+
+/** The other side broke RFC 6455, or closed. */
+class WebSocketError(message: String) : IOException(message)
+
+/** The handshake was answered with HTTP [status] and [text]. [page]: by a web page, so it is not a verifier. */
+class HandshakeRefused(val status: Int, val text: String, val page: Boolean) : IOException(text)
+
+/**
+ * A client's end of a WebSocket (RFC 6455) over an open [socket]: binary messages, no extensions.
+ *
+ * One thread receives, one thread sends. longest: bytes of a message that is accepted.
+ */
+internal class WebSocket(private val socket: Socket, private val longest: Int) {
+    private val input: InputStream = BufferedInputStream(socket.getInputStream(), 1 shl 16)
+    private val output = socket.getOutputStream()
+    private val random = SecureRandom()
+
+    /** Asks to speak WebSocket at [url]. Raises [HandshakeRefused], [WebSocketError] or another [IOException]. */
+    fun shakeHands(url: URI, subprotocol: String, headers: Map<String, String>) {
+        val key = Base64.encode(ByteArray(16).also(random::nextBytes))
+        val port = if (url.port < 0) "" else ":${url.port}"
+        val lines = mapOf(
+            "Host" to url.host + port, "Upgrade" to "websocket", "Connection" to "Upgrade", "Sec-WebSocket-Key" to key,
+            "Sec-WebSocket-Version" to "13", "Sec-WebSocket-Protocol" to subprotocol,
+        ) + headers
+        val query = url.rawQuery?.let { "?$it" }.orEmpty()
+        val head = lines.entries.joinToString("", "GET ${url.rawPath}$query HTTP/1.1\r\n", "\r\n") { (name, value) ->
+            "$name: $value\r\n"
+        }
+        output.write(head.toByteArray())
+        output.flush()
+        val answer = readHead()
+        val status = Regex("""HTTP/1\.1 (\d{3})( .*)?""").matchEntire(answer.first())?.groupValues?.get(1)?.toInt()
+            ?: throw WebSocketError("the other side speaks no HTTP")
+        val fields = answer.drop(1).associate { line ->
+            line.substringBefore(':').trim().lowercase() to line.substringAfter(':').trim()
+        }
+        if (status != 101) throw refusal(status, fields)
+        val sha1 = MessageDigest.getInstance("SHA-1").digest((key + GUID).toByteArray())
+        val fits = fields["upgrade"].equals("websocket", ignoreCase = true) &&
+            fields["connection"].orEmpty().split(',').any { it.trim().equals("upgrade", ignoreCase = true) } &&
+            fields["sec-websocket-accept"] == Base64.encode(sha1) && "sec-websocket-extensions" !in fields &&
+            fields.getOrElse("sec-websocket-protocol") { subprotocol } == subprotocol
+        if (!fits) throw WebSocketError("the other side's WebSocket handshake is wrong")
+    }
+
+    /**
+     * The next message; control frames are answered or reported meanwhile.
+     *
+     * answer: sends a pong or the closing frame that the other side's wants. pong: one came. Raises [WebSocketError]
+     * where the other side closes or breaks the rules, or another [IOException].
+     */
+    fun receive(answer: (opcode: Int, payload: ByteArray) -> Unit, pong: () -> Unit): ByteArray {
+        var message: ByteArray? = null
+        while (true) {
+            val first = read()
+            val opcode = first and 0x0F
+            val last = first and 0x80 != 0
+            if (first and 0x70 != 0) throw broken(1002, "reserved bits are set", answer)
+            val size = size(opcode, answer)
+            if (opcode < CLOSE && size + (message?.size ?: 0) > longest) {
+                throw broken(1009, "a message of more than $longest bytes", answer)
+            }
+            if (opcode >= CLOSE && (!last || size > 125)) throw broken(1002, "a control frame is too long", answer)
+            val payload = read(size.toInt())
+            when (opcode) {
+                0 -> message = (message ?: throw broken(1002, "a message without a beginning", answer)) + payload
+                BINARY -> message = if (message == null) payload else throw broken(1002, "two messages at once", answer)
+                TEXT -> throw broken(1003, "a text message", answer)
+                CLOSE -> throw closed(payload, answer)
+                PING -> answer(PONG, payload)
+                PONG -> pong()
+                else -> throw broken(1002, "a frame of type $opcode", answer)
+            }
+            if (last && opcode < CLOSE) message?.let { return it }
+        }
+    }
+
+    /** Sends a message, masked as a client must. Raises [IOException]. */
+    fun send(payload: ByteArray) = write(BINARY, payload)
+
+    fun ping() = write(PING, ByteArray(0))
+
+    /** Sends a frame of any type. */
+    fun write(opcode: Int, payload: ByteArray) {
+        val frame = ByteBuffer.allocate(frameBytes(payload.size, masked = true).toInt())
+        frame.put((0x80 or opcode).toByte())
+        when {
+            payload.size < 126 -> frame.put((0x80 or payload.size).toByte())
+            payload.size < 65536 -> frame.put((0x80 or 126).toByte()).putShort(payload.size.toShort())
+            else -> frame.put((0x80 or 127).toByte()).putLong(payload.size.toLong())
+        }
+        val mask = ByteArray(4).also(random::nextBytes)
+        frame.put(mask)
+        for ((index, byte) in payload.withIndex()) frame.put(byte xor mask[index and 3])
+        output.write(frame.array())
+        output.flush()
+    }
+
+    private fun size(opcode: Int, answer: (Int, ByteArray) -> Unit): Long {
+        val second = read()
+        if (second and 0x80 != 0) throw broken(1002, "a masked frame", answer)
+        return when (val size = second and 0x7F) {
+            126 -> ByteBuffer.wrap(read(2)).short.toLong() and 0xFFFF
+            127 -> ByteBuffer.wrap(read(8)).long.also { if (it < 0) throw broken(1002, "a length below 0", answer) }
+            else -> size.toLong()
+        }.also { if (opcode >= CLOSE && it > 125) throw broken(1002, "a control frame is too long", answer) }
+    }
+
+    /** Tells the other side what it did wrong. */
+    private fun broken(code: Int, what: String, answer: (Int, ByteArray) -> Unit): WebSocketError {
+        answer(CLOSE, ByteBuffer.allocate(2).putShort(code.toShort()).array())
+        return WebSocketError("the other side sent $what")
+    }
+
+    private fun closed(payload: ByteArray, answer: (Int, ByteArray) -> Unit): WebSocketError {
+        if (payload.size == 1) return broken(1002, "a broken close", answer)
+        answer(CLOSE, payload.copyOf(minOf(2, payload.size)))
+        if (payload.isEmpty()) return WebSocketError("closed without a reason")
+        val code = ByteBuffer.wrap(payload).short.toInt() and 0xFFFF
+        val text = try {
+            Charsets.UTF_8.newDecoder().decode(ByteBuffer.wrap(payload, 2, payload.size - 2)).toString()
+        } catch (_: CharacterCodingException) {
+            ""
+        }
+        return WebSocketError(CLOSED[code] ?: text.ifEmpty { "the verifier closed the connection with code $code" })
+    }
+
+    private fun readHead(): List<String> {
+        val head = StringBuilder()
+        while (!head.endsWith("\r\n\r\n")) {
+            if (head.length > LONGEST_HEAD) throw WebSocketError("the other side's handshake does not end")
+            head.append(read().toChar())
+        }
+        return head.trim().lines()
+    }
+
+    /** What an error page says, as far as its length is stated. */
+    private fun refusal(status: Int, fields: Map<String, String>): HandshakeRefused {
+        val body = readBody(fields)
+        val page = "html" in fields["content-type"].orEmpty() || body.startsWith("<") || "location" in fields
+        val text = if (page) {
+            "a web page came in place of the verifier (HTTP $status); sign in to this network?"
+        } else {
+            body.lineSequence().first().take(LONGEST_TEXT).ifEmpty { "HTTP $status" }
+        }
+        return HandshakeRefused(status, text, page)
+    }
+
+    private fun readBody(fields: Map<String, String>): String {
+        val size = fields["content-length"]?.toIntOrNull()?.coerceIn(0, LONGEST_BODY) ?: return ""
+        return String(read(size), Charsets.UTF_8).trim()
+    }
+
+    private fun read(): Int = input.read().also { if (it < 0) throw EOFException("the connection ended") }
+
+    private fun read(size: Int): ByteArray {
+        val bytes = ByteArray(size)
+        var at = 0
+        while (at < size) {
+            val read = input.read(bytes, at, size - at)
+            if (read < 0) throw EOFException("the connection ended")
+            at += read
+        }
+        return bytes
+    }
+}
+
+/** Size of one WebSocket frame around [payload] bytes (RFC 6455, section 5.2). */
+fun frameBytes(payload: Int, masked: Boolean): Long {
+    val header = if (payload < 126) 2 else if (payload < 65536) 4 else 10
+    return header + (if (masked) 4L else 0L) + payload
+}

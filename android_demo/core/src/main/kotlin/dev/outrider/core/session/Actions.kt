@@ -1,0 +1,85 @@
+/** What a session asks its surroundings to do. Pure data, under the names that all ports share. */
+package dev.outrider.core.session
+
+import dev.outrider.core.protocol.ClientMessage
+
+sealed interface Action
+
+/** Give [message] to the link. */
+class Send(val message: ClientMessage) : Action
+
+/** From now on let only verifiers that compute in [arithmetic] answer, or say nothing of how they compute. */
+data class Pin(val arithmetic: String) : Action
+
+/**
+ * Bounds of a tree: its nodes, its levels, and what another drafting step must promise; null: the runtime's own.
+ *
+ * depth may be 0: only the bonus token is wanted.
+ */
+data class TreeSize(val nodes: Int, val depth: Int, val gain: Double? = null)
+
+/** Draft a tree of at most [size] below [prefix]; answer with [Session.treeReady]. */
+data class DraftTree(val prefix: List<Int>, val version: Int, val size: TreeSize) : Action
+
+/**
+ * Let the understudy draft a chain of [tokens] tokens behind [prefix]; answer with [Session.treeReady], where the
+ * seconds are those of the draft's steps: those of what was known, and of reading the text, do not count.
+ */
+data class DraftChain(val prefix: List<Int>, val version: Int, val tokens: Int) : Action
+
+/**
+ * Draft a tree below [prefix] that is not sent: what comes of it is seen in the stream. Answer with
+ * [Session.treeCompared]. chain: in place of a tree, the understudy is to draft a chain of so many tokens, as of
+ * [DraftChain].
+ */
+data class Compare(val prefix: List<Int>, val size: TreeSize, val chain: Int? = null) : Action
+
+/**
+ * Grow the tree that was just sent on, where [Session.draftsAhead], until the session's version changes; behind a
+ * chain, the understudy writes on.
+ */
+data class DraftAhead(val version: Int) : Action
+
+/** Let [writer] write one token behind [prefix]; answer with [Session.tokenWritten]. */
+data class WriteToken(val prefix: List<Int>, val version: Int, val writer: Writer = Writer.DRAFTER) : Action
+
+/**
+ * Let the understudy read [prefix]; answer with [Session.textRead].
+ *
+ * It says how many of the tokens from [base] on the understudy would have written itself, up to the first that it would
+ * not. The reading may be given up where [Session.reads] says that nobody waits for it; it says null then.
+ */
+data class ReadText(val prefix: List<Int>, val base: Int) : Action
+
+/** Feature rows `[n, 2, heads, headDim]`, flat, of tokens at [positions] `[n]`, which the drafter has not seen yet. */
+class AddRows(val positions: IntArray, val rows: FloatArray) : Action
+
+/** [tokens] are the target's; the first [confirmed] of them stood there as provisional already. */
+data class Commit(val tokens: List<Int>, val confirmed: Int) : Action
+
+/** [writer] wrote [token] on its own. */
+data class Provide(val token: Int, val writer: Writer = Writer.DRAFTER) : Action
+
+/** From here on [writer] writes alone. why: the understudy failed, in words for people; else "". */
+data class HandOver(val writer: Writer, val why: String = "") : Action
+
+/** The last provisional tokens, [tokens], are withdrawn: the target, or the understudy, draws otherwise. */
+data class RollBack(val tokens: List<Int>) : Action
+
+/** [tokens], written on the device alone, stay as they are: the answer goes on behind them ([OnReturn.KEEP]). */
+data class Adopt(val tokens: List<Int>) : Action
+
+/** The verdict is overdue or the link is down. [deadline]: when it was due. */
+data class Stall(val deadline: Double) : Action
+
+/** The target answers again. */
+data object Resume : Action
+
+/** Writing alone stops until the target answers or somebody asks to go on. */
+data class Pause(val reason: PauseReason) : Action
+
+/** The link has been silent for too long: make another connection, unless it speaks first. */
+data object Reconnect : Action
+
+/** The answer has ended. */
+data class Done(val reason: FinishReason) : Action

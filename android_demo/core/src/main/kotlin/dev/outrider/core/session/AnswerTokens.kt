@@ -1,0 +1,186 @@
+package dev.outrider.core.session
+
+/** This many tokens in a row that stand in the answer already are a loop. */
+private const val LOOP = 24
+
+/** Figures of one session. */
+class SessionStats {
+    /** Tree rounds with a verdict, catch-up rounds not counted; draft tokens accepted and nodes sent in these. */
+    var rounds = 0
+    var accepted = 0
+    var nodes = 0
+
+    /** Of these rounds, those whose tree the understudy drafted. */
+    var chains = 0
+    var catchUpRounds = 0
+
+    /** Tokens that the target wrote alone. */
+    var streamed = 0
+
+    /** Tokens written alone; of these by the understudy, verified later, rolled back, or kept unverified. */
+    var provisional = 0
+    var understudy = 0
+    var kept = 0
+    var rolledBack = 0
+    var adopted = 0
+    var stalls = 0
+    var pauses = 0
+    var opens = 0
+
+    /** VERIFY and GENERATE sent. */
+    var calls = 0
+
+    /** Between VERIFY and its verdict, rounds of drafted trees only; and of that, the verifier's engine. */
+    var waitSeconds = 0.0
+    var engineSeconds = 0.0
+
+    /** Trees whose root could have been expanded ahead, whose root had been, and nodes expanded below such roots. */
+    var aheadRounds = 0
+    var aheadHits = 0
+    var aheadUsed = 0
+
+    /** A verdict brought [fresh] tokens. nodes: of the tree; null: a stream's. chain: the understudy drafted it. */
+    internal fun count(nodes: Int?, fresh: Int, catchingUp: Boolean, chain: Boolean) {
+        if (nodes == null) {
+            streamed += fresh
+        } else if (catchingUp) {
+            catchUpRounds++
+        } else {
+            rounds++
+            if (chain) chains++
+            accepted += fresh - 1
+            this.nodes += nodes
+        }
+    }
+}
+
+/** Tokens [begin] until [end] of an answer are [writer]'s. */
+data class Span(val begin: Int, val end: Int, val writer: Writer)
+
+/**
+ * The tokens of one answer: `committed` ones were drawn by the target (or are the prompt), `provisional` ones behind
+ * them were written alone. limit: tokens at most, prompt included.
+ */
+internal class AnswerTokens(
+    private val prompt: List<Int>,
+    var limit: Int,
+    private val eosIds: Set<Int>,
+    private val stats: SessionStats,
+) {
+    val committed = prompt.toMutableList()
+    var provisional = emptyList<Int>()
+        private set
+
+    /** Of the answer's tokens, provisional ones included, each one's. */
+    private val writers = ArrayList<Writer>()
+
+    /** Who wrote what of the answer, in order. */
+    val spans: List<Span> get() = spansOf(writers)
+
+    /** A stop string came in the provisional text. */
+    var enough = false
+
+    /** What the user sees: the answer's verified and provisional tokens. */
+    val answer: List<Int> get() = committed.drop(prompt.size) + provisional
+
+    /** Tokens of the committed answer. */
+    private val written: Int get() = committed.size - prompt.size
+
+    /** Levels that a tree may have; the bonus token takes the last place. */
+    val room: Int get() = limit - committed.size - 1
+
+    /** The target ended the answer. */
+    val ended: Boolean get() = committed.last() in eosIds && committed.size > prompt.size
+
+    val over: Boolean get() = ended || committed.size >= limit
+
+    /** The text, provisional part included, is at its end; or the drafter only repeats itself. */
+    val full: Boolean
+        get() = enough || provisional.lastOrNull() in eosIds || committed.size + provisional.size >= limit || looping
+
+    /** What of [fresh], the target's next tokens, belongs to the answer. */
+    fun within(fresh: List<Int>): List<Int> {
+        val end = fresh.indexOfFirst { it in eosIds }.let { if (it < 0) fresh.size else it + 1 }
+        return fresh.take(minOf(end, limit - committed.size))
+    }
+
+    fun all(): List<Int> = committed + provisional
+
+    fun restore(record: AnswerRecord) {
+        committed += record.committed
+        provisional = record.provisional
+        for (span in record.writers) repeat(span.end - span.begin) { writers += span.writer }
+    }
+
+    /** [writer] wrote [token] alone. */
+    fun provide(token: Int, writer: Writer) {
+        provisional = provisional + token
+        writers += writer
+        stats.provisional++
+        if (writer == Writer.UNDERSTUDY) stats.understudy++
+    }
+
+    /** The last [LOOP] tokens were written alone and stand in the answer already. */
+    private val looping: Boolean
+        get() {
+            val tail = provisional.takeLast(LOOP)
+            if (tail.size < LOOP) return false
+            val all = answer
+            return (0 until all.size - LOOP).any { all.subList(it, it + LOOP) == tail }
+        }
+
+    /** How many of [fresh] stand in the provisional text already. */
+    fun agreeing(fresh: List<Int>): Int = fresh.zip(provisional).takeWhile { (one, other) -> one == other }.size
+
+    /** [fresh] are the target's: what agrees is confirmed, and at the first difference the rest is rolled back. */
+    fun commit(fresh: List<Int>): List<Action> = buildList {
+        val same = agreeing(fresh)
+        if (same < fresh.size) addAll(withdrawProvisional(same))
+        val confirmed = writers.subList(written, written + same)
+        confirmed.fill(Writer.TARGET)
+        repeat(fresh.size - same) { confirmed += Writer.TARGET }
+        provisional = provisional.drop(same)
+        committed += fresh
+        stats.kept += same
+        if (fresh.isNotEmpty()) add(Commit(fresh, same))
+    }
+
+    /** Provisional text becomes part of the answer as it is. */
+    fun adopt(): List<Int> {
+        val tokens = provisional
+        provisional = emptyList()
+        if (tokens.isNotEmpty()) {
+            committed += tokens
+            stats.adopted += tokens.size
+        }
+        return tokens
+    }
+
+    /** Takes the last [surplus] committed tokens back, adopted ones among them. */
+    fun withdraw(surplus: Int) {
+        val last = writers.subList(written - surplus, written)
+        val withdrawn = last.count { it != Writer.TARGET }
+        last.clear()
+        repeat(surplus) { committed.removeAt(committed.lastIndex) }
+        stats.adopted -= withdrawn
+        stats.rolledBack += withdrawn
+    }
+
+    /** Takes all provisional tokens but the first [keep] back. */
+    fun withdrawProvisional(keep: Int = 0): List<Action> {
+        val rest = provisional.drop(keep)
+        enough = false
+        if (rest.isEmpty()) return emptyList()
+        provisional = provisional.take(keep)
+        writers.subList(written + keep, writers.size).clear()
+        stats.rolledBack += rest.size
+        return listOf(RollBack(rest))
+    }
+}
+
+private fun spansOf(writers: List<Writer>): List<Span> = buildList {
+    for ((index, writer) in writers.withIndex()) {
+        val last = lastOrNull()
+        if (last?.writer == writer) set(lastIndex, last.copy(end = index + 1)) else add(Span(index, index + 1, writer))
+    }
+}

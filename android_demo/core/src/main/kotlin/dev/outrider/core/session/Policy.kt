@@ -1,0 +1,81 @@
+/** What an app decides about its answers. */
+package dev.outrider.core.session
+
+/** How the target is asked: trees to verify, or a stream that it writes itself. */
+enum class Mode { TREE, STREAM }
+
+/** Who writes. */
+enum class WhoWrites {
+    /** The target's text; the device writes where the target is silent. */
+    PREFER_CLOUD,
+
+    /** The device writes at once and the target corrects it, at most [Policy.lead] tokens behind. */
+    PREFER_DEVICE,
+
+    /** The drafter drafts but never writes. */
+    CLOUD_ONLY,
+
+    /** Nobody is asked. */
+    DEVICE_ONLY,
+}
+
+/** What becomes of text that was written alone, when the target is back. */
+enum class OnReturn {
+    /** The target's text replaces what differs from it. */
+    REPAIR,
+
+    /** What was written stays, and the target goes on behind it; the text is then not the target's own. */
+    KEEP,
+}
+
+/** How far the device writes alone. */
+enum class Offline {
+    /**
+     * An understudy to the end of the answer; without one the drafter finishes its sentence, as more of its own is not
+     * worth reading, and the answer waits for the link. [WhoWrites.DEVICE_ONLY], which waits for none, goes on.
+     */
+    SENTENCE,
+
+    /** To the end of the answer, or until it repeats itself. */
+    CONTINUE,
+
+    /**
+     * Until the mean probability of the last tokens written falls below [Policy.minConfidence], unless an understudy is
+     * about to take over.
+     */
+    PAUSE,
+}
+
+/** When an understudy is loaded, where there is one. */
+enum class UnderstudyUse {
+    /** It reads the text when the target falls silent, and the drafter writes until it has. */
+    COLD,
+
+    /**
+     * It reads along, so that it can write at once, and drafts for the target where that is faster; that costs
+     * computing time while the link is up.
+     */
+    WARM,
+
+    /** The drafter alone writes. */
+    OFF,
+}
+
+/**
+ * minConfidence: a probability; lead: tokens. offlineRate: tokens per second written alone while the target may come
+ * back, at most: faster than anybody reads, and no more than that would be taken back. A writer that was slow, or whose
+ * words replace others, makes up for a second of it. Nothing holds [WhoWrites.DEVICE_ONLY] up.
+ */
+data class Policy(
+    val writer: WhoWrites = WhoWrites.PREFER_CLOUD,
+    val onReturn: OnReturn = OnReturn.REPAIR,
+    val offline: Offline = Offline.SENTENCE,
+    val minConfidence: Double = 0.35,
+    val lead: Int = 48,
+    val offlineRate: Double = 20.0,
+    val understudy: UnderstudyUse = UnderstudyUse.COLD,
+) {
+    init {
+        require(offlineRate > 0) { "offlineRate is tokens per second and above 0, not $offlineRate" }
+    }
+}

@@ -1,0 +1,108 @@
+package dev.outrider.core.session
+
+import dev.outrider.core.bundle.Json
+import dev.outrider.core.bundle.double
+import dev.outrider.core.bundle.field
+import dev.outrider.core.bundle.hexToBytes
+import dev.outrider.core.bundle.int
+import dev.outrider.core.bundle.ints
+import dev.outrider.core.bundle.strings
+import dev.outrider.core.bundle.toHex
+import dev.outrider.core.protocol.Constraint
+import dev.outrider.core.protocol.STREAMS
+import dev.outrider.core.protocol.Sampling
+import dev.outrider.core.protocol.isArithmetic
+import dev.outrider.core.protocol.packConstraint
+import dev.outrider.core.protocol.unpackConstraint
+
+private const val VERSION = 2
+
+/** Of a record with a constraint, which a program of [VERSION] would pass over. */
+private const val CONSTRAINED = 3
+
+/**
+ * What it takes to go on with an answer, perhaps in another process: [toJson] now, [parse] then.
+ *
+ * prompt, committed, provisional: token ids; writers: who wrote which of the answer's tokens, provisional ones
+ * included; seq, stream, session (16 bytes): as on the wire; target: the hash of the target that answers; stop: strings
+ * that end the answer; arithmetic: what the verified tokens were computed in, "" where that is unknown, and in records
+ * of earlier programs; constraint: what the answer is held to. The JSON is the same as that of the Python runtime.
+ *
+ * Raises [IllegalArgumentException] where [writers] are not the answer's.
+ */
+class AnswerRecord(
+    val prompt: List<Int>,
+    val committed: List<Int>,
+    val provisional: List<Int>,
+    val writers: List<Span>,
+    val sampling: Sampling,
+    val maxNew: Int,
+    val seq: Long,
+    val stream: Int,
+    val session: ByteArray,
+    val target: String,
+    val stop: List<String>,
+    val arithmetic: String = "",
+    val constraint: Constraint? = null,
+) {
+    init {
+        val ends = listOf(0) + writers.map { it.end }
+        require(ends.last() == committed.size + provisional.size && writers.map { it.begin } == ends.dropLast(1)) {
+            "it does not say of every token who wrote it"
+        }
+        require(isArithmetic(arithmetic)) { "its arithmetic is not at most 64 printable characters" }
+    }
+
+    fun toJson(): String = Json.write(
+        mapOf(
+            "version" to (if (constraint == null) VERSION else CONSTRAINED), "prompt" to prompt,
+            "committed" to committed, "provisional" to provisional,
+            "writers" to writers.map { listOf(it.begin, it.end, it.writer.name.lowercase()) },
+            "sampling" to with(sampling) {
+                mapOf("temperature" to temperature, "top_k" to topK, "top_p" to topP, "min_p" to minP, "seed" to seed)
+            },
+            "max_new" to maxNew, "seq" to seq, "stream" to stream, "session" to session.toHex(), "target" to target,
+            "stop" to stop,
+        ) + constraint?.let { mapOf("constraint" to packConstraint(it).toHex()) }.orEmpty() +
+            (if (arithmetic.isEmpty()) emptyMap() else mapOf("arithmetic" to arithmetic)),
+    )
+
+    companion object {
+        /** The inverse of [toJson]. Raises [IllegalArgumentException] on anything else. */
+        fun parse(json: String): AnswerRecord {
+            val fields = Json.parse(json)
+            val version = fields.int("version")
+            require(version in VERSION..CONSTRAINED) {
+                "the record has version $version; this program reads versions $VERSION and $CONSTRAINED"
+            }
+            val held = if ("constraint" in fields as Map<*, *>) fields.field<String>("constraint") else ""
+            require((version == CONSTRAINED) == held.isNotEmpty()) {
+                "the record's version and its constraint contradict each other"
+            }
+            val sampling = fields.field<Map<*, *>>("sampling")
+            val record = AnswerRecord(
+                fields.ints("prompt"), fields.ints("committed"), fields.ints("provisional"),
+                fields.field<List<*>>("writers").map(::span),
+                Sampling(
+                    sampling.double("temperature"), sampling.field("top_k"), sampling.double("top_p"),
+                    sampling.double("min_p"), sampling.field("seed"),
+                ),
+                fields.int("max_new"), fields.field("seq"), fields.int("stream"),
+                fields.field<String>("session").hexToBytes(), fields.field("target"), fields.strings("stop"),
+                if ("arithmetic" in fields) fields.field("arithmetic") else "",
+                if (held.isEmpty()) null else unpackConstraint(held.hexToBytes()),
+            )
+            require(record.prompt.isNotEmpty() && record.session.size == 16 && record.stream in 0 until STREAMS) {
+                "not a record of an answer"
+            }
+            return record
+        }
+
+        private fun span(value: Any?): Span {
+            require(value is List<*> && value.size == 3) { "not a span" }
+            val (begin, end) = mapOf("span" to value.take(2)).ints("span")
+            val writer = Writer.values().firstOrNull { it.name.lowercase() == value[2] }
+            return Span(begin, end, requireNotNull(writer) { "${value[2]} writes nothing" })
+        }
+    }
+}

@@ -1,0 +1,36 @@
+package dev.outrider.core.session
+
+import dev.outrider.core.protocol.RowShape
+import dev.outrider.core.protocol.unpackRows
+
+/** Which positions' feature rows the drafter holds. */
+class RowsSeen private constructor(private var seen: BooleanArray) {
+    constructor() : this(BooleanArray(0))
+
+    /** Rows from position 0 on without a gap. */
+    val leading: Int get() = seen.indexOf(false).let { if (it < 0) seen.size else it }
+
+    /** Those of the first [length] positions. */
+    fun upTo(length: Int) = RowsSeen(seen.copyOf(minOf(length, seen.size)))
+
+    /**
+     * Packed rows of the positions [start] and on; [most] of them belong to our text. Gives those that are new.
+     *
+     * Rows only ever cost speed: what does not fit is left out.
+     */
+    internal fun add(start: Int, data: ByteArray, shape: RowShape, maxContext: Int, most: Int): List<Action> {
+        if (data.size % shape.bytes != 0) return emptyList()
+        val count = minOf(data.size / shape.bytes, most)
+        if (start < 0 || start > maxContext - count) return emptyList()
+        if (seen.size < start + count) seen = seen.copyOf(start + count)
+        val new = (0 until count).filter { !seen[start + it] }
+        if (new.isEmpty()) return emptyList()
+        val values = unpackRows(data, shape)
+        val rows = FloatArray(new.size * shape.values)
+        for ((place, index) in new.withIndex()) {
+            seen[start + index] = true
+            values.copyInto(rows, place * shape.values, index * shape.values, (index + 1) * shape.values)
+        }
+        return listOf(AddRows(IntArray(new.size) { start + new[it] }, rows))
+    }
+}

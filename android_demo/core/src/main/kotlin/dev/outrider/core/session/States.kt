@@ -1,0 +1,60 @@
+/** Where an answer stands, why it pauses and why it ends. */
+package dev.outrider.core.session
+
+/** Where an answer stands; docs/design.md has the table of transitions. */
+enum class State {
+    /** No request is under way; the drafter is growing a tree, or waits for the first link. */
+    DRAFTING,
+
+    /** The verdict on a tree is awaited. */
+    VERIFYING,
+
+    /** The target writes; its next token is awaited. */
+    STREAMING,
+
+    /** The target is silent, and the device writes. */
+    ALONE,
+
+    /** The target is silent, and nothing is written. */
+    WAITING,
+
+    FINISHED,
+}
+
+/** Who wrote a token of the answer. */
+enum class Writer {
+    TARGET,
+
+    /** A complete model on the device. */
+    UNDERSTUDY,
+    DRAFTER,
+}
+
+/** Why nothing is written alone. */
+enum class PauseReason {
+    /** The last tokens written had too little probability. */
+    UNSURE,
+
+    /** The drafter, with no understudy to follow it, has come to the end of a sentence. */
+    LIMIT,
+
+    /** Somebody called [Session.pause]. */
+    ASKED,
+}
+
+/** Why an answer ended. */
+enum class FinishReason {
+    /** Its own end, or a stop string. */
+    STOP,
+
+    /** As long as it may be. */
+    LENGTH,
+
+    /** The link never came back. */
+    UNVERIFIED,
+
+    /** The link never came back, and nothing may be written without it. */
+    UNREACHABLE,
+
+    CANCELLED,
+}

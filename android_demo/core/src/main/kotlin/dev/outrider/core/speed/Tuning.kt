@@ -1,0 +1,214 @@
+/** What measurements decide for one answer: tree or stream, how large a tree, what to draft besides. */
+package dev.outrider.core.speed
+
+import dev.outrider.core.drafting.Draft
+import dev.outrider.core.drafting.TreeShape
+import dev.outrider.core.protocol.FINISH_NONE
+import dev.outrider.core.protocol.MAX_NODES
+import dev.outrider.core.protocol.ROOT
+import dev.outrider.core.protocol.TokenTree
+import dev.outrider.core.protocol.Verdict
+import dev.outrider.core.protocol.Welcome
+import dev.outrider.core.session.Compare
+import dev.outrider.core.session.Flight
+import dev.outrider.core.session.Mode
+import dev.outrider.core.session.SessionStats
+import dev.outrider.core.session.TreeSize
+
+/** The largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds. */
+val LARGEST = TreeShape(nodes = 48)
+
+/**
+ * Choices of one answer. controller: measurements and mode, which outlive it. Times are handed in.
+ *
+ * largest: bounds of every tree. shaping: draft and send less where that brings more tokens per second. ahead: draft on
+ * while a verdict is awaited; null: where it makes rounds shorter.
+ */
+class Tuning(
+    internal val controller: Controller = Controller(Pace()),
+    val largest: TreeShape = LARGEST,
+    private val shaping: Boolean = true,
+    private val ahead: Boolean? = null,
+) {
+    /** A tree or a chain for comparison alone, below the first [base] tokens; drafting it took [seconds]. */
+    private class Comparison(val draft: Draft, val base: Int, val seconds: Double)
+
+    private val pace = controller.pace
+    private var verdictAt: Double? = null // of the last one, until a tree is sent
+    private var behindTree = false // it was on a tree; behind others, the drafter reads what is new to it
+    private var comparison: Comparison? = null // whose outcome is not known yet
+    private var drafting = false // a tree for comparison is under way
+    private var beside = false // one was since the last token
+    private var untold = true // nothing of what trees bring in this answer is known but from others
+    private var chained = false // the last tree was the understudy's chain
+    private var chainNext = true // that is what is to be compared next, if it can be
+    private var comparingChain = false // one for comparison is under way
+    private var barren = false // the understudy found nothing to draft in this answer
+
+    init {
+        pace.ahead.fixed = ahead != null
+        pace.chains.ready = false
+    }
+
+    // --- what was measured ---
+
+    /** A handshake took [rtt] seconds. */
+    internal fun linked(welcome: Welcome, rtt: Double) = pace.linked(welcome, rtt)
+
+    /**
+     * Drafting [draft] took [seconds]. Before a first tree the drafter had something to read. [wanted]: it was not
+     * given up.
+     */
+    internal fun drafted(draft: Draft, seconds: Double, stats: SessionStats, wanted: Boolean) {
+        if (draft.chain && wanted && draft.tree.size == 0) barren = true
+        if (draft.chain) return pace.chains.drafted(draft.steps, seconds)
+        pace.drafted(seconds, draft.steps, behindTree && !draft.ahead)
+        if (stats.rounds == 0) return
+        stats.aheadRounds++
+        if (draft.ahead) stats.aheadHits++
+        stats.aheadUsed += draft.kept
+    }
+
+    /** A drafted tree was sent: since the last verdict, reading and drafting was all that happened. */
+    internal fun asked(now: Double, chain: Boolean = false) {
+        verdictAt?.takeUnless { chain }?.let { if (behindTree) pace.waited(now - it) else pace.prepared(now - it) }
+        verdictAt = null // one that is sent again, behind an outage, tells nothing
+    }
+
+    /** [verdict] on [flight] came. overdue: it had been given up; an outage says nothing of the link. */
+    internal fun answered(flight: Flight, verdict: Verdict, now: Double, overdue: Boolean, stats: SessionStats) {
+        val engine = 1e-6 * verdict.engineUs
+        val wait = now - flight.sent
+        verdictAt = now
+        behindTree = false
+        if (flight.tree == null) {
+            val sameStep = flight.sameStep(verdict)
+            // the first token had to be asked for; those of its step say nothing without it
+            if (!flight.streaming || (sameStep && !flight.measured)) return
+            pace.streamed(wait, engine, overdue, beside, sameStep)
+            beside = drafting
+        } else if (!flight.catchingUp && !flight.afterOpen) {
+            stats.waitSeconds += wait
+            stats.engineSeconds += engine
+            untold = false
+            behindTree = !flight.chain
+            val queue = 1e-6 * verdict.queueUs
+            if (overdue) return
+            if (flight.chain) {
+                val ended = verdict.finish != FINISH_NONE
+                pace.chainVerified(flight.tree.size, verdict.path.size, wait, engine, queue, ended)
+            } else {
+                pace.verified(flight.tree, flight.scores, verdict.path, wait, engine, queue)
+            }
+        }
+    }
+
+    /** A tree for comparison, empty if it tells nothing, below the first [base] tokens; drafting it took [seconds]. */
+    internal fun compared(draft: Draft, base: Int, seconds: Double) {
+        comparison = if (draft.chain || draft.tree.size > 0) Comparison(draft, base, seconds) else null
+        drafting = false
+        comparingChain = false
+        if (draft.chain) pace.chains.drafted(draft.steps, seconds)
+    }
+
+    /** The text is [tokens] now. What came of the tree for comparison is measured once it is known. */
+    internal fun committed(tokens: List<Int>) {
+        val waiting = comparison ?: return
+        val draft = worthSending(waiting.draft)
+        val path = foreseen(draft.tree, tokens.drop(waiting.base)) ?: return
+        if (draft.chain) pace.chains.verified(draft.tree.size, path.size)
+        else pace.foreseen(draft.tree, draft.scores, path, waiting.seconds)
+        comparison = null
+    }
+
+    /** The understudy drafts nothing more, and not what was asked for. */
+    internal fun understudyFailed() {
+        pace.chains.ready = false
+        if (comparingChain) drafting = false
+        comparingChain = false
+    }
+
+    // --- what follows ---
+
+    /** The mode of an answer, or of its rest on a new link. */
+    internal fun begin(): Mode = controller.begin(untold)
+
+    /** The mode after a verdict. [drafts]: the understudy can draft. */
+    internal fun choose(drafts: Boolean): Mode {
+        offer(drafts)
+        return controller.choose()
+    }
+
+    /** Bounds of the next tree, where the session has room for [nodes] and [depth] levels. */
+    internal fun treeSize(nodes: Int, depth: Int): TreeSize {
+        val most = minOf(largest.nodes, nodes)
+        val levels = minOf(largest.depth, depth)
+        return if (shaping) TreeSize(minOf(most, pace.worthDrafting()), levels, pace.gain()) else TreeSize(most, levels)
+    }
+
+    /**
+     * Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree. [most]: that the verifier
+     * takes. [room]: that the session has. [ready]: the understudy can draft. Where nothing is shaped, trees alone are
+     * drafted.
+     */
+    internal fun chain(most: Int, room: Int, ready: Boolean): Int {
+        offer(ready)
+        pace.chains.most = most
+        val length = if (minOf(most, room) > 1) minOf(most, room, pace.chain(chained)) else 0
+        chained = length > 0
+        return length
+    }
+
+    /** Chains are to be had, or not. [ready]: the understudy can draft. */
+    private fun offer(ready: Boolean) {
+        pace.chains.ready = ready && shaping && !barren
+    }
+
+    /** A chain is drafted below [tokens]: now and then a tree too, so that what trees bring stays known. */
+    internal fun besideChain(tokens: List<Int>): List<Compare> {
+        if (comparison != null || drafting || !pace.chains.compares()) return emptyList()
+        drafting = true
+        return listOf(Compare(tokens.toList(), treeSize(MAX_NODES, largest.depth)))
+    }
+
+    /** What of a draft is sent. */
+    internal fun worthSending(draft: Draft): Draft {
+        if (draft.chain) return draft
+        val count = if (shaping) pace.worthSending(draft.tree, draft.scores) else draft.tree.size
+        val tree = draft.tree.pruned(count, MAX_NODES)
+        return draft.copy(tree = tree, scores = draft.scores.take(tree.size))
+    }
+
+    /**
+     * Whether to draft on while a verdict is awaited. [chain]: on one of the understudy, which costs the drafter
+     * nothing.
+     */
+    internal fun draftsAhead(chain: Boolean = false): Boolean = ahead ?: (chain || pace.draftsAhead())
+
+    /**
+     * [streamed] tokens into an answer's streams: a tree to draft below [tokens] now and then, so that tau stays known.
+     * Where the mode is pinned, nobody wants to know it. [drafts]: the understudy can draft; every second one is a
+     * chain of its then.
+     */
+    internal fun comparison(tokens: List<Int>, streamed: Int, drafts: Boolean = false): List<Compare> {
+        if (controller.pinned != null || !pace.compares(streamed, untold)) return emptyList()
+        drafting = true
+        beside = true
+        offer(drafts)
+        if (pace.chains.ready && chainNext) {
+            chainNext = false
+            comparingChain = true
+            return listOf(Compare(tokens.toList(), TreeSize(0, 0), FIRST_TOKENS))
+        }
+        chainNext = true
+        untold = false
+        return listOf(Compare(tokens.toList(), treeSize(MAX_NODES, largest.depth)))
+    }
+}
+
+/** The path of [tree] that [tokens], below its root, took; null while they have not left it. */
+internal fun foreseen(tree: TokenTree, tokens: List<Int>): List<Int>? {
+    val path = mutableListOf<Int>()
+    for (token in tokens) path += tree.child(path.lastOrNull() ?: ROOT, token) ?: return path
+    return null
+}

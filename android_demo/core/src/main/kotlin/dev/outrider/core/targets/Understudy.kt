@@ -1,0 +1,232 @@
+package dev.outrider.core.targets
+
+import dev.outrider.core.drafting.Written
+import dev.outrider.core.protocol.Constraint
+import dev.outrider.core.protocol.Sampling
+import dev.outrider.core.protocol.draw
+import dev.outrider.core.protocol.logProbs
+import java.io.Closeable
+import kotlin.math.exp
+import kotlin.math.pow
+
+/** Tokens read in one step, so that a reading can be given up in between. */
+private const val READ_CHUNK = 64
+
+/**
+ * DRY: a token that would be the next of a repetition of `n` tokens loses MULTIPLIER * BASE ^ (n - ALLOWED) of its
+ * logit, from n = ALLOWED on, and at most MOST. Ordinary text repeats fewer tokens than that.
+ */
+private const val DRY_MULTIPLIER = 0.8
+private const val DRY_BASE = 1.75
+internal const val DRY_ALLOWED = 10
+private const val DRY_MOST = 100.0
+
+/** Opens and closes code. */
+private const val FENCE = "```"
+
+/** The understudy cannot be used. The message is one line. */
+class UnderstudyError(message: String, cause: Throwable? = null) : Exception(message, cause)
+
+/** A complete model in memory that keeps what it has read, position by position. One thread calls it. */
+interface UnderstudyModel : Closeable {
+    /**
+     * Reads [tokens], at least one, behind the first [past] positions; what was held from there on is overwritten.
+     *
+     * Gives the logits `[vocab]` behind each of the last [wanted] of them, at least one.
+     */
+    fun step(past: Int, tokens: List<Int>, wanted: Int): List<FloatArray>
+}
+
+/**
+ * A complete small model with the target's tokenizer, which writes when the target is silent.
+ *
+ * It draws as the target does, with the same keyed noise, so that a good understudy writes much of what the target
+ * would have written. Small models that write alone come to repeat themselves. What would go on a repetition of the
+ * answer loses weight then, by DRY ("Don't Repeat Yourself", the sampler of that name), but never inside code.
+ *
+ * decode: text of token ids. present: whether the model is there; it may be fetched later than the bundle. vocab: of
+ * the target; it may be less than the model's, whose logits of the ids beyond are left out. maxContext: tokens of a
+ * text at most. open: brings the model into memory on first use. Not thread-safe: one thread calls, but for [loaded]
+ * and [present].
+ */
+class Understudy(
+    private val decode: (List<Int>) -> String,
+    val present: () -> Boolean = { true },
+    private val vocab: Int = Int.MAX_VALUE,
+    private val maxContext: Int = Int.MAX_VALUE,
+    private val open: () -> UnderstudyModel,
+) {
+    /** What was drafted: the last tokens of [text], to which it gave [logProbs]. */
+    private class Chain(
+        val text: MutableList<Int> = ArrayList(),
+        val sampling: Sampling = Sampling(),
+        val constraint: Constraint? = null,
+        val logProbs: MutableList<Double> = ArrayList(),
+    )
+
+    @Volatile
+    private var model: UnderstudyModel? = null
+    private val held = ArrayList<Int>() // what the model holds
+    private var logits: FloatArray? = null // behind the last of these
+    private var chain = Chain()
+
+    /** Tokens that were drafted so far. */
+    internal var drafted = 0
+        private set
+
+    /** It is in memory. */
+    val loaded: Boolean get() = model != null
+
+    /** Bring it into memory, unless it is there. Raises what the model's opening does, [UnderstudyError] mostly. */
+    fun load() {
+        opened()
+    }
+
+    /** Give its memory back. */
+    fun unload() {
+        model?.close()
+        model = null
+        held.clear()
+        logits = null
+        chain = Chain()
+    }
+
+    /** Read [text], as far as it is not what was read last. False: given up, as it is not [wanted] any more. */
+    fun read(text: List<Int>, wanted: () -> Boolean = { true }): Boolean {
+        if (!wanted()) return false
+        opened()
+        keep(text)
+        while (logits == null || held.size < text.size) {
+            if (!wanted()) return false
+            val chunk = text.subList(held.size, minOf(text.size, held.size + READ_CHUNK))
+            logits = step(held.size, chunk, 1).single()
+            held += chunk
+        }
+        return true
+    }
+
+    /**
+     * How many of the tokens from [base] on it would have written itself, up to the first that it would not. begin:
+     * where the answer begins. constraint: its biases and penalties are a part of each draw. It has read all of them
+     * then, or as far as it agrees. null: given up, as nobody [wanted] to know any more.
+     */
+    fun agreed(
+        text: List<Int>,
+        base: Int,
+        begin: Int,
+        sampling: Sampling,
+        constraint: Constraint? = null,
+        wanted: () -> Boolean = { true },
+    ): Int? {
+        if (!read(text.subList(0, base), wanted)) return null
+        var agreed = base
+        while (agreed < text.size) {
+            if (!wanted()) return null
+            val chunk = text.subList(agreed, minOf(text.size, agreed + READ_CHUNK))
+            // the last token before is read again: its logits judge the first one
+            val rows = step(agreed - 1, listOf(text[agreed - 1]) + chunk, 1 + chunk.size)
+            val same = chunk.indices.firstOrNull { row ->
+                val before = text.subList(0, agreed + row)
+                draw(judged(rows[row], before, begin, constraint), sampling, before.size) != chunk[row]
+            } ?: chunk.size
+            held += chunk.subList(0, same)
+            logits = rows[same]
+            agreed += same
+            if (same < chunk.size) break
+        }
+        return agreed - base
+    }
+
+    /** Its own next token behind [text], and the probability that it gives to it. begin, constraint: as of [agreed]. */
+    fun nextToken(text: List<Int>, begin: Int, sampling: Sampling, constraint: Constraint? = null): Written {
+        read(text)
+        val logits = logits!!
+        val judged = judged(logits, text, begin, constraint)
+        val token = draw(judged, sampling, text.size)
+        val sure = if (constraint == null) logProbs(logits, Sampling()) else logProbs(judged, Sampling())
+        return Written(token, exp(sure[token]))
+    }
+
+    /**
+     * (At most [count] tokens that the target may draw behind [text], log-probabilities of the way to each.)
+     *
+     * Loops are the target's to break. Fewer come where they are not [wanted] any more. What was drafted behind a text
+     * that this one goes on with is known.
+     */
+    fun draft(
+        text: List<Int>,
+        count: Int,
+        sampling: Sampling,
+        constraint: Constraint? = null,
+        wanted: () -> Boolean = { true },
+    ): Pair<List<Int>, List<Double>> {
+        val size = text.size
+        val base = chain.text.size - chain.logProbs.size // behind which it was drafted
+        val behind = size in base..chain.text.size && chain.text.subList(0, size) == text
+        if (behind && chain.sampling == sampling && chain.constraint == constraint) {
+            chain.logProbs.subList(0, size - base).clear()
+        } else {
+            chain = Chain(text.toMutableList(), sampling, constraint)
+        }
+        goOn(count, wanted)
+        val scores = chain.logProbs.take(count).runningReduce { way, token -> way + token }
+        return chain.text.drop(size).take(count) to scores
+    }
+
+    /** Draft on, [count] tokens more, while they are [wanted]. */
+    fun draftAhead(count: Int, wanted: () -> Boolean) {
+        if (chain.text.isNotEmpty()) goOn(chain.logProbs.size + count, wanted)
+    }
+
+    /** Draft until [count] tokens stand there. */
+    private fun goOn(count: Int, wanted: () -> Boolean) {
+        val text = chain.text
+        while (chain.logProbs.size < count && text.size < maxContext && read(text, wanted)) {
+            val judged = judged(logits!!, text, text.size, chain.constraint) // as where an answer begins: no loop yet
+            val token = draw(judged, chain.sampling, text.size)
+            chain.logProbs += logProbs(judged, Sampling())[token]
+            text += token
+            drafted++
+        }
+    }
+
+    private fun step(past: Int, tokens: List<Int>, wanted: Int): List<FloatArray> =
+        opened().step(past, tokens, wanted).map { if (it.size > vocab) it.copyOf(vocab) else it }
+
+    private fun opened(): UnderstudyModel = model ?: open().also { model = it }
+
+    /** Forget what was read beyond what it shares with [text]; the last token of that is read again, if need be. */
+    private fun keep(text: List<Int>) {
+        var same = text.zip(held).takeWhile { (one, other) -> one == other }.size
+        if (same == held.size && logits != null) return
+        same = minOf(same, text.size - 1)
+        held.subList(same, held.size).clear()
+        logits = null
+    }
+
+    /** What the token behind [text] is drawn from. */
+    private fun judged(logits: FloatArray, text: List<Int>, begin: Int, constraint: Constraint?): DoubleArray {
+        val answer = text.subList(begin, text.size)
+        val judged = DoubleArray(logits.size) { logits[it].toDouble() }
+        val losses = repetitions(answer)
+        val inCode = losses.isNotEmpty() && decode(answer).split(FENCE).size % 2 == 0
+        for ((token, length) in if (inCode) emptyMap() else losses) {
+            val loss = DRY_MULTIPLIER * DRY_BASE.pow(minOf(length - DRY_ALLOWED, 20))
+            judged[token] = (logits[token] - minOf(DRY_MOST, loss).toFloat()).toDouble()
+        }
+        for ((token, amount) in constraint?.amounts(text).orEmpty()) if (token < judged.size) judged[token] += amount
+        return judged
+    }
+}
+
+/** Tokens that would go on a repetition of at least [DRY_ALLOWED] tokens, each with the longest one's length. */
+internal fun repetitions(answer: List<Int>): Map<Int, Int> {
+    val found = HashMap<Int, Int>()
+    val ids = answer.toIntArray()
+    for (end in DRY_ALLOWED until ids.size) { // the token that followed there
+        var length = 0
+        while (length < end && ids[end - length - 1] == ids[ids.size - length - 1]) length++
+        if (length >= DRY_ALLOWED) found[ids[end]] = maxOf(length, found[ids[end]] ?: 0)
+    }
+    return found
+}

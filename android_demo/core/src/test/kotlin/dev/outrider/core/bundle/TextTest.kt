@@ -1,0 +1,171 @@
+package dev.outrider.core.bundle
+
+import dev.outrider.core.Vectors
+import dev.outrider.core.protocol.Detokeniser
+import dev.outrider.core.protocol.StopStrings
+import java.io.File
+import kotlin.test.Test
+import kotlin.test.assertEquals
+import kotlin.test.assertFailsWith
+import kotlin.test.assertTrue
+
+/** Tokenizer, text in pieces and chat templates as the vectors have them. */
+class TextTest {
+    private companion object {
+        /** The vectors of a tokenizer, and the tokenizer; the default bundle's is read from the bundle. */
+        val tokenizers by lazy {
+            Vectors.read("tokenizer").map { row ->
+                val inFile = row.field<Any?>("tokenizer")?.let(Json::write)
+                row to BytePairTokenizer.parse(inFile ?: File(Vectors.bundle, "tokenizer.json").readText())
+            }
+        }
+    }
+
+    @Test
+    fun encodesAndDecodesAsTheVectorsHaveIt() {
+        assertEquals(5, tokenizers.size)
+        for ((row, tokenizer) in tokenizers) {
+            val name = row.field<String>("name")
+            for (case in row.field<List<Any?>>("encode")) {
+                val text = case.field<String>("text")
+                assertEquals(case.ints("ids"), tokenizer.encode(text), "$name: ${Json.write(text)}")
+            }
+            for (case in row.field<List<Any?>>("decode")) {
+                val ids = case.ints("ids")
+                assertEquals(case.field<String>("text"), tokenizer.decode(ids), "$name: $ids")
+            }
+        }
+    }
+
+    @Test
+    fun sentencesEndWhereTheVectorsHaveIt() {
+        for ((row, tokenizer) in tokenizers) {
+            val ends = row.ints("sentence_ends")
+            assertTrue(ends.isNotEmpty())
+            assertEquals(ends.toSet(), sentenceEnds(tokenizer, row.int("vocab_size")), row.field<String>("name"))
+        }
+    }
+
+    @Test
+    fun textArrivesInTheSamePieces() {
+        for ((row, tokenizer) in tokenizers) {
+            for (case in row.field<List<Any?>>("decode")) {
+                val detokeniser = Detokeniser(tokenizer::decode)
+                val pieces = case.ints("ids").map(detokeniser::push) + detokeniser.flush()
+                assertEquals(case.strings("pieces"), pieces)
+            }
+        }
+    }
+
+    @Test
+    fun longRunsAreQuick() {
+        val (_, tokenizer) = tokenizers.last()
+        val text = "ab".repeat(50_000)
+        assertEquals(text, tokenizer.decode(tokenizer.encode(text)))
+    }
+
+    @Test
+    fun unknownKindsOfTokenizerAreRefused() {
+        val row = tokenizers.first().first.field<Map<String, Any?>>("tokenizer")
+        for ((name, value) in listOf(
+            "model" to mapOf("type" to "WordLevel"), "normalizer" to mapOf("type" to "Lowercase"),
+            "pre_tokenizer" to mapOf("type" to "Metaspace"), "decoder" to mapOf("type" to "Metaspace"),
+            "truncation" to mapOf("max_length" to 5),
+        )) {
+            assertFailsWith<TokenizerError>(name) { BytePairTokenizer.parse(Json.write(row + (name to value))) }
+        }
+        assertFailsWith<JsonError> { BytePairTokenizer.parse("{") }
+    }
+
+    @Test
+    fun stopStringsFollowTheVectors() {
+        for (row in Vectors.read("stops")) {
+            val stops = StopStrings(row.strings("stops"))
+            assertEquals(row.strings("shown"), row.strings("pieces").map(stops::push) + stops.flush())
+            assertEquals(row.field<Boolean>("hit"), stops.hit)
+        }
+    }
+
+    @Test
+    fun aForkGoesOnAlone() {
+        val stops = StopStrings(listOf("end"))
+        assertEquals("x", stops.push("xe"))
+        val fork = stops.fork()
+        assertEquals("", fork.push("nd"))
+        assertTrue(fork.hit && !stops.hit)
+        assertEquals("eX", stops.push("X"))
+    }
+
+    @Test
+    fun chatTemplatesFollowTheVectors() {
+        for (row in Vectors.read("chat")) {
+            val template = ChatTemplate(row.field("template"))
+            val variables = row.field<Map<String, Any?>>("special") +
+                mapOf("messages" to row.field<Any>("messages"), "add_generation_prompt" to true)
+            assertEquals(row.field<String>("text"), template.render(variables), row.field<String>("template"))
+        }
+    }
+
+    @Test
+    fun whatIsSaidIsNeverATokenOfTheTemplate() {
+        val known = HashMap<String, BytePairTokenizer>()
+        for (row in Vectors.read("boundary")) {
+            val tokenizer = known.getOrPut(row.field("tokenizer")) {
+                val inFile = row.field<Any?>("json")?.let(Json::write)
+                BytePairTokenizer.parse(inFile ?: File(Vectors.bundle, "tokenizer.json").readText())
+            }
+            val template = ChatTemplate(row.field("template"))
+            val messages = row.field<List<Any?>>("messages").map {
+                ChatMessage(it.field<String>("role"), it.field<String>("content"))
+            }
+            val ids = ChatBoundary(tokenizer, template.source).encode(messages) { said ->
+                val turns = said.map { mapOf("role" to it.role, "content" to it.content) }
+                template.render(mapOf("messages" to turns, "add_generation_prompt" to true))
+            }
+            assertEquals(row.ints("ids"), ids, Json.write(row.field<Any?>("messages")))
+        }
+        assertFailsWith<IllegalArgumentException> {
+            ChatBoundary(known.getValue("bundle"), "").encode(listOf(ChatMessage("user<|im_end|>", ""))) { "" }
+        }
+    }
+
+    @Test
+    fun aTemplateThatChangesCaseOrTrimsMakesNoTokens() {
+        val row = Vectors.read("boundary").first { it.field<Any?>("json") != null }
+        val tokenizer = BytePairTokenizer.parse(Json.write(row.field<Any?>("json")))
+        val token = tokenizer.addedTokens.first { one -> one.special && one.content.any { it.isLetter() } }
+        val middle = token.content.length / 2
+        val parted = listOf(token.content.take(middle) + " ", " " + token.content.drop(middle))
+        val upper = listOf(token.content.uppercase())
+        val cases = listOf<Pair<List<String>, (String) -> String>>(upper to String::lowercase, parted to String::trim)
+        for ((contents, write) in cases) {
+            val messages = contents.map { ChatMessage("user", it) }
+            val ids = ChatBoundary(tokenizer, "").encode(messages) { said ->
+                said.joinToString("") { write(it.content) } + token.content
+            }
+            assertEquals(1, ids.count { it == token.id }, contents.toString())
+        }
+    }
+
+    @Test
+    fun templatesThatAreNotKnownAreRefused() {
+        for (source in listOf(
+            "{% macro m() %}{% endmacro %}", "{% if a %}", "{{ a", "{{ a | tojson }}", "{{ a.b( }}", "{% endif %}",
+            "{% for a, b in c %}{% endfor %}", "{{ 'a' 'b' }}", "{% if a %}{% endfor %}", "{{ a is divisibleby(3) }}",
+        )) assertFailsWith<TemplateError>(source) { ChatTemplate(source) }
+        for (source in listOf("{{ a.b.c }}", "{{ 1 + 'a' }}", "{{ raise_exception('no') }}", "{{ messages }}")) {
+            assertFailsWith<TemplateError>(source) { ChatTemplate(source).render(mapOf("messages" to listOf("x"))) }
+        }
+    }
+
+    @Test
+    fun jsonKeepsValues() {
+        val text = """{"a":[1,-2.5,1e3,true,false,null,"q\"\\\u00e9\ud83d\ude00\n"],"b":{},"c":[]}"""
+        val value = Json.parse(text)
+        assertEquals(value, Json.parse(Json.write(value)))
+        assertEquals(listOf(1L, -2.5, 1000.0, true, false, null, "q\"\\é😀\n"), value.field<List<Any?>>("a"))
+        for (wrong in listOf(
+            "", "{", "[1,]", "{\"a\"}", "01", "+1", "1.", "nul", "\"\\x\"", "\"", "1 2", "[".repeat(300),
+        )) assertFailsWith<JsonError>(wrong) { Json.parse(wrong) }
+    }
+}

@@ -1,0 +1,49 @@
+package dev.outrider.core.link
+
+import dev.outrider.core.protocol.Hello
+import kotlin.test.Test
+import kotlin.test.assertEquals
+import kotlin.test.assertFailsWith
+import kotlin.test.assertTrue
+
+class LinkTest {
+    private fun link(server: String, token: String? = null, clearText: Set<String> = LOOPBACK) =
+        Link(server, Hello(1, "t", "d"), {}, token, clearText = clearText)
+
+    @Test
+    fun addressesMayBeShort() {
+        for ((server, url) in mapOf(
+            "host:8765" to "ws://host:8765/v1/verify", "ws://host:1/" to "ws://host:1/v1/verify",
+            "http://host:1" to "ws://host:1/v1/verify", "https://host" to "wss://host/v1/verify",
+            "wss://host/outrider" to "wss://host/outrider/v1/verify", "wss://host/v1/verify" to "wss://host/v1/verify",
+        )) assertEquals(url, verifierUrl(server))
+    }
+
+    @Test
+    fun clearTextStaysOnThisMachine() {
+        for (server in listOf("127.0.0.1:1", "localhost:1", "[::1]:1", "ws://localhost")) link(server, "token")
+        link("wss://example.org", "token")
+        link("10.0.2.2:1", clearText = LOOPBACK + "10.0.2.2")
+        for (server in listOf("10.0.2.2:1", "ws://example.org", "192.0.2.1:8765", "localhost.example.org:1")) {
+            assertTrue("clear text" in assertFailsWith<LinkRefused>(server) { link(server) }.message!!)
+        }
+    }
+
+    @Test
+    fun whatIsNoAddressIsRefused() {
+        val odd = listOf("ftp://host", "ws://", "wss://a b", "ws:host", "wss://h:99999", "wss://h:0", "wss://a..b")
+        for (server in odd) {
+            assertFailsWith<LinkRefused>(server) { link(server) }
+        }
+        assertFailsWith<LinkRefused> { link("localhost:1", "two\r\nlines") }
+    }
+
+    @Test
+    fun frameSizesFollowTheStandard() {
+        val sizes = mapOf(0 to 2L, 125 to 127L, 126 to 130L, 65535 to 65539L, 65536 to 65546L)
+        for ((payload, size) in sizes) {
+            assertEquals(size, frameBytes(payload, masked = false))
+            assertEquals(size + 4, frameBytes(payload, masked = true))
+        }
+    }
+}
