@@ -25,7 +25,7 @@ dependencies {
 
 tasks.test {
     useJUnitPlatform()
-    systemProperty("vectors", rootDir.resolve("../protocol/vectors"))
+    systemProperty("vectors", rootDir.resolve("../outrider_core/protocol/vectors"))
     systemProperty("bundle", rootDir.resolve("../build/bundle")) // `make` writes it
 }
 
