@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
 import structlog
-import torch
 from hypothesis import HealthCheck, settings
 
-from tests.device import MISSING
-
-# Tiny models gain nothing from a second thread, and on a busy machine they wait for it at every operator.
-torch.set_num_threads(1)
+from tests.waiting import HANG
 
 # A shell that runs the tests in the background lets them ignore Ctrl-C; the commands under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,9 +31,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1500))
-    if MISSING:
+    device = sys.modules.get("tests.device")  # imported by every test that runs a model there
+    if device and device.MISSING:
         for item in items:
-            item.add_marker(pytest.mark.skip(reason=MISSING))
+            item.add_marker(pytest.mark.skip(reason=device.MISSING))
+
+
+def pytest_collection_finish() -> None:
+    """Settings of libraries that only some tests import."""
+    if torch := sys.modules.get("torch"):
+        # Tiny models gain nothing from a second thread, and on a busy machine they wait for it at every operator.
+        torch.set_num_threads(1)
+    if httpx := sys.modules.get("httpx"):
+        default = httpx._config.DEFAULT_TIMEOUT_CONFIG  # five seconds
+        default.connect = default.read = default.write = default.pool = HANG
 
 
 @pytest.fixture(scope="module")

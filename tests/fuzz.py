@@ -66,6 +66,7 @@ from outrider_core.protocol.wire import (
 from tests.cloud.drive import HELLO, make_verifier
 from tests.protocol.make_vectors import FRAMES_FILE
 from tests.tiny import plain_decode, tiny_model
+from tests.waiting import HANG
 
 VOCAB = 199
 PROMPT = [10, 20, 30, 40, 50]
@@ -460,7 +461,7 @@ def written(verifier: Verifier, prompt: list[int], guess: list[int], new: int) -
     connection = front.connect()
 
     def wait(kind: type[Any]) -> Any:
-        end = time.monotonic() + 20
+        end = time.monotonic() + HANG
         while time.monotonic() < end:
             front.deliver()
             for message in front.answers(connection):

@@ -21,6 +21,7 @@ from benchmarks import load
 from benchmarks.load_hostile import KINDS
 from benchmarks.load_report import resident_bytes
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
+from tests.waiting import HANG
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
@@ -71,7 +72,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         assert process.poll() is None, (folder / "log").read_text()
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(HANG)
 
 
 def tokenise_once(place: Place) -> None:
@@ -79,7 +80,7 @@ def tokenise_once(place: Place) -> None:
     ask = {"model": str(place.folder / "target"), "messages": [{"role": "user", "content": "word " * 190_000}]}
     headers = {"Authorization": f"Bearer {place.tokens['first']}"}
     url = f"http://{place.address}/v1/chat/completions"
-    assert httpx.post(url, json=ask, headers=headers, timeout=60).status_code == 400
+    assert httpx.post(url, json=ask, headers=headers, timeout=HANG).status_code == 400
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -151,17 +151,18 @@ def test_a_stream_begins_with_what_is_written() -> None:
 
 def test_a_stream_that_takes_long_begins_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asgi, "BEGIN_SECONDS", 0.02)
-    waiting, failed = Delta("", idle=True), ApiError(502, "late")
+    waiting, failed, has_begun = Delta("", idle=True), ApiError(502, "late"), asyncio.Event()
 
     async def slow() -> AsyncIterator[Delta | Ending]:
         yield waiting
-        await asyncio.sleep(0.1)
+        await has_begun.wait()
         yield Delta("a")
         raise failed
 
     async def run() -> list[Any]:
         parts = list[Any]()
         stream = await asgi.begun(slow())
+        has_begun.set()
         try:
             async for part in stream:
                 parts.append(part)

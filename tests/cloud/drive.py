@@ -7,7 +7,6 @@ import queue
 import random
 import socket
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -49,6 +48,7 @@ from outrider_core.protocol.wire import (
     pack_tree,
 )
 from tests.tiny import tiny_drafter_config, tiny_target
+from tests.waiting import HANG, until
 
 DRAFTER_HASH = "tiny-drafter"
 HELLO = Hello(1, "tiny-target", DRAFTER_HASH)
@@ -66,7 +66,7 @@ def make_verifier(
     """A verifier of the tiny model, not started. steps: how its runner runs them; None: as is fit for the device."""
     values = {"max_context": 128, "max_nodes": 24, "kv_tokens": 512, "max_sessions": 32, "prefill_chunk": 16}
     drafter = (*tiny_drafter_config(model), DRAFTER_HASH)
-    chosen = Settings(**{**values, **settings})
+    chosen = Settings(**{**values, "max_step_seconds": HANG, **settings})
     target = tiny_target(model, eos_ids)
     runner = None
     if steps is not None:
@@ -109,7 +109,7 @@ class Direct:
         """OPEN and wait for the prefill."""
         request = Open(0, session, seq, pack_ids(list(tokens)), have, sampling)
         _, replies = self.submit(session, request, tokens=list(tokens), rules=rules)
-        opened, rows = replies.get(timeout=20), replies.get(timeout=20)
+        opened, rows = replies.get(timeout=HANG), replies.get(timeout=HANG)
         assert isinstance(opened, Opened) and isinstance(rows, FeatureRows), (opened, rows)
         return opened, rows
 
@@ -120,7 +120,11 @@ class Direct:
 
 @contextmanager
 def serve(verifier: Verifier, uvicorn_options: dict[str, Any] | None = None, **options: Any) -> Iterator[str]:
-    """A real uvicorn server on loopback; yields host:port. options: settings, or of cloud.app.App."""
+    """A real uvicorn server on loopback; yields host:port. options: settings, or of cloud.app.App.
+
+    Clients may take their time, unless the options say otherwise.
+    """
+    options = {"hello_seconds": HANG, "request_seconds": HANG, "message_seconds": HANG, **options}
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     own = {name: options.pop(name) for name in ("hello_seconds", "extra_routes") if name in options}
@@ -128,15 +132,12 @@ def serve(verifier: Verifier, uvicorn_options: dict[str, Any] | None = None, **o
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 10
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert server.started
+    assert until(lambda: server.started)
     try:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(HANG)
         assert not thread.is_alive() and not verifier.alive
 
 
@@ -151,6 +152,7 @@ class Client:
             f"ws://{address}/v1/verify",
             subprotocols=protocols,
             compression=None,
+            open_timeout=HANG,
             additional_headers=headers or ({"Authorization": f"Bearer {token}"} if token else {}),
         )
         if hello is not None:
@@ -167,7 +169,7 @@ class Client:
         self.socket.send(encode(message))
 
     def frame(self) -> bytes:
-        frame = self.socket.recv(timeout=20)
+        frame = self.socket.recv(timeout=HANG)
         assert isinstance(frame, bytes)
         return frame
 

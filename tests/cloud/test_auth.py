@@ -6,7 +6,6 @@ import asyncio
 import os
 import ssl
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +31,7 @@ from outrider_core.protocol.wire import ERR_BUSY, Error, Generate, Open, Opened,
 from outrider_core.serving import bearer
 from tests.cloud.drive import HELLO, Client, make_verifier, serve
 from tests.tiny import plain_decode, tiny_model, tiny_tokenizer
+from tests.waiting import HANG, until
 
 MODEL = tiny_model("llama", seed=4)
 PROMPT = [10, 20, 30, 40, 50]
@@ -154,9 +154,10 @@ def tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]
 
 
 @contextmanager
-def serving(tmp_path: Path, **options: Any) -> Iterator[tuple[str, Verifier]]:
+def serving(tmp_path: Path, clock: Clock | None = None, **options: Any) -> Iterator[tuple[str, Verifier]]:
+    """clock: of the rates; by default one that stands still."""
     verifier = make_verifier(MODEL, (), kv_tokens=2048)
-    verifier.accounts = Accounts(tmp_path / "tokens")
+    verifier.accounts = Accounts(tmp_path / "tokens", clock or Clock())
     with serve(verifier, **options) as address:
         yield address, verifier
 
@@ -192,13 +193,12 @@ def test_limits_hold_for_all_connections_of_a_token(tmp_path: Path, tokens: dict
             error = one.receive(Error)
             assert error.code == ERR_BUSY and error.retry_after_ms > 0 and "2 sessions" in error.text
             two.socket.close()
-            deadline = time.monotonic() + 5
-            while True:
+
+            def opened() -> bool:
                 one.send(Open(1, os.urandom(16), 0, pack_ids(PROMPT), 1 << 20, Sampling()))
-                if isinstance(one.any(), Opened):
-                    break
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+                return isinstance(one.any(), Opened)
+
+            assert until(opened)
         with Client(address, token=tokens["free"]) as other:  # nobody else is hurt
             other.open(PROMPT)
             assert other.verify(1, 5, TokenTree()).bonus == TRUTH[0]
@@ -206,7 +206,8 @@ def test_limits_hold_for_all_connections_of_a_token(tmp_path: Path, tokens: dict
 
 @pytest.mark.parametrize(("name", "size"), [("slow", 1), ("small", 4)])
 def test_verify_and_node_limits(tmp_path: Path, tokens: dict[str, str], name: str, size: int) -> None:
-    with serving(tmp_path) as (address, _), Client(address, token=tokens[name]) as client:
+    clock = Clock()
+    with serving(tmp_path, clock) as (address, _), Client(address, token=tokens[name]) as client:
         client.open(PROMPT)
         length, answered, error = 5, 0, None
         for seq in range(1, 10):
@@ -221,7 +222,7 @@ def test_verify_and_node_limits(tmp_path: Path, tokens: dict[str, str], name: st
             answered += 1
         assert error is not None and error.code == ERR_BUSY and 1 <= answered <= 4
         assert 100 < error.retry_after_ms < 5000
-        time.sleep(error.retry_after_ms / 1000)
+        clock.now += error.retry_after_ms / 1000
         verdict = client.verify(answered + 1, length, TokenTree())
         assert verdict.bonus == TRUTH[length - 5]
 
@@ -252,7 +253,7 @@ def test_revoked_tokens_lose_their_connections(tmp_path: Path, tokens: dict[str,
         verifier.accounts.reload()
         client.send(Verify(0, 1, 5, *pack_tree(TokenTree())))
         with pytest.raises(ConnectionClosed) as closed:
-            client.socket.recv(timeout=10)
+            client.socket.recv(timeout=HANG)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 4003
 
 
@@ -287,7 +288,7 @@ def dial(url: str, **options: Any) -> LinkEvent:
         events: asyncio.Queue[LinkEvent] = asyncio.Queue()
         task = asyncio.create_task(Link(url, HELLO, events.put_nowait, **options).run())
         try:
-            return await asyncio.wait_for(events.get(), 10)
+            return await asyncio.wait_for(events.get(), HANG)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

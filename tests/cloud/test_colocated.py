@@ -21,6 +21,7 @@ from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Generate, Verdict
 from tests.cloud.drive import DRAFTER_HASH, serve, started
 from tests.tiny import plain_decode, tiny_drafter_config, tiny_model, tiny_target, tiny_tokenizer
+from tests.waiting import HANG
 
 VOCAB = 48  # few tokens, so that even a random drafter is right at times
 DRAFT_IDS = torch.arange(VOCAB)
@@ -39,7 +40,7 @@ def colocated(model: Any, drafting: bool = True, **settings: int) -> Verifier:
 def generated(replies: queue.Queue[Reply], count: int) -> list[Verdict]:
     verdicts = []
     for _ in range(count):
-        reply = replies.get(timeout=30)
+        reply = replies.get(timeout=HANG)
         assert isinstance(reply, Verdict), reply
         verdicts.append(reply)
     return verdicts
@@ -61,7 +62,7 @@ def test_same_text_token_by_token(sampling: Sampling, new: int) -> None:
         assert all(verdict.accepted == b"" == verdict.rows for verdict in verdicts)
         # the session is where the last verdict says, and goes on from there
         tree = TokenTree.chain(truth[new : new + 2])
-        verdict = direct.verify(session, 2, len(prompt) + new, tree).get(timeout=20)
+        verdict = direct.verify(session, 2, len(prompt) + new, tree).get(timeout=HANG)
         assert isinstance(verdict, Verdict)
         assert list(verdict.accepted) == [0, 1] and verdict.bonus == truth[new + 2]
         if new == 40:

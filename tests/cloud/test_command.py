@@ -23,6 +23,7 @@ from outrider_core.protocol.wire import ERR_GOING_AWAY, Error, Hello
 from tests.cloud.drive import Client
 from tests.targets.plain import tiny_truth
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
+from tests.waiting import HANG
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -74,9 +75,9 @@ def test_serves_until_a_signal_and_exits_0(folders: tuple[Path, Path, str], numb
         process.send_signal(number)
         assert client.receive(Error).code == ERR_GOING_AWAY
         with pytest.raises(ConnectionClosed) as closed:
-            client.socket.recv(timeout=20)
+            client.socket.recv(timeout=HANG)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=HANG)
         assert (process.returncode, out) == (0, "")
         assert "Traceback" not in err
 
@@ -84,7 +85,7 @@ def test_serves_until_a_signal_and_exits_0(folders: tuple[Path, Path, str], numb
 def fails(*flags: str, **environment: str) -> str:
     """The one line of a failed start."""
     result = subprocess.run(
-        [*COMMAND, *flags], cwd=ROOT, env={**ENVIRONMENT, **environment}, capture_output=True, text=True, timeout=60
+        [*COMMAND, *flags], cwd=ROOT, env={**ENVIRONMENT, **environment}, capture_output=True, text=True, timeout=HANG
     )
     assert result.returncode not in (0, -signal.SIGTERM) and result.stdout == ""
     said = result.stderr.strip().splitlines()
@@ -133,7 +134,9 @@ def test_port_in_use(folders: tuple[Path, Path, str]) -> None:
 
 
 def test_help_names_every_flag() -> None:
-    result = subprocess.run([*COMMAND, "--help"], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [*COMMAND, "--help"], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG
+    )
     assert result.returncode == 0
     for flag in ("model", "drafter", "host", "port", "kv-tokens", "prefill-chunk", "session-ttl", "insecure"):
         assert f"--{flag}" in result.stdout

@@ -13,6 +13,7 @@ from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Error, Verdict
 from tests.cloud.drive import expected_path, make_verifier, random_tree, started
 from tests.tiny import plain_decode, tiny_model
+from tests.waiting import HANG
 
 pytestmark = pytest.mark.gpu
 
@@ -49,7 +50,7 @@ def test_trees_change_nothing(constraint: Constraint, sampling: Sampling) -> Non
                 home.open(session, tokens, seq, sampling, rules=Rules(constraint))
             seq += 1
             tree = random_tree(rng, rest, VOCAB)
-            verdict = home.verify(session, seq, len(tokens), tree).get(timeout=20)
+            verdict = home.verify(session, seq, len(tokens), tree).get(timeout=HANG)
             assert isinstance(verdict, Verdict), verdict
             path = list(verdict.accepted)
             assert path == expected_path(tree, rest)
@@ -66,7 +67,7 @@ def test_a_repeated_verify_under_another_constraint_is_drawn_anew() -> None:
         answers = []
         for constraint in (CONSTRAINTS["bias"], CONSTRAINTS["bias"], Constraint(BEGIN, 0, 0, *pack_bias({77: 100.0}))):
             direct.open(bytes(16), PROMPT, 0, rules=Rules(constraint))
-            verdict = direct.verify(bytes(16), 1, BEGIN, TokenTree()).get(timeout=20)
+            verdict = direct.verify(bytes(16), 1, BEGIN, TokenTree()).get(timeout=HANG)
             assert isinstance(verdict, Verdict) and not isinstance(verdict, Error)
             answers.append(verdict.bonus)
         assert answers[0] == answers[1] and answers[2] == 77 != answers[1]

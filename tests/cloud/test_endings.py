@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -27,6 +26,7 @@ from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_GOING_AWAY, ERR_INTERNAL, Error, Open, Opened, pack_ids
 from tests.cloud.drive import Client
 from tests.cloud.running import ENVIRONMENT, PROMPT, ROOT, TRUTH, Running, running, save_folder
+from tests.waiting import HANG, until
 
 BROKEN = 70
 
@@ -44,7 +44,7 @@ def expect_answers(server: Running) -> None:
     assert httpx.get(f"http://{server.address}/readyz").text == "ready\n"
 
 
-def ended(server: Running, seconds: float = 30) -> int:
+def ended(server: Running, seconds: float = HANG) -> int:
     server.process.communicate(timeout=seconds)
     return int(server.process.returncode)
 
@@ -54,7 +54,7 @@ def test_a_full_disk_under_the_log_ends_nothing(folder: Path) -> None:
         size = server.log.stat().st_size
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
         expect_answers(server)
-        wait(lambda: server.metric("outrider:log_lines_dropped_total") >= 1)
+        assert until(lambda: server.metric("outrider:log_lines_dropped_total") >= 1)
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         expect_answers(server)
         server.process.send_signal(signal.SIGTERM)
@@ -69,7 +69,7 @@ def test_a_stderr_that_nobody_reads_any_more_ends_nothing(folder: Path) -> None:
         os.close(writing)
         os.close(reading)
         expect_answers(server)
-        wait(lambda: server.metric("outrider:log_lines_dropped_total") >= 1)
+        assert until(lambda: server.metric("outrider:log_lines_dropped_total") >= 1)
         server.process.send_signal(signal.SIGTERM)
         assert ended(server) == 0
 
@@ -96,17 +96,17 @@ def test_closed_standard_streams_are_given_a_place(folder: Path) -> None:
     command = shlex.join([sys.executable, "-m", "cloud.verifier", *model])
     process = subprocess.Popen(["bash", "-c", f"exec {command} <&- >&- 2>&-"], cwd=ROOT, env=ENVIRONMENT)
     try:
-        wait(lambda: answers(f"http://127.0.0.1:{port}/readyz"))
+        assert until(lambda: answers(f"http://127.0.0.1:{port}/readyz"))
         assert {os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(3)} == {os.devnull}
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(HANG) == 0
     finally:
         process.kill()
 
 
 @pytest.mark.parametrize("fault", ["fail", "die", "hang"])
 def test_a_broken_engine_ends_the_process(folder: Path, tmp_path: Path, fault: str) -> None:
-    flags = ["--max-step-failures", "4", "--max-step-seconds", "3"]
+    flags = ["--max-step-failures", "4", "--max-step-seconds", "3" if fault == "hang" else str(HANG)]
     with running(folder, *flags, fault=tmp_path / "fault") as server:
         expect_answers(server)
         client = server.client()
@@ -143,7 +143,7 @@ def test_sigterm_ends_every_state_in_bounded_time(folder: Path, tmp_path: Path, 
     fault = tmp_path / "fault"
     with running(folder, "--shutdown-timeout", "1", fault=fault, wait=state != "loading") as server:
         statuses = {0}
-        wait(lambda: handles(server.process.pid, signal.SIGTERM))
+        assert until(lambda: handles(server.process.pid, signal.SIGTERM))
         if state == "requests under way":
             half = socket.create_connection(server.address.split(":"))  # type: ignore[arg-type]
             half.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
@@ -153,7 +153,7 @@ def test_sigterm_ends_every_state_in_bounded_time(folder: Path, tmp_path: Path, 
             time.sleep(0.3)
             statuses.add(BROKEN)
         server.process.send_signal(signal.SIGTERM)
-        assert ended(server, 1 + 8 + 3) in statuses
+        assert ended(server, 1 + 8 + 60) in statuses  # the minute: a busy machine
 
 
 @pytest.mark.parametrize("called", ["Config.load", "server.asyncio_run"], ids=["taken", "not taken yet"])
@@ -197,7 +197,7 @@ def by_code(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     models = ["--model", str(folder / "target"), "--drafter", str(folder / "drafter"), "--port", "0"]
     environment = {**ENVIRONMENT, "OUTRIDER_CACHE": str(folder / "cache")}
     return subprocess.run(
-        [sys.executable, "-c", code, *models], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *models], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG
     )
 
 
@@ -219,10 +219,3 @@ def answers(url: str) -> bool:
     with contextlib.suppress(httpx.HTTPError):
         return httpx.get(url).status_code == 200
     return False
-
-
-def wait(condition: Callable[[], bool], seconds: float = 20) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)

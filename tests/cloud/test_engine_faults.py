@@ -16,6 +16,7 @@ from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_INTERNAL, Error, Open, Opened, Verdict, pack_ids
 from tests.cloud.drive import Client, make_verifier, serve, started
 from tests.tiny import plain_decode, tiny_model
+from tests.waiting import HANG
 
 POISON = 77
 PROMPT = [5, 6, 7]
@@ -39,7 +40,7 @@ def test_a_session_whose_logits_are_not_numbers_fails_alone(sampling: Sampling, 
                 direct.verify(bad, 1, 3, TokenTree.chain([9])),
                 direct.verify(good, seq, len(tokens), TokenTree.chain(truth[len(tokens) - 3 :][:2])),
             ]
-            failed, verdict = (queue.get(timeout=20) for queue in replies)
+            failed, verdict = (queue.get(timeout=HANG) for queue in replies)
             expect_not_numbers(failed)
             assert isinstance(verdict, Verdict)
             assert list(verdict.accepted) == [0, 1]

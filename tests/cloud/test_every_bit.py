@@ -29,6 +29,7 @@ from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
 from tests.cloud.drive import Direct, random_tree, started
 from tests.e2e.conftest import DRAFTER, needs_default_bundle
+from tests.waiting import HANG
 
 ANSWERS, AT_ONCE, TOKENS = 100, 10, 40
 ASKED = [
@@ -150,7 +151,7 @@ def answer(
             seqs[index] += 1
             asked.append((index, tree, direct.verify(ids[index], seqs[index], len(texts[index]), tree)))
         for index, tree, replies in asked:
-            verdict = replies.get(timeout=60)
+            verdict = replies.get(timeout=HANG)
             assert isinstance(verdict, Verdict), verdict
             texts[index] += (*(tree.tokens[node] for node in verdict.accepted), verdict.bonus)
     return texts

@@ -8,7 +8,7 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from outrider_core.protocol.wire import ERR_BOUNDS, ERR_BUSY, ERR_TOO_LONG, Erro
 from tests.cloud.drive import Client, make_verifier, serve
 from tests.cloud.running import running, save_folder
 from tests.tiny import plain_decode, tiny_model, tiny_tokenizer
+from tests.waiting import HANG, until
 
 MODEL = tiny_model()
 PROMPT = [5, 6, 7]
@@ -49,11 +50,11 @@ class House:
 
     def connect(self, source: str = "127.0.0.1") -> socket.socket:
         host, port = self.address.split(":")
-        return socket.create_connection((host, int(port)), timeout=20, source_address=(source, 0))
+        return socket.create_connection((host, int(port)), timeout=HANG, source_address=(source, 0))
 
     def post(self, name: str, ask: dict[str, Any]) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.tokens[name]}"}
-        return httpx.post(f"http://{self.address}/v1/chat/completions", json=ask, headers=headers, timeout=60)
+        return httpx.post(f"http://{self.address}/v1/chat/completions", json=ask, headers=headers, timeout=HANG)
 
     def refused(self, reason: str) -> float:
         value = self.verifier.metrics.registry.get_sample_value("outrider:refused_total", {"reason": reason})
@@ -72,7 +73,7 @@ class House:
                         for seq, at in enumerate(range(0, 12, 3), 1):
                             verdict = client.verify(seq, 3 + at, TokenTree.chain(TRUTH[at : at + 2]))
                             assert list(verdict.accepted) == [0, 1] and verdict.bonus == TRUTH[at + 2]
-                    assert httpx.get(f"http://{self.address}/healthz", timeout=20).status_code == 200
+                    assert httpx.get(f"http://{self.address}/healthz", timeout=HANG).status_code == 200
                     rounds.append(1)
             except BaseException as error:
                 faults.append(error)
@@ -83,7 +84,7 @@ class House:
             yield
         finally:
             stop.set()
-            thread.join(60)
+            thread.join(HANG)
         assert not faults, faults
         assert len(rounds) >= 3
 
@@ -110,21 +111,14 @@ def ends(peer: socket.socket) -> bytes:
     return bytes(said)
 
 
-def drip(peer: socket.socket, seconds: float = 20) -> None:
+def drip(peer: socket.socket) -> None:
     """A byte every 50 ms until the socket is cut."""
-    until = time.monotonic() + seconds
+    end = time.monotonic() + HANG
     with suppress(OSError):
-        while time.monotonic() < until:
+        while time.monotonic() < end:
             peer.sendall(b"y")
             time.sleep(0.05)
         raise AssertionError("the socket was not cut")
-
-
-def wait(condition: Callable[[], bool], seconds: float = 20) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("before", [b"", WHOLE, WHOLE * 3])
@@ -176,9 +170,9 @@ def test_sockets_of_one_address_are_bounded(tmp_path: Path, capsys: pytest.Captu
     """WebSockets count too; a closed one makes room."""
     with house(tmp_path, capsys=capsys, sockets_per_address=6) as at, at.other_client_at_work():
         peers = [at.connect("127.0.0.2") for _ in range(9)]
-        wait(lambda: at.refused("address_sockets") == 3)
+        assert until(lambda: at.refused("address_sockets") == 3)
         peers[0].close()
-        wait(lambda: at.verifier.metrics.registry.get_sample_value("outrider:sockets") in (5.0, 6.0, 7.0))
+        assert until(lambda: at.verifier.metrics.registry.get_sample_value("outrider:sockets") in (5.0, 6.0, 7.0))
         with at.connect("127.0.0.2") as again:
             again.sendall(WHOLE)
             assert again.recv(15) == b"HTTP/1.1 200 OK"
@@ -193,11 +187,11 @@ def test_connections_of_one_token_are_bounded(tmp_path: Path, capsys: pytest.Cap
             at.client("bad")
         assert refused.value.response.status_code == 429 and at.refused("account_connections") == 1
         clients.pop().socket.close()
-        wait(lambda: sum(account.connections for account in at.verifier.accounts) <= 4)
+        assert until(lambda: sum(account.connections for account in at.verifier.accounts) <= 4)
         at.client("bad").socket.close()
         for client in clients:
             client.socket.close()
-    wait(lambda: not any(account.connections for account in at.verifier.accounts))
+    assert until(lambda: not any(account.connections for account in at.verifier.accounts))
 
 
 def test_a_message_that_does_not_end_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,7 +204,7 @@ def test_a_message_that_does_not_end_is_cut(tmp_path: Path, capsys: pytest.Captu
             if index:
                 drip(raw)
             with pytest.raises(ConnectionClosed) as closed:
-                client.socket.recv(timeout=20)
+                client.socket.recv(timeout=HANG)
             assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
         assert at.refused("slow_message") == 3
     assert not any(account.waiting for account in at.verifier.accounts)
@@ -224,11 +218,11 @@ def test_bytes_that_wait_for_their_messages_are_bounded(tmp_path: Path, capsys: 
         for client in clients:
             with suppress(ConnectionError):
                 client.socket.socket.sendall(half)
-        wait(lambda: at.refused("waiting_bytes") == 7)
+        assert until(lambda: at.refused("waiting_bytes") == 7)
         assert max(account.waiting for account in at.verifier.accounts) <= 200_000
         for client in clients:
             client.socket.socket.close()
-        wait(lambda: not any(account.waiting for account in at.verifier.accounts))
+        assert until(lambda: not any(account.waiting for account in at.verifier.accounts))
 
 
 def test_prompts_are_charged_before_they_are_tokenised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,12 +242,12 @@ def test_prompts_that_wait_to_be_tokenised_are_bounded(tmp_path: Path, capsys: p
         peers = [at.connect() for _ in range(3)]
         for peer in peers:
             peer.sendall(head % at.tokens["bad"].encode())
-        wait(lambda: sum(account.streams for account in at.verifier.accounts if account.name == "bad") == 3)
+        assert until(lambda: sum(account.streams for account in at.verifier.accounts if account.name == "bad") == 3)
         assert at.post("bad", ASK).status_code == 429 and at.refused("sessions") == 1
         assert at.post("other", ASK).status_code == 200
         for peer in peers:
             peer.close()
-        wait(lambda: not any(account.streams for account in at.verifier.accounts if account.name == "bad"))
+        assert until(lambda: not any(account.streams for account in at.verifier.accounts if account.name == "bad"))
         assert at.post("bad", ASK).status_code == 200
 
 
@@ -297,7 +291,7 @@ def test_accounts_take_turns_at_the_tokenizer() -> None:
             await worker.run("bad", lambda: 1 // 0)
         assert await worker.run("bad", lambda: 7) == 7
         with pytest.raises(RuntimeError, match="Panic"):
-            await asyncio.wait_for(worker.run("bad", panics), 20)
+            await asyncio.wait_for(worker.run("bad", panics), HANG)
         assert await worker.run("bad", lambda: 8) == 8
 
     asyncio.run(run())
@@ -313,12 +307,12 @@ def test_strangers_cannot_take_all_descriptors(tmp_path: Path) -> None:
         host, port = server.address.split(":")
         peers = []
         for index in range(200):
-            peer = socket.create_connection((host, int(port)), timeout=20, source_address=("127.0.0.2", 0))
+            peer = socket.create_connection((host, int(port)), timeout=HANG, source_address=("127.0.0.2", 0))
             with suppress(ConnectionError):
                 peer.sendall(HALF)
             peers.append(peer)
             if index % 20 == 0:
-                assert httpx.get(f"http://{server.address}/healthz", timeout=20).status_code == 200
+                assert httpx.get(f"http://{server.address}/healthz", timeout=HANG).status_code == 200
         with server.client() as client:
             client.open([5, 6, 7])
         text = httpx.get(f"http://{server.address}/metrics").text
@@ -335,5 +329,5 @@ def test_a_tls_handshake_that_does_not_begin_is_cut(tmp_path: Path) -> None:
     tls = ["--tls-cert", str(tmp_path / "chain.pem"), "--tls-key", str(tmp_path / "key.pem")]
     with running(folder, *tls, "--request-seconds", "1") as server:
         host, port = server.address.split(":")
-        with socket.create_connection((host, int(port)), timeout=20) as silent:
+        with socket.create_connection((host, int(port)), timeout=HANG) as silent:
             assert ends(silent) == b""  # by default it would have a minute, and be counted by nobody

@@ -21,6 +21,7 @@ from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, Generate, Ope
 from tests.cloud.drive import Direct, assert_rows, expected_path, make_verifier, random_tree, started
 from tests.device import EXACT
 from tests.tiny import plain_decode, tiny_model
+from tests.waiting import HANG
 
 pytestmark = pytest.mark.gpu
 #: attention session by session, and in one call over the whole pool
@@ -102,7 +103,7 @@ def test_many_sessions_with_evictions_and_replicas(family: str, steps: Steps) ->
                 tree = random_tree(rng, talk.rest, VOCAB)
                 waiting.append((talk, tree, home[talk.id].verify(talk.id, talk.seq, len(talk.tokens), tree)))
             for talk, tree, replies in waiting:
-                verdict = replies.get(timeout=20)
+                verdict = replies.get(timeout=HANG)
                 assert isinstance(verdict, Verdict), verdict
                 path = list(verdict.accepted)
                 assert path == expected_path(tree, talk.rest)
@@ -199,11 +200,11 @@ def test_generate_equals_plain_decoding(sampling: Sampling, steps: Steps) -> Non
         session = os.urandom(16)
         direct.open(session, prompt, 0, sampling)
         _, replies = direct.submit(session, Generate(0, 1, 3, 10))
-        got = [replies.get(timeout=20).bonus for _ in range(10)]  # type: ignore[union-attr]
+        got = [replies.get(timeout=HANG).bonus for _ in range(10)]  # type: ignore[union-attr]
         assert got == truth[:10]
         # a tree behind it, and the rows that GENERATE left out
         tree = TokenTree.chain(truth[10:12])
-        verdict = direct.verify(session, 2, 13, tree).get(timeout=20)
+        verdict = direct.verify(session, 2, 13, tree).get(timeout=HANG)
         assert isinstance(verdict, Verdict)
         assert list(verdict.accepted) == [0, 1] and verdict.bonus == truth[12]
         tokens = prompt + truth[:13]
@@ -220,9 +221,9 @@ def test_generate_sends_rows_where_they_are_asked_for() -> None:
         session = os.urandom(16)
         direct.open(session, prompt, have=2)
         _, replies = direct.submit(session, Generate(0, 1, 3, 4))
-        assert [replies.get(timeout=20).rows for _ in range(4)] == [b""] * 4  # type: ignore[union-attr]
+        assert [replies.get(timeout=HANG).rows for _ in range(4)] == [b""] * 4  # type: ignore[union-attr]
         _, replies = direct.submit(session, Generate(0, 2, 7, 4, True))
-        verdicts = [replies.get(timeout=20) for _ in range(4)]
+        verdicts = [replies.get(timeout=HANG) for _ in range(4)]
         assert [verdict.rows for verdict in verdicts[:3]] == [b""] * 3  # type: ignore[union-attr]
         # the last one brings all that the device lacks, though none was computed meanwhile
         assert_rows(model, direct.verifier, prompt + truth, 2, verdicts[3].rows, 8)  # type: ignore[union-attr]
@@ -236,17 +237,17 @@ def test_rows_of_a_stream_come_together_and_none_is_left_out() -> None:
         session = os.urandom(16)
         direct.open(session, prompt, have=2)
         _, replies = direct.submit(session, Generate(0, 1, 3, 12, True))
-        verdicts = [replies.get(timeout=20) for _ in range(12)]
+        verdicts = [replies.get(timeout=HANG) for _ in range(12)]
         sizes = [len(verdict.rows) // direct.verifier.features.shape.nbytes for verdict in verdicts]  # type: ignore[union-attr]
         assert sizes == [0] * 7 + [8] + [0] * 3 + [4]
         assert_rows(model, direct.verifier, text, 2, verdicts[7].rows, 8)  # type: ignore[union-attr]
         assert_rows(model, direct.verifier, text, 10, verdicts[11].rows, 4)  # type: ignore[union-attr]
         _, replies = direct.submit(session, Generate(0, 2, 15, 3))
-        assert [replies.get(timeout=20).rows for _ in range(3)] == [b""] * 3  # type: ignore[union-attr]
-        verdict = direct.verify(session, 3, 18, TokenTree.chain(text[18:20])).get(timeout=20)
+        assert [replies.get(timeout=HANG).rows for _ in range(3)] == [b""] * 3  # type: ignore[union-attr]
+        verdict = direct.verify(session, 3, 18, TokenTree.chain(text[18:20])).get(timeout=HANG)
         assert isinstance(verdict, Verdict) and len(verdict.accepted) == 2
         assert_rows(model, direct.verifier, text, 14, verdict.rows, 6)
-        verdict = direct.verify(session, 4, 21, TokenTree()).get(timeout=20)
+        verdict = direct.verify(session, 4, 21, TokenTree()).get(timeout=HANG)
         assert isinstance(verdict, Verdict)
         assert_rows(model, direct.verifier, text, 20, verdict.rows, 1)
 
@@ -260,12 +261,12 @@ def test_end_of_answer_ends_the_walk() -> None:
     with started(make_verifier(model, (eos,))) as direct:
         session = os.urandom(16)
         direct.open(session, prompt)
-        verdict = direct.verify(session, 1, 3, TokenTree.chain(truth[:8])).get(timeout=20)
+        verdict = direct.verify(session, 1, 3, TokenTree.chain(truth[:8])).get(timeout=HANG)
         assert isinstance(verdict, Verdict)
         assert (list(verdict.accepted), verdict.bonus, verdict.finish) == ([0, 1, 2, 3], eos, FINISH_EOS)
         direct.open(session, prompt, 1)
         _, replies = direct.submit(session, Generate(0, 2, 3, 100))
-        got = [replies.get(timeout=20) for _ in range(5)]
+        got = [replies.get(timeout=HANG) for _ in range(5)]
         assert [v.bonus for v in got] == truth[:5]  # type: ignore[union-attr]
         assert [v.finish for v in got] == [0, 0, 0, 0, FINISH_EOS]  # type: ignore[union-attr]
 
@@ -278,7 +279,7 @@ def test_full_context_ends_the_walk() -> None:
     with started(make_verifier(model, (), max_context=10)) as direct:
         session = os.urandom(16)
         direct.open(session, prompt)
-        verdict = direct.verify(session, 1, 3, TokenTree.chain(truth)).get(timeout=20)
+        verdict = direct.verify(session, 1, 3, TokenTree.chain(truth)).get(timeout=HANG)
         assert isinstance(verdict, Verdict)
         assert (list(verdict.accepted), verdict.bonus, verdict.finish) == ([*range(6)], truth[6], FINISH_LENGTH)
 
@@ -293,7 +294,7 @@ def test_compaction_leaves_what_a_plain_prefill_would_have_written(steps: Steps)
     with started(make_verifier(model, (), steps=steps, kv_tokens=1024)) as direct:
         drafted, plain = os.urandom(16), os.urandom(16)
         direct.open(drafted, prompt)
-        verdict = direct.verify(drafted, 1, 5, tree).get(timeout=20)
+        verdict = direct.verify(drafted, 1, 5, tree).get(timeout=HANG)
         assert isinstance(verdict, Verdict) and list(verdict.accepted) == [1, 3, 6]
         direct.open(plain, prompt + truth[:4])
         pool, store = direct.verifier.engine.pool, direct.verifier.engine.runner.store
@@ -316,7 +317,7 @@ def test_rows_across_prefill_chunks(steps: Steps) -> None:
             request = Open(0, session, 0, pack_ids(text), 0, Sampling())
             waiting.append((text, direct.submit(session, request, tokens=text)[1]))
         for text, replies in waiting:
-            replies.get(timeout=20)
-            rows: Any = replies.get(timeout=20)
+            replies.get(timeout=HANG)
+            rows: Any = replies.get(timeout=HANG)
             assert (rows.start, rows.stop) == (0, len(text) - 1)
             assert_rows(model, direct.verifier, text, 0, rows.block(0, rows.stop))

@@ -29,6 +29,7 @@ from tests.cloud.drive import random_tree, started
 from tests.models.odd_moa import ODD, random_moa, random_sequence
 from tests.targets.plain import lowered, plain_decode_8bit, skip_unless_exact
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_drafter_config, tiny_model
+from tests.waiting import HANG
 
 SAMPLINGS = [Sampling(), Sampling(temperature=0.8, seed=3), Sampling(temperature=1.0, top_p=0.9, seed=4)]
 
@@ -69,7 +70,7 @@ def test_many_sessions_with_evictions(bundle: tuple[TargetBundle, object]) -> No
                 tree = random_tree(rng, truths[index][len(text) :], made.config.vocab_size)
                 waiting.append((text, tree, direct.verify(ids[index], seq, len(text), tree)))
             for text, tree, replies in waiting:
-                verdict = replies.get(timeout=60)
+                verdict = replies.get(timeout=HANG)
                 assert isinstance(verdict, Verdict), verdict
                 text += [tree.tokens[node] for node in verdict.accepted] + [verdict.bonus]
         for index, text in enumerate(texts):
@@ -124,7 +125,7 @@ def test_a_prepared_bundle_is_served_from_its_folder(tmp_path: Path, bits: int) 
         direct.open(session, text, 0, Sampling())
         for seq in range(1, 8):
             tree = random_tree(rng, truth[len(text) :], made.config.vocab_size)
-            verdict = direct.verify(session, seq, len(text), tree).get(timeout=60)
+            verdict = direct.verify(session, seq, len(text), tree).get(timeout=HANG)
             assert isinstance(verdict, Verdict), verdict
             text += [tree.tokens[node] for node in verdict.accepted] + [verdict.bonus]
         assert text == truth[: len(text)] and len(text) > 10

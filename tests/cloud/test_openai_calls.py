@@ -17,6 +17,7 @@ from outrider_core.chat.api.errors import ApiError
 from outrider_core.chat.api.routes import PARSERS
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.test_openai import IDS, MODEL, NAME, QUESTION, TOKENIZER, served, truth, words
+from tests.waiting import HANG
 
 CHAT: Any = [{"role": "user", "content": QUESTION}]
 
@@ -166,7 +167,7 @@ def damaged(rng: random.Random, body: dict[str, Any]) -> bytes:
 def test_mutated_requests(url: str) -> None:
     """Over the socket: an answer or OpenAI's error with type and, where a field is at fault, its name."""
     rng = random.Random(1)
-    with httpx.Client(base_url=url.removesuffix("/v1"), timeout=60) as client:
+    with httpx.Client(base_url=url.removesuffix("/v1"), timeout=HANG) as client:
         for index in range(150):
             path = list(BODIES)[index % 3]
             reply = client.post(path, content=damaged(rng, BODIES[path]))

@@ -25,6 +25,7 @@ from tests.cloud.drive import make_verifier, serve
 from tests.cloud.test_openai import assert_freed
 from tests.cloud.test_structured import TOKENIZER, VOCAB
 from tests.tiny import EOS, json_tokenizer, plain_decode, tiny_model
+from tests.waiting import HANG
 
 NAME = "org/tiny"
 MODEL = tiny_model(seed=5, vocab=VOCAB, positions=2048)
@@ -219,7 +220,7 @@ def test_arguments_that_no_template_can_write_are_refused(levels: int) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": deep(levels)}}
     body = {"model": NAME, "messages": [*MESSAGES, {"role": "assistant", "tool_calls": [call]}], "max_tokens": 2}
     with serve(verifier) as address:
-        reply = httpx.post(f"http://{address}/v1/chat/completions", json=body, timeout=60)
+        reply = httpx.post(f"http://{address}/v1/chat/completions", json=body, timeout=HANG)
     assert reply.status_code == (200 if levels == 100 else 400), reply.text
     if reply.status_code == 400:
         assert reply.json()["error"]["param"].startswith("messages")

@@ -23,6 +23,7 @@ from tests.cloud.drive import Client, reference_rows
 from tests.cloud.ranks import SAMPLINGS
 from tests.device import TOO_FEW
 from tests.tiny import FAMILIES, plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
+from tests.waiting import HANG
 
 pytestmark = pytest.mark.gpu
 
@@ -55,7 +56,7 @@ def test_two_ranks_decode_like_one(tmp_path: Path) -> None:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANG,
     )
     assert result.returncode == 0, result.stderr[-3000:]
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
@@ -118,7 +119,7 @@ def test_the_command_serves_with_two_ranks(tmp_path: Path) -> None:
             truth = plain_decode(model, [5, 6, 7], Sampling(), 8, eos_ids=())
             assert client.verify(1, 3, TokenTree.chain(truth[:3])).bonus == truth[3]
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=HANG)
     finally:
         process.kill()
         process.communicate()
@@ -131,7 +132,7 @@ def test_wrong_number_of_ranks(tmp_path: Path) -> None:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
     )
     assert result.returncode == 2 and "torchrun --nproc-per-node 2" in result.stderr.strip().splitlines()[-1]
 

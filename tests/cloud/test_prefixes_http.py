@@ -17,6 +17,7 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Features
 from tests.cloud.drive import Client, assert_rows, make_verifier, serve
 from tests.tiny import plain_decode, tiny_model, tiny_tokenizer
+from tests.waiting import HANG
 
 SYSTEM = [random.Random(0).randrange(4, 199) for _ in range(300)]
 
@@ -42,7 +43,7 @@ def test_completions_share_within_their_account(tmp_path: Path, capsys: pytest.C
         messages = [{"role": role, "content": text} for role, text in texts.items()]
         body = {"model": "tiny", "messages": messages, "max_tokens": 6, "temperature": 0, "logprobs": True}
         headers = {"Authorization": f"Bearer {tokens[account]}"}
-        reply = httpx.post(f"http://{address}/v1/chat/completions", json=body, headers=headers, timeout=60)
+        reply = httpx.post(f"http://{address}/v1/chat/completions", json=body, headers=headers, timeout=HANG)
         assert reply.status_code == 200, reply.text
         words = [each["token"].strip() for each in reply.json()["choices"][0]["logprobs"]["content"]]
         return [verifier.tokenizer.encode_prompt(word)[-1] for word in words]  # type: ignore[union-attr]

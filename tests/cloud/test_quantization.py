@@ -22,6 +22,7 @@ from tests.cloud.drive import expected_path, make_verifier, random_tree, started
 from tests.cloud.running import save_folder
 from tests.cloud.test_step_plan import make_runner, needs_compiler, of_64_rows
 from tests.tiny import plain_decode, tiny_model
+from tests.waiting import HANG
 
 pytestmark = pytest.mark.gpu
 FORMATS: tuple[Quantization, ...] = ("int8", "fp8")
@@ -42,7 +43,7 @@ def test_trees_decode_as_the_rounded_target_does_alone(quantization: Quantizatio
             direct.open(session, tokens, 0, sampling)
             while len(rest := truth[len(tokens) - len(prompt) :]) > 10:
                 seq, tree = seq + 1, random_tree(rng, rest, 199)
-                verdict = direct.verify(session, seq, len(tokens), tree).get(timeout=20)
+                verdict = direct.verify(session, seq, len(tokens), tree).get(timeout=HANG)
                 assert isinstance(verdict, Verdict) and list(verdict.accepted) == expected_path(tree, rest)
                 tokens += [tree.tokens[node] for node in verdict.accepted] + [verdict.bonus]
             assert tokens[len(prompt) :] == truth[: len(tokens) - len(prompt)]

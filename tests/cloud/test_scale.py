@@ -35,6 +35,7 @@ from outrider_core.protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL, Hello
 from tests.cloud.drive import Client
 from tests.targets.plain import tiny_truth
 from tests.tiny import EOS, save_tiny_drafter, save_tiny_target, tiny_model
+from tests.waiting import HANG
 
 pytestmark = [
     pytest.mark.slow,
@@ -137,13 +138,13 @@ def run_fleet(environment: dict[str, str], hello: Hello, replicas: int, flags: l
         assert process.stdout is not None
         line = process.stdout.readline()
         found = re.search(rf"verifiers ready: ws://(\S+)/v1/verify replicas={replicas} \S+ ray=(\S+)", line)
-        assert found, (line, process.communicate(timeout=60))
+        assert found, (line, process.communicate(timeout=HANG))
         yield Fleet(process, found[1], found[2], hello)
     finally:
         if process.poll() is None:
             process.terminate()
         try:
-            process.communicate(timeout=60)
+            process.communicate(timeout=HANG)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -160,7 +161,7 @@ def test_health_and_handshake_through_the_proxy(fleet: Fleet) -> None:
 
 def test_metrics_are_those_of_all_replicas(fleet: Fleet) -> None:
     """Whichever replica is asked; every sample says whose it is."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + HANG
     while True:
         text = httpx.get(f"http://{fleet.address}/metrics").text
         names = set(re.findall(r'^outrider:build_info\{replica="(\w+)"', text, re.MULTILINE))
@@ -182,7 +183,7 @@ def test_frames_too_large_are_refused(fleet: Fleet) -> None:
     client = fleet.connect()
     client.socket.send(bytes(MAX_CLIENT_FRAME + 1))
     with pytest.raises(ConnectionClosed) as closed:
-        client.socket.recv(timeout=20)
+        client.socket.recv(timeout=HANG)
     assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
 
 
@@ -207,7 +208,7 @@ def test_the_replica_of_a_session_dies(fleet: Fleet, environment: dict[str, str]
     while len(text) < len(PROMPT) + len(truth):
         if not killed and len(text) > len(PROMPT) + len(truth) // 2:
             kill = [sys.executable, "-c", KILL, fleet.ray_address, first]
-            subprocess.run(kill, env=environment, check=True, capture_output=True, timeout=60)
+            subprocess.run(kill, env=environment, check=True, capture_output=True, timeout=HANG)
             killed = True
         done = len(text) - len(PROMPT)
         ahead = truth[done : done + 3]
@@ -226,7 +227,7 @@ def test_the_replica_of_a_session_dies(fleet: Fleet, environment: dict[str, str]
     assert text == PROMPT + truth
     assert killed and lost == 1 and replica(client) != first
     client.socket.close()
-    end = time.monotonic() + 90  # Serve replaces the dead replica
+    end = time.monotonic() + HANG  # Serve replaces the dead replica
     names: set[str] = set()
     while len(names) < 2:
         assert time.monotonic() < end, names
@@ -241,10 +242,10 @@ def test_sigterm_stops_all_of_ray(fleet: Fleet, environment: dict[str, str]) -> 
     folder = Path(environment["RAY_TMPDIR"])
     assert any("ServeReplica" in line or "raylet" in line for line in ray_processes(folder))
     fleet.process.send_signal(signal.SIGTERM)
-    out, err = fleet.process.communicate(timeout=60)
+    out, err = fleet.process.communicate(timeout=HANG)
     assert (fleet.process.returncode, out) == (0, "")
     assert all(line.startswith("scale: ") for line in err.splitlines()), err
-    end = time.monotonic() + 20
+    end = time.monotonic() + HANG
     while left := ray_processes(folder):
         assert time.monotonic() < end, left
         time.sleep(0.2)
@@ -261,8 +262,8 @@ def test_a_tensor_parallel_replica(folders: Path, hello: Hello, environment: dic
         [follower] = follower_ids(folder)
         os.kill(follower, signal.SIGKILL)
         with pytest.raises(ConnectionClosed):
-            client.socket.recv(timeout=30)
-        end = time.monotonic() + 90
+            client.socket.recv(timeout=HANG)
+        end = time.monotonic() + HANG
         while not is_ready(fleet.address):
             assert time.monotonic() < end
             time.sleep(0.2)
@@ -270,7 +271,7 @@ def test_a_tensor_parallel_replica(folders: Path, hello: Hello, environment: dic
             again.open(PROMPT + truth[:4], session=os.urandom(16))
             assert again.verify(1, len(PROMPT) + 4, TokenTree.chain(truth[4:6])).bonus == truth[6]
         assert follower not in follower_ids(folder)
-    end = time.monotonic() + 20
+    end = time.monotonic() + HANG
     while left := follower_ids(folder):
         assert time.monotonic() < end, left
         time.sleep(0.2)
@@ -307,7 +308,7 @@ def test_serve_run_builds_from_a_config_file(
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
     try:
-        end = time.monotonic() + 90
+        end = time.monotonic() + HANG
         while not is_ready(f"127.0.0.1:{port}"):
             assert process.poll() is None and time.monotonic() < end, (tmp_path / "log").read_text()
             time.sleep(0.2)
@@ -319,7 +320,7 @@ def test_serve_run_builds_from_a_config_file(
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(60)
+            process.wait(HANG)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -375,7 +376,7 @@ def test_build_refuses(arguments: dict[str, Any], text: str) -> None:
 )
 def test_failures_are_one_line(environment: dict[str, str], flags: list[str], text: str) -> None:
     command = [sys.executable, "-m", "cloud.scale", "--http-port", str(free_port()), *flags]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG)
     lines = result.stderr.strip().splitlines()
     assert result.returncode == 2 and all(line.startswith("scale: ") for line in lines), result.stderr
     assert re.search(text, lines[-1]), lines

@@ -26,6 +26,7 @@ from outrider_core.protocol.wire import Generate, Open, Verdict, pack_ids
 from outrider_core.targets.part import Part
 from tests.cloud.drive import Direct, expected_path, make_verifier, random_tree, started
 from tests.tiny import plain_decode, tiny_model
+from tests.waiting import HANG
 
 pytestmark = pytest.mark.gpu
 
@@ -226,7 +227,7 @@ def test_pruned_trees_lose_no_token(budget: int) -> None:
                 tree = random_tree(rng, truth[at : at + 10], VOCAB)
                 waiting.append((tree, direct.verify(session, seq, len(prompt) + at, tree)))
             for index, (tree, replies) in enumerate(waiting):
-                verdict = replies.get(timeout=20)
+                verdict = replies.get(timeout=HANG)
                 assert isinstance(verdict, Verdict) and verdict.tree_budget == budget
                 truth = talks[index][2][done[index] :]
                 path = list(verdict.accepted)
@@ -251,7 +252,7 @@ def order_of(direct: Direct, jobs: list[tuple[bytes, Any, dict[str, Any]]]) -> l
         direct.verifier.submit(
             Job(session, request, lambda reply, done, s=session: answered.put(s) if done else None, **content)  # type: ignore[misc]
         )
-    return [answered.get(timeout=30) for _ in jobs]
+    return [answered.get(timeout=HANG) for _ in jobs]
 
 
 def test_verifies_do_not_wait_for_long_prompts() -> None:
@@ -291,7 +292,7 @@ def test_writing_alone_does_not_keep_others_from_the_pool() -> None:
             direct.open(session, prompt)
             waiting.append(direct.submit(session, Generate(0, 1, 3, 70))[1])
         for prompt, replies in zip(prompts, waiting, strict=True):
-            got = [replies.get(timeout=60).bonus for _ in range(70)]  # type: ignore[union-attr]
+            got = [replies.get(timeout=HANG).bonus for _ in range(70)]  # type: ignore[union-attr]
             assert got == plain_decode(model, prompt, Sampling(), 70, eos_ids=())
         assert direct.verifier.engine.pool.evictions > 0
 
@@ -306,7 +307,7 @@ def test_a_chunk_smaller_than_the_crowd_starves_nobody() -> None:
             direct.open(session, text)
         waiting = [direct.submit(session, Generate(0, 1, len(text), 3))[1] for session, text in jobs]
         for text, replies in zip(texts, waiting, strict=True):
-            got = [replies.get(timeout=60).bonus for _ in range(3)]  # type: ignore[union-attr]
+            got = [replies.get(timeout=HANG).bonus for _ in range(3)]  # type: ignore[union-attr]
             assert got == plain_decode(model, text, Sampling(), 3, eos_ids=())
 
 
@@ -326,7 +327,7 @@ def test_free_rows_are_never_read() -> None:
         while length < 20:
             seq += 1
             tree = random_tree(rng, truth[length - 3 :][:10], VOCAB)
-            verdict = direct.verify(session, seq, length, tree).get(timeout=20)
+            verdict = direct.verify(session, seq, length, tree).get(timeout=HANG)
             assert isinstance(verdict, Verdict)
             emitted = [tree.tokens[node] for node in verdict.accepted] + [verdict.bonus]
             assert emitted == truth[length - 3 :][: len(emitted)]
@@ -337,13 +338,13 @@ def test_longest_chain_fits_a_step() -> None:
     verifier = make_verifier(tiny_model(), (), max_nodes=24)
     with started(verifier) as direct:
         direct.open(b"s" * 16, [5, 6])
-        verdict = direct.verify(b"s" * 16, 1, 2, TokenTree.chain(range(10, 34))).get(timeout=20)
+        verdict = direct.verify(b"s" * 16, 1, 2, TokenTree.chain(range(10, 34))).get(timeout=HANG)
         assert isinstance(verdict, Verdict)
 
 
 def test_an_idle_engine_waits_for_company(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sessions whose trees come one shortly after the other share a step; a lone session never waits."""
-    monkeypatch.setattr("cloud.engine.batcher.IDLE_WINDOW", 1.0)
+    monkeypatch.setattr("cloud.engine.batcher.IDLE_WINDOW", 2.0)
     with started(make_verifier(tiny_model(), ())) as direct:
         steps = partial(direct.verifier.metrics.registry.get_sample_value, "outrider:step_seconds_count")
         one, other = b"1" * 16, b"2" * 16
@@ -353,13 +354,13 @@ def test_an_idle_engine_waits_for_company(monkeypatch: pytest.MonkeyPatch) -> No
         replies = direct.verify(one, 1, 3, TokenTree())
         time.sleep(0.1)
         assert replies.empty()
-        assert isinstance(direct.verify(other, 1, 3, TokenTree()).get(timeout=20), Verdict)
-        assert isinstance(replies.get(timeout=20), Verdict)
+        assert isinstance(direct.verify(other, 1, 3, TokenTree()).get(timeout=HANG), Verdict)
+        assert isinstance(replies.get(timeout=HANG), Verdict)
         assert (steps() or 0) - before == 1
     monkeypatch.setattr("cloud.engine.batcher.IDLE_WINDOW", 1000.0)
     with started(make_verifier(tiny_model(), ())) as direct:
         direct.open(one, [4, 5, 6])
-        assert isinstance(direct.verify(one, 1, 3, TokenTree()).get(timeout=20), Verdict)
+        assert isinstance(direct.verify(one, 1, 3, TokenTree()).get(timeout=HANG), Verdict)
 
 
 def test_steps_come_in_few_sizes() -> None:

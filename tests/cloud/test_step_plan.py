@@ -33,6 +33,7 @@ from outrider_core.targets.part import Part
 from tests.cloud.drive import expected_path, make_verifier, random_tree, started
 from tests.device import DEVICE
 from tests.tiny import plain_decode, tiny_model, tiny_target
+from tests.waiting import HANG
 
 pytestmark = pytest.mark.gpu
 
@@ -249,7 +250,7 @@ def test_compiled_steps_decode_as_plain_decoding_does() -> None:
                 tree = random_tree(rng, truth[done[0] :], 199, max_nodes=6)
                 waiting.append((tree, direct.verify(session, seq, len(prompt) + done[0], tree)))
             for (_, _, truth, done), (tree, replies) in zip(talks, waiting, strict=True):
-                verdict = replies.get(timeout=300)
+                verdict = replies.get(timeout=HANG)
                 assert isinstance(verdict, Verdict), verdict
                 assert list(verdict.accepted) == expected_path(tree, truth[done[0] :])
                 done[0] += len(verdict.accepted) + 1

@@ -52,6 +52,7 @@ from outrider_core.protocol.wire import (
 from tests.cloud.drive import Client, Direct, make_verifier, random_tree, serve, started
 from tests.schemas import schemas
 from tests.tiny import EOS, json_tokenizer, plain_decode, tiny_model
+from tests.waiting import HANG
 
 VOCAB = 320
 MODEL = tiny_model(seed=5, vocab=VOCAB)
@@ -155,7 +156,7 @@ def through_trees(replicas: tuple[Direct, Direct], sampling: Sampling, schema: d
             home.open(session, tokens, seq, sampling, rules=rules(constraint))
         seq, rest = seq + 1, truth[len(tokens) - BEGIN :]
         tree = random_tree(rng, rest, VOCAB)
-        verdict = home.verify(session, seq, len(tokens), tree).get(timeout=20)
+        verdict = home.verify(session, seq, len(tokens), tree).get(timeout=HANG)
         assert isinstance(verdict, Verdict), verdict
         path = list(verdict.accepted)
         assert path == accepted_of(tree, rest)
@@ -319,13 +320,13 @@ def test_a_grammar_that_fails_on_its_way_fails_its_own_answer_alone() -> None:
             direct.open(other, PROMPT)
             _, replies = direct.submit(session, Generate(0, 1, BEGIN, 9))
             _, others = direct.submit(other, Generate(0, 1, BEGIN, 9))
-            got = [replies.get(timeout=20) for _ in range(5)]
+            got = [replies.get(timeout=HANG) for _ in range(5)]
             assert [type(reply) for reply in got] == [Verdict] * 4 + [Error]
             assert isinstance(got[4], Error) and (got[4].code, got[4].text) == (
                 ERR_BOUNDS,
                 "the schema is too complex here",
             )
-            assert [others.get(timeout=20).bonus for _ in range(9)] == plain_decode(  # type: ignore[union-attr]
+            assert [others.get(timeout=HANG).bonus for _ in range(9)] == plain_decode(  # type: ignore[union-attr]
                 MODEL, PROMPT, Sampling(), 9, eos_ids=()
             )
             assert replies.empty() and verifier.alive
@@ -338,7 +339,7 @@ def test_the_desk_takes_accounts_in_turns_and_keeps_a_bounded_number(monkeypatch
     real = Grammars.compile
 
     def compile_slowly(grammars: Grammars, schema: str) -> Any:
-        assert gate.wait(20)
+        assert gate.wait(HANG)
         compiled.append(schema)
         return real(grammars, schema)
 

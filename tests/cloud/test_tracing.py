@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from tests.cloud.drive import Client, make_verifier, serve
 from tests.tiny import plain_decode, tiny_model, tiny_tokenizer
+from tests.waiting import until
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "w5 w6"}], "max_tokens": 3, "temperature": 0}
@@ -35,12 +35,10 @@ def logged(verifier: Verifier) -> Iterator[tuple[str, list[Any]]]:
         yield address, logs  # type: ignore[misc]
 
 
-def line_of(logs: list[Any], event: str, seconds: float = 10) -> Any:
+def line_of(logs: list[Any], event: str) -> Any:
     """The one line of this event; a reply may be with its client before it is written."""
-    deadline = time.monotonic() + seconds
-    while not (lines := [line for line in logs if line["event"] == event]) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    [line] = lines
+    assert until(lambda: any(line["event"] == event for line in logs))
+    [line] = [line for line in logs if line["event"] == event]
     return line
 
 

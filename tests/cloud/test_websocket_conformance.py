@@ -24,6 +24,7 @@ from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL, Welcome, decode_server, encode
 from tests.cloud.drive import HELLO, Client, make_verifier, serve
 from tests.tiny import plain_decode, tiny_model
+from tests.waiting import HANG
 
 CONT, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 MODEL = tiny_model("llama", seed=4, vocab=199)
@@ -94,7 +95,7 @@ class Peer:
 
     def __init__(self, address: str, *, shaken: bool = True) -> None:
         host, port = address.split(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=20)
+        self.socket = socket.create_connection((host, int(port)), timeout=HANG)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._data = b""
         if shaken:
@@ -446,9 +447,9 @@ def test_endless_empty_fragments_are_bounded(address: str) -> None:
 @pytest.mark.parametrize("sent", [b"", b"GET /v1/verify HTTP/1.1\r\nHost:", b"\r\n"])
 def test_sockets_that_ask_nothing_are_dropped(sent: bytes) -> None:
     """Within the time for a first request; a device that has shaken hands stays."""
-    with serve(make_verifier(MODEL, ()), request_seconds=0.3) as address, Client(address) as device:
+    with serve(make_verifier(MODEL, ()), request_seconds=1.0) as address, Client(address) as device:
         host, port = address.split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as silent:
+        with socket.create_connection((host, int(port)), timeout=HANG) as silent:
             silent.sendall(sent)
             with suppress(ConnectionResetError):
                 while silent.recv(1000):

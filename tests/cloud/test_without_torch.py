@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.cloud.running import ROOT, save_folder
+from tests.waiting import HANG
 
 #: `python -m cloud.verifier` that says at its end what it has loaded
 WATCHED = """
@@ -57,9 +58,9 @@ def test_the_8_bit_engine_answers_without_torch(folder: Path, program: str) -> N
         assert "verifier ready" in ready, process.communicate()[1]
         address = ready.split("//")[1].split("/")[0]
         asked = {"model": str(folder / "target"), "messages": [{"role": "user", "content": "w5 w6"}], "max_tokens": 6}
-        answer = httpx.post(f"http://{address}/v1/chat/completions", json={**asked, "temperature": 0}, timeout=30)
+        answer = httpx.post(f"http://{address}/v1/chat/completions", json={**asked, "temperature": 0}, timeout=HANG)
         process.send_signal(signal.SIGTERM)
-        loaded, errors = process.communicate(timeout=30)
+        loaded, errors = process.communicate(timeout=HANG)
     assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 6, answer.text
     assert process.returncode == 0, errors
     assert "onnxruntime" in json.loads(loaded)

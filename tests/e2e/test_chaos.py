@@ -41,6 +41,7 @@ from outrider_core.protocol.wire import (
 )
 from tests.cloud.drive import Client, expected_path, make_verifier, random_tree, serve
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
+from tests.waiting import HANG
 
 VOCAB = 199
 NEW = 60
@@ -143,13 +144,13 @@ class Device(threading.Thread):
 
 def finish(devices: list[Device]) -> None:
     for device in devices:
-        device.join(120)
+        device.join(HANG)
         assert not device.is_alive(), (device.done, device.connects)
         assert device.wrong == [] and device.done >= NEW
 
 
 def metric(server: VerifierProcess, name: str) -> float:
-    with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=HANG) as answer:
         text = answer.read().decode()
     return next(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"outrider:{name} "))
 
@@ -181,7 +182,7 @@ def test_end_under_load(server: VerifierProcess, folder: Path) -> None:
         time.sleep(0.01)
     assert server.process is not None
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == 0
+    assert server.process.wait(HANG) == 0
     server.start()
     server.wait_ready()
     finish(devices)
@@ -242,9 +243,9 @@ def test_hostile_company(server: VerifierProcess, folder: Path) -> None:
     assert metric(server, "num_preemptions_total") > 0
     stop.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG)
         assert not thread.is_alive()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG
     while metric(server, "connections") or metric(server, "num_requests_waiting"):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -263,7 +264,7 @@ def test_silent_sockets_are_dropped() -> None:
                 b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
                 b"Sec-WebSocket-Protocol: outrider.v1\r\n\r\n"
             )
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + HANG
             seen = 0.0
             while True:
                 now = verifier.metrics.registry.get_sample_value("outrider:connections") or 0.0

@@ -36,6 +36,7 @@ from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.targets.test_understudy import with_understudy
 from tests.tiny import EOS, json_tokenizer, plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
+from tests.waiting import HANG
 
 VOCAB = 320
 TOKENIZER = json_tokenizer(VOCAB)
@@ -288,7 +289,7 @@ def test_the_devices_endpoint(folders: Folders, bundle: Bundle) -> None:
     async def run(server: str | None) -> list[httpx.Response]:
         async with EdgeRuntime(bundle, server, patience=PATIENCE, threads=1) as runtime:
             transport = httpx.ASGITransport(Endpoint(runtime))  # type: ignore[arg-type]
-            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1", timeout=60) as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1", timeout=HANG) as client:
                 bodies = [body | ASKED, body | bad, body | bad | {"stream": True}]
                 replies = [await client.post("/chat/completions", json=each) for each in bodies]
                 flats = [flat, flat | {"stream": True}]

@@ -23,6 +23,7 @@ from edge_runtime.session.timeouts import Patience
 from outrider_core.drafting.bundle import open_bundle
 from outrider_core.protocol.sampling import Sampling
 from tests.e2e.conftest import BUNDLE, ROOT, needs_default_bundle
+from tests.waiting import HANG
 
 QUESTIONS = [
     "Name three uses of copper and explain one of them.",
@@ -255,7 +256,7 @@ def test_another_drafters_verifier_is_refused(verifier: VerifierProcess, tmp_pat
 def test_command_line_answers_and_fails_clearly(verifier: VerifierProcess) -> None:
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "edge_runtime", *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120,
+            [sys.executable, "-m", "edge_runtime", *arguments], capture_output=True, text=True, cwd=ROOT, timeout=HANG,
             env={**os.environ, "COLUMNS": "100"},
         )  # fmt: skip
 
@@ -273,7 +274,7 @@ def test_chat_answers_line_by_line(verifier: VerifierProcess) -> None:
     command = [sys.executable, "-m", "edge_runtime", "chat", "--bundle", str(BUNDLE), "--server", verifier.address]
     done = subprocess.run(
         [*command, "--max-new-tokens", "8"], input="What is the capital of Japan?\nAnd of Italy?\n\n", text=True,
-        capture_output=True, cwd=ROOT, timeout=120,
+        capture_output=True, cwd=ROOT, timeout=HANG,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Tokyo" in done.stdout and done.stderr.count("verified tokens") == 2

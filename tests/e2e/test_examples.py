@@ -14,6 +14,7 @@ from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, make_verifier, oracle
+from tests.waiting import HANG
 
 APP = Path(__file__).parents[2] / "examples/chat_app.py"
 Folders = tuple[Path, Path, Path]
@@ -48,7 +49,7 @@ def test_the_example_app_survives_a_restart(folders: Folders, bundle: Bundle, tm
     async def run(address: str) -> str:
         async with EmulatedLink(int(address.rsplit(":", 1)[1]), delay=0.15) as link:
             first = start(folders[2], link.address, state, question + "\n")
-            end = time.monotonic() + 30
+            end = time.monotonic() + HANG
             while committed(state) < 4:
                 assert time.monotonic() < end and first.poll() is None
                 await asyncio.sleep(0.02)

@@ -32,6 +32,7 @@ from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from tests.targets.plain import plain_decode_8bit
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
+from tests.waiting import HANG
 
 ROOT = Path(__file__).parents[2]
 BUNDLE = ROOT / "build/bundle"
@@ -287,7 +288,7 @@ def test_loop_that_ends_in_mid_step_leaves_the_engine_alive(folders: Folders, bu
 
     def fault() -> None:
         at_work.set()
-        assert go_on.wait(60)
+        assert go_on.wait(HANG)
 
     async def leave(server: LocalVerifier) -> None:
         async with device(bundle, server) as runtime:
@@ -331,7 +332,7 @@ def command(folder: Path, *arguments: str, before: str = "") -> subprocess.Compl
         capture_output=True,
         text=True,
         cwd=folder,
-        timeout=240,
+        timeout=HANG,
         env={**os.environ, "COLUMNS": "100", "PYTHONPATH": str(ROOT)},
     )
 
@@ -404,7 +405,7 @@ def test_default_model_talks_turn_by_turn() -> None:
         input="What is the capital of Japan?\nAnd of Italy?\n\n",
         capture_output=True,
         cwd=ROOT,
-        timeout=240,
+        timeout=HANG,
     )
     assert done.returncode == 0, done.stderr
     assert "Tokyo" in done.stdout and done.stderr.count("verified tokens") == 2

@@ -33,6 +33,7 @@ from tests.cloud.running import Running, running
 from tests.e2e.stack import MAX_NEW, SAMPLINGS, BothVersions, make_verifier, oracle
 from tests.targets.plain import plain_decode_8bit
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
+from tests.waiting import HANG
 
 Folders = tuple[Path, Path, Path]
 ANSWERS = 10
@@ -223,11 +224,11 @@ def test_an_answer_that_is_torn_off_leaves_the_next_one_free(folders: Folders, b
 
             link.send = stall  # type: ignore[method-assign]
             task = asyncio.create_task(read())
-            await asyncio.wait_for(written.wait(), 20)
+            await asyncio.wait_for(written.wait(), HANG)
             assert link.hello.arithmetic == "torch-float64"
             for moment in (None, stuck):
                 if moment:
-                    await asyncio.wait_for(moment.wait(), 20)
+                    await asyncio.wait_for(moment.wait(), HANG)
                 task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

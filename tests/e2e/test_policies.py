@@ -22,6 +22,7 @@ from outrider_core.drafting.engines import open_engine
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, PATIENCE, Screen, answer, make_verifier, oracle
+from tests.waiting import HANG
 
 PROMPT = [20, 21, 22, 23]
 Folders = tuple[Path, Path, Path]
@@ -370,7 +371,7 @@ class Stuck:
         if self.fail.is_set():
             return self.engine.step(*inputs)
         self.begun.set()
-        assert self.fail.wait(20)
+        assert self.fail.wait(HANG)
         raise MemoryError("out of memory")
 
 

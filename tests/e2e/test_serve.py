@@ -31,6 +31,7 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.serving import bind
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, PATIENCE, make_verifier, oracle
+from tests.waiting import HANG
 
 Folders = tuple[Path, Path, Path]
 QUESTION = "w5 w9 w11"
@@ -47,7 +48,7 @@ async def client_of(
 ) -> AsyncIterator[httpx.AsyncClient]:
     async with EdgeRuntime(bundle, server, patience=patience, threads=1, mode="tree") as runtime:
         transport = httpx.ASGITransport(Endpoint(runtime, **options))  # type: ignore[arg-type]
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8766/v1", timeout=60) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8766/v1", timeout=HANG) as client:
             yield client
 
 
@@ -278,7 +279,7 @@ def test_idle_sockets_of_strangers_do_not_lock_the_owner_out(bundle: Bundle) -> 
             ended = [reader for reader, _ in strangers[:MOST_SOCKETS]]
             for reader in ended:
                 with contextlib.suppress(ConnectionResetError):
-                    assert await asyncio.wait_for(reader.read(), 20) == b""
+                    assert await asyncio.wait_for(reader.read(), HANG) == b""
             for _, writer in strangers:
                 writer.close()
 
@@ -327,7 +328,7 @@ def test_a_socket_that_asks_nothing_or_half_is_cut(
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(first + then)
             with contextlib.suppress(ConnectionResetError):
-                said = await asyncio.wait_for(reader.read(), 20)
+                said = await asyncio.wait_for(reader.read(), HANG)
                 assert said.count(b"HTTP/1.1 200") == bool(first)
             writer.close()
 
@@ -341,7 +342,7 @@ def test_a_refused_body_is_not_waited_for(bundle: Bundle) -> None:
         async with listening(bundle, None, key="yes") as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
-            said = await asyncio.wait_for(reader.read(), 20)
+            said = await asyncio.wait_for(reader.read(), HANG)
             assert said.startswith(b"HTTP/1.1 401") and b"connection: close" in said.lower()
             writer.close()
 
@@ -378,12 +379,12 @@ def test_who_reads_nothing_keeps_nobody_waiting(
             await sent.wait()
             transport = httpx.ASGITransport(endpoint)  # type: ignore[arg-type]
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1") as client:
-                answer = await client.post("/chat/completions", json=request(bundle), timeout=60)
+                answer = await client.post("/chat/completions", json=request(bundle), timeout=HANG)
             assert answer.json()["choices"][0]["message"]["content"] == text
             if patient:
                 assert not first.done()
                 first.cancel()
-            await asyncio.wait({first}, timeout=20)
+            await asyncio.wait({first}, timeout=HANG)
             assert first.done()
 
     with serve(make_verifier(folders)) as address:
@@ -420,7 +421,7 @@ def test_the_command_serves_and_ends_with_a_signal(folders: Folders, bundle: Bun
         ]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "OUTRIDER_KEY": ""})
         try:
-            url, end = f"http://127.0.0.1:{port}", time.monotonic() + 30
+            url, end = f"http://127.0.0.1:{port}", time.monotonic() + HANG
             while True:
                 try:
                     if httpx.get(f"{url}/healthz", timeout=1).json()["link"]:
@@ -429,10 +430,10 @@ def test_the_command_serves_and_ends_with_a_signal(folders: Folders, bundle: Bun
                     pass
                 assert time.monotonic() < end and process.poll() is None
                 time.sleep(0.1)
-            answer = httpx.post(f"{url}/v1/chat/completions", json=request(bundle), timeout=60)
+            answer = httpx.post(f"{url}/v1/chat/completions", json=request(bundle), timeout=HANG)
             assert answer.json()["choices"][0]["message"]["content"] == truth(folders, bundle)[0]
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=20)
+            _, said = process.communicate(timeout=HANG)
             assert process.returncode in (0, 130) and f"http://127.0.0.1:{port}/v1".encode() in said
             assert b"Traceback" not in said
         finally:
@@ -441,5 +442,5 @@ def test_the_command_serves_and_ends_with_a_signal(folders: Folders, bundle: Bun
 
 def test_an_open_address_wants_a_key(folders: Folders) -> None:
     command = [sys.executable, "-m", "edge_runtime", "serve", "--bundle", str(folders[2]), "--host", "0.0.0.0"]
-    ended = subprocess.run(command, capture_output=True, timeout=60, env={**os.environ, "OUTRIDER_KEY": ""})
+    ended = subprocess.run(command, capture_output=True, timeout=HANG, env={**os.environ, "OUTRIDER_KEY": ""})
     assert ended.returncode == 1 and b"--key" in ended.stderr

@@ -31,6 +31,7 @@ from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.e2e.stack import make_verifier, oracle
+from tests.waiting import HANG
 
 Folders = tuple[Path, Path, Path]
 
@@ -201,7 +202,7 @@ assert len(journal.load()[0][0]["content"]) == 4 * 9999
 
 def test_a_full_disk_leaves_the_journal_and_is_told_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "chat.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("1 cannot write the journal") and "File too large" in done.stdout
     assert [file.name for file in tmp_path.iterdir()] == ["chat.json"]
@@ -213,7 +214,7 @@ def test_an_answer_of_another_model_in_the_journal_does_not_end_the_chat(folders
     journal.write_text(json.dumps({"messages": messages, "answer": {"target": "another"}}))
     command = [sys.executable, "-m", "edge_runtime", "chat", "--bundle", str(folders[2]), "--threads", "1",
                "--max-new-tokens", "8", "--journal", str(journal)]  # fmt: skip
-    done = subprocess.run(command, input="w9\n", capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, input="w9\n", capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0 and "cannot go on with the answer that was cut off" in done.stderr
     kept = json.loads(journal.read_text())
     assert [m["role"] for m in kept["messages"]] == ["user", "user", "assistant"] and kept["answer"] is None
@@ -245,7 +246,7 @@ def test_a_chat_that_is_killed_goes_on_with_its_answer(folders: Folders, bundle:
     async def run(address: str) -> None:
         async with EmulatedLink(int(address.rsplit(":", 1)[1]), delay=0.15) as link:
             first = start_chat(folders[2], link.address, journal, question + "\n")
-            end = time.monotonic() + 30
+            end = time.monotonic() + HANG
             while committed(journal) < 4:
                 assert time.monotonic() < end and first.poll() is None
                 await asyncio.sleep(0.05)
@@ -271,10 +272,11 @@ def test_ctrl_c_stops_an_answer_that_waits(folders: Folders, tmp_path: Path) -> 
             command = [sys.executable, "-m", "edge_runtime", "generate", "--bundle", str(folders[2]), "--server",
                        link.address, "--threads", "1", "--policy", "cloud-only", "w5 w9"]  # fmt: skip
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            await asyncio.sleep(4)
+            while not (link.up or process.poll() is not None):
+                await asyncio.sleep(0.05)
             assert process.poll() is None
             process.send_signal(signal.SIGINT)
-            said, _ = await asyncio.to_thread(process.communicate, None, 20)
+            said, _ = await asyncio.to_thread(process.communicate, None, HANG)
             return process.returncode, said
 
     with serve(make_verifier(folders)) as address:
@@ -290,7 +292,7 @@ def test_a_chat_whose_context_is_full_goes_on(folders: Folders, tmp_path: Path) 
     command = [sys.executable, "-m", "outrider", "chat", "--bundle", str(folders[2]), "--threads", "1",
                "--max-new-tokens", "8", "--journal", str(journal)]  # fmt: skip
     lines = ["w5 w6", "w7 " * 300, "w8"]
-    done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert "the model no longer sees the first" in done.stderr and "the last message has 30" in done.stderr
     kept = json.loads(journal.read_text())["messages"]
@@ -309,7 +311,7 @@ def run_in_pty(command: list[str], script: list[tuple[bytes, bytes]], environmen
     process, end = pty.fork()
     if process == 0:
         os.execve(sys.executable, command, environment)
-    said, seen, deadline = b"", 0, time.monotonic() + 90
+    said, seen, deadline = b"", 0, time.monotonic() + HANG
     try:
         for wanted, keys in script:
             while wanted not in said[seen:]:
@@ -344,7 +346,7 @@ def test_a_pipe_gets_the_answer_alone_in_one_line(folders: Folders, bundle: Bund
     with serve(make_verifier(folders)) as address:
         command = [sys.executable, "-m", "outrider", "generate", "--bundle", str(folders[2]), "--server", address,
                    "--threads", "1", "--max-new-tokens", "40", question]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0 and len(truth) > 80
     assert done.stdout == truth + "\n" and "verified tokens" in done.stderr
 
@@ -353,7 +355,7 @@ def test_a_reader_that_has_gone_is_no_traceback(folders: Folders) -> None:
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "outrider", "generate", "--bundle", str(folders[2]), "--threads", "1", "w5 w9"]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=HANG)
     os.close(write)
     assert done.returncode == 1 and "Traceback" not in done.stderr and "Exception" not in done.stderr, done.stderr
 
@@ -361,7 +363,7 @@ def test_a_reader_that_has_gone_is_no_traceback(folders: Folders) -> None:
 def test_a_server_that_cannot_be_reached_is_named_with_the_reason(folders: Folders) -> None:
     command = [sys.executable, "-m", "outrider", "generate", "--bundle", str(folders[2]), "--server", "127.0.0.1:1",
                "--threads", "1", "--give-up", "4", "w5 w9"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
     notice, last = (line for line in done.stderr.splitlines() if "doctor" in line)
     assert done.returncode == 3
     assert notice == f"{last}; an answer that cannot go on without it waits 4 s at most (--give-up)"

@@ -13,6 +13,7 @@ import pytest
 
 from edge_runtime.link.websocket import Link, LinkDown, LinkEvent, LinkRefused
 from outrider_core.protocol.wire import PROTOCOL_VERSION, Hello
+from tests.waiting import HANG
 
 HELLO = Hello(PROTOCOL_VERSION, "t", "d", "test")
 PAGE = b"<html>" + b"please sign in " * 1000 + b"</html>"
@@ -52,7 +53,7 @@ def events_of(address: str, count: int) -> list[LinkEvent]:
         events: asyncio.Queue[LinkEvent] = asyncio.Queue()
         task = asyncio.create_task(Link(address, HELLO, events.put_nowait, token="secret").run())
         try:
-            return [await asyncio.wait_for(events.get(), 20) for _ in range(count)]
+            return [await asyncio.wait_for(events.get(), HANG) for _ in range(count)]
         finally:
             task.cancel()
 

@@ -35,6 +35,7 @@ from outrider_core.drafting.engines import MASKED, Floats, Ints, open_engine
 from outrider_core.models.moa import DeviceHalf, device_half
 from outrider_core.models.moa_config import MoAConfig
 from tests.tiny import EOS, tiny_drafter_config, tiny_model, tiny_tokenizer
+from tests.waiting import HANG
 
 STEP_BYTES = 54_321
 MAX_WIDTH = 16
@@ -93,7 +94,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "edge_runtime.probe", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG)
 
 
 def figures_of(*arguments: object) -> dict[str, Any]:
@@ -151,7 +152,7 @@ def test_process_holds_what_an_app_holds(bundle: Path) -> None:
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})), file=sys.stderr); sys.exit(code)"
     )
     command = [sys.executable, "-c", program, str(bundle), "--draft", "8"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
     assert result.returncode == 0, result.stderr
     loaded = set(json.loads(result.stderr))
     assert {"onnxruntime", "tokenizers", "websockets", "jinja2", "numpy"} <= loaded

@@ -12,12 +12,12 @@ from websockets.asyncio.server import ServerConnection, serve
 from benchmarks.links import EmulatedLink
 from edge_runtime.link.websocket import HEAD_START, RENEWALS, Arrived, Link, LinkDown, LinkEvent, LinkUp
 from outrider_core.protocol.wire import PROTOCOL_VERSION, SUBPROTOCOL, Features, Hello, Welcome, decode_client, encode
+from tests.waiting import HANG
 
 HASH = "0" * 16
 HELLO = Hello(PROTOCOL_VERSION, HASH, HASH, "test")
 WELCOME = Welcome(PROTOCOL_VERSION, HASH, HASH, 100, 64, 8, 8)
 #: longer than anything takes here
-LONG = 20.0
 
 
 class Greeter:
@@ -40,7 +40,7 @@ class Greeter:
 
     async def all_closed(self) -> None:
         for connection in self.connections:
-            await asyncio.wait_for(connection.wait_closed(), LONG)
+            await asyncio.wait_for(connection.wait_closed(), HANG)
 
 
 class Device:
@@ -52,7 +52,7 @@ class Device:
         self.task = asyncio.create_task(self.link.run())
 
     async def next(self) -> LinkEvent:
-        return await asyncio.wait_for(self.events.get(), LONG)
+        return await asyncio.wait_for(self.events.get(), HANG)
 
     async def hears(self) -> int:
         event = await self.next()
@@ -144,7 +144,7 @@ def test_one_that_speaks_again_first_is_kept() -> None:
         await greeter.connections[0].send(encode(Features(0, 10, b"")))
         assert await device.hears() == 10
         for connection in greeter.connections[1:]:
-            await asyncio.wait_for(connection.wait_closed(), LONG)
+            await asyncio.wait_for(connection.wait_closed(), HANG)
 
     run(test)
 

@@ -22,6 +22,7 @@ from outrider_core.drafting.drafter import Draft, Drafter
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.understudy import Understudy
 from tests.edge_runtime.world import PROMPT, World
+from tests.waiting import HANG
 
 
 class Slow(Understudy):
@@ -33,7 +34,7 @@ class Slow(Understudy):
 
     def load(self) -> None:
         self.loading.set()
-        assert self.let.wait(10)
+        assert self.let.wait(HANG)
         self.in_memory = True
 
     @property
@@ -50,7 +51,7 @@ def test_an_understudy_that_is_still_loading_gives_its_memory_back_too(closes: b
     understudy = Slow()
     thread = UnderstudyThread(understudy)
     thread.submit(understudy.load)
-    assert understudy.loading.wait(10)
+    assert understudy.loading.wait(HANG)
     if closes:
         threading.Timer(0.05, understudy.let.set).start()
         thread.close()
@@ -59,7 +60,7 @@ def test_an_understudy_that_is_still_loading_gives_its_memory_back_too(closes: b
         understudy.let.set()
         done = threading.Event()
         thread.submit(done.set)
-        assert done.wait(10)
+        assert done.wait(HANG)
     assert not understudy.loaded
     thread.close()
     thread.unload()  # of an answer whose iterator was left
@@ -112,7 +113,7 @@ def test_what_is_read_for_a_token_is_given_up_with_the_token(end: str) -> None:
             await asyncio.to_thread(thread.close)
         else:
             session.job.cancel()
-        event = await asyncio.wait_for(inbox.get(), 2)
+        event = await asyncio.wait_for(inbox.get(), HANG)
         assert isinstance(event, Written) and reader.given_up.is_set()
         thread.close()
 
@@ -146,7 +147,7 @@ def test_a_tree_for_comparison_ends_when_the_target_falls_silent() -> None:
         DrafterJobs(session, thread, inbox, StatsRecorder(None)).compare(Compare(list(PROMPT), 8, 3))
         await asyncio.to_thread(drafter.begun.wait, 10)
         session._go_offline(0.0, 0.0)
-        event = await asyncio.wait_for(inbox.get(), 2)
+        event = await asyncio.wait_for(inbox.get(), HANG)
         assert isinstance(event, Compared) and not event.draft.tree
         session.tree_compared(event.draft, event.base, event.working)
         session.tuning.committed([*PROMPT, 9])

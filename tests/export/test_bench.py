@@ -24,6 +24,7 @@ from export.bundle.report import replace_section
 from outrider_core.drafting.bundle import BundleError, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from tests.edge_runtime.test_probe import MAX_WIDTH, STEP_BYTES, tiny_bundle
+from tests.waiting import HANG
 
 CELL = re.compile(r"\d+\.\d+ / \d+\.\d+ \(x\d+\.\d\)")
 
@@ -265,7 +266,7 @@ def test_ctrl_c_leaves_no_process_and_no_report(folder: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "onnx, 1 thread: loaded"
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=HANG)
         with pytest.raises(ProcessLookupError):
             os.killpg(process.pid, 0)  # the probe was in its group
     finally:

@@ -21,6 +21,7 @@ from export.bundle import bundle as module
 from outrider_core.drafting.bundle import open_bundle
 from outrider_core.models.moa import DeviceHalf
 from tests.export.conftest import ENVIRONMENT, ROOT, Bundles, Folders, run, snapshot
+from tests.waiting import HANG
 
 COMMANDS = ["train", "import", "bundle", "check", "bench", "target"]
 
@@ -93,7 +94,7 @@ def test_killed_export_goes_on(folders: Folders, tmp_path: Path, bundles: Bundle
         [sys.executable, "-m", "export", *command], cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
-        until = time.monotonic() + 200
+        until = time.monotonic() + HANG
         while not (aside / "work" / "onnx.json").exists() and process.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
         second = main_in_process(*command)
@@ -188,7 +189,7 @@ def test_a_strangers_script_runs_a_step(bundles: Bundles, half: DeviceHalf, tmp_
     script.write_text(STRANGERS[engine] + STRANGERS_END)
     result = subprocess.run(
         [sys.executable, "-I", str(script), name, "logits.npy"], cwd=tmp_path, env={"OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=HANG,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     empty, row = torch.zeros(0, 2, 8), torch.zeros(1, 2, 8)

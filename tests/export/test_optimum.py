@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.export.conftest import Folders
+from tests.waiting import HANG
 
 CLI = Path(sys.executable).with_name("optimum-cli")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -17,7 +18,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [str(CLI), "export", "outrider", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG)
 
 
 def test_help_lists_the_same_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,18 +11,20 @@ import torch.distributed as dist
 from torch.multiprocessing import spawn
 
 from export.train.share import ALONE, Share
+from tests.waiting import HANG, until
 
 
 def test_the_first_rank_goes_through_a_block_before_the_others_and_all_leave_it_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     barrier = threading.Barrier(3)
-    monkeypatch.setattr("export.train.share.dist.barrier", lambda: barrier.wait(timeout=20))
+    monkeypatch.setattr("export.train.share.dist.barrier", lambda: barrier.wait(timeout=HANG))
     seen: list[tuple[str, int]] = []
 
     def work(rank: int) -> None:
         share = Share(rank, 3)
-        time.sleep(0.05 * (2 - rank))  # the first arrives last
+        if rank == 0:  # the first arrives last
+            assert until(lambda: len(seen) == 2)
         seen.append(("before", rank))
         with share.first_then_all():
             if rank:
@@ -34,7 +36,7 @@ def test_the_first_rank_goes_through_a_block_before_the_others_and_all_leave_it_
     for thread in ranks:
         thread.start()
     for thread in ranks:
-        thread.join(timeout=30)
+        thread.join(timeout=HANG)
     steps = [step for step, _ in seen]
     assert steps == ["before"] * 3 + ["inside"] * 3 + ["behind"] * 3
     assert seen[3] == ("inside", 0)

@@ -20,6 +20,7 @@ from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
 from tests.export.conftest import ENVIRONMENT, ROOT
 from tests.tiny import tiny_model, tiny_tokenizer
+from tests.waiting import HANG
 
 PROMPTS = ["what is this", "and that"]
 
@@ -54,7 +55,7 @@ def test_a_bundle_with_its_report(command: list[str], source: Path, tmp_path: Pa
     code = f"{without}; from export.__main__ import main; sys.exit(main(sys.argv[1:]))"
     ended = subprocess.run(
         [sys.executable, "-c", code, *command, "--bits", str(bits)],
-        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120,
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert left(tmp_path) == ["bundle"]

@@ -31,6 +31,7 @@ from lab.baselines.traversal import traverse
 from lab.baselines.trees import CandidateTree, How, LevelTree, ancestor_mask, behind_context
 from lab.baselines.verification import Verdict, verify
 from outrider_core.protocol.tree import ROOT, TokenTree, TreeError
+from tests.waiting import HANG
 
 Verify = Callable[[Draft, Model, Chooser], Verdict]
 
@@ -321,4 +322,4 @@ def test_rules_and_trees_need_no_torch() -> None:
     names = sorted(f"lab.baselines.{path.stem}" for path in folder.glob("[!_]*.py") if path.stem not in trained)
     assert len(names) > 5
     program = f"import sys, {', '.join(names)}; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], cwd=folder.parents[1], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], cwd=folder.parents[1], check=True, timeout=HANG)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import outrider_core.protocol
+from tests.waiting import HANG
 
 PROGRAM = """
 import importlib, json, pkgutil, sys
@@ -38,7 +39,7 @@ def test_package_does_not_load(package: str, least: int, banned: set[str]) -> No
     root = Path(outrider_core.protocol.__file__).parents[2]
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM, package], cwd=root, env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=HANG,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     imported, loaded = json.loads(result.stdout)

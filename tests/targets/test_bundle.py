@@ -28,6 +28,7 @@ from outrider_core.targets.convert import make_target_bundle
 from outrider_core.targets.gguf_tokenizer import write_tokenizer
 from outrider_core.targets.weights import GgufWeights
 from tests.tiny import tiny_model, tiny_tokenizer
+from tests.waiting import HANG
 
 MAKE = """
 import sys
@@ -195,7 +196,7 @@ def test_who_waits_for_another_process_is_told_once(source: Path, tmp_path: Path
         made = make_target_bundle(
             "tiny", source, "0" * 16, folder, 128, done=lambda *_: pytest.fail("made again"), waiting=waiting
         )
-        assert process.wait(30) == 0
+        assert process.wait(HANG) == 0
     assert told == ["waits"] and made.folder == folder and hidden(folder) == []
 
 
