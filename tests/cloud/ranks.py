@@ -27,6 +27,7 @@ from outrider_core.protocol.wire import Verdict
 from outrider_core.targets.part import Part
 from tests.cloud.drive import random_tree, started
 from tests.tiny import tiny_drafter_config
+from tests.waiting import HANG
 
 SAMPLINGS = [Sampling(), Sampling(temperature=0.7, seed=1), Sampling(temperature=1.0, top_p=0.9, seed=2)]
 
@@ -95,7 +96,7 @@ def drive(verifier: Verifier, truths: list[dict[str, Any]]) -> dict[str, Any]:
                 replies = direct.verify(talk["id"], talk["seq"], len(talk["tokens"]), tree)
                 waiting.append((talk, tree, replies))
             for talk, tree, replies in waiting:
-                verdict = replies.get(timeout=60)
+                verdict = replies.get(timeout=HANG)
                 assert isinstance(verdict, Verdict), verdict
                 talk["tokens"] += [tree.tokens[node] for node in verdict.accepted] + [verdict.bonus]
         _, features = direct.open(talks[0]["id"], talks[0]["tokens"], talks[0]["seq"], SAMPLINGS[0])

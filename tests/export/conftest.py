@@ -36,6 +36,7 @@ from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target, open_target
 from tests.export.tiny_training import some_sequences
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model, tiny_target
+from tests.waiting import HANG
 
 Inputs = tuple[torch.Tensor, ...]
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "H
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "export", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG)
 
 
 @dataclass(frozen=True)
