@@ -322,7 +322,7 @@ def test_the_device_keeps_its_token_to_itself(tmp_path: Path) -> None:
 def test_http_requests_need_a_token_too(tmp_path: Path, tokens: dict[str, str]) -> None:
     """The same tokens, limits and origins hold for the OpenAI-style endpoints."""
     verifier = make_verifier(MODEL, (), kv_tokens=2048)
-    verifier.accounts = Accounts(tmp_path / "tokens")
+    verifier.accounts = Accounts(tmp_path / "tokens", Clock())
     verifier.tokenizer, verifier.model_name = chat_tokenizer_of(tiny_tokenizer()), "tiny"
     ask = {"model": "tiny", "messages": [{"role": "user", "content": "w5 w6"}], "max_tokens": 8, "temperature": 0}
     with serve(verifier) as address:
