@@ -266,21 +266,26 @@ def test_a_chat_that_is_killed_goes_on_with_its_answer(folders: Folders, bundle:
 def test_ctrl_c_stops_an_answer_that_waits(folders: Folders, tmp_path: Path) -> None:
     """Nothing comes and nothing is written; the signal ends it all the same."""
 
-    async def run(address: str) -> tuple[int, bytes]:
-        async with EmulatedLink(int(address.rsplit(":", 1)[1])) as link:
-            link.silent = True
+    async def run() -> tuple[int, bytes]:
+        dialled = asyncio.Event()
+
+        async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            dialled.set()
+            await reader.read()
+            writer.close()
+
+        async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
             command = [sys.executable, "-m", "edge_runtime", "generate", "--bundle", str(folders[2]), "--server",
-                       link.address, "--threads", "1", "--policy", "cloud-only", "w5 w9"]  # fmt: skip
+                       address, "--threads", "1", "--policy", "cloud-only", "w5 w9"]  # fmt: skip
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            while not (link.up or process.poll() is not None):
-                await asyncio.sleep(0.05)
+            await asyncio.wait_for(dialled.wait(), HANG)
             assert process.poll() is None
             process.send_signal(signal.SIGINT)
             said, _ = await asyncio.to_thread(process.communicate, None, HANG)
             return process.returncode, said
 
-    with serve(make_verifier(folders)) as address:
-        status, said = asyncio.run(run(address))
+    status, said = asyncio.run(run())
     assert status == 130 and b"Traceback" not in said
 
 
