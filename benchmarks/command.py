@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchmarks.provenance import provenance
 from outrider_core.models.folders import default_drafter
-from outrider_core.models.target import DEFAULT_TARGET
+from outrider_core.targets.source import DEFAULT_TARGET
 
 Figures = dict[str, Any]
 #: what bad input, missing files and machines that cannot do it raise: errors of ours are RuntimeErrors

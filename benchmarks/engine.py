@@ -36,11 +36,12 @@ from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.runner import TorchRunner
 from outrider_core.machine import describe_machine
-from outrider_core.models.target import TargetError, head_dim_of, load_target
+from outrider_core.models.target import head_dim_of, load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import Open, pack_ids
 from outrider_core.targets.part import Part
+from outrider_core.targets.source import TargetError, TargetSource
 
 TABLES = ("goals", "steps", "throughput")
 NODES, SESSIONS = (0, 8, 16, 32, 64, 128), (1, 2, 4, 8)
@@ -148,7 +149,7 @@ class Plain:
     """The target as transformers runs it by itself, one sequence of CONTEXT tokens in its own cache."""
 
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
-        self.model = load_target(options.model, options.dtype, str(device)).model
+        self.model = load_target(TargetSource.resolve(options.model), options.dtype, str(device)).model
         self._cache = DynamicCache(config=self.model.config)
         self._device = device
         self.forward(CONTEXT)

@@ -160,8 +160,9 @@ def read_prompts(options: argparse.Namespace) -> tuple[list[list[int]], str, str
         from export.train.prompts import read_prompts as read_lines
         from outrider_core.models.drafter_arrays import read_drafter
         from outrider_core.models.target import open_target
+        from outrider_core.targets.source import TargetSource
 
-        files = open_target(options.model)
+        files = open_target(TargetSource.resolve(options.model))
     lines = read_lines([options.prompts])
     if not lines:
         raise ValueError(f"{options.prompts} holds no prompts; write one a line")

@@ -123,8 +123,9 @@ class Scorer:
 
     def __init__(self, target: str) -> None:
         from outrider_core.models.target import load_target
+        from outrider_core.targets.source import TargetSource
 
-        self._model = load_target(target, "float32").model
+        self._model = load_target(TargetSource.resolve(target), "float32").model
 
     def nats(self, before: list[int], tokens: list[int]) -> float:
         """-log p a token of `tokens` behind `before`, of SCORED tokens at most."""

@@ -22,6 +22,7 @@ from cloud.engine_choice import Engine
 from cloud.settings import Settings
 from cloud.telemetry.progress import Making
 from outrider_core.targets.part import Part
+from outrider_core.targets.source import TargetSource
 
 
 class SlowRunner:
@@ -45,8 +46,8 @@ def slow_down(seconds: float) -> None:
     """Let every step of the verifiers that this process loads take at least this long."""
     load = loading.load_model
 
-    def loaded(settings: Settings, engine: Engine, making: Making | None = None) -> ServedModel:
-        model = load(settings, engine, making)
+    def loaded(settings: Settings, source: TargetSource, engine: Engine, making: Making | None = None) -> ServedModel:
+        model = load(settings, source, engine, making)
         return replace(model, runner=SlowRunner(model.runner, seconds))
 
     loading.load_model = loaded

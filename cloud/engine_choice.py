@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cloud.settings import Settings
-from outrider_core.models.target import TargetError
-from outrider_core.targets.bundle import prepared_target
+from outrider_core.targets.source import TargetError, TargetSource
 
 Engine = Literal["torch", "onnx"]
 #: what torch takes
@@ -25,26 +24,26 @@ class Choice:
     why: str
 
 
-def choose_engine(settings: Settings) -> Choice:
-    """The engine that `settings` name, or where they leave it open, the one for this machine and target.
+def choose_engine(settings: Settings, source: TargetSource) -> Choice:
+    """Return the engine that `settings` name, or if they leave it open, the one for this machine and target.
 
     Raises TargetError with one line where that takes torch, which is not installed, or where the target's files are
     missing or damaged.
     """
-    if prepared_target(settings.model):
+    if source.prepared:
         asked = settings.torch_flags() or (["--engine torch"] if settings.engine == "torch" else [])
         if asked:
             raise TargetError(f"{settings.model} is a target bundle, which torch does not run; leave out {asked[0]}")
         return Choice("onnx", "the target is a target bundle")
     if settings.engine == "onnx":
         return Choice("onnx", "--engine onnx")
-    choice = Choice("torch", "--engine torch") if settings.engine == "torch" else _chosen(settings)
+    choice = Choice("torch", "--engine torch") if settings.engine == "torch" else _chosen(settings, source)
     if choice.engine == "torch" and not _has("torch", "transformers"):
         raise TargetError(f"the target has to run in torch, which is not installed ({choice.why}); run: {INSTALL}")
     return choice
 
 
-def _chosen(settings: Settings) -> Choice:
+def _chosen(settings: Settings, source: TargetSource) -> Choice:
     if asked := settings.torch_flags():
         return Choice("torch", f"{', '.join(asked)}: the 8-bit engine has none of that")
     note = ""
@@ -53,9 +52,9 @@ def _chosen(settings: Settings) -> Choice:
             note = f"; for the GPU: {INSTALL}"
         elif _torch_sees_gpu():
             return Choice("torch", "a GPU is there")
-    from cloud.onnx_engine.bundles import why_unsupported
+    from outrider_core.targets.cached import why_unsupported
 
-    if why := why_unsupported(settings.model):
+    if why := why_unsupported(source):
         return Choice("torch", why)
     return Choice("onnx", f"no GPU is used{note}")
 

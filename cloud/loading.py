@@ -15,6 +15,7 @@ from cloud.telemetry import log
 from cloud.telemetry.progress import Making
 from outrider_core.drafting.ngrams import NgramsError, NgramTable
 from outrider_core.models.moa_config import DrafterError
+from outrider_core.targets.source import TargetSource
 
 
 def load_verifier(settings: Settings, making: Making | None = None) -> Verifier:
@@ -25,8 +26,9 @@ def load_verifier(settings: Settings, making: Making | None = None) -> Verifier:
     """
     accounts = Accounts(settings.auth_file)
     begun = time.perf_counter()
-    choice = choose_engine(settings)
-    model = load_model(settings, choice.engine, making)
+    source = TargetSource.resolve(settings.model)
+    choice = choose_engine(settings, source)
+    model = load_model(settings, source, choice.engine, making)
     seconds = round(time.perf_counter() - begun, 1)
     log.info(
         "loaded",
@@ -42,19 +44,19 @@ def load_verifier(settings: Settings, making: Making | None = None) -> Verifier:
     return verifier
 
 
-def load_model(settings: Settings, engine: Engine, making: Making | None = None) -> ServedModel:
-    """Load target and drafter on this engine.
+def load_model(settings: Settings, source: TargetSource, engine: Engine, making: Making | None = None) -> ServedModel:
+    """Load the target in `source` and the drafter on this engine.
 
     making: told while an 8-bit copy of the target is made; None: the log is. Raises TargetError or DrafterError.
     """
     if engine == "onnx":
         from cloud.onnx_engine.loading import load_model as load_onnx
 
-        model = load_onnx(settings, making)
+        model = load_onnx(settings, source, making)
     else:
         from cloud.torch_engine.loading import load_model as load_torch
 
-        model = load_torch(settings)
+        model = load_torch(settings, source)
     try:
         ngrams = NgramTable.load(Path(settings.drafter).expanduser(), model.vocab_size)
     except NgramsError as error:

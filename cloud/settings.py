@@ -12,9 +12,9 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from outrider_core.models.folders import default_drafter
-from outrider_core.models.target import DEFAULT_TARGET
 from outrider_core.protocol.tree import MAX_NODES
 from outrider_core.serving import is_loopback
+from outrider_core.targets.source import DEFAULT_TARGET
 
 #: of weights alone; activations stay in the target's number format
 Quantization = Literal["none", "int8", "fp8"]

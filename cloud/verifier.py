@@ -78,7 +78,7 @@ def _run(settings: Settings, bound: list[socket.socket], context: ssl.SSLContext
     from cloud.server.page import PageError, find_page
     from cloud.telemetry.progress import Bar
     from outrider_core.models.moa_config import DrafterError
-    from outrider_core.models.target import TargetError
+    from outrider_core.targets.source import TargetError
 
     try:
         find_page(settings)  # a wrong folder is told before a large model is loaded
@@ -113,7 +113,7 @@ def _follow(settings: Settings) -> int:
     """Any rank but the first: load its share and follow rank 0, which handles the signals and ends the others."""
     from cloud.loading import load_verifier
     from outrider_core.models.moa_config import DrafterError
-    from outrider_core.models.target import TargetError
+    from outrider_core.targets.source import TargetError
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

@@ -44,6 +44,7 @@ from outrider_core.drafting.drafter import TreeShape
 from outrider_core.models.drafter_files import write_drafter
 from outrider_core.models.target import load_target, open_target
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.source import TargetSource
 
 #: name -> (drafter, changed TrainSettings, changed TrainingSet or "own_text": texts of the last stage)
 RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -85,7 +86,7 @@ def train(name: str, sequences: list[Sequence], options: argparse.Namespace) -> 
     if (folder / "config.json").is_file():
         return folder
     device = "cpu" if options.device == "auto" else options.device
-    target = load_target(options.target, dtype=training_dtype(device), device=device)
+    target = load_target(TargetSource.resolve(options.target), dtype=training_dtype(device), device=device)
     data = TrainingSet(target, sequences, **shapes)
     student = data.student(KINDS[kind], options.seed)
     settings = KINDS[kind].taught(replace(TrainSettings(epochs=options.epochs, seed=options.seed), **changes))
@@ -117,7 +118,7 @@ def judge(lab: Lab, folder: Path, questions: list[Question], options: argparse.N
     stored = json.loads((folder / "config.json").read_text())
     held_out = stored["notes"]["held_out_agreement_by_lag"]
     figures = {f"held_out_{top}": round(statistics.fmean(shares), 4) for top, shares in held_out.items()}
-    drafter = open_contender("fed", folder, open_target(options.target).tables())
+    drafter = open_contender("fed", folder, open_target(TargetSource.resolve(options.target)).tables())
     new, unfed = options.max_new_tokens, Unfed("unfed", drafter)
     taus: dict[str, dict[str, list[float]]] = {"fed": defaultdict(list), "unfed": defaultdict(list)}
     for question in track(questions, "questions", console=console):

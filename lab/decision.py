@@ -37,8 +37,9 @@ from lab.multi_candidate import SampledDrafter
 from outrider_core.arguments import positive_ints
 from outrider_core.drafting.drafter import Drafter, TreeShape
 from outrider_core.models.moa_config import DrafterError
-from outrider_core.models.target import TargetError, open_target
+from outrider_core.models.target import open_target
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.source import TargetError, TargetSource
 
 #: one prompt in this many is kept for validation
 VALIDATION = 8
@@ -151,7 +152,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     options.nodes = LevelTree(options.profile).ends[-1]
     shape = TreeShape(options.nodes, len(options.profile))
     lab = open_lab(options, [Path(options.drafter)])
-    [base] = open_contenders(options.drafter, open_target(options.target).tables())
+    [base] = open_contenders(options.drafter, open_target(TargetSource.resolve(options.target)).tables())
     contender = RecordingContender(base, options.profile, options.seed, options.kind)
     longest = lab.verifier.max_context - options.max_new_tokens - options.nodes
     questions, _ = read_questions(options.prompts, options.count, lab.encode, longest)

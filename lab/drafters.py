@@ -48,6 +48,7 @@ from outrider_core.models.folders import default_drafter
 from outrider_core.models.moa_config import DrafterError
 from outrider_core.models.target import open_target
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.source import TargetSource
 
 Figures = dict[str, Any]
 
@@ -347,7 +348,7 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
     if options.decision and not (options.mcsd or options.lossy_seeds):
         raise ValueError("--decision stops drawn trees: ask for some with --mcsd or --lossy-seeds")
     lab = open_lab(options, [Path(named.rpartition("=")[2]) for named in options.drafters])
-    tables = open_target(options.target).tables()
+    tables = open_target(TargetSource.resolve(options.target)).tables()
     bundle = open_bundle(options.bundle) if options.bundle else None
     contenders = [
         c

@@ -37,6 +37,7 @@ from outrider_core.drafting.lookup import FAINTEST, SUREST, Guess, Lookup
 from outrider_core.machine import describe_machine
 from outrider_core.models.moa import MoA
 from outrider_core.models.target import Target, load_target
+from outrider_core.targets.source import TargetSource
 
 #: tokens of a question and of an answer to it at most
 PROMPT, ANSWER = 900, 128
@@ -114,7 +115,7 @@ def choices(
 def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     if bool(options.answers) == bool(options.prompts):
         raise ValueError("give --answers, or --prompts for the target to answer")
-    target = load_target(options.target, dtype="float32")
+    target = load_target(TargetSource.resolve(options.target), dtype="float32")
     if options.answers:
         sequences = read_sequences(options.answers)
         random.Random(options.seed).shuffle(sequences)

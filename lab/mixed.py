@@ -34,6 +34,7 @@ from outrider_core.models.target import open_target
 from outrider_core.protocol.rows import unpack_rows
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.targets.source import TargetSource
 from outrider_core.targets.understudy import Decoding, Understudy
 
 #: children that the drafter hangs below a token of a chain
@@ -109,7 +110,7 @@ def measure(options: argparse.Namespace, console: Console) -> Figures:
         Settings(model=options.target, drafter=options.drafter, dtype="float32", threads=options.threads)
     )
     lab = Lab(verifier)
-    tables = open_target(options.target).tables()
+    tables = open_target(TargetSource.resolve(options.target)).tables()
     understudy = Understudy(
         bundle.folder / entry.folder,
         entry.manifest_sha256,

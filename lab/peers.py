@@ -52,9 +52,10 @@ from lab import llama_peer
 from lab.lab import Lab
 from outrider.local import LocalVerifier
 from outrider_core.drafting.bundle import Bundle, open_bundle
-from outrider_core.models.target import ALIASES, gguf_of, load_target
+from outrider_core.models.target import load_target
 from outrider_core.protocol.prefix import common_prefix
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.source import TargetSource
 
 #: whose text the others are compared with
 REFERENCE = "engine float32"
@@ -105,7 +106,7 @@ class TransformersPeer:
 
     def __init__(self, settings: Settings) -> None:
         self.name = f"transformers {settings.dtype}"
-        self.model = load_target(settings.model, settings.dtype, settings.device).model
+        self.model = load_target(TargetSource.resolve(settings.model), settings.dtype, settings.device).model
         self.model.generation_config.eos_token_id = None  # it writes on behind the end
         self.megabytes = weight_megabytes(self.model.config, self.model.dtype)
 
@@ -379,11 +380,11 @@ def open_llamas(options: argparse.Namespace, threads: int, stack: ExitStack) -> 
 
     The stack closes them.
     """
-    if options.gguf is None and options.target not in ALIASES:
+    gguf = options.gguf or TargetSource.resolve(options.target).path
+    if not gguf.is_file():
         if options.llama_python:
             raise PeerError(f"{options.target} is not made from a GGUF file; give --gguf FILE for llama.cpp")
         return [], f"{options.target} is not made from a GGUF file; give --gguf FILE"
-    gguf = options.gguf or gguf_of(options.target)
     try:
         python = options.llama_python or sys.executable
         llamas = [

@@ -13,9 +13,10 @@ import sys
 from dataclasses import replace
 
 from export.__main__ import guarded, keep_freed_memory
+from export.options import OptionsError
 from export.train.train import train
 from export.train.train_command import add_train_options, describe_presets, read_train_options
-from export.train.train_options import OptionsError, TrainOptions
+from export.train.train_options import TrainOptions
 from lab.kinds import KINDS
 
 

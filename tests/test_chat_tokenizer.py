@@ -11,8 +11,8 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from outrider_core.chat.tokenizer import ChatTokenizer, chat_tokenizer_of, open_chat_tokenizer
-from outrider_core.models.target import gguf_of
 from outrider_core.targets.gguf_tokenizer import write_tokenizer
+from outrider_core.targets.source import TargetSource
 from outrider_core.targets.weights import GgufWeights
 from tests.tiny import tiny_tokenizer
 
@@ -60,7 +60,7 @@ def test_the_ids_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 def test_the_default_target_without_transformers(tmp_path: Path) -> None:
     """Its own folder as the verifier writes it from the GGUF file."""
-    write_tokenizer(GgufWeights(gguf_of("smollm2-135m-instruct")), tmp_path)
+    write_tokenizer(GgufWeights(TargetSource.resolve("smollm2-135m-instruct").path), tmp_path)
     ours, other = open_chat_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     said = [
         [{"role": "user", "content": "Grüße, 123\n\n\tdef f(x): 日本語 😀"}],

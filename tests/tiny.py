@@ -14,12 +14,12 @@ from transformers import LlamaConfig, MistralConfig, PreTrainedTokenizerFast, Qw
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from outrider_core.models.drafter_files import save_drafter
-from outrider_core.models.identity import model_identity
 from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
 from outrider_core.protocol.constraint import Rules, adjusted
 from outrider_core.protocol.sampling import Sampling, draw
+from outrider_core.targets.identity import model_identity
 from tests.device import DEVICE
 
 FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "mistral": MistralConfig}

@@ -3,43 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloud.engine.served_model import ServedModel
-from cloud.onnx_engine.bundles import find_bundle
 from cloud.onnx_engine.runner import OnnxModelRunner
 from cloud.settings import Settings
-from cloud.telemetry.progress import Making
+from cloud.telemetry.progress import LogLines, Making
 from outrider_core.chat.tokenizer import ChatTokenizer, open_chat_tokenizer
 from outrider_core.machine import available_cores
 from outrider_core.models.drafter_arrays import check_target, read_drafter
 from outrider_core.models.host_features import HostFeatures
-from outrider_core.models.identity import model_identity
 from outrider_core.models.moa_config import MoAConfig
-from outrider_core.models.target import TargetError, find_source
-from outrider_core.targets.bundle import TargetBundle, TargetBundleError, prepared_target
+from outrider_core.targets.bundle import TargetBundle, TargetBundleError
+from outrider_core.targets.cached import runnable_target
 from outrider_core.targets.config import UnsupportedTarget
 from outrider_core.targets.memory import give_back
 from outrider_core.targets.runner import OnnxRunner
+from outrider_core.targets.source import TargetError, TargetSource
 
 
-def load_model(settings: Settings, making: Making | None = None) -> ServedModel:
-    """Load what the settings name. Raises TargetError or DrafterError with one line."""
-    drafter = read_drafter(Path(settings.drafter).expanduser())
-    if not prepared_target(settings.model):
-        source = find_source(settings.model)
-        # looked at before a bundle is made
-        check_target(drafter[0].target_hash, settings.model, model_identity(source), settings.drafter)
+def load_model(settings: Settings, source: TargetSource, making: Making | None = None) -> ServedModel:
+    """Load the target in `source`, and the drafter that the settings name.
+
+    making: reports progress while an 8-bit copy of the target is made; None: the log does. Raises TargetError or
+    DrafterError with one line.
+    """
+    drafter, reports = read_drafter(Path(settings.drafter).expanduser()), making or LogLines()
+    if not source.prepared:  # looked at before a bundle is made
+        check_target(drafter[0].target_hash, source.name, source.identity, settings.drafter)
     try:
-        bundle = find_bundle(settings.model, making)
+        bundle = runnable_target(source, lambda step, steps: reports.step(step + 1, steps), reports.waiting)
     except TargetBundleError as error:
         raise TargetError(str(error)) from None
     except UnsupportedTarget as error:
-        raise TargetError(f"{settings.model}: {error}; use --engine torch") from None
+        raise TargetError(f"{source.name}: {error}; use --engine torch") from None
     model = onnx_model(bundle, *drafter, settings)
+    if not source.prepared:
+        model = replace(model, name=source.name)
     del drafter
     give_back()
     return model
@@ -54,11 +58,11 @@ def onnx_model(
 ) -> ServedModel:
     """An open bundle and a drafter, to be served. Raises DrafterError if the drafter does not belong to the target."""
     shape, threads = bundle.config, settings.threads or default_threads()
-    check_target(config.target_hash, settings.model, bundle.source_hash, settings.drafter)
-    config.check_fits(shape, settings.model)
+    check_target(config.target_hash, bundle.name, bundle.source_hash, settings.drafter)
+    config.check_fits(shape, bundle.name)
     runner = OnnxRunner.of(bundle, settings.kv_tokens, threads)
     return ServedModel(
-        name=bundle.name if prepared_target(settings.model) else settings.model,
+        name=bundle.name,
         target_hash=bundle.source_hash,
         drafter_hash=drafter_hash,
         arithmetic=bundle.arithmetic,

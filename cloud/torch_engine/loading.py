@@ -26,27 +26,30 @@ from outrider_core.models.eager import EagerEngine
 from outrider_core.models.moa import DeviceHalf, device_half_on, server_half
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.packing import pack_linears
-from outrider_core.models.target import Target, TargetError, head_dim_of, load_target, open_target
+from outrider_core.models.target import Target, head_dim_of, open_target
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.wire import MAX_TOKENS
+from outrider_core.targets.source import TargetError, TargetSource
 
 LoadedDrafter = tuple[MoAConfig, dict[str, Tensor], str]
 
 
-def load_model(settings: Settings) -> ServedModel:
-    """Load what the settings name. Raises TargetError or DrafterError with a message of one line.
+def load_model(settings: Settings, source: TargetSource) -> ServedModel:
+    """Load the target in `source`, and the drafter that the settings name.
 
-    With settings.tp > 1 only rank 0 returns; the others follow it until it ends, then raise SystemExit(0).
+    Raises TargetError or DrafterError with a message of one line. With settings.tp > 1 only rank 0 returns; the others
+    follow it until it ends, then raise SystemExit(0).
     """
     if settings.tp == 1 or settings.threads:  # else torchrun has set them
         torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
     drafter = load_drafter(Path(settings.drafter).expanduser())
     ranks = _ranks(settings)
-    target = load_target(settings.model, settings.torch_dtype, _device(settings, ranks), settings.tp)
+    files = open_target(source)
+    target = files.load(settings.torch_dtype, _device(settings, ranks), settings.tp)
     quantize(target.model, settings.quantization)
     device = None
     if settings.colocated_drafter and (ranks is None or ranks.rank == 0):
-        device = device_half_on(*drafter[:2], *open_target(settings.model).tables()).to(target.model.device)
+        device = device_half_on(*drafter[:2], *files.tables()).to(target.model.device)
     runner = make_runner(target, settings)
     if ranks is None:
         pack_linears(target.model)

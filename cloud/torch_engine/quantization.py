@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from cloud.settings import Quantization
-from outrider_core.models.target import TargetError
+from outrider_core.targets.source import TargetError
 
 
 def quantize(model: Any, quantization: Quantization) -> None:

@@ -23,14 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from edge_runtime.probe import TREES, longest_drafting_context
+from export.bundle.bundle_options import BenchOptions
 from export.bundle.report import put_section, read_report
 from export.progress import Meter
 from outrider_core.drafting.bundle import Bundle, BundleError, Manifest, open_bundle
 from outrider_core.drafting.engines import RUNTIMES, installed
 from outrider_core.machine import available_cores, describe_machine, last_level_cache
 
-WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-CONTEXTS = (128, 512, 1024, 2048)
 #: where drafting is measured, or as near to it as the bundle's max_context allows
 DRAFT_CONTEXT = 1024
 HEADING = "## Bench"
@@ -49,9 +48,9 @@ def bench_bundle(
     *,
     engines: Iterable[str] | None = None,
     threads: Iterable[int] | None = None,
-    widths: Iterable[int] = WIDTHS,
-    contexts: Iterable[int] = CONTEXTS,
-    repeats: int = 30,
+    widths: Iterable[int] = BenchOptions.widths,
+    contexts: Iterable[int] = BenchOptions.contexts,
+    repeats: int = BenchOptions.repeats,
 ) -> Figures:
     """Measure `engines` (None: all of the bundle) with each of `threads` (None: 1 and all cores; 0: all cores).
 
@@ -90,13 +89,20 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def bench(folder: Path, console: Console, **options: Any) -> Figures:
-    """`bench_bundle` with `options`, shown on `console` and written into the bundle's report."""
-    read_report(folder)  # a broken one is found before the minutes that measuring takes
-    figures = bench_bundle(folder, **options)
+def bench(options: BenchOptions, console: Console) -> Figures:
+    """`bench_bundle` as `options` say, shown on `console` and written into the bundle's report."""
+    read_report(options.bundle)  # a broken one is found before the minutes that measuring takes
+    figures = bench_bundle(
+        options.bundle,
+        engines=options.engines,
+        threads=options.threads,
+        widths=options.widths,
+        contexts=options.contexts,
+        repeats=options.repeats,
+    )
     show(figures, console)
-    write_into_report(folder, figures)
-    console.print(f"wrote the figures into {folder}/report.json and report.md", highlight=False)
+    write_into_report(options.bundle, figures)
+    console.print(f"wrote the figures into {options.bundle}/report.json and report.md", highlight=False)
     return figures
 
 

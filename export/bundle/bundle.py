@@ -22,9 +22,10 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from export.bundle.bench import bench_bundle, write_into_report
+from export.bundle.bundle_options import BundleOptions
 from export.bundle.check import broken_bounds, check_acceptance, check_metadata, facts
 from export.bundle.parity import compare
-from export.bundle.plan import FORMATS, Options, Plan, check_resources, make_plan, show_plan
+from export.bundle.plan import FORMATS, BundlePlan, check_resources, make_plan, show_plan
 from export.bundle.report import markdown
 from export.bundle.steps import RANDOM_ROWS, TARGET_ANSWERS, Passage, passages_for
 from export.bundle.to_executorch import write_executorch
@@ -57,8 +58,8 @@ ACCEPTANCE = 0.97
 PACKAGES = ("outrider", "torch", "onnx", "onnxruntime", "executorch", "torchao")
 
 
-def write_bundle(options: Options, dry_run: bool = False) -> dict[str, Any]:
-    """Export as `options` say and return the bundle's report; with `dry_run` only show the plan (returns {}).
+def write_bundle(options: BundleOptions) -> dict[str, Any]:
+    """Export as `options` say and return the bundle's report; with their `dry_run` only show the plan (returns {}).
 
     Raises BundleError, TargetError or DrafterError with one clear line; the output folder is then as it was.
     """
@@ -67,10 +68,10 @@ def write_bundle(options: Options, dry_run: bool = False) -> dict[str, Any]:
         plan = make_plan(options)
     show_plan(plan, console)
     check_resources(plan)
-    if dry_run:
+    if options.dry_run:
         console.print("dry run: nothing written")
         return {}
-    output = options.output.resolve()
+    output = options.output_dir.resolve()
     output.parent.mkdir(parents=True, exist_ok=True)
     aside = output.parent / f".{output.name}.partial"
     with locked(aside):
@@ -98,7 +99,7 @@ def write_bundle(options: Options, dry_run: bool = False) -> dict[str, Any]:
     return report
 
 
-def _write_all(plan: Plan, aside: Path, console: Console) -> dict[str, Any]:
+def _write_all(plan: BundlePlan, aside: Path, console: Console) -> dict[str, Any]:
     options, config = plan.options, plan.config
     _start_or_resume(plan, aside, console)
     with console.status("reading the target's embedding and LM head"):
@@ -118,7 +119,7 @@ def _write_all(plan: Plan, aside: Path, console: Console) -> dict[str, Any]:
     if half.null_row is not None:
         half.null_row.detach().numpy().astype("<f4").tofile(aside / NULL_ROW_FILE)
     if options.understudy:
-        with console.status(f"lowering the understudy {options.understudy}") as status:
+        with console.status(f"lowering the understudy {options.understudy.name}") as status:
             manifest.understudy = write_understudy(
                 options.understudy,
                 aside,
@@ -134,7 +135,7 @@ def _write_all(plan: Plan, aside: Path, console: Console) -> dict[str, Any]:
     passages = passages_for(plan.target, config, plan.tensors, work, plan.load_target)
     report = _report(plan, half, passages, aside, lowering, console)
     if options.check and plan.load_target:
-        report["acceptance"] = check_acceptance(open_bundle(aside), options.drafter, options.target, half)
+        report["acceptance"] = check_acceptance(open_bundle(aside), options.drafter, options.target.name, half)
     (aside / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     (aside / "report.md").write_text(markdown(report))
     if broken := broken_bounds(report, open_bundle(aside).manifest):
@@ -146,12 +147,13 @@ def _write_all(plan: Plan, aside: Path, console: Console) -> dict[str, Any]:
     return report
 
 
-def _start_or_resume(plan: Plan, aside: Path, console: Console) -> None:
+def _start_or_resume(plan: BundlePlan, aside: Path, console: Console) -> None:
     """Keep finished engine files of an interrupted run of the same export; start afresh for any other."""
     wanted = {
-        "target": plan.target.model_hash, "drafter": plan.drafter_hash, "profile": asdict(plan.options.profile),
+        "target": plan.target.model_hash, "drafter": plan.drafter_hash, "profile": asdict(plan.profile),
         "backend": plan.options.backend, "max_context": plan.config.max_context, "format_version": FORMAT_VERSION,
-        "formats": plan.options.formats, "versions": _versions(), "understudy": plan.options.understudy,
+        "formats": plan.options.format, "versions": _versions(),
+        "understudy": plan.options.understudy and plan.options.understudy.name,
     }  # fmt: skip
     key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
     with contextlib.suppress(OSError):
@@ -168,16 +170,16 @@ def _start_or_resume(plan: Plan, aside: Path, console: Console) -> None:
 
 
 def _write_engines(
-    plan: Plan, half: DeviceHalf, aside: Path, manifest: Manifest, console: Console
+    plan: BundlePlan, half: DeviceHalf, aside: Path, manifest: Manifest, console: Console
 ) -> dict[str, dict[str, Any]]:
     """Lower to every format that is not there yet; returns what each lowering reports."""
     lowering = {}
     known = facts(manifest)
-    for name in plan.options.formats:
+    for name in plan.options.format:
         path, note = aside / FORMATS[name], aside / "work" / f"{name}.json"
         if not note.is_file():
             unfinished = aside / "work" / path.name
-            with quiet(), console.status(f"lowering to {path.name} ({plan.options.profile.quant})"):
+            with quiet(), console.status(f"lowering to {path.name} ({plan.profile.quant})"):
                 table = _lower(plan, half, name, unfinished, known)
             for part in sorted(unfinished.parent.glob(path.name + "*")):
                 part.rename(aside / part.name)
@@ -186,8 +188,8 @@ def _write_engines(
     return lowering
 
 
-def _lower(plan: Plan, half: DeviceHalf, name: str, path: Path, known: dict[str, Any]) -> dict[str, Any]:
-    profile = plan.options.profile
+def _lower(plan: BundlePlan, half: DeviceHalf, name: str, path: Path, known: dict[str, Any]) -> dict[str, Any]:
+    profile = plan.profile
     try:
         if name == "onnx":
             return write_onnx(half, profile, path, {key: json.dumps(value) for key, value in known.items()})
@@ -199,9 +201,9 @@ def _lower(plan: Plan, half: DeviceHalf, name: str, path: Path, known: dict[str,
         raise BundleError(f"lowering to {path.name} failed: {type(error).__name__}: {reason}") from error
 
 
-def _manifest(plan: Plan, folder: Path) -> Manifest:
+def _manifest(plan: BundlePlan, folder: Path) -> Manifest:
     """The manifest without its list of files, which `_sign` adds."""
-    config, profile, target = plan.config, plan.options.profile, plan.target
+    config, profile, target = plan.config, plan.profile, plan.target
     tokenizer = (folder / "tokenizer.json").read_bytes()
     worst = min(profile.bits, profile.embedding_bits)
     top1, top4 = AGREEMENT[worst]
@@ -215,11 +217,11 @@ def _manifest(plan: Plan, folder: Path) -> Manifest:
             max_width=MAX_WIDTH,
             bounds=bounds,
         )
-        for name in plan.options.formats
+        for name in plan.options.format
     }  # fmt: skip
     return Manifest(
         format_version=FORMAT_VERSION,
-        target=target.name if not Path(target.name).is_dir() else Path(target.name).name,
+        target=plan.options.target.shown_name,
         target_hash=target.model_hash,
         drafter_hash=plan.drafter_hash,
         vocab_size=config.vocab_size,
@@ -248,7 +250,7 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _copy_tokenizer(plan: Plan, folder: Path) -> None:
+def _copy_tokenizer(plan: BundlePlan, folder: Path) -> None:
     tokenizer = plan.target.tokenizer
     tokenizer.save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
@@ -269,7 +271,12 @@ def _sign(manifest: Manifest, folder: Path) -> None:
 
 
 def _report(
-    plan: Plan, half: DeviceHalf, passages: list[Passage], folder: Path, lowering: dict[str, Any], console: Console
+    plan: BundlePlan,
+    half: DeviceHalf,
+    passages: list[Passage],
+    folder: Path,
+    lowering: dict[str, Any],
+    console: Console,
 ) -> dict[str, Any]:
     """Open the bundle as an app would and compare each engine with the eager model."""
     bundle, eager = open_bundle(folder), EagerEngine(half)
@@ -283,7 +290,7 @@ def _report(
                 "file": entry.file, "bytes": size, "quant": entry.quant, "embedding_bits": entry.embedding_bits,
                 "parity": parity.as_dict(), "lowering": lowering[name],
             }  # fmt: skip
-            if name == "onnx" and plan.options.profile.bits < 16 and plan.load_target:
+            if name == "onnx" and plan.profile.bits < 16 and plan.load_target:
                 engines[name]["accuracy_levels"] = {
                     str(level): compare(engine, eager, plan.config, bundle, passages).as_dict()
                     for level, engine in accuracy_levels(bundle.path(entry.file))

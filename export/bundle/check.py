@@ -17,11 +17,13 @@ from rich.table import Table
 from cloud.torch_engine.process import UNPRUNED_TREES, VerifierProcess
 from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.runtime import FIXED, EdgeRuntime
+from export.bundle.bundle_options import CheckOptions
 from export.bundle.parity import compare
 from export.bundle.plan import target_fits
 from export.bundle.report import check_markdown, put_section
 from export.bundle.steps import PROMPTS, RANDOM_ROWS, TARGET_ANSWERS, passages_for
 from export.progress import Meter
+from export.train.prompts import read_prompts
 from outrider_core.drafting.bundle import MANIFEST, Bundle, BundleError, Manifest, open_bundle
 from outrider_core.drafting.drafter import MAX_WIDTH
 from outrider_core.drafting.engines import Engine, open_engine
@@ -31,6 +33,7 @@ from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.eager import EagerEngine
 from outrider_core.models.moa import DeviceHalf, device_half_on
 from outrider_core.models.target import open_target
+from outrider_core.targets.source import TargetSource
 
 
 def facts(manifest: Manifest) -> dict[str, Any]:
@@ -94,24 +97,23 @@ def broken_bounds(report: dict[str, Any], manifest: Manifest) -> list[str]:
     return lines
 
 
-def check_bundle(
-    folder: Path, drafter: Path | None, target: str | None, prompts: list[str] | None = None, acceptance: bool = True
-) -> list[str]:
+def check_bundle(options: CheckOptions) -> list[str]:
     """Check everything and write the figures into the bundle's report; returns a line for each broken bound.
 
-    Hashes and metadata, parity on the target's own answers, and (with `acceptance`) acceptance length. Raises
-    BundleError, TargetError or DrafterError where the bundle cannot even be compared.
+    Hashes and metadata, parity on the target's own answers, and acceptance length if it is asked for. Raises
+    BundleError, TargetError or DrafterError if the bundle cannot even be compared.
     """
-    console = Console(stderr=True)
+    console, folder = Console(stderr=True), options.bundle
+    prompts = [turns[0] for turns in read_prompts(options.prompts)]
     bundle = open_bundle(folder)
     manifest = bundle.manifest
-    files = open_target(target or manifest.target)
+    files = open_target(options.target or TargetSource.resolve(manifest.target))
     if files.model_hash != manifest.target_hash:
         raise BundleError(f"{folder} was made for target {manifest.target_hash}, {files.name} is {files.model_hash}")
     for name in manifest.engines:
         check_metadata(bundle, name)
     console.print(f"{folder}: {len(manifest.files)} files with the right hashes, metadata as in {MANIFEST}")
-    drafter = drafter or find_drafter(manifest.drafter_hash)
+    drafter = options.drafter or find_drafter(manifest.drafter_hash)
     config, tensors, drafter_hash = load_drafter(drafter)
     if drafter_hash != manifest.drafter_hash:
         raise BundleError(f"{folder} was made of drafter {manifest.drafter_hash}, {drafter} is {drafter_hash}")
@@ -124,9 +126,9 @@ def check_bundle(
     for name in manifest.engines:
         parity = compare(open_engine(bundle, name), EagerEngine(half), config, bundle, passages)
         figures["engines"][name] = {"parity": parity.as_dict()}
-    if acceptance and not load:
+    if options.acceptance and not load:
         console.print("acceptance left out: the target does not fit into memory, so no verifier could serve it here")
-    elif acceptance:
+    elif options.acceptance:
         figures["acceptance"] = check_acceptance(bundle, drafter, files.name, half, prompts)
     show(figures, manifest, console)
     put_section(folder, "check", figures, check_markdown(figures))

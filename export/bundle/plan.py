@@ -12,17 +12,19 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from export.bundle.bundle_options import BundleOptions
 from export.bundle.quant import BITS, Profile, packed_bytes, rare_bits
 from export.bundle.steps import RANDOM_ROWS, TARGET_ANSWERS
-from export.bundle.to_executorch import BACKENDS, check_backend
+from export.bundle.to_executorch import check_backend
 from export.places import lacking
-from export.target.target_plan import bundle_bytes, shape_of
+from export.target.target_plan import bundle_bytes
 from outrider_core.drafting.bundle import MANIFEST, BundleError
 from outrider_core.models.drafter_arrays import check_target
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.moa_config import MoAConfig
-from outrider_core.models.target import TargetError, TargetFiles, find_source, open_target
-from outrider_core.targets.bundle import prepared_target
+from outrider_core.models.target import TargetFiles, open_target
+from outrider_core.targets.config import UnsupportedTarget
+from outrider_core.targets.source import TargetError, TargetSource
 
 FORMATS = {"onnx": "drafter.onnx", "executorch": "drafter.pte"}
 #: bits of embedding and LM head where --embedding-bits does not say: the head decides the argmax, so not 4
@@ -37,33 +39,11 @@ TARGET_SHARE = 0.6
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the user asked for; see `python -m export bundle --help`."""
+class BundlePlan:
+    """What an export of a bundle does. Sizes in bytes. load_target: the target is run for the comparison."""
 
-    target: str
-    drafter: Path
-    output: Path
-    formats: tuple[str, ...] = ("onnx",)
-    quant: str = "int8"
-    embedding_bits: int | None = None
-    max_context: int | None = None
-    backend: str = "xnnpack"
-    check: bool = False
-    bench: bool = False
-    understudy: str | None = None
-    understudy_bits: int = 8
-
-    @property
-    def profile(self) -> Profile:
-        quant = QUANT_NAMES[self.quant]
-        return Profile(quant, self.embedding_bits or EMBEDDING_BITS[quant])
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Sizes in bytes. tied: LM head rows are embedding rows. load_target: the target is run for the comparison."""
-
-    options: Options
+    options: BundleOptions
+    profile: Profile
     target: TargetFiles
     config: MoAConfig
     tensors: dict[str, Tensor]
@@ -76,7 +56,7 @@ class Plan:
     understudy_bytes: int = 0
 
 
-def make_plan(options: Options) -> Plan:
+def make_plan(options: BundleOptions) -> BundlePlan:
     """Open target and drafter, refuse what cannot work, and estimate.
 
     Raises BundleError, DrafterError or TargetError with one clear line.
@@ -101,13 +81,13 @@ def make_plan(options: Options) -> Plan:
     drafted = packed_bytes(head, profile.embedding_bits)
     total = step_bytes + drafted + packed_bytes(embedding - head, rare_bits(profile.embedding_bits))
     shared = drafted if tied else 0
-    engine_bytes = {name: total - (shared if name == "onnx" else 0) for name in options.formats}
+    engine_bytes = {name: total - (shared if name == "onnx" else 0) for name in options.format}
     tables = 4 * (embedding + (0 if tied and head == embedding else head) + (0 if tied else embedding))
     load_target = target_fits(target)
     understudy_bytes = _understudy_bytes(options.understudy, options.understudy_bits) if options.understudy else 0
     lowering = tables + max(COPIES[name] * size for name, size in engine_bytes.items())
-    return Plan(
-        options, target, config, tensors, drafter_hash, engine_bytes, step_bytes,
+    return BundlePlan(
+        options, profile, target, config, tensors, drafter_hash, engine_bytes, step_bytes,
         disk_bytes=sum(engine_bytes.values()) + 50_000_000 + understudy_bytes,
         memory_bytes=BASE_BYTES + max(lowering, tables + _float32_bytes(target) if load_target else 0),
         load_target=load_target,
@@ -115,32 +95,31 @@ def make_plan(options: Options) -> Plan:
     )  # fmt: skip
 
 
-def _understudy_bytes(name: str, bits: int) -> int:
-    if folder := prepared_target(name):
-        return sum(path.stat().st_size for path in folder.iterdir())
+def _understudy_bytes(source: TargetSource, bits: int) -> int:
+    if source.prepared:
+        return sum(path.stat().st_size for path in source.path.iterdir())
     try:
-        return bundle_bytes(shape_of(name, find_source(name)), bits)
+        return bundle_bytes(source.shape(), bits)
+    except UnsupportedTarget as error:
+        raise BundleError(f"--understudy {source.name}: {error}") from None
     except TargetError as error:
         raise BundleError(f"--understudy {error}") from None
 
 
-def _check_options(options: Options) -> Profile:
-    if unknown := [name for name in options.formats if name not in FORMATS]:
+def _check_options(options: BundleOptions) -> Profile:
+    if unknown := [name for name in options.format if name not in FORMATS]:
         raise BundleError(f"--format {unknown[0]} is unknown (known: {', '.join(FORMATS)})")
-    if not options.formats or len(set(options.formats)) < len(options.formats):
+    if not options.format or len(set(options.format)) < len(options.format):
         raise BundleError("--format must name each engine once, such as onnx,executorch")
-    if options.quant not in QUANT_NAMES:
-        raise BundleError(f"--quant {options.quant} is unknown (known: {', '.join(QUANT_NAMES)})")
-    if options.embedding_bits not in (None, *BITS.values()):
-        raise BundleError(f"--embedding-bits {options.embedding_bits} is unknown (known: 4, 8, 16, 32)")
-    if options.backend not in BACKENDS:
-        raise BundleError(f"--backend {options.backend} is unknown (known: {', '.join(BACKENDS)})")
-    if "executorch" in options.formats:
-        check_backend(options.backend, options.profile)
-    taken = not options.output.is_dir() or any(options.output.iterdir()) if options.output.exists() else False
-    if taken and not (options.output / MANIFEST).is_file():
-        raise BundleError(f"{options.output} exists and is not a bundle; choose an empty or new --output-dir")
-    return options.profile
+    quant = QUANT_NAMES[options.quant]
+    profile = Profile(quant, options.embedding_bits or EMBEDDING_BITS[quant])
+    if "executorch" in options.format:
+        check_backend(options.backend, profile)
+    output = options.output_dir
+    taken = not output.is_dir() or any(output.iterdir()) if output.exists() else False
+    if taken and not (output / MANIFEST).is_file():
+        raise BundleError(f"{output} exists and is not a bundle; choose an empty or new --output-dir")
+    return profile
 
 
 def _check_fit(target: TargetFiles, config: MoAConfig, drafter: Path) -> None:
@@ -163,16 +142,15 @@ def _float32_bytes(target: TargetFiles) -> int:
     return 4 * sum(parameter.numel() for parameter in model.parameters())
 
 
-def check_resources(plan: Plan) -> None:
+def check_resources(plan: BundlePlan) -> None:
     """Raise BundleError if disk or memory will not do."""
     remedy = "close other programs, or export one --format at a time"
-    if why := lacking(plan.options.output, plan.disk_bytes, plan.memory_bytes, remedy):
+    if why := lacking(plan.options.output_dir, plan.disk_bytes, plan.memory_bytes, remedy):
         raise BundleError(why)
 
 
-def show_plan(plan: Plan, console: Console) -> None:
-    options, config = plan.options, plan.config
-    profile = options.profile
+def show_plan(plan: BundlePlan, console: Console) -> None:
+    options, config, profile = plan.options, plan.config, plan.profile
     table = Table(title=f"export of {options.drafter} for {plan.target.name}", title_justify="left", show_header=False)
     table.add_column("what")
     table.add_column("how")
@@ -180,13 +158,13 @@ def show_plan(plan: Plan, console: Console) -> None:
         backend = f", {options.backend}" if name == "executorch" else ""
         how = f"{profile.quant} linears, {profile.embedding_bits}-bit embedding and LM head{backend}"
         table.add_row(FORMATS[name], f"about {size / 1e6:.0f} MB: {how}")
-    if plan.understudy_bytes:
-        how = f"{options.understudy}, {options.understudy_bits}-bit linears, in a folder of its own"
+    if options.understudy:
+        how = f"{options.understudy.name}, {options.understudy_bits}-bit linears, in a folder of its own"
         table.add_row("understudy", f"about {plan.understudy_bytes / 1e6:.0f} MB: {how}")
     table.add_row("vocabulary", f"{config.vocab_size} tokens, of which the device drafts {config.draft_vocab_size}")
     table.add_row("context", f"up to {config.max_context} tokens")
     table.add_row("memory", f"about {plan.memory_bytes / 1e9:.1f} GB")
-    table.add_row("disk", f"about {plan.disk_bytes / 1e9:.2f} GB in {options.output}")
+    table.add_row("disk", f"about {plan.disk_bytes / 1e9:.2f} GB in {options.output_dir}")
     table.add_row("compared on", TARGET_ANSWERS if plan.load_target else f"{RANDOM_ROWS}: bounds are not enforced; run "
                   "`python -m export check` where it does")  # fmt: skip
     console.print(table)

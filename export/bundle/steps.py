@@ -19,7 +19,7 @@ from outrider_core.drafting.drafter import MAX_WIDTH
 from outrider_core.drafting.engines import MASKED, Engine, Floats, Ints
 from outrider_core.models.moa import ServerHalf, server_half
 from outrider_core.models.moa_config import MoAConfig
-from outrider_core.models.target import Target, TargetFiles, load_target
+from outrider_core.models.target import Target, TargetFiles
 from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 
 #: what every bundle is compared on: the target's own answers to these, one prompt a line
@@ -79,7 +79,7 @@ def passages_for(
 def _target_passages(
     files: TargetFiles, config: MoAConfig, tensors: dict[str, torch.Tensor], folder: Path
 ) -> list[Passage]:
-    target = load_target(files.name, dtype="float32")
+    target = files.load()
     with Meter("target answers to compare on", len(PROMPTS)) as meter:
         return target_passages(
             target, server_half(config, tensors), folder, lambda answers: meter.update(meter.done + answers, "")

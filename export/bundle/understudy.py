@@ -12,31 +12,34 @@ from tokenizers import Tokenizer
 from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, BundleError, UnderstudyEntry
 from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundleError
 from outrider_core.targets.cached import cached_target
+from outrider_core.targets.source import TargetSource
 
 
 def write_understudy(
-    name: str,
+    source: TargetSource,
     bundle: Path,
     max_context: int,
     done: Callable[[int, int], None] = lambda step, steps: None,
     bits: int = 8,
 ) -> UnderstudyEntry:
-    """Put model `name` (alias, Hugging Face id, folder, GGUF file or target bundle) into the bundle's folder for it.
+    """Put a model into the bundle's folder for it.
 
     bits: of its weights; a target bundle has its own. It comes from the cache, where it is made unless it is there.
     done(step, steps): after every step of that. Raises BundleError and TargetError.
     """
     try:
-        model = cached_target(name, done, bits=bits)
+        model = cached_target(source, done, bits=bits)
     except TargetBundleError as error:
-        raise BundleError(f"--understudy {name}: {error}") from None
+        raise BundleError(f"--understudy {source.name}: {error}") from None
     if model.max_positions < max_context:
         raise BundleError(
-            f"--understudy {name} reads {model.max_positions} tokens at most, and the bundle is for {max_context}; "
-            f"export with --max-context {model.max_positions}, or choose another understudy"
+            f"--understudy {source.name} reads {model.max_positions} tokens at most, and the bundle is for "
+            f"{max_context}; export with --max-context {model.max_positions}, or choose another understudy"
         )
     if _vocabulary(model.folder) != _vocabulary(bundle):
-        raise BundleError(f"--understudy {name} has another vocabulary than the target; an understudy needs the same")
+        raise BundleError(
+            f"--understudy {source.name} has another vocabulary than the target; an understudy needs the same"
+        )
     folder = bundle / UNDERSTUDY_FOLDER
     shutil.rmtree(folder, ignore_errors=True)  # an interrupted export's
     shutil.copytree(model.folder, folder, ignore=shutil.ignore_patterns("report.*"))

@@ -19,13 +19,13 @@ from rich.console import Console
 
 from export.places import locked, put_in_place
 from export.progress import Meter
-from export.target.target_plan import Options, TargetPlan, check_resources, make_plan, show_plan
+from export.target.target_options import TargetOptions
+from export.target.target_plan import TargetPlan, check_resources, make_plan, show_plan
 from export.target.target_report import describe, markdown
-from outrider_core.models.target import TargetError, eos_ids_of
+from export.train.prompts import read_prompts
 from outrider_core.protocol.sampling import Sampling
-from outrider_core.protocol.wire import MAX_TOKENS
 from outrider_core.targets.bundle import FORMAT_VERSION, TargetBundle, TargetBundleError
-from outrider_core.targets.cached import shown_name
+from outrider_core.targets.source import TargetError
 
 #: what the target is asked where no --prompts are given
 PROMPTS_FILE = Path(__file__).parents[1] / "prompts.txt"
@@ -34,8 +34,8 @@ BUNDLE_FOLDER, REFERENCE_FOLDER, ANSWERS_FILE, NOTE_FILE = "bundle", "reference"
 REMEDY = "free some space there, or choose another --output-dir"
 
 
-def write_target(options: Options, dry_run: bool = False) -> dict[str, Any]:
-    """Write the bundle that `options` describe and return its report; with `dry_run` only show the plan (returns {}).
+def write_target(options: TargetOptions) -> dict[str, Any]:
+    """Write the bundle that `options` describe and return its report; a dry run only shows the plan (returns {}).
 
     Raises TargetError or BundleError with one clear line; the output folder is then as it was.
     """
@@ -43,10 +43,10 @@ def write_target(options: Options, dry_run: bool = False) -> dict[str, Any]:
     plan = make_plan(options)
     show_plan(plan, console)
     check_resources(plan)
-    if dry_run:
+    if options.dry_run:
         console.print("dry run: nothing written")
         return {}
-    output = options.output.resolve()
+    output = options.output_dir.resolve()
     aside = output.parent / f".{output.name}.partial"
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def write_target(options: Options, dry_run: bool = False) -> dict[str, Any]:
         raise TargetError(str(error)) from None
     except OSError as error:
         raise TargetError(f"{output} cannot be written: {error.strerror or error}; {REMEDY}") from None
-    console.print(f"wrote {output}; serve it with: python -m cloud.verifier --model {options.output}")
+    console.print(f"wrote {output}; serve it with: python -m cloud.verifier --model {options.output_dir}")
     for line in describe(report):
         console.print(f"  {line}", highlight=False)
     return report
@@ -85,7 +85,7 @@ def _write_all(plan: TargetPlan, aside: Path) -> dict[str, Any]:
 
 def _start_or_resume(plan: TargetPlan, aside: Path) -> None:
     """Keep what an interrupted export of the same has left."""
-    note = json.dumps([plan.identity, plan.options.bits, FORMAT_VERSION])
+    note = json.dumps([plan.options.target.identity, plan.options.bits, FORMAT_VERSION])
     path = aside / NOTE_FILE
     if not path.is_file() or path.read_text() != note:
         shutil.rmtree(aside, ignore_errors=True)
@@ -96,12 +96,8 @@ def _start_or_resume(plan: TargetPlan, aside: Path) -> None:
 def _make(plan: TargetPlan, folder: Path, bits: int, first: TargetBundle | None = None) -> TargetBundle:
     from outrider_core.targets.convert import make_target_bundle  # takes memory, so only where it is needed
 
-    eos_ids = eos_ids_of(plan.source) if plan.source.is_dir() else ()
     with Meter(f"lowering to {'float32' if bits == 32 else f'{bits} bits'}", 1) as meter:
-        return make_target_bundle(
-            shown_name(plan.options.target), plan.source, plan.identity, folder, MAX_TOKENS, eos_ids,
-            _told(meter), bits=bits, first=first, remedy=REMEDY,
-        )  # fmt: skip
+        return make_target_bundle(plan.options.target, folder, done=_told(meter), bits=bits, first=first, remedy=REMEDY)
 
 
 def _told(meter: Meter) -> Callable[[int, int], None]:
@@ -115,7 +111,7 @@ def _quality(plan: TargetPlan, aside: Path, bundle: TargetBundle, reference: Tar
     from outrider_core.targets.quality import compare
 
     options, path = plan.options, aside / ANSWERS_FILE
-    prompts = list(options.prompts or PROMPTS_FILE.read_text(encoding="utf-8").splitlines())
+    prompts = [turns[0] for turns in read_prompts(options.prompts or [PROMPTS_FILE])]
     asked = {"prompts": prompts, "tokens": options.answer_tokens}
     kept = json.loads(path.read_text()) if path.is_file() else {}
     if kept.get("asked") != asked:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from export.places import lacking
-from outrider_core.models.identity import model_identity
-from outrider_core.models.target import TargetError, find_source
+from export.target.target_options import TargetOptions
 from outrider_core.protocol.wire import MAX_TOKENS
-from outrider_core.targets.bundle import GRAPH_FILE, MANIFEST_FILE, prepared_target
+from outrider_core.targets.bundle import GRAPH_FILE, MANIFEST_FILE
 from outrider_core.targets.config import TargetConfig, UnsupportedTarget
-from outrider_core.targets.weights import BrokenWeights, GgufWeights
+from outrider_core.targets.source import TargetError
 
 #: memory of the process itself and of what one layer takes to be rounded
 BASE_BYTES = 500_000_000
@@ -30,24 +28,10 @@ FORMATS = {
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the user asked for; see `python -m export target --help`. prompts: None: the fixed set."""
-
-    target: str
-    output: Path
-    bits: int = 8
-    prompts: tuple[str, ...] | None = None
-    answer_tokens: int = 96
-    compare: bool = True
-
-
-@dataclass(frozen=True)
 class TargetPlan:
-    """Sizes in bytes. source: a model's folder or a GGUF file. with_reference: a float32 copy is made on the way."""
+    """Sizes in bytes. with_reference: a float32 copy is made on the way."""
 
-    options: Options
-    source: Path
-    identity: str
+    options: TargetOptions
     config: TargetConfig
     bundle_bytes: int
     disk_bytes: int
@@ -55,42 +39,28 @@ class TargetPlan:
     with_reference: bool
 
 
-def make_plan(options: Options) -> TargetPlan:
+def make_plan(options: TargetOptions) -> TargetPlan:
     """Look at the target's files, refuse what cannot work, and estimate. Raises TargetError with one clear line."""
-    _check_output(options.output)
-    if prepared_target(options.target):
-        raise TargetError(f"{options.target} is a target bundle already; give the model that it was made from")
-    source = find_source(options.target)
-    config = shape_of(options.target, source)
+    _check_output(options.output_dir)
+    source = options.target
+    if source.prepared:
+        raise TargetError(f"{source.name} is a target bundle already; give the model that it was made from")
+    try:
+        config = source.shape()
+    except UnsupportedTarget as error:
+        raise TargetError(f"{source.name}: {error}") from None
     with_reference = options.bits < 32 and (options.compare or options.bits == 4)
     size = bundle_bytes(config, options.bits)
     reference = bundle_bytes(config, 32) if with_reference else 0
     loaded = LOADED[options.bits] * size + (LOADED[32] * reference)
     return TargetPlan(
         options,
-        source,
-        model_identity(source),
         config,
         bundle_bytes=size,
         disk_bytes=size + reference + (size if options.bits == 8 else 0),
         memory_bytes=int(BASE_BYTES + loaded),
         with_reference=with_reference,
     )
-
-
-def shape_of(name: str, source: Path) -> TargetConfig:
-    """The shapes of a model in a folder or a GGUF file, if it can be lowered. Raises TargetError."""
-    from outrider_core.targets.convert import check_source  # takes memory, so only where it is needed
-
-    try:
-        check_source(source)
-        if source.is_file():
-            return GgufWeights(source).config
-        return TargetConfig.from_json(json.loads((source / "config.json").read_text()))
-    except UnsupportedTarget as error:
-        raise TargetError(f"{name}: {error}") from None
-    except (BrokenWeights, ValueError, OSError, KeyError) as error:
-        raise TargetError(f"{name}: the files in {source} do not load: {error}") from None
 
 
 def bundle_bytes(config: TargetConfig, bits: int) -> int:
@@ -109,19 +79,19 @@ def bundle_bytes(config: TargetConfig, bits: int) -> int:
 def check_resources(plan: TargetPlan) -> None:
     """Raise TargetError if disk or memory will not do."""
     remedy = "close other programs" + (", or add --no-compare" if plan.with_reference else "")
-    if why := lacking(plan.options.output, plan.disk_bytes, plan.memory_bytes, remedy):
+    if why := lacking(plan.options.output_dir, plan.disk_bytes, plan.memory_bytes, remedy):
         raise TargetError(why)
 
 
 def show_plan(plan: TargetPlan, console: Console) -> None:
     options, config = plan.options, plan.config
-    table = Table(title=f"target bundle of {options.target}", title_justify="left", show_header=False)
+    table = Table(title=f"target bundle of {options.target.name}", title_justify="left", show_header=False)
     table.add_column("what")
     table.add_column("how")
     table.add_row("target", f"{config.family}, {config.linear_weights / 1e6:.0f} million weights in linear layers")
     table.add_row("bundle", f"about {plan.bundle_bytes / 1e6:.0f} MB: {FORMATS[options.bits]}")
     table.add_row("memory", f"about {plan.memory_bytes / 1e9:.1f} GB")
-    table.add_row("disk", f"about {plan.disk_bytes / 1e9:.2f} GB while it is made, in {options.output.parent}")
+    table.add_row("disk", f"about {plan.disk_bytes / 1e9:.2f} GB while it is made, in {options.output_dir.parent}")
     compared = "with the same weights in float32" if plan.with_reference and options.compare else "not compared"
     table.add_row("compared", compared if options.bits < 32 else "it is what others are compared with")
     console.print(table)

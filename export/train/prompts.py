@@ -17,14 +17,6 @@ from outrider_core.chat.boundary import boundary_of, render_chat
 
 #: how self-written prompts may begin
 OPENINGS = Path(__file__).with_name("openings.txt").read_text(encoding="utf-8").splitlines()
-TASKS = (
-    "Summarize: {text}",
-    "{text}\n\nSummarize the text above in a few sentences.",
-    "{text}\n\nBased on the text above, answer this: {question}",
-    "Rewrite the following text in simple words.\n\n{text}",
-    "Correct all mistakes in this text:\n{text}",
-)
-TASK_WORDS = (60, 330)  # least and most words of a text
 _USER, _ASSISTANT = "\x02one\x03", "\x02two\x03"  # stand in a rendered template for what will be said there
 
 
@@ -65,23 +57,10 @@ def read_prompts(paths: Iterable[Path]) -> list[tuple[str, ...]]:
     return prompts
 
 
-def compose(texts: Sequence[str], count: int, rng: random.Random) -> list[str]:
-    """`count` tasks on longer texts, which are put together from `texts`: what a drafter must learn to copy from."""
-    tasks = []
-    for _ in range(count):
-        task, words = rng.choice(TASKS), rng.randint(*TASK_WORDS)
-        parts: list[str] = []
-        while len(" ".join(parts).split()) < words:
-            parts.append(rng.choice(texts).strip())
-        tasks.append(task.format(text="\n".join(parts), question=rng.choice(texts).strip()))
-    return tasks
-
-
 def plan(
     prompts: Sequence[tuple[str, ...]],
     *,
     limit: int = 0,
-    composed: int = 0,
     self_prompts: int = 0,
     openings: Sequence[str] = OPENINGS,
     sampled: float = 0.0,
@@ -90,8 +69,8 @@ def plan(
 ) -> list[Conversation]:
     """Conversations in random order, the same for the same arguments.
 
-    limit: the most of `prompts` that are used; 0 takes all. composed: tasks on longer texts made of `prompts`.
-    self_prompts: how many the target writes itself, half of them from scratch, the others after one of `openings`.
+    limit: the most of `prompts` that are used; 0 takes all. self_prompts: how many the target
+    writes itself, half of them from scratch, the others after one of `openings`.
     sampled: share of conversations answered at a temperature drawn evenly from 0 to 1; the others are greedy.
     follow_ups: share of one-turn conversations that get a second turn, written by the target.
     """
@@ -99,9 +78,6 @@ def plan(
     order = list(prompts)
     rng.shuffle(order)
     asked = [tuple(UserTurn(text) for text in turns) for turns in order[: limit or None]]
-    if composed and not prompts:
-        raise ValueError("--composed puts tasks together from --prompts; give some")
-    asked += [(UserTurn(task),) for task in compose([turns[0] for turns in order], composed, rng)]
     for _ in range(self_prompts):
         asked.append((UserTurn(rng.choice(openings) if openings and rng.random() < 0.5 else "", True),))
     rng.shuffle(asked)

@@ -45,10 +45,10 @@ from torch import Tensor
 from export.train.checkpoint import Checkpoint, first_line, open_checkpoint, read_tensors
 from outrider_core.models.drafter_arrays import CONFIG_FILE, WEIGHTS_FILE
 from outrider_core.models.drafter_files import save_drafter
-from outrider_core.models.identity import model_identity
 from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import DrafterError, MoAConfig
-from outrider_core.models.target import SUPPORTED_FAMILIES, TargetError, head_dim_of, resolve_target
+from outrider_core.models.target import SUPPORTED_FAMILIES, head_dim_of, model_folder
+from outrider_core.targets.source import TargetError, TargetSource
 
 #: the authors trained on conversations cut at this length
 TRAINED_CONTEXT = 2048
@@ -59,7 +59,7 @@ FLOATS = ("F64", "F32", "BF16", "F16")
 
 def import_checkpoint(
     source: str | Path,
-    target: str,
+    target: TargetSource,
     output: Path,
     *,
     draft_vocab_ids: Tensor | None = None,
@@ -68,7 +68,7 @@ def import_checkpoint(
     """Write the checkpoint `source` as the drafter folder `output` for `target` and return its shapes.
 
     source: folder or Hugging Face id of a checkpoint in the authors' layout (see the module's table).
-    target: alias, Hugging Face id or folder; only its config is read, so memory holds the drafter alone.
+    target: only its config is read, so memory holds the drafter alone.
     draft_vocab_ids: [draft_vocab] integers, the token ids the device can propose, in the order of its LM head's
     rows; default: all. max_context: longest conversation, in tokens; default: the smaller of 2048 (what the authors
     trained on) and the target's.
@@ -77,17 +77,17 @@ def import_checkpoint(
     other files, which is replaced. Raises DrafterError or TargetError with one clear line; `output` is then as it was.
     """
     _check_output(output)
-    folder = resolve_target(target)
-    shape = _target_config(target, folder)
+    folder = model_folder(target)
+    shape = _target_config(target.name, folder)
     checkpoint = open_checkpoint(source)
     _refuse_other_networks(checkpoint, shape)
     ids = _draft_ids(draft_vocab_ids, shape.vocab_size)
-    config = _moa_config(checkpoint, shape, model_identity(folder), len(ids), max_context)
+    config = _moa_config(checkpoint, shape, target.identity, len(ids), max_context)
     _check_tensors(checkpoint, config)
     notes = {
         "imported": True,
         "source": checkpoint.name,
-        "target": folder.name if Path(target).expanduser().is_dir() else target,
+        "target": target.shown_name,
         **({} if checkpoint.stated else {"config": "none, the target's was taken"}),
         "target_layer_inference": "0" if "target_layer_inference" in checkpoint.config else "0, not stated",
     }

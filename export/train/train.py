@@ -17,7 +17,7 @@ from export.train.forecast import forecast, forecast_training
 from export.train.ngrams import count_ngrams
 from export.train.on_policy import own_text_rounds, some_of
 from export.train.precision import training_dtype
-from export.train.prompts import OPENINGS, Conversation, plan, read_prompts
+from export.train.prompts import Conversation, plan, read_prompts
 from export.train.share import Share
 from export.train.train_options import TrainOptions
 from export.train.trainer import Point, Trainer
@@ -89,7 +89,6 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
     notes = {
         "target": target.name,
         "prompt_files": [path.name for path in options.prompts],
-        "composed": options.composed,
         "self_prompts": options.self_prompts,
         "conversations": len(data.sequences),
         "answer_tokens": data.answered,
@@ -117,13 +116,10 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
 
 def plan_conversations(options: TrainOptions) -> list[Conversation]:
     """What the target is asked. Raises ValueError where there is no prompt."""
-    openings = [turns[0] for turns in read_prompts([options.openings])] if options.openings else OPENINGS
     conversations = plan(
         read_prompts(options.prompts),
         limit=options.max_prompts,
-        composed=options.composed,
         self_prompts=options.self_prompts,
-        openings=openings,
         sampled=options.sampled,
         follow_ups=options.follow_ups,
         seed=options.seed,

@@ -1,25 +1,20 @@
-"""The options of a training run: typed, checked once, with presets."""
+"""The options of `train`, with its presets, of `ngrams` and of `import`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from export.options import OptionsError, argument, build, check_bounds, option, target_option
 from export.train.recipe import TrainSettings
-from outrider_core.models.target import DEFAULT_TARGET
-
-T = TypeVar("T")
+from outrider_core.targets.source import TargetSource
 
 #: tokens per step, and the learning rate that suits them; the large ones keep a GPU busy
 SMALL, LARGE = (TrainSettings.batch_tokens, TrainSettings.learning_rate), (24576, 4e-3)
 #: steps that large ones must come to; with fewer a drafter learns too little from each token
 LEAST_LARGE_STEPS = 1000
-
-
-class OptionsError(ValueError):
-    """Options that cannot be used together, or a value out of range. The message is one line that says what to do."""
 
 
 class Preset(NamedTuple):
@@ -55,22 +50,6 @@ PRESETS = {
 PRESET_NUMBER = None
 
 
-class OptionInfo(NamedTuple):
-    """How an option is shown and checked. group: heading in the help; least, most: bounds of a number."""
-
-    group: str
-    text: str
-    metavar: str | None = None
-    least: float | None = None
-    most: float | None = None
-    choices: tuple[str, ...] = ()
-
-
-def _option(default: T, *info: Any, **more: Any) -> T:
-    value: Any = field(default=default, metadata={"info": OptionInfo(*info, **more)})
-    return value  # type: ignore[no-any-return]
-
-
 @dataclass(frozen=True)
 class TrainOptions:
     """Everything that a training run depends on. Raises OptionsError where it cannot be carried out.
@@ -78,107 +57,107 @@ class TrainOptions:
     Lengths are in tokens of the target, shares are 0..1.
     """
 
-    output_dir: Path
-    preset: str = _option("default", "common", "starting point for all other options", choices=tuple(PRESETS))
-    prompts: tuple[Path, ...] = _option(
-        (), "common", "JSONL with `prompt` or `turns`, or plain text with one prompt a line", "FILE"
+    output_dir: Path = argument(
+        "drafter folder to write", positional=False, needed=False, metavar="DIR", group="common"
     )
-    self_prompts: int = _option(
-        0, "common", "let the target write N prompts of its own (without N: the preset's number)", "N", 0
+    preset: str = option("default", "starting point for all other options", choices=tuple(PRESETS), group="common")
+    prompts: tuple[Path, ...] = option(
+        (), "JSONL with `prompt` or `turns`, or plain text with one prompt a line", "FILE", group="common"
     )
-    target: str = _option(DEFAULT_TARGET, "common", "alias, Hugging Face id or folder")
+    self_prompts: int = option(
+        0, "let the target write N prompts of its own (without N: the preset's number)", "N", 0, group="common"
+    )
+    target: TargetSource = target_option("alias, Hugging Face id or folder", group="common")
 
-    answers: Path | None = _option(  # noqa: RUF009 - a Path is immutable
+    answers: Path | None = option(
         None,
-        "text",
         "train on an answers file of an earlier run, or on a corpus of answers; no prompts are needed",
         "FILE",
+        group="text",
     )
-    max_prompts: int = _option(
-        0, "text", "use at most this many prompts of the files, chosen by --seed; 0: all", "N", 0
+    max_prompts: int = option(
+        0, "use at most this many prompts of the files, chosen by --seed; 0: all", "N", 0, group="text"
     )
-    composed: int = _option(0, "text", "add N tasks on longer texts, put together from --prompts", "N", 0)
-    openings: Path | None = _option(  # noqa: RUF009 - a Path is immutable
-        None, "text", "half of the target's own prompts begin with a line of this file; default: a list of ours", "FILE"
+    follow_ups: float = option(
+        0.2,
+        "share of one-turn conversations that get a second turn, written by the target",
+        "SHARE",
+        0,
+        1,
+        group="text",
     )
-    follow_ups: float = _option(
-        0.2, "text", "share of one-turn conversations that get a second turn, written by the target", "SHARE", 0, 1
+    sampled: float = option(
+        0.25, "share of conversations answered at a temperature drawn evenly from 0 to 1", "SHARE", 0, 1, group="text"
     )
-    sampled: float = _option(
-        0.25, "text", "share of conversations answered at a temperature drawn evenly from 0 to 1", "SHARE", 0, 1
-    )
-    max_prompt_tokens: int = _option(512, "text", "conversations with longer user turns are left out", "N", 1)
-    max_new_tokens: int = _option(192, "text", "most tokens of an answer", "N", 1)
-    max_tokens: int = _option(768, "text", "most tokens of a conversation", "N", 1)
+    max_prompt_tokens: int = option(512, "conversations with longer user turns are left out", "N", 1, group="text")
+    max_new_tokens: int = option(192, "most tokens of an answer", "N", 1, group="text")
+    max_tokens: int = option(768, "most tokens of a conversation", "N", 1, group="text")
 
-    start_from: tuple[Path, ...] = _option(
+    start_from: tuple[Path, ...] = option(
         (),
-        "training",
         "go on from this drafter, with its shapes and draft vocabulary; of several, from the mean of their weights",
         "DIR",
+        group="training",
     )
-    epochs: int = _option(
+    epochs: int = option(
         TrainSettings.epochs,
-        "training",
         "passes over the text; 0: only --own-text, if given, and what is measured at the end",
         "N",
         0,
+        group="training",
     )
-    batch_tokens: int = _option(
+    batch_tokens: int = option(
         0,
-        "training",
         f"tokens per step, padding included; 0: {LARGE[0]:,} on a GPU if these are {LEAST_LARGE_STEPS:,} or more, "
         f"else {SMALL[0]:,}",
         "N",
         0,
+        group="training",
     )
-    learning_rate: float = _option(
+    learning_rate: float = option(
         0.0,
-        "training",
         f"at its highest; 0: {LARGE[1]:g} where --batch-tokens 0 takes the large steps, else {SMALL[1]:g}",
         "RATE",
         0,
+        group="training",
     )
-    own_text: int = _option(
-        0, "training", "a last stage that learns from N texts which the drafter itself wrote on alone", "N", 0
+    own_text: int = option(
+        0, "a last stage that learns from N texts which the drafter itself wrote on alone", "N", 0, group="training"
     )
-    on_policy: int = _option(
-        1, "training", "rounds of that stage, each with N other texts, written by what the round before left", "N", 1
+    on_policy: int = option(
+        1,
+        "rounds of that stage, each with N other texts, written by what the round before left",
+        "N",
+        1,
+        group="training",
     )
-    layers: int = _option(6, "training", "target layers that the drafter's server half reads", "N", 1)
-    draft_vocab: int = _option(12288, "training", "most frequent tokens, which the device can propose", "N", 1)
-    max_context: int = _option(2048, "training", "longest conversation a device may hold", "N", 1)
+    layers: int = option(6, "target layers that the drafter's server half reads", "N", 1, group="training")
+    draft_vocab: int = option(12288, "most frequent tokens, which the device can propose", "N", 1, group="training")
+    max_context: int = option(2048, "longest conversation a device may hold", "N", 1, group="training")
 
-    work_dir: Path = _option(  # noqa: RUF009 - a Path is immutable
-        Path("build/train"), "advanced", "answers, features and checkpoints of all runs", "DIR"
+    work_dir: Path = option(
+        Path("build/train"), "answers, features and checkpoints of all runs", "DIR", group="advanced"
     )
-    features: str = _option(
+    features: str = option(
         "auto",
-        "advanced",
         "what the target knows of its text: kept in a file, or computed for every batch; auto: online on a GPU",
         choices=("auto", "cache", "online"),
+        group="advanced",
     )
-    writer: str = _option(
+    writer: str = option(
         "auto",
-        "advanced",
         "what writes the answers: torch, or the target's 8-bit copy, which a verifier on a CPU serves and which is "
         "several times as fast there; auto: the copy on a CPU where it is made already or 500 conversations are left",
         choices=("auto", "onnx", "torch"),
+        group="advanced",
     )
-    slots: int = _option(128, "advanced", "conversations answered at a time", "N", 1)
-    device: str = _option("auto", "advanced", "cpu, cuda or auto")
-    threads: int = _option(0, "advanced", "CPU threads; 0: torch's choice", "N", 0)
-    seed: int = _option(0, "advanced", "of everything that is drawn", "N", 0)
+    slots: int = option(128, "conversations answered at a time", "N", 1, group="advanced")
+    device: str = option("auto", "cpu, cuda or auto", group="advanced")
+    threads: int = option(0, "CPU threads; 0: torch's choice", "N", 0, group="advanced")
+    seed: int = option(0, "of everything that is drawn", "N", 0, group="advanced")
 
     def __post_init__(self) -> None:
-        for name, info in OPTIONS.items():
-            value = getattr(self, name)
-            if info.least is not None and value < info.least:
-                raise OptionsError(f"{flag(name)} {value} is too small; give {info.least:g} or more")
-            if info.most is not None and value > info.most:
-                raise OptionsError(f"{flag(name)} {value} is too large; give {info.most:g} or less")
-            if info.choices and value not in info.choices:
-                raise OptionsError(f"{flag(name)} {value!r} is unknown; give one of {', '.join(info.choices)}")
+        check_bounds(self)
         if self.answers and not self.answers.is_file():
             raise OptionsError(f"--answers: {self.answers} is not a file")
         for folder in self.start_from:
@@ -201,11 +180,11 @@ class TrainOptions:
             raise OptionsError(f"--preset {name!r} is unknown; give one of {', '.join(PRESETS)}")
         preset = PRESETS[name].values
         if given.get("epochs") == 0 or "own_text" in given:  # the last stage is as it is asked for, or not at all
-            preset = {option: value for option, value in preset.items() if option not in ("own_text", "on_policy")}
+            preset = {each: value for each, value in preset.items() if each not in ("own_text", "on_policy")}
         values = {**preset, **given}
         if values.get("self_prompts", 0) is PRESET_NUMBER:
             values["self_prompts"] = PRESETS[name].self_prompts
-        return cls(**values)
+        return build(cls, values)
 
     def settings(self, tokens: int) -> TrainSettings:
         """Budget and recipe of the main stage on text of so many tokens."""
@@ -227,12 +206,29 @@ class TrainOptions:
         return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-#: how every option but the output folder is shown and checked, in the order of the help
-OPTIONS: dict[str, OptionInfo] = {f.name: f.metadata["info"] for f in fields(TrainOptions) if "info" in f.metadata}
-#: what every option is where neither the command, a file nor the preset says
-DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(TrainOptions) if f.name in OPTIONS}
+@dataclass(frozen=True)
+class NgramsOptions:
+    """See `export ngrams --help`."""
+
+    answers: tuple[Path, ...] = argument(
+        "answers files of `train`, or a corpus (`python -m export.train.corpus`)", many=True
+    )
+    drafter: Path = argument("drafter folder of the same target", positional=False)
 
 
-def flag(name: str) -> str:
-    """The command-line flag of an option."""
-    return "--" + name.replace("_", "-")
+@dataclass(frozen=True)
+class ImportOptions:
+    """See `export import --help`."""
+
+    source: str = argument("folder or Hugging Face id of the checkpoint", positional=False, parse=str)
+    target: TargetSource = argument(
+        "alias, Hugging Face id or folder it was trained on", positional=False, parse=str, open=TargetSource.resolve
+    )
+    output_dir: Path = argument("drafter folder to write", positional=False)
+    max_context: int | None = option(None, "tokens; default: 2048 or the target's, if less", parse=int)
+    draft_vocab_from: Path | None = option(
+        None,
+        "take the draft vocabulary of this drafter folder; default: the whole vocabulary, whose LM head is most of a "
+        "step's work",
+        "DRAFTER",
+    )

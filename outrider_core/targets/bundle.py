@@ -72,13 +72,6 @@ class TargetBundle:
         return self.folder / PRODUCTS_FILE
 
 
-def prepared_target(name: str) -> Path | None:
-    """The folder that `name` is, if that is a bundle, whole or not, rather than a model's name or folder."""
-    folder = Path(name).expanduser()
-    holds = (folder / MANIFEST_FILE).is_file() or (folder / GRAPH_FILE).is_file()
-    return folder if holds and not (folder / "config.json").is_file() else None
-
-
 def open_target_bundle(folder: Path, remedy: str = MADE_AGAIN) -> TargetBundle:
     """Open a bundle and check that its files are those that were written. Raises TargetBundleError.
 

@@ -3,52 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-from outrider_core.cache import cache_dir
-from outrider_core.models.identity import model_identity
-from outrider_core.models.target import eos_ids_of, find_source
-from outrider_core.protocol.wire import MAX_TOKENS
 from outrider_core.targets.bundle import (
     EXPORT_AGAIN,
-    FORMAT_VERSION,
     MANIFEST_FILE,
     TargetBundle,
+    TargetBundleError,
     open_target_bundle,
-    prepared_target,
 )
+from outrider_core.targets.config import UnsupportedTarget
+from outrider_core.targets.products import check_products, products_graph
+from outrider_core.targets.source import TargetError, TargetSource
 
 
 def cached_target(
-    name: str,
+    source: TargetSource,
     done: Callable[[int, int], None] = lambda step, steps: None,
     waiting: Callable[[], None] = lambda: None,
     bits: int = 8,
 ) -> TargetBundle:
-    """The bundle of target `name`, from the cache or made now.
+    """Open a target's bundle from the cache, or make it now; a prepared one is opened, whatever its bits.
 
-    name: alias, Hugging Face id, folder or GGUF file; or a bundle's folder, which is opened, whatever its bits. done,
-    waiting, bits: see `make_target_bundle`. Raises TargetBundleError and TargetError.
+    done, waiting, bits: see `make_target_bundle`. Raises TargetBundleError and TargetError.
     """
-    if prepared := prepared_target(name):
-        return open_target_bundle(prepared, EXPORT_AGAIN)
-    source = find_source(name)
-    identity = model_identity(source)
-    folder = cached_folder(name, identity, bits)
+    if source.prepared:
+        return open_target_bundle(source.path, EXPORT_AGAIN)
+    folder = source.bundle_folder(bits)
     if (folder / MANIFEST_FILE).is_file():
         return open_target_bundle(folder)
     from outrider_core.targets.convert import make_target_bundle  # takes memory, so only where it is needed
 
-    eos_ids = eos_ids_of(source) if source.is_dir() else ()
-    return make_target_bundle(shown_name(name), source, identity, folder, MAX_TOKENS, eos_ids, done, waiting, bits=bits)
+    return make_target_bundle(source, folder, done=done, waiting=waiting, bits=bits)
 
 
-def cached_folder(name: str, identity: str, bits: int = 8) -> Path:
-    """Where the bundle of a target lies once it is made. identity: `model_identity` of its files."""
-    kind = "" if bits == 8 else f"-{bits}bit"
-    return cache_dir() / "target-bundles" / f"{Path(name).name}-{identity}-v{FORMAT_VERSION}{kind}"
+def runnable_target(
+    source: TargetSource,
+    done: Callable[[int, int], None] = lambda step, steps: None,
+    waiting: Callable[[], None] = lambda: None,
+) -> TargetBundle:
+    """Return `cached_target` of 8 bits. Raises UnsupportedTarget too, if this machine would compute it wrongly."""
+    bundle = cached_target(source, done, waiting)
+    check_products(bundle.products.read_bytes())
+    return bundle
 
 
-def shown_name(name: str) -> str:
-    """Bundles travel, and a folder's place on this machine is nobody's business."""
-    return Path(name).name if Path(name).exists() else name
+def why_unsupported(source: TargetSource) -> str | None:
+    """Return why no 8-bit bundle of a model can run on this machine, or None. Raises TargetError."""
+    folder = source.bundle_folder()
+    try:
+        if (folder / MANIFEST_FILE).is_file():
+            check_products(open_target_bundle(folder).products.read_bytes())
+        else:
+            source.shape()
+            check_products(products_graph())
+    except UnsupportedTarget as error:
+        return str(error)
+    except TargetBundleError as error:
+        raise TargetError(str(error)) from None
+    return None

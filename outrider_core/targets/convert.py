@@ -14,6 +14,7 @@ import onnx
 from filelock import FileLock, Timeout
 
 from outrider_core.cache import sha256_of
+from outrider_core.protocol.wire import MAX_TOKENS
 from outrider_core.targets.bundle import (
     DATA_FILE,
     FORMAT_VERSION,
@@ -26,9 +27,10 @@ from outrider_core.targets.bundle import (
 )
 from outrider_core.targets.calibration import InputMoments, kept_texts, write_texts
 from outrider_core.targets.config import TargetConfig, UnsupportedTarget
-from outrider_core.targets.gguf_tokenizer import check_tokenizer, write_tokenizer
+from outrider_core.targets.gguf_tokenizer import write_tokenizer
 from outrider_core.targets.graph import TargetGraph
 from outrider_core.targets.products import products_graph, rows_graph
+from outrider_core.targets.source import TargetSource
 from outrider_core.targets.tables import INDEX_FILE, TableFile
 from outrider_core.targets.weights import BrokenWeights, GgufWeights, SafetensorsWeights, Weights
 
@@ -39,28 +41,11 @@ PLAIN_FOLDER, TEXTS_FILE = "plain", "texts.json"
 REMEDY = "free some space there, or name another folder with OUTRIDER_CACHE"
 
 
-def check_source(source: Path) -> None:
-    """Raise UnsupportedTarget unless the model in `source`, a folder or a GGUF file, can be lowered.
-
-    Only its config and the names of its files are looked at. Raises BrokenWeights for a damaged file.
-    """
-    if not source.is_dir():
-        check_tokenizer(GgufWeights(source))
-        return
-    TargetConfig.from_json(json.loads((source / "config.json").read_text()))
-    if not (source / "tokenizer.json").is_file():
-        raise UnsupportedTarget("there is no tokenizer.json, which a fast tokenizer has")
-    if not any(source.glob("*.safetensors")):
-        raise UnsupportedTarget("its weights are not in the safetensors format")
-
-
 def make_target_bundle(
-    name: str,
-    source: Path,
-    source_hash: str,
+    source: TargetSource,
     folder: Path,
-    max_positions: int,
-    eos_ids: Sequence[int] = (),
+    max_positions: int = MAX_TOKENS,
+    *,
     done: Callable[[int, int], None] = lambda step, steps: None,
     waiting: Callable[[], None] = lambda: None,
     calibrate: bool = True,
@@ -68,22 +53,21 @@ def make_target_bundle(
     first: TargetBundle | None = None,
     remedy: str = REMEDY,
 ) -> TargetBundle:
-    """Lower the model in `source`, a folder or a GGUF file, into `folder`, which appears once it is complete.
+    """Lower a model into `folder`, which appears once it is complete.
 
     Work under way lies beside it and goes on where it was interrupted (not after an error); of several processes one
-    works and the others wait. eos_ids: those of a folder; a GGUF file has its own. done(step, steps) is called after
-    every step, waiting() where another process is at work. bits: of its weights, one of BITS. calibrate: make a first
-    copy, let it write some answers, and round the weights anew by what they read then; otherwise to nearest. first:
-    that copy, where a caller has it; of 8 bits for 8, of 32 for 4. remedy: what to do where the folder cannot be
-    written. Raises TargetBundleError.
+    works and the others wait. done(step, steps) is called after every step, waiting() if another process is at work.
+    bits: of its weights, one of BITS. calibrate: make a first copy, let it write some answers, and round the weights
+    anew by what they read then; otherwise to nearest. first: that copy, if a caller has it; of 8 bits for 8, of 32 for
+    4. remedy: what to do if the folder cannot be written. Raises TargetBundleError.
     """
-    aside = folder.with_name(f".{folder.name}.{source_hash}.partial")
+    aside = folder.with_name(f".{folder.name}.{source.identity}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _alone(folder.with_name(f".{folder.name}.lock"), waiting):
             if not (folder / MANIFEST_FILE).is_file():
                 aside.mkdir(exist_ok=True)
-                lowering = _Lowering(name, source, source_hash, max_positions, eos_ids, bits)
+                lowering = _Lowering(source, max_positions, bits)
                 if calibrate and bits < 32:
                     _write_calibrated(lowering, aside, done, first)
                 else:
@@ -95,10 +79,10 @@ def make_target_bundle(
         raise TargetBundleError(f"{folder} cannot be written: {error.strerror or error}; {remedy}") from None
     except UnsupportedTarget as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise TargetBundleError(f"{name}: {error}; run it with --engine torch") from None
+        raise TargetBundleError(f"{source.name}: {error}; run it with --engine torch") from None
     except BrokenWeights as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise TargetBundleError(f"{name}: {error}") from None
+        raise TargetBundleError(f"{source.name}: {error}") from None
     except TargetBundleError:  # what an interrupted call has left is damaged
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -146,11 +130,8 @@ def _write_calibrated(
 class _Lowering:
     """What is lowered; see make_target_bundle."""
 
-    name: str
-    source: Path
-    source_hash: str
+    source: TargetSource
     max_positions: int
-    eos_ids: Sequence[int]
     bits: int
 
     def write(self, folder: Path, done: Callable[[int, int], None], moments: InputMoments | None = None) -> None:
@@ -172,8 +153,8 @@ class _Lowering:
         }
         manifest = {
             "format_version": FORMAT_VERSION,
-            "name": self.name,
-            "source_hash": self.source_hash,
+            "name": self.source.shown_name,
+            "source_hash": self.source.identity,
             "bits": self.bits,
             "config": asdict(config),
             "value_scales": scales,
@@ -186,12 +167,13 @@ class _Lowering:
 
     def _open(self, folder: Path) -> tuple[Weights, TargetConfig, Sequence[int]]:
         """The weights, their shapes and the ids that end an answer; the tokenizer's files are put into `folder`."""
-        if self.source.is_dir():
+        path = self.source.path
+        if path.is_dir():
             for name in _TOKENIZER_FILES:
-                if (self.source / name).is_file():
-                    shutil.copyfile(self.source / name, folder / name)
-            config = TargetConfig.from_json(json.loads((self.source / "config.json").read_text()))
-            return SafetensorsWeights(self.source), config, self.eos_ids
-        weights = GgufWeights(self.source)
+                if (path / name).is_file():
+                    shutil.copyfile(path / name, folder / name)
+            config = TargetConfig.from_json(json.loads((path / "config.json").read_text()))
+            return SafetensorsWeights(path), config, self.source.eos_ids
+        weights = GgufWeights(path)
         write_tokenizer(weights, folder)
         return weights, weights.config, weights.eos_ids

@@ -12,9 +12,10 @@ from android_demo.ci import app, core
 from android_demo.ci.engines import Libraries
 from cloud.torch_engine.process import VerifierProcess
 from export.bundle.bundle import write_bundle
-from export.bundle.plan import Options
+from export.bundle.bundle_options import BundleOptions
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.source import TargetSource
 from tests.android.device import MAX_CONTEXT, verifier_of, words
 from tests.android.phone import MAX_NEW, PROMPT
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
@@ -47,7 +48,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {name: root / name for name in ("target", "drafter", "bundle")}
     model = tiny_model(seed=5, dtype=torch.float32)
     save_tiny_drafter(folders["drafter"], model, save_tiny_target(folders["target"], model), torch.arange(3, 199))
-    write_bundle(Options(str(folders["target"]), folders["drafter"], folders["bundle"], quant="fp32"))
+    write_bundle(
+        BundleOptions(
+            target=TargetSource.resolve(str(folders["target"])),
+            drafter=folders["drafter"],
+            output_dir=folders["bundle"],
+            quant="fp32",
+        )
+    )
     return folders
 
 
@@ -60,7 +68,7 @@ def app_classpath(tools: core.Toolchain) -> list[Path]:
 @pytest.fixture(scope="session")
 def wanted(folders: dict[str, Path]) -> str:
     """What the target says to the phone's question: plain decoding."""
-    model = load_target(str(folders["target"]), "float64").model
+    model = load_target(TargetSource.resolve(str(folders["target"])), "float64").model
     return words(plain_decode(model, PROMPT, Sampling(), MAX_NEW, max_context=MAX_CONTEXT))
 
 

@@ -20,6 +20,7 @@ from outrider_core.chat.api.constraints import constraint_of
 from outrider_core.models.target import load_target
 from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.source import TargetSource
 from tests.android.device import MAX_CONTEXT, Device, Screen, verifier_of, words
 from tests.cloud.drive import serve
 from tests.e2e.stack import BothVersions, make_verifier
@@ -38,7 +39,7 @@ PROMPTS = [[1, 20, 30, 40], [1, *range(60, 90)], [1, 5]]
 @pytest.fixture(scope="module")
 def truth(folders: dict[str, Path]) -> Callable[[int, int], list[int]]:
     """The answer to a prompt under a sampling, by their numbers: plain decoding."""
-    model = load_target(str(folders["target"]), "float64").model
+    model = load_target(TargetSource.resolve(str(folders["target"])), "float64").model
 
     @cache
     def decode(prompt: int, sampling: int) -> list[int]:
@@ -97,7 +98,7 @@ def test_biases_and_penalties_hold_whoever_writes(
     classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess
 ) -> None:
     """The link is cut in the middle: the text is plain decoding under the same constraint."""
-    model = load_target(str(folders["target"]), "float64").model
+    model = load_target(TargetSource.resolve(str(folders["target"])), "float64").model
     fields = {"logit_bias": {"20": 2.5, "21": -100, "33": 1.5}, "frequency_penalty": 0.7, "presence_penalty": 0.4}
 
     async def run() -> list[Screen]:

@@ -24,10 +24,11 @@ from cloud.torch_engine.process import VerifierProcess
 from edge_runtime.events import Finished
 from edge_runtime.runtime import EdgeRuntime
 from export.bundle.bundle import write_bundle
-from export.bundle.plan import Options
+from export.bundle.bundle_options import BundleOptions
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
 from outrider_core.drafting.engines import open_engine
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.source import TargetSource
 from tests.android.device import Device, Screen
 from tests.android.steps import Runner, random_steps
 
@@ -77,7 +78,14 @@ def both() -> Bundle:
     except BundleError:
         pass
     shutil.rmtree(BOTH, ignore_errors=True)
-    write_bundle(Options(default.manifest.target, DRAFTER, BOTH, formats=("onnx", "executorch")))
+    write_bundle(
+        BundleOptions(
+            target=TargetSource.resolve(default.manifest.target),
+            drafter=DRAFTER,
+            output_dir=BOTH,
+            format=("onnx", "executorch"),
+        )
+    )
     return open_bundle(BOTH)
 
 

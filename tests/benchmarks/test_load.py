@@ -38,6 +38,7 @@ from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_ORDER, FINISH_EOS, FINISH_NONE, Verdict
+from outrider_core.targets.source import TargetSource
 from tests.cloud.drive import expected_path, serve
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 from tests.waiting import HANG
@@ -59,7 +60,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 def address(folders: Folders) -> Iterator[str]:
     settings = Settings(max_context=128, max_nodes=24, kv_tokens=2048, max_sessions=32, prefill_chunk=32)
     with serve(
-        Verifier(torch_model(load_target(str(folders[0]), "float64"), load_drafter(folders[1]), settings), settings)
+        Verifier(
+            torch_model(
+                load_target(TargetSource.resolve(str(folders[0])), "float64"), load_drafter(folders[1]), settings
+            ),
+            settings,
+        )
     ) as address:
         yield address
 
@@ -189,7 +195,7 @@ def test_a_run_against_a_verifier_that_runs(address: str, folders: Folders, tmp_
 
 
 def test_the_recorded_truth_is_plain_decoding(address: str, folders: Folders) -> None:
-    target = load_target(str(folders[0]), "float64")
+    target = load_target(TargetSource.resolve(str(folders[0])), "float64")
     drafter_hash = load_drafter(folders[1])[2]
     dial = Dial(f"ws://{address}/v1/verify", target.model_hash, drafter_hash)
     answer = asyncio.run(load.record(dial, [1, 20, 21], 30))

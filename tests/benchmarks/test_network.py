@@ -21,8 +21,9 @@ from benchmarks.network import DEFAULT_MODES, main
 from benchmarks.network_report import CHOICES, as_markdown, ratios, uncertainty
 from cloud.torch_engine.process import VerifierProcess
 from export.bundle.bundle import write_bundle
-from export.bundle.plan import Options
+from export.bundle.bundle_options import BundleOptions
 from outrider_core.drafting.bundle import Bundle, open_bundle
+from outrider_core.targets.source import TargetSource
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 
 NEW = 24
@@ -36,7 +37,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("network")
     model = tiny_model(seed=5, dtype=torch.float32)
     save_tiny_drafter(folder / "drafter", model, save_tiny_target(folder / "target", model))
-    write_bundle(Options(str(folder / "target"), folder / "drafter", folder / "bundle", quant="fp32"))
+    write_bundle(
+        BundleOptions(
+            target=TargetSource.resolve(str(folder / "target")),
+            drafter=folder / "drafter",
+            output_dir=folder / "bundle",
+            quant="fp32",
+        )
+    )
     questions = [{"turns": [f"w{i} w{i + 9} w{i + 30}"]} for i in range(3)]
     (folder / "questions.jsonl").write_text("\n".join(json.dumps(question) for question in questions))
     return folder

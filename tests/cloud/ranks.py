@@ -25,6 +25,7 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Verdict
 from outrider_core.targets.part import Part
+from outrider_core.targets.source import TargetSource
 from tests.cloud.drive import random_tree, started
 from tests.tiny import tiny_drafter_config
 from tests.waiting import HANG
@@ -52,12 +53,12 @@ def main() -> None:
     ranks = Ranks()
     for family in families:
         settings = Settings(max_context=128, max_nodes=24, kv_tokens=256, prefill_chunk=16, tp=2, prefix_cache="on")
-        target = load_target(str(folder / family), "float64", tp=2)
+        target = load_target(TargetSource.resolve(str(folder / family)), "float64", tp=2)
         runner = make_runner(target, settings)
         if ranks.rank > 0:
             follow(runner, ranks)
             continue
-        plain = load_target(str(folder / family), "float64").model
+        plain = load_target(TargetSource.resolve(str(folder / family)), "float64").model
         config, tensors = tiny_drafter_config(plain, target.model_hash)
         leader = Leader(runner, counted := CountedRanks(ranks), config.target_layers)
         verifier = Verifier(torch_model(target, (config, tensors, "tiny"), settings, leader), settings)

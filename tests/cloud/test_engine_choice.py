@@ -15,7 +15,7 @@ from cloud import engine_choice
 from cloud.engine_choice import Choice, choose_engine
 from cloud.loading import load_verifier
 from cloud.settings import Settings
-from outrider_core.models.target import TargetError
+from outrider_core.targets.source import TargetError, TargetSource
 from tests.cloud.running import save_folder
 
 
@@ -32,7 +32,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def chosen(folder: Path, **values: Any) -> Choice:
-    return choose_engine(Settings(model=str(folder / "target"), **values))
+    return choose_engine(Settings(**values), TargetSource.resolve(str(folder / "target")))
 
 
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_torch_that_is_not_there_is_named(folder: Path, monkeypatch: pytest.Monk
 
 def test_a_target_that_is_not_there_is_no_question_of_engines() -> None:
     with pytest.raises(TargetError, match="/nowhere: no such folder"):
-        choose_engine(Settings(model="/nowhere"))
+        load_verifier(Settings(model="/nowhere"))
 
 
 def test_the_choice_and_the_making_are_in_the_log(folder: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 from cloud.engine.drawing import HostLogits
 from cloud.engine.runner import ModelRunner
 from cloud.engine.served_model import ServedModel
-from cloud.onnx_engine.bundles import find_bundle
 from cloud.onnx_engine.loading import load_model
 from cloud.server.service import Verifier
 from cloud.settings import Settings
@@ -25,8 +24,10 @@ from outrider_core.protocol.sampling import Sampling, draw
 from outrider_core.protocol.tree import ROOT
 from outrider_core.protocol.wire import Verdict
 from outrider_core.targets.bundle import TargetBundle
+from outrider_core.targets.cached import cached_target
 from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
+from outrider_core.targets.source import TargetSource
 from tests.cloud.drive import Direct, random_tree, started
 from tests.e2e.conftest import DRAFTER, needs_default_bundle
 from tests.waiting import HANG
@@ -97,7 +98,7 @@ def plain(bundle: TargetBundle, runner: OnnxRunner, prompt: Text, sampling: Samp
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_every_row_of_logits_is_that_of_plain_decoding() -> None:
-    bundle = find_bundle("smollm2-135m-instruct")
+    bundle = cached_target(TargetSource.resolve("smollm2-135m-instruct"))
     chat, alone = open_chat_tokenizer(bundle.folder), OnnxRunner.of(bundle, 512)
     asked = [question.format(topic) for question in ASKED for topic in TOPICS]
     prompts = [tuple(chat.encode_chat([{"role": "user", "content": text}])) for text in asked[:ANSWERS]]
@@ -108,7 +109,7 @@ def test_every_row_of_logits_is_that_of_plain_decoding() -> None:
     settings = Settings(
         drafter=DRAFTER, max_context=256, max_nodes=24, tree_budget=24, kv_tokens=AT_ONCE * 64, prefill_chunk=29
     )
-    model = load_model(settings)
+    model = load_model(settings, TargetSource.resolve(settings.model))
     ledger = Ledger(model.runner)
     verifier = Verifier(ServedModel(**{**vars(model), "runner": ledger}), settings)
     rng = random.Random(0)

@@ -12,19 +12,19 @@ import pytest
 import torch
 
 from cloud.engine_choice import Choice, choose_engine
-from cloud.onnx_engine.bundles import find_bundle
 from cloud.onnx_engine.loading import load_model, onnx_model
 from cloud.server.service import Verifier
 from cloud.settings import Settings
 from outrider_core.models.host_features import HostFeatures
-from outrider_core.models.identity import model_identity
 from outrider_core.models.moa import server_half
 from outrider_core.models.moa_config import DrafterError
-from outrider_core.models.target import TargetError, eos_ids_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Verdict
 from outrider_core.targets.bundle import FORMAT_VERSION, TargetBundle
+from outrider_core.targets.cached import cached_target
 from outrider_core.targets.convert import make_target_bundle
+from outrider_core.targets.identity import model_identity
+from outrider_core.targets.source import TargetError, TargetSource
 from tests.cloud.drive import random_tree, started
 from tests.models.odd_moa import ODD, random_moa, random_sequence
 from tests.targets.plain import lowered, plain_decode_8bit, skip_unless_exact
@@ -86,17 +86,17 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path: Path, monkeypatch: pytest.M
     settings = Settings(engine="onnx", model=str(source), drafter=drafter)
     model = tiny_model(hidden=64, dtype=torch.float32)
     save_tiny_drafter(drafter, model, save_tiny_target(source, model))
-    made = find_bundle(str(source))
+    made = cached_target(TargetSource.resolve(str(source)))
     made.graph.write_bytes(made.graph.read_bytes()[:-1])
     with pytest.raises(TargetError, match=r"target\.onnx is not what was written; delete"):
-        load_model(settings)
+        load_model(settings, TargetSource.resolve(settings.model))
     config = (source / "config.json").read_text()
     (source / "config.json").write_text(config.replace('"model_type": "llama"', '"model_type": "gpt2"'))
     with pytest.raises(DrafterError, match="was trained on target"):
-        load_model(settings)
+        load_model(settings, TargetSource.resolve(settings.model))
     save_tiny_drafter(drafter, model, model_identity(source))
     with pytest.raises(TargetError, match="'gpt2' is not supported"):
-        load_model(settings)
+        load_model(settings, TargetSource.resolve(settings.model))
 
 
 @pytest.mark.parametrize("bits", [4, 32])
@@ -107,14 +107,14 @@ def test_a_prepared_bundle_is_served_from_its_folder(tmp_path: Path, bits: int) 
     save_tiny_drafter(tmp_path / "drafter", model, save_tiny_target(tmp_path / "target", model))
     identity = model_identity(tmp_path / "target")
     folder = tmp_path / "prepared"
-    made = make_target_bundle(
-        "mine", tmp_path / "target", identity, folder, 256, eos_ids_of(tmp_path / "target"), calibrate=False, bits=bits
-    )
+    made = make_target_bundle(TargetSource("mine", tmp_path / "target"), folder, 256, calibrate=False, bits=bits)
     shutil.rmtree(tmp_path / "target")
     values = {"model": str(folder), "drafter": tmp_path / "drafter", "max_context": 128, "kv_tokens": 384}
     settings = Settings(max_nodes=24, threads=1, tree_budget=8, **values)
-    assert choose_engine(settings) == Choice("onnx", "the target is a target bundle")
-    served = load_model(settings)
+    assert choose_engine(settings, TargetSource.resolve(settings.model)) == Choice(
+        "onnx", "the target is a target bundle"
+    )
+    served = load_model(settings, TargetSource.resolve(settings.model))
     assert served.name == "mine" and served.target_hash == identity and served.eos_ids == made.eos_ids == (3,)
     verifier = Verifier(served, settings)
     assert made.arithmetic.startswith(f"onnx-{bits}-v{FORMAT_VERSION}-")
@@ -131,13 +131,13 @@ def test_a_prepared_bundle_is_served_from_its_folder(tmp_path: Path, bits: int) 
         assert text == truth[: len(text)] and len(text) > 10
     for wrong in ({"engine": "torch"}, {"dtype": "float32"}):
         with pytest.raises(TargetError, match=r"is a target bundle, which torch does not run; leave out --"):
-            choose_engine(Settings(**values, **wrong))
+            choose_engine(Settings(**values, **wrong), TargetSource.resolve(str(folder)))
     (folder / "target.onnx").write_bytes(b"half")
     with pytest.raises(TargetError, match=r"target\.onnx is not what was written; copy it again, or export it again"):
-        load_model(settings)
+        load_model(settings, TargetSource.resolve(settings.model))
     (folder / "manifest.json").unlink()
     with pytest.raises(TargetError, match=r"there is no manifest\.json, so this is not a target bundle"):
-        load_model(settings)
+        load_model(settings, TargetSource.resolve(settings.model))
 
 
 def test_matrix_products_get_their_threads_back(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from cloud.settings import Quantization, Settings
 from cloud.torch_engine.loading import load_model
 from cloud.torch_engine.quantization import quantize
 from cloud.torch_engine.runner import Steps
-from outrider_core.models.target import TargetError
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Verdict
+from outrider_core.targets.source import TargetError, TargetSource
 from tests.cloud.drive import expected_path, make_verifier, random_tree, started
 from tests.cloud.running import save_folder
 from tests.cloud.test_step_plan import make_runner, needs_compiler, of_64_rows
@@ -76,9 +76,8 @@ def test_the_output_layer_and_embeddings_keep_their_numbers(quantization: Quanti
 
 def test_answers_name_the_rounding(tmp_path: Path) -> None:
     folder = save_folder(tmp_path)
-    served = load_model(
-        Settings(model=str(folder / "target"), drafter=str(folder / "drafter"), quantization="int8", device="cpu")
-    )
+    settings = Settings(drafter=str(folder / "drafter"), quantization="int8", device="cpu")
+    served = load_model(settings, TargetSource.resolve(str(folder / "target")))
     assert served.arithmetic == "torch-float32-int8"
 
 

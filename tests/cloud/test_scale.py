@@ -28,10 +28,10 @@ from cloud.scale import build
 from cloud.scaling.options import Scale, ScaleError
 from cloud.torch_engine.process import free_port
 from outrider_core.models.drafter_files import load_drafter
-from outrider_core.models.identity import model_identity
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL, Hello
+from outrider_core.targets.identity import model_identity
 from tests.cloud.drive import Client
 from tests.targets.plain import tiny_truth
 from tests.tiny import EOS, save_tiny_drafter, save_tiny_target, tiny_model

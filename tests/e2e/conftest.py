@@ -10,8 +10,9 @@ import torch
 
 from cloud.torch_engine.process import PLAIN_STREAMS, VerifierProcess
 from export.bundle.bundle import write_bundle
-from export.bundle.plan import Options
+from export.bundle.bundle_options import BundleOptions
 from outrider_core.drafting.bundle import Bundle, open_bundle
+from outrider_core.targets.source import TargetSource
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     target, drafter, bundle = root / "target", root / "drafter", root / "bundle"
     model = tiny_model(seed=5, dtype=torch.float32)
     save_tiny_drafter(drafter, model, save_tiny_target(target, model))
-    write_bundle(Options(str(target), drafter, bundle, quant="fp32"))
+    write_bundle(
+        BundleOptions(target=TargetSource.resolve(str(target)), drafter=drafter, output_dir=bundle, quant="fp32")
+    )
     return target, drafter, bundle
 
 

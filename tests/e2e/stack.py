@@ -15,6 +15,7 @@ from edge_runtime.session.timeouts import Patience
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.source import TargetSource
 from tests.tiny import plain_decode
 
 MAX_NEW = 40
@@ -29,11 +30,16 @@ SAMPLINGS = [
 
 def make_verifier(folders: tuple[Path, Path, Path]) -> Verifier:
     settings = Settings(max_context=120, max_nodes=16, kv_tokens=600, max_sessions=8, prefill_chunk=16)
-    return Verifier(torch_model(load_target(str(folders[0]), "float64"), load_drafter(folders[1]), settings), settings)
+    return Verifier(
+        torch_model(load_target(TargetSource.resolve(str(folders[0])), "float64"), load_drafter(folders[1]), settings),
+        settings,
+    )
 
 
 def oracle(folders: tuple[Path, Path, Path], prompt: list[int], sampling: Sampling) -> list[int]:
-    return plain_decode(load_target(str(folders[0]), "float64").model, prompt, sampling, MAX_NEW, max_context=120)
+    return plain_decode(
+        load_target(TargetSource.resolve(str(folders[0])), "float64").model, prompt, sampling, MAX_NEW, max_context=120
+    )
 
 
 class Screen:

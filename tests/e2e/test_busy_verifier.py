@@ -18,6 +18,7 @@ from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import ERR_UNKNOWN, Hello, Open, Opened, pack_ids
+from outrider_core.targets.source import TargetSource
 from tests.cloud.drive import Client, serve
 
 Folders = tuple[Path, Path, Path]
@@ -30,7 +31,9 @@ def test_a_device_over_its_sessions_asks_again_when_it_was_told(
     tokens = tmp_path / "tokens"
     tokens.write_text(f"app {hashlib.sha256(b'secret').hexdigest()} sessions=1\n")
     settings = Settings(max_context=120, max_nodes=16, kv_tokens=600, max_sessions=8, prefill_chunk=16)
-    model = torch_model(load_target(str(folders[0]), "float64"), load_drafter(folders[1]), settings)
+    model = torch_model(
+        load_target(TargetSource.resolve(str(folders[0])), "float64"), load_drafter(folders[1]), settings
+    )
     verifier = Verifier(model, settings, Accounts(tokens))
 
     async def answered(address: str) -> Finished:

@@ -21,6 +21,7 @@ from outrider_core.drafting.bundle import Bundle
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.source import TargetSource
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, oracle
 
@@ -33,7 +34,8 @@ PATIENCE = Patience(open=0.6, connect=0.3, silence=1.0, offline=60.0)
 def serving(folders: Folders, context: int) -> Iterator[int]:
     settings = Settings(max_context=context, max_nodes=64, kv_tokens=600, max_sessions=8, prefill_chunk=16)
     verifier = Verifier(
-        torch_model(load_target(str(folders[0]), "float64"), load_drafter(folders[1]), settings), settings
+        torch_model(load_target(TargetSource.resolve(str(folders[0])), "float64"), load_drafter(folders[1]), settings),
+        settings,
     )
     with serve(verifier) as address:
         yield int(address.rsplit(":", 1)[1])

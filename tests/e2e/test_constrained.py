@@ -23,7 +23,7 @@ from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.timeouts import Patience
 from export.bundle.bundle import write_bundle
-from export.bundle.plan import Options
+from export.bundle.bundle_options import BundleOptions
 from outrider.cli.serve import Endpoint
 from outrider_core.chat import grammar
 from outrider_core.chat.api.constraints import constraint_of
@@ -33,6 +33,7 @@ from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.target import load_target
 from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.source import TargetSource
 from tests.cloud.drive import serve
 from tests.targets.test_understudy import with_understudy
 from tests.tiny import EOS, json_tokenizer, plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
@@ -66,7 +67,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     target, drafter, bundle = root / "target", root / "drafter", root / "bundle"
     model = tiny_model(seed=5, vocab=VOCAB, dtype=torch.float32)
     save_tiny_drafter(drafter, model, save_tiny_target(target, model, TOKENIZER))
-    write_bundle(Options(str(target), drafter, bundle, quant="fp32"))
+    write_bundle(
+        BundleOptions(target=TargetSource.resolve(str(target)), drafter=drafter, output_dir=bundle, quant="fp32")
+    )
     with_understudy(target, bundle)
     return target, drafter, bundle
 
@@ -78,14 +81,17 @@ def bundle(folders: Folders) -> Bundle:
 
 def json_verifier(folders: Folders) -> Verifier:
     settings = Settings(max_context=240, max_nodes=16, kv_tokens=2000, max_sessions=8, prefill_chunk=16)
-    return Verifier(torch_model(load_target(str(folders[0]), "float64"), load_drafter(folders[1]), settings), settings)
+    return Verifier(
+        torch_model(load_target(TargetSource.resolve(str(folders[0])), "float64"), load_drafter(folders[1]), settings),
+        settings,
+    )
 
 
 def truth(folders: Folders, sampling: Sampling, prompt: list[int] = PROMPT) -> list[int]:
     constraint = constraint_of(len(prompt), VOCAB, **ASKED)
     assert constraint is not None
     rules = open_grammars(TOKENIZER.backend_tokenizer, VOCAB, [EOS]).compile(constraint.schema)
-    model = load_target(str(folders[0]), "float64").model
+    model = load_target(TargetSource.resolve(str(folders[0])), "float64").model
     tokens = plain_decode(model, prompt, sampling, MOST, rules=Rules(constraint, rules.matcher()))
     assert_valid(tokens)
     return tokens

@@ -19,17 +19,18 @@ import pytest
 import structlog
 import torch
 
-from cloud.onnx_engine.bundles import find_bundle
 from edge_runtime.events import Finished, Verified
 from edge_runtime.link.websocket import LinkRefused
 from edge_runtime.runtime import EdgeRuntime
 from export.bundle.bundle import write_bundle
-from export.bundle.plan import Options
+from export.bundle.bundle_options import BundleOptions
 from outrider.local import EngineFailed, LocalVerifier
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.cached import cached_target
+from outrider_core.targets.source import TargetSource
 from tests.targets.plain import plain_decode_8bit
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 from tests.waiting import HANG
@@ -49,8 +50,15 @@ class Folders:
         self.target, self.drafter, self.bundle = root / "target", root / "drafters" / "tiny", root / "bundle"
         model = tiny_model(seed=5, vocab=VOCAB, dtype=torch.float32)
         save_tiny_drafter(self.drafter, model, save_tiny_target(self.target, model))
-        write_bundle(Options(str(self.target), self.drafter, self.bundle, quant="fp32"))
-        self.model = load_target(str(self.target), "float64").model
+        write_bundle(
+            BundleOptions(
+                target=TargetSource.resolve(str(self.target)),
+                drafter=self.drafter,
+                output_dir=self.bundle,
+                quant="fp32",
+            )
+        )
+        self.model = load_target(TargetSource.resolve(str(self.target)), "float64").model
 
     def oracle(self, prompt: list[int], sampling: Sampling) -> list[int]:
         return plain_decode(self.model, prompt, sampling, MAX_NEW, max_context=120)
@@ -382,7 +390,7 @@ def test_default_model_on_the_command_line() -> None:
     end = json.loads(done.stdout)
     assert "Tokyo" in end["verified_text"] and end["text"] == end["verified_text"]
     bundle = open_bundle(BUNDLE)
-    target = find_bundle(bundle.manifest.target)
+    target = cached_target(TargetSource.resolve(bundle.manifest.target))
     prompt = bundle.render_chat([{"role": "user", "content": question}])
     assert end["token_ids"] == plain_decode_8bit(target, prompt, Sampling(), 24, target.eos_ids)
 

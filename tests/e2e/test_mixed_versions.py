@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from benchmarks.links import EmulatedLink
-from cloud.onnx_engine.bundles import find_bundle
 from edge_runtime.events import Event, Finished, LinkState, Verified
 from edge_runtime.link.websocket import Link
 from edge_runtime.runtime import EdgeRuntime
@@ -28,6 +27,8 @@ from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Cancel, ClientMessage
 from outrider_core.targets.bundle import TargetBundle
+from outrider_core.targets.cached import cached_target
+from outrider_core.targets.source import TargetSource
 from tests.cloud.drive import serve
 from tests.cloud.running import Running, running
 from tests.e2e.stack import MAX_NEW, SAMPLINGS, BothVersions, make_verifier, oracle
@@ -148,7 +149,7 @@ class Fleet:
         """What `eight` runs."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OUTRIDER_CACHE", str(self.folders[0].parent / "cache"))
-            return find_bundle(str(self.folders[0]))
+            return cached_target(TargetSource.resolve(str(self.folders[0])))
 
     @property
     def eight_bits(self) -> str:

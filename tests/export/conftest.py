@@ -23,7 +23,7 @@ from torch import nn
 
 from export.bundle import bundle as module
 from export.bundle.bundle import write_bundle
-from export.bundle.plan import Options
+from export.bundle.bundle_options import BundleOptions
 from export.bundle.steps import example_inputs
 from export.bundle.to_executorch import write_executorch
 from export.bundle.to_onnx import write_onnx
@@ -34,6 +34,7 @@ from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.moa import DeviceHalf, device_half_on
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target, open_target
+from outrider_core.targets.source import TargetSource
 from tests.export.tiny_training import some_sequences
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model, tiny_target
 from tests.waiting import HANG
@@ -54,9 +55,12 @@ class Folders:
     drafter: Path
     target_hash: str
 
-    def options(self, output: Path, quant: str = "fp32", *formats: str, **others: object) -> Options:
+    def options(self, output: Path, quant: str = "fp32", *formats: str, **others: object) -> BundleOptions:
         """What writes a bundle of them to `output`, for ONNX Runtime unless `formats` say otherwise."""
-        return Options(str(self.target), self.drafter, output, formats or ("onnx",), quant, **others)  # type: ignore[arg-type]
+        return BundleOptions(
+            target=TargetSource.resolve(str(self.target)), drafter=self.drafter, output_dir=output,
+            format=formats or ("onnx",), quant=quant, **others,  # type: ignore[arg-type]
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +85,7 @@ def folders(shared: Path) -> Folders:
 
 def eager_half(folders: Folders) -> DeviceHalf:
     config, tensors, _ = load_drafter(folders.drafter)
-    return device_half_on(config, tensors, *open_target(str(folders.target)).tables())
+    return device_half_on(config, tensors, *open_target(TargetSource.resolve(str(folders.target))).tables())
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +93,7 @@ def half(folders: Folders) -> DeviceHalf:
     return eager_half(folders)
 
 
-def write_loosely(options: Options) -> None:
+def write_loosely(options: BundleOptions) -> None:
     """Random weights in 4 and 8 bits flip more argmaxes than a bundle may. What a test has replaced is as it was."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(module.AGREEMENT, 8, (0.0, 0.0))

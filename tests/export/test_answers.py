@@ -12,8 +12,9 @@ import torch
 from export.train.answers import Limits, generate_answers, read_answers
 from export.train.decoder import SlotDecoder, choose
 from export.train.prompts import ChatFormat, Conversation, UserTurn, plan, read_prompts
-from outrider_core.models.target import DEFAULT_TARGET, Target, open_target
+from outrider_core.models.target import Target, open_target
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.source import TargetSource
 from tests.device import DEVICE, EXACT
 from tests.tiny import plain_decode, tiny_model, tiny_target, tiny_tokenizer
 
@@ -247,7 +248,7 @@ def test_sampled_answers_follow_the_targets_distribution() -> None:
 
 def test_plans_are_the_same_for_the_same_arguments() -> None:
     prompts = [(f"w{i} w{i + 1}",) for i in range(40)]
-    wanted = {"limit": 30, "composed": 5, "self_prompts": 8, "sampled": 0.4, "follow_ups": 0.3}
+    wanted = {"limit": 30, "self_prompts": 8, "sampled": 0.4, "follow_ups": 0.3}
     one, other, third = (plan(prompts, **wanted, seed=seed) for seed in (1, 1, 2))  # type: ignore[arg-type]
     assert one == other != third and len(one) == 30 + 5 + 8
     warm = [asked.temperature for asked in one if asked.temperature]
@@ -258,13 +259,8 @@ def test_plans_are_the_same_for_the_same_arguments() -> None:
     assert sum(len(asked.turns[0].text.split()) >= 60 for asked in one) == 5
 
 
-def test_tasks_cannot_be_composed_of_nothing() -> None:
-    with pytest.raises(ValueError, match="--composed"):
-        plan([], composed=1)
-
-
 def test_the_default_targets_template_is_cut_where_it_renders() -> None:
-    tokenizer = open_target(DEFAULT_TARGET).tokenizer
+    tokenizer = open_target(TargetSource.resolve()).tokenizer
     chat = ChatFormat(tokenizer)
     chats = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from edge_runtime.probe import TREES
 from export.bundle import bench as module
 from export.bundle.bench import HEADING, bench, bench_bundle, bench_markdown, show, write_into_report
+from export.bundle.bundle_options import BenchOptions
 from export.bundle.report import replace_section
 from outrider_core.drafting.bundle import BundleError, open_bundle
 from outrider_core.drafting.drafter import TreeShape
@@ -245,13 +246,15 @@ import sys
 from pathlib import Path
 from rich.console import Console
 from export.bundle import bench
+from export.bundle.bundle_options import BenchOptions
 
 class Meter(bench.Meter):
     def update(self, done, note):
         print(note, flush=True)
 
 bench.Meter = Meter
-bench.bench(Path(sys.argv[1]), Console(), threads=[1], widths=[1], contexts=[8], repeats=10**8)
+options = BenchOptions(bundle=Path(sys.argv[1]), threads=(1,), widths=(1,), contexts=(8,), repeats=10**8)
+bench.bench(options, Console())
 """
 
 
@@ -378,7 +381,7 @@ def test_section_is_replaced_and_nothing_else(text: str, expected: str) -> None:
 def test_broken_report_is_found_before_measuring(folder: Path, probes: Probes) -> None:
     (folder / "report.json").write_text("{")
     with pytest.raises(BundleError) as error:
-        bench(folder, Console(quiet=True))
+        bench(BenchOptions(bundle=folder), Console(quiet=True))
     assert "report.json is broken" in one_line(error) and probes.calls == []
     assert (folder / "report.json").read_text() == "{"
 
@@ -405,7 +408,7 @@ def test_failed_write_keeps_the_old_reports(
 
 def test_bench_measures_shows_and_writes(folder: Path, probes: Probes) -> None:
     console = Console(record=True, width=200, file=io.StringIO())
-    figures = bench(folder, console, threads=[1], contexts=[8], widths=[1, 2])
+    figures = bench(BenchOptions(bundle=folder, threads=(1,), contexts=(8,), widths=(1, 2)), console)
     assert json.loads((folder / "report.json").read_text())["bench"] == figures
     assert (folder / "report.md").read_text().endswith(bench_markdown(figures))
     assert "wrote the figures into" in console.export_text()

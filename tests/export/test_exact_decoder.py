@@ -17,6 +17,7 @@ from export.train.train_options import TrainOptions
 from export.train.writer import writing_copy
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.part import POOL_BLOCK
+from outrider_core.targets.source import TargetSource
 from tests.targets.plain import lowered, plain_decode_8bit
 from tests.tiny import tiny_model, tiny_target, tiny_tokenizer
 
@@ -66,7 +67,11 @@ def test_who_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def options(writer: str) -> TrainOptions:
         return TrainOptions(
-            tmp_path / "drafter", self_prompts=1, target=str(tmp_path / "model"), writer=writer, device="cpu"
+            tmp_path / "drafter",
+            self_prompts=1,
+            target=TargetSource.resolve(str(tmp_path / "model")),
+            writer=writer,
+            device="cpu",
         )
 
     assert writing_copy(options("torch"), 10_000) is None

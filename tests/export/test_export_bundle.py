@@ -26,14 +26,16 @@ from export.bundle import bundle as module
 from export.bundle import to_executorch, to_onnx
 from export.bundle.bundle import DRAFT_IDS_FILE, NULL_ROW_FILE, write_bundle
 from export.bundle.check import facts
+from export.options import OptionsError
 from outrider_core.drafting.bundle import FORMAT_VERSION, MANIFEST, SERVER_HALF_FILE, BundleError, open_bundle
 from outrider_core.drafting.engines import open_engine
 from outrider_core.drafting.engines.onnx import OnnxEngine
 from outrider_core.models.drafter_files import load_drafter, save_drafter
 from outrider_core.models.moa import SERVER_PREFIXES, DeviceHalf, server_half
 from outrider_core.models.moa_config import DrafterError
-from outrider_core.models.target import TargetError, load_target
+from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.source import TargetError, TargetSource
 from tests.export.conftest import Bundles, Folders, Reused, correlation, edit_manifest, snapshot, tree_inputs
 from tests.tiny import EOS, TEMPERATURE, save_tiny_drafter, save_tiny_target, tiny_model
 
@@ -118,7 +120,7 @@ def test_engine_file_names_no_folder_of_this_machine(bundles: Bundles) -> None:
 
 def test_bundle_renders_the_chat_as_the_target_does(exact: Path, folders: Folders) -> None:
     messages = [{"role": "user", "content": "w9 w10 w77"}, {"role": "assistant", "content": "w5"}]
-    tokenizer = load_target(str(folders.target)).tokenizer
+    tokenizer = load_target(TargetSource.resolve(str(folders.target))).tokenizer
     expected = list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
     assert open_bundle(exact).render_chat(messages) == expected == [1, 9, 10, 77, EOS, 5, EOS]
 
@@ -223,7 +225,7 @@ def test_dry_run_shows_sizes_and_writes_nothing(
     folders: Folders, reused: Reused, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = folders.options(tmp_path / "deep" / "bundle", "int4", "onnx", "executorch")
-    assert write_bundle(options, dry_run=True) == {}
+    assert write_bundle(replace(options, dry_run=True)) == {}
     assert not list(tmp_path.iterdir()) and not reused.lowered
     shown = capsys.readouterr().err
     for text in ("drafter.onnx", "drafter.pte", "int4 linears, 8-bit", "199 tokens", "64", "256", "GB", "dry run"):
@@ -234,7 +236,7 @@ def test_tight_memory_leaves_the_target_unloaded(
     folders: Folders, reused: Reused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1_500_000_000))
-    monkeypatch.setattr("export.bundle.steps.load_target", no_call)
+    monkeypatch.setattr("outrider_core.models.target.TargetFiles.load", no_call)
     report = write_bundle(folders.options(tmp_path / "bundle"))
     assert report["compared_on"].startswith("random feature rows")
     assert report["engines"]["onnx"]["parity"]["flips"] == 0
@@ -290,7 +292,7 @@ def test_another_export_starts_afresh(
         model = tiny_model(seed=1, dtype=torch.float32)
         target_hash = save_tiny_target(tmp_path / "target", model)
         save_tiny_drafter(tmp_path / "drafter", model, target_hash)
-        change = {"target": str(tmp_path / "target"), "drafter": tmp_path / "drafter"}
+        change = {"target": TargetSource.resolve(str(tmp_path / "target")), "drafter": tmp_path / "drafter"}
     reused.wrong["executorch"] = KeyboardInterrupt()
     options = folders.options(interrupted, "fp32", "onnx", "executorch")
     with pytest.raises(KeyboardInterrupt):
@@ -411,7 +413,7 @@ def refused(folders: Folders, copied: Path, reused: Reused) -> Callable[..., str
     def refused(**options: Any) -> str:
         before, beside, lines = snapshot(copied), folders_of(copied), []
         for output in (copied.parent / "new", copied):
-            with pytest.raises((BundleError, TargetError, DrafterError)) as caught:
+            with pytest.raises((OptionsError, BundleError, TargetError, DrafterError)) as caught:
                 write_bundle(replace(folders.options(output), **options))
             lines.append(str(caught.value))
             assert folders_of(copied) == beside
@@ -428,12 +430,12 @@ Refused = Callable[..., str]
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"formats": ("tflite",)}, "--format tflite is unknown (known: onnx, executorch)"),
-        ({"formats": ()}, "--format must name each engine once, such as onnx,executorch"),
-        ({"formats": ("onnx", "onnx")}, "--format must name each engine once, such as onnx,executorch"),
-        ({"quant": "int2"}, "--quant int2 is unknown (known: 8da8w, 8da4w, none, fp32, fp16, int8, int4)"),
-        ({"embedding_bits": 5}, "--embedding-bits 5 is unknown (known: 4, 8, 16, 32)"),
-        ({"backend": "vulkan"}, "--backend vulkan is unknown (known: xnnpack, coreml, qualcomm)"),
+        ({"format": ("tflite",)}, "--format tflite is unknown (known: onnx, executorch)"),
+        ({"format": ()}, "--format must name each engine once, such as onnx,executorch"),
+        ({"format": ("onnx", "onnx")}, "--format must name each engine once, such as onnx,executorch"),
+        ({"quant": "int2"}, "--quant 'int2' is unknown; give one of fp32, fp16, int8, int4, 8da8w, 8da4w, none"),
+        ({"embedding_bits": 5}, "--embedding-bits 5 is unknown; give one of 4, 8, 16, 32"),
+        ({"backend": "vulkan"}, "--backend 'vulkan' is unknown; give one of xnnpack, coreml, qualcomm"),
         ({"max_context": 0}, "--max-context 0: the drafter was made for 1..256 tokens"),
         ({"max_context": 257}, "--max-context 257: the drafter was made for 1..256 tokens"),
     ],
@@ -459,13 +461,13 @@ def test_backends_that_cannot_be(
 ) -> None:
     monkeypatch.delenv("QNN_SDK_ROOT", raising=False)
     monkeypatch.setattr(to_executorch.platform, "system", lambda: system)
-    assert line in refused(formats=("executorch",), **options)
+    assert line in refused(format=("executorch",), **options)
     assert not reused.lowered
 
 
 def test_exporter_of_executorch_not_installed(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(to_executorch.importlib.util, "find_spec", lambda name: None)
-    assert refused(formats=("executorch",)).endswith("run: pip install 'outrider[executorch]'")
+    assert refused(format=("executorch",)).endswith("run: pip install 'outrider[executorch]'")
 
 
 def test_too_little_disk(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.targets.bundle import open_target_bundle
 from outrider_core.targets.config import TargetConfig
+from outrider_core.targets.source import TargetSource
 from outrider_core.targets.understudy import Decoding, Guesser, Understudy
 from tests.export.conftest import Bundles, Folders
 from tests.targets.plain import skip_unless_exact
@@ -42,7 +43,7 @@ def folder(bundles: Bundles, folders: Folders, tmp_path: Path) -> Path:
     """A bundle with its target as the understudy, which a test may break."""
     copied = Path(shutil.copytree(bundles("int8"), tmp_path / "bundle"))
     manifest = open_bundle(copied).manifest
-    manifest.understudy = write_understudy(str(folders.target), copied, manifest.max_context)
+    manifest.understudy = write_understudy(TargetSource.resolve(str(folders.target)), copied, manifest.max_context)
     (copied / MANIFEST).write_bytes(msgspec.json.encode(manifest))
     return copied
 

@@ -19,6 +19,7 @@ from export.train.corpus import pack
 from export.train.ngrams import LEAST_RATE, LEAST_SEEN, count_ngrams
 from outrider_core.drafting.ngrams import NGRAMS_FILE, PARTS, NgramTable
 from outrider_core.models.moa_config import DrafterError
+from outrider_core.targets.source import TargetSource
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 
 Conversation = tuple[list[int], list[tuple[int, int]]]
@@ -79,7 +80,7 @@ def test_the_command_counts_answers_and_corpora(
 ) -> None:
     target, drafter = folders
     settings = Settings(model=str(target), drafter=drafter, dtype="float32", max_context=64, kv_tokens=512)
-    assert load_model(settings, "torch").ngrams is None
+    assert load_model(settings, TargetSource.resolve(settings.model), "torch").ngrams is None
     answers, corpus = tmp_path / "answers.jsonl", tmp_path / "answers.corpus"
     answers.write_text(lines(ROWS) + '{"index": 9, "ids": [1, 2')  # a kill left that
     corpus.write_bytes(pack(ROWS, {}))
@@ -89,12 +90,12 @@ def test_the_command_counts_answers_and_corpora(
         written.append((drafter / NGRAMS_FILE).read_bytes())
         assert "20 answer tokens" in capsys.readouterr().out
     assert written[0] == written[1]
-    table = load_model(settings, "torch").ngrams
+    table = load_model(settings, TargetSource.resolve(settings.model), "torch").ngrams
     assert table is not None and table.guess(1, 2) == (3, pytest.approx(3.5 / 5, abs=0.01))
     assert table.guess(8, 3) == (4, pytest.approx(7.5 / 9, abs=0.01))
     (drafter / NGRAMS_FILE).write_bytes(b"half")
     with pytest.raises(DrafterError, match="count it again"):
-        load_model(settings, "torch")
+        load_model(settings, TargetSource.resolve(settings.model), "torch")
 
 
 @pytest.mark.parametrize(

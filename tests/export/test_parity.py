@@ -36,6 +36,7 @@ from outrider_core.models.moa import DeviceHalf
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import load_target, open_target
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.source import TargetSource
 from tests.export.conftest import Bundles, Folders, correlation, difference, expected, only_drafted, stored, tree_inputs
 from tests.tiny import plain_decode
 
@@ -267,12 +268,12 @@ def test_example_mask_is_causal(half: DeviceHalf) -> None:
 
 def make_passages(folders: Folders, tmp_path: Path, load: bool) -> tuple[MoAConfig, list[Passage]]:
     config, tensors, _ = load_drafter(folders.drafter)
-    return config, passages_for(open_target(str(folders.target)), config, tensors, tmp_path, load)
+    return config, passages_for(open_target(TargetSource.resolve(str(folders.target))), config, tensors, tmp_path, load)
 
 
 def test_passages_are_the_targets_own_greedy_answers(folders: Folders, tmp_path: Path) -> None:
     config, passages = make_passages(folders, tmp_path, load=True)
-    target = load_target(str(folders.target))
+    target = load_target(TargetSource.resolve(str(folders.target)))
     assert len(passages) == len(PROMPTS)
     for passage in passages[:3]:
         prompt, answer = passage.tokens[: passage.start].tolist(), passage.tokens[passage.start :].tolist()

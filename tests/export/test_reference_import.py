@@ -21,10 +21,10 @@ import export.train.reference_import
 from export.train.reference_import import import_checkpoint
 from outrider_core.models.drafter_arrays import CONFIG_FILE, WEIGHTS_FILE
 from outrider_core.models.drafter_files import load_drafter, save_drafter
-from outrider_core.models.identity import model_identity
 from outrider_core.models.moa import device_half, server_half
 from outrider_core.models.moa_config import DrafterError, MoAConfig
-from outrider_core.models.target import TargetError
+from outrider_core.targets.identity import model_identity
+from outrider_core.targets.source import TargetError, TargetSource
 from tests.tiny import tiny_model
 
 Array = NDArray[np.float64]
@@ -115,7 +115,7 @@ class Place:
         return self
 
     def run(self, **options: Any) -> MoAConfig:
-        return import_checkpoint(self.source, str(self.target), self.output, **options)
+        return import_checkpoint(self.source, TargetSource.resolve(str(self.target)), self.output, **options)
 
 
 def make_model(family: str = "llama", tied: bool = False, seed: int = 3) -> Any:
@@ -459,7 +459,7 @@ def test_checkpoint_from_the_hub(place: Place, monkeypatch: pytest.MonkeyPatch) 
         return str(place.source)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    import_checkpoint("some/checkpoint", str(place.target), place.output)
+    import_checkpoint("some/checkpoint", TargetSource.resolve(str(place.target)), place.output)
     assert json.loads((place.output / CONFIG_FILE).read_text())["notes"]["source"] == "some/checkpoint"
     assert_same(place, place.tensors)
 
@@ -586,7 +586,9 @@ def refusal(place: Place, source: str | Path | None = None, **options: Any) -> s
     """The one line that the import is refused with; nothing may have been written."""
     existed = place.output.exists()
     with pytest.raises((DrafterError, TargetError)) as caught:
-        import_checkpoint(place.source if source is None else source, str(place.target), place.output, **options)
+        import_checkpoint(
+            place.source if source is None else source, TargetSource.resolve(str(place.target)), place.output, **options
+        )
     assert "\n" not in str(caught.value)
     assert place.output.exists() == existed
     return str(caught.value)

@@ -14,8 +14,8 @@ import torch
 
 from export.__main__ import main
 from export.target import target as module
-from outrider_core.models.identity import model_identity
 from outrider_core.targets.bundle import DATA_FILE, MANIFEST_FILE, open_target_bundle
+from outrider_core.targets.identity import model_identity
 from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
 from tests.export.conftest import ENVIRONMENT, ROOT

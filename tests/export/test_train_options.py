@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from export.__main__ import main
+from export.options import OptionsError
 from export.train.recipe import TrainSettings
-from export.train.train_command import add_train_options, next_command, read_train_options
-from export.train.train_options import DEFAULTS, LARGE, OPTIONS, PRESETS, SMALL, OptionsError, TrainOptions
+from export.train.train_command import OPTIONS, add_train_options, next_command, read_train_options
+from export.train.train_options import LARGE, PRESETS, SMALL, TrainOptions
 
 OUT = Path("drafters/mine")
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def test_two_flags_are_enough() -> None:
 def test_a_preset_gives_way_to_flags() -> None:
     quick = read("--preset", "quick", "--self-prompts", "--epochs", "3")
     assert (quick.epochs, quick.self_prompts) == (3, PRESETS["quick"].self_prompts)
-    assert quick.max_new_tokens == PRESETS["quick"].values["max_new_tokens"] < DEFAULTS["max_new_tokens"]
+    assert quick.max_new_tokens == PRESETS["quick"].values["max_new_tokens"] < OPTIONS["max_new_tokens"].default
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -141,7 +142,8 @@ def test_help_begins_with_an_example_and_describes_the_presets(capsys: pytest.Ca
     assert all(len(line) <= 120 for line in text.splitlines())
 
 
-def test_the_next_command_names_a_target_that_is_not_the_default() -> None:
+def test_the_next_command_names_a_target_that_is_not_the_default(tmp_path: Path) -> None:
     here = f"python -m export bundle --drafter {OUT} --output-dir build/bundle"
     assert next_command(read("--self-prompts")) == here
-    assert next_command(read("--self-prompts", "--target", "llama3")) == here + " --target llama3"
+    (tmp_path / "config.json").write_text("{}")
+    assert next_command(read("--self-prompts", "--target", str(tmp_path))) == here + f" --target {tmp_path}"

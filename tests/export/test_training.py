@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from export.options import OptionsError
 from export.train import precision
 from export.train import trainer as module
 from export.train.batches import Batch, build_batch, row_mask_of
@@ -18,7 +19,7 @@ from export.train.features import FeatureCache, OnlineFeatures, Sequence
 from export.train.own_text import write_alone
 from export.train.precision import training_dtype
 from export.train.recipe import TrainSettings
-from export.train.train_options import OptionsError, TrainOptions
+from export.train.train_options import TrainOptions
 from export.train.trainer import Trainer, losses
 from export.train.training_set import TrainingSet
 from outrider_core.models.drafter_files import save_drafter

@@ -19,6 +19,7 @@ from lab.lab import Lab
 from outrider_core.models.drafter_files import write_drafter
 from outrider_core.models.layers import tables_of
 from outrider_core.models.target import Target, load_target
+from outrider_core.targets.source import TargetSource
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 
 
@@ -28,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lab")
     model = tiny_model(dtype=torch.float32)
     save_tiny_drafter(folder / "moa", model, save_tiny_target(folder / "target", model))
-    target = load_target(str(folder / "target"), dtype="float32")
+    target = load_target(TargetSource.resolve(str(folder / "target")), dtype="float32")
     data = TrainingSet(target, [Sequence(list(range(4, 60)), ((2, 56),))], layers=2, draft_vocab=64, max_context=256)
     for kind in ("eagle2", "eagle3", "lm", *VARIANTS):
         student = data.student(KINDS[kind])
@@ -42,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def target(folder: Path) -> Target:
-    return load_target(str(folder / "target"), dtype="float32")
+    return load_target(TargetSource.resolve(str(folder / "target")), dtype="float32")
 
 
 @pytest.fixture(scope="module")

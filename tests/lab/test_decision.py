@@ -18,9 +18,10 @@ from lab.decision import Recorder, RecordingContender, constant_loss
 from lab.lab import Lab
 from lab.multi_candidate import EarlyStop
 from outrider_core.drafting.drafter import TreeShape
-from outrider_core.models.identity import model_identity
 from outrider_core.models.target import Target, load_target
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.identity import model_identity
+from outrider_core.targets.source import TargetSource
 from tests.tiny import plain_decode, save_tiny_drafter, tiny_model
 
 PROMPTS = [[10, 20, 30, 40, 50], [7, 8, 9], [101, 60, 61, 62, 63, 64, 65, 66, 67]]
@@ -134,7 +135,12 @@ def test_the_constant_predicts_the_mean() -> None:
 def trained(folder: Path) -> Path:
     """The folder, in which decision.safetensors is trained for one of two MoA drafters."""
     target = folder / "target"
-    save_tiny_drafter(folder / "other", load_target(str(target)).model, model_identity(target), torch.arange(8, 72))
+    save_tiny_drafter(
+        folder / "other",
+        load_target(TargetSource.resolve(str(target))).model,
+        model_identity(target),
+        torch.arange(8, 72),
+    )
     for name, first in (("train", 10), ("questions", 60)):
         rows = [json.dumps({"prompt": f"w{first + i} w{2 * i + 5}"}) for i in range(8)]
         (folder / f"{name}.jsonl").write_text("\n".join(rows))

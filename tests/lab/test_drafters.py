@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchmarks.questions import Question
 from export.bundle.bundle import write_bundle
-from export.bundle.plan import Options
+from export.bundle.bundle_options import BundleOptions
 from export.train.batches import build_batch
 from export.train.features import OnlineFeatures, Sequence
 from export.train.recipe import TrainSettings
@@ -36,6 +36,7 @@ from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
+from outrider_core.targets.source import TargetSource
 from tests.tiny import plain_decode, tiny_model
 
 PROMPTS = [[10, 20, 30, 40, 50], [7, 8, 9], [101, 60, 61, 62, 63, 64, 65, 66, 67]]
@@ -234,7 +235,14 @@ def test_bad_input_is_one_line(
 def test_the_command_compares_what_it_is_told_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     questions = [json.dumps({"question": f"w{i} w{i + 1} w{i + 2}?", "answer": "#### 4"}) for i in range(3)]
     (folder / "gsm8k.jsonl").write_text("\n".join(questions))
-    write_bundle(Options(str(folder / "target"), folder / "moa", folder / "bundle", quant="fp32"))
+    write_bundle(
+        BundleOptions(
+            target=TargetSource.resolve(str(folder / "target")),
+            drafter=folder / "moa",
+            output_dir=folder / "bundle",
+            quant="fp32",
+        )
+    )
     monkeypatch.chdir(folder)
     common = ["--target", "target", "--dtype", "float32", "--threads", "1", "--nodes", "12", "--max-new-tokens", "12"]
     asked = ["--prompts", "gsm8k.jsonl", "--drafters", "moa", "small=lm", "--lookup", "--bundle", "bundle"]

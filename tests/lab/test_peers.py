@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cloud.settings import Settings
 from export.bundle.bundle import write_bundle
-from export.bundle.plan import Options
+from export.bundle.bundle_options import BundleOptions
 from lab.peers import (
     REFERENCE,
     EnginePeer,
@@ -25,6 +25,7 @@ from lab.peers import (
     weight_megabytes,
 )
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.source import TargetSource
 from tests.tiny import EOS, plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 
 PROMPTS = [[10, 20, 30, 40, 50], [7], [101, 60, 61, 62, 63, 64, 65, 66, 67]]
@@ -121,7 +122,14 @@ def test_command_without_llama(folder: Path, capsys: pytest.CaptureFixture[str])
 def test_command_with_a_bundle(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This project's own speculation writes what it writes without."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(folder / "cache"))
-    write_bundle(Options(str(folder / "target"), folder / "drafter", folder / "bundle", quant="fp32"))
+    write_bundle(
+        BundleOptions(
+            target=TargetSource.resolve(str(folder / "target")),
+            drafter=folder / "drafter",
+            output_dir=folder / "bundle",
+            quant="fp32",
+        )
+    )
     assert main([*_arguments(folder), "--bundle", str(folder / "bundle"), "--only", "8 bits"]) == 0
     rows = json.loads((folder / "out" / "peers.json").read_text())["peers"]
     plain, *others, reference = rows

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from outrider_core.models.target import Target, load_target
+from outrider_core.targets.source import TargetSource
 from tests.tiny import save_tiny_target
 
 
 @pytest.fixture(scope="session")
 def default_target() -> Target:
     """The real default model in float32 (converted on first use, then in the user's cache)."""
-    return load_target()
+    return load_target(TargetSource.resolve())
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider_core import cache
 from outrider_core.cache import REMEMBERED_BYTES, sha256_of
-from outrider_core.models.identity import model_identity
+from outrider_core.targets.identity import model_identity
 
 
 @pytest.fixture(autouse=True)

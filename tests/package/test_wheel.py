@@ -19,7 +19,8 @@ import torch
 
 import outrider
 from export.bundle.bundle import write_bundle
-from export.bundle.plan import Options
+from export.bundle.bundle_options import BundleOptions
+from outrider_core.targets.source import TargetSource
 from tests.package.conftest import ROOT, Distributions, Installed, make_venv, pip_install
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 
@@ -116,7 +117,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tiny")
     model = tiny_model(seed=5, dtype=torch.float32)
     save_tiny_drafter(root / "drafter", model, save_tiny_target(root / "target", model))
-    write_bundle(Options(str(root / "target"), root / "drafter", root / "bundle", quant="fp32"))
+    write_bundle(
+        BundleOptions(
+            target=TargetSource.resolve(str(root / "target")),
+            drafter=root / "drafter",
+            output_dir=root / "bundle",
+            quant="fp32",
+        )
+    )
     return root
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from outrider_core.targets.convert import make_target_bundle
 from outrider_core.targets.part import Part
 from outrider_core.targets.products import check_products, rows_graph
 from outrider_core.targets.runner import OnnxRunner
+from outrider_core.targets.source import TargetSource
 from tests.tiny import tiny_tokenizer
 
 
@@ -52,6 +54,21 @@ def _inexact(bits: int) -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class TinySource(TargetSource):
+    """With the identity that tests greet verifiers with. ends: ids that end an answer."""
+
+    ends: tuple[int, ...] = ()
+
+    @property
+    def identity(self) -> str:
+        return "tiny-target"
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return self.ends
+
+
 def lowered(
     model: Any, folder: Path, calibrate: bool = False, eos_ids: Iterable[int] = (), max_context: int = 256
 ) -> TargetBundle:
@@ -60,7 +77,7 @@ def lowered(
     model.save_pretrained(source)
     tiny_tokenizer(model.config.vocab_size).save_pretrained(source)
     place = folder / "bundle"
-    return make_target_bundle("tiny", source, "tiny-target", place, max_context, tuple(eos_ids), calibrate=calibrate)
+    return make_target_bundle(TinySource("tiny", source, ends=tuple(eos_ids)), place, max_context, calibrate=calibrate)
 
 
 def tiny_truth(

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from outrider_core.models.target import gguf_of, open_target
+from outrider_core.models.target import open_target
 from outrider_core.targets.bundle import (
     DATA_FILE,
     FORMAT_VERSION,
@@ -26,6 +26,7 @@ from outrider_core.targets.bundle import (
 )
 from outrider_core.targets.convert import make_target_bundle
 from outrider_core.targets.gguf_tokenizer import write_tokenizer
+from outrider_core.targets.source import TargetSource
 from outrider_core.targets.weights import GgufWeights
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.waiting import HANG
@@ -34,6 +35,7 @@ MAKE = """
 import sys
 from pathlib import Path
 from outrider_core.targets import convert
+from outrider_core.targets.source import TargetSource
 
 def stop_at(layer, layers):
     if layer == int(sys.argv[3]):
@@ -41,7 +43,7 @@ def stop_at(layer, layers):
         sys.stdin.read()
 
 source, folder, calibrate = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[4] == "calibrate"
-convert.make_target_bundle("tiny", source, "0" * 16, folder, 128, done=stop_at, calibrate=calibrate)
+convert.make_target_bundle(TargetSource("tiny", source), folder, 128, done=stop_at, calibrate=calibrate)
 """
 
 
@@ -54,7 +56,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def make(source: Path, folder: Path, calibrate: bool = False) -> TargetBundle:
-    return make_target_bundle("tiny", source, "0" * 16, folder, 128, calibrate=calibrate)
+    return make_target_bundle(TargetSource("tiny", source), folder, 128, calibrate=calibrate)
 
 
 def hidden(folder: Path) -> list[str]:
@@ -64,10 +66,12 @@ def hidden(folder: Path) -> list[str]:
 def test_a_bundle_is_made_once_and_opens(source: Path, tmp_path: Path) -> None:
     layers = list[tuple[int, int]]()
     folder = tmp_path / "bundle"
-    made = make_target_bundle("tiny", source, "0" * 16, folder, 128, done=lambda *done: layers.append(done))
+    made = make_target_bundle(TargetSource("tiny", source), folder, 128, done=lambda *done: layers.append(done))
     assert sorted(set(layers)) == [(step, 12) for step in range(12)] and layers == sorted(layers)
     assert hidden(folder) == []
-    assert make_target_bundle("tiny", source, "0" * 16, folder, 128, done=lambda *_: pytest.fail("made again")) == made
+    assert (
+        make_target_bundle(TargetSource("tiny", source), folder, 128, done=lambda *_: pytest.fail("made again")) == made
+    )
     assert made.config.num_hidden_layers == 4 and made.max_positions == 128 and len(made.value_scales) == 4
     assert {path.name for path in folder.iterdir()} >= {"tokenizer.json", "target.onnx", DATA_FILE}
 
@@ -170,8 +174,8 @@ def test_what_cannot_be_lowered_is_one_line(source: Path, tmp_path: Path) -> Non
 
 def test_a_gguf_tokenizer_is_that_of_transformers(tmp_path: Path) -> None:
     """Token ids and template of the default target, read from its GGUF file without torch."""
-    write_tokenizer(GgufWeights(gguf_of("smollm2-135m-instruct")), tmp_path)
-    theirs = open_target().tokenizer
+    write_tokenizer(GgufWeights(TargetSource.resolve("smollm2-135m-instruct").path), tmp_path)
+    theirs = open_target(TargetSource.resolve()).tokenizer
     ours = AutoTokenizer.from_pretrained(tmp_path)
     assert json.loads(ours.backend_tokenizer.to_str()) == json.loads(theirs.backend_tokenizer.to_str())
     assert ours.chat_template == theirs.chat_template
@@ -194,7 +198,7 @@ def test_who_waits_for_another_process_is_told_once(source: Path, tmp_path: Path
             stdin.close()  # it goes on
 
         made = make_target_bundle(
-            "tiny", source, "0" * 16, folder, 128, done=lambda *_: pytest.fail("made again"), waiting=waiting
+            TargetSource("tiny", source), folder, 128, done=lambda *_: pytest.fail("made again"), waiting=waiting
         )
         assert process.wait(HANG) == 0
     assert told == ["waits"] and made.folder == folder and hidden(folder) == []

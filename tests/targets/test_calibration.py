@@ -18,6 +18,7 @@ from outrider_core.targets.convert import make_target_bundle
 from outrider_core.targets.part import Part
 from outrider_core.targets.quantise import quantise8
 from outrider_core.targets.runner import OnnxRunner
+from outrider_core.targets.source import TargetSource
 from outrider_core.targets.weights import Floats
 from tests.targets.plain import lowered
 from tests.tiny import tiny_model
@@ -107,7 +108,7 @@ def test_a_calibrated_copy_is_nearer_to_the_model(tmp_path: Path) -> None:
     plain = lowered(model, tmp_path)
     for path in (tmp_path / "source").glob("chat_template*"):
         path.unlink()
-    calibrated = make_target_bundle("tiny", tmp_path / "source", "0" * 16, tmp_path / "calibrated", 40)
+    calibrated = make_target_bundle(TargetSource("tiny", tmp_path / "source"), tmp_path / "calibrated", 40)
     with torch.inference_mode():
         wanted = model(torch.tensor([TEXTS[1][:32]])).logits[0].numpy()
 

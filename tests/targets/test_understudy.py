@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from export.bundle.understudy import write_understudy
 from outrider_core.drafting.bundle import MANIFEST, UNDERSTUDY_FOLDER, Bundle, BundleError, open_bundle
-from outrider_core.models.identity import model_identity
 from outrider_core.protocol.constraint import Constraint, Rules, pack_bias
 from outrider_core.protocol.sampling import Sampling, draw
 from outrider_core.targets import understudy as module
 from outrider_core.targets.bundle import open_target_bundle
+from outrider_core.targets.identity import model_identity
 from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
+from outrider_core.targets.source import TargetSource
 from outrider_core.targets.understudy import DRY_ALLOWED, READ_CHUNK, Decoding, Understudy, UnderstudyError, repetitions
 from tests.edge_runtime.test_probe import tiny_bundle
 from tests.targets.plain import skip_unless_exact
@@ -43,7 +44,7 @@ def source_of(folder: Path, vocab: int = 199) -> Path:
 def with_understudy(source: Path, folder: Path, bits: int = 8) -> Path:
     """`folder`, a bundle, with the model `source` as its understudy."""
     manifest = open_bundle(folder).manifest
-    manifest.understudy = write_understudy(str(source), folder, manifest.max_context, bits=bits)
+    manifest.understudy = write_understudy(TargetSource.resolve(str(source)), folder, manifest.max_context, bits=bits)
     (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
     return folder
 
@@ -235,16 +236,16 @@ def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source", vocab=150)
     bundle = tiny_bundle(tmp_path / "bundle", max_context=CONTEXT)
     with pytest.raises(BundleError, match="another vocabulary"):
-        write_understudy(str(source), bundle, CONTEXT)
+        write_understudy(TargetSource.resolve(str(source)), bundle, CONTEXT)
 
 
 def test_an_interrupted_export_of_another_one_leaves_nothing(tmp_path: Path) -> None:
     first, target = source_of(tmp_path / "first"), tiny_bundle(tmp_path / "bundle", max_context=CONTEXT)
-    write_understudy(str(first), target, CONTEXT)
+    write_understudy(TargetSource.resolve(str(first)), target, CONTEXT)
     second = tmp_path / "second"
     tiny_model(hidden=64, seed=4, vocab=199, dtype=torch.float32).save_pretrained(second)
     tiny_tokenizer(199).save_pretrained(second)
-    entry = write_understudy(str(second), target, CONTEXT)
+    entry = write_understudy(TargetSource.resolve(str(second)), target, CONTEXT)
     assert open_target_bundle(target / UNDERSTUDY_FOLDER).source_hash == entry.source_hash == model_identity(second)
 
 
@@ -252,7 +253,7 @@ def test_a_model_that_reads_less_than_the_bundle_is_refused(tmp_path: Path) -> N
     source = source_of(tmp_path / "source")
     bundle = tiny_bundle(tmp_path / "bundle", max_context=CONTEXT)
     with pytest.raises(BundleError, match="--max-context 512"):
-        write_understudy(str(source), bundle, 1000)
+        write_understudy(TargetSource.resolve(str(source)), bundle, 1000)
 
 
 # loops

@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from outrider_core.models.target import DEFAULT_TARGET, gguf_of, resolve_target
+from outrider_core.models.target import model_folder
 from outrider_core.targets.quantise import Rotation, hadamard_block, quantise8, rotate_blocks
+from outrider_core.targets.source import DEFAULT_TARGET, TargetSource
 from outrider_core.targets.weights import BrokenWeights, GgufWeights, SafetensorsWeights
 
 
@@ -27,7 +28,10 @@ def test_every_number_format(tmp_path: Path, dtype: torch.dtype) -> None:
 
 
 def test_a_gguf_file_holds_what_transformers_makes_of_it() -> None:
-    ours, theirs = GgufWeights(gguf_of(DEFAULT_TARGET)), SafetensorsWeights(resolve_target(DEFAULT_TARGET))
+    ours, theirs = (
+        GgufWeights(TargetSource.resolve(DEFAULT_TARGET).path),
+        SafetensorsWeights(model_folder(TargetSource.resolve())),
+    )
     names = ("embed_tokens", "norm", "layers.3.input_layernorm", "layers.29.mlp.down_proj")
     for name in (*names, *(f"layers.7.self_attn.{part}_proj" for part in "qkvo")):
         np.testing.assert_array_equal(ours.read(name), theirs.read(name))

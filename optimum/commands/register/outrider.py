@@ -20,14 +20,17 @@ class OutriderExportCommand(BaseOptimumCLICommand):
 
     @staticmethod
     def parse_args(parser: ArgumentParser) -> None:
-        from export.__main__ import add_bundle_options
+        from export.bundle.bundle_options import BundleOptions
+        from export.options import add_options
 
-        add_bundle_options(parser)
+        add_options(parser, BundleOptions)
 
     def run(self) -> None:
         from export.__main__ import guarded, run_bundle
+        from export.bundle.bundle_options import BundleOptions
+        from export.options import read_options
 
-        sys.exit(guarded(lambda: run_bundle(self.args)))
+        sys.exit(guarded(lambda: run_bundle(read_options(BundleOptions, self.args))))
 
 
 REGISTER_COMMANDS = [(OutriderExportCommand, ExportCommand)]

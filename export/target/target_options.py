@@ -1,0 +1,25 @@
+"""The options of `export target`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from export.options import argument, option
+from outrider_core.arguments import positive_int
+from outrider_core.targets.source import TargetSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """See `export target --help`."""
+
+    target: TargetSource = argument("alias, Hugging Face id, folder or GGUF file", parse=str, open=TargetSource.resolve)
+    output_dir: Path = argument("folder to write; replaced if it is such a bundle", positional=False)
+    bits: int = option(8, "of the weights; 4 and 8 are calibrated, 32 is float32", choices=(4, 8, 32))
+    prompts: tuple[Path, ...] = option(
+        (), "what the target answers for the comparison with float32; default: a fixed set", "FILE"
+    )
+    answer_tokens: int = option(96, "of each such answer", parse=positive_int)
+    compare: bool = option(True, "spare the float32 copy: report no quality")
+    dry_run: bool = option(False, "show sizes and memory needed, write nothing")

