@@ -22,7 +22,7 @@ from edge_runtime.arguments import checked_length, checked_sampling, checked_sto
 from edge_runtime.context import FittedMessages, fit_messages
 from edge_runtime.events import Event
 from edge_runtime.link.transport import LinkMaker, VerifierLink
-from edge_runtime.link.websocket import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
+from edge_runtime.link.websocket import EngineFailed, Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from edge_runtime.session.feature_rows import RowsSeen
 from edge_runtime.session.policy import Policy, UnderstudyUse, WhoWrites
 from edge_runtime.session.record import constraint_of as recorded_constraint
@@ -185,7 +185,7 @@ class EdgeRuntime:
                 self.link_error, self.link_refused = "", False
             case LinkDown(reason=reason, refused=refused):
                 self.link_error, self.link_refused = reason, refused
-            case LinkRefused():
+            case LinkRefused() | EngineFailed():
                 self.link_error, self.link_refused = str(event), True
         self._inbox.put_nowait(event)
 
@@ -242,8 +242,9 @@ class EdgeRuntime:
         the tools itself. Closing the iterator cancels.
         Raises ValueError at once on an argument out of bounds and on a prompt that leaves no room. While events are
         read: RuntimeError where the runtime is not entered or an answer is already on its way, DrafterFailed where
-        the device's engine fails, LinkRefused only of a verifier in this process (`outrider.local`): what one elsewhere
-        refuses, another at its address may accept, so it is a link that is down, with the reason in `LinkState.detail`.
+        the device's engine fails, LinkRefused and EngineFailed only of a verifier in this process (`outrider.local`):
+        what one elsewhere refuses, another at its address may accept, so it is a link that is down, with the reason in
+        `LinkState.detail`.
         """
         sampling = checked_sampling(temperature, top_k, top_p, min_p, seed)
         length, stops = checked_length(max_new_tokens), checked_stops(stop)

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
         RolledBack,
         Verified,
     )
-    from edge_runtime.link.websocket import LinkRefused
+    from edge_runtime.link.websocket import EngineFailed, LinkRefused
     from edge_runtime.runtime import EdgeRuntime
     from edge_runtime.session.policy import Policy
     from edge_runtime.session.timeouts import Patience
-    from outrider.local import EngineFailed, LocalVerifier
+    from outrider.local import LocalVerifier
     from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
     from outrider_core.drafting.drafter import TreeShape
 
@@ -49,7 +49,7 @@ _HOMES = {
     "ConversationTooLong": "edge_runtime.context",
     "DrafterFailed": "edge_runtime.answer.threads",
     "EdgeRuntime": "edge_runtime.runtime",
-    "EngineFailed": "outrider.local",
+    "EngineFailed": "edge_runtime.link.websocket",
     "Event": "edge_runtime.events",
     "Finished": "edge_runtime.events",
     "HandedOver": "edge_runtime.events",

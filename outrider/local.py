@@ -28,7 +28,16 @@ from cloud.server.limits import UNLIMITED, Account
 from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.telemetry.progress import Making
-from edge_runtime.link.websocket import Arrived, LinkDown, LinkEvent, LinkRefused, LinkUp, Traffic, frame_bytes
+from edge_runtime.link.websocket import (
+    Arrived,
+    EngineFailed,
+    LinkDown,
+    LinkEvent,
+    LinkRefused,
+    LinkUp,
+    Traffic,
+    frame_bytes,
+)
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.models.drafter_arrays import find_drafter
 from outrider_core.protocol.tree import MAX_NODES
@@ -46,10 +55,6 @@ from outrider_core.protocol.wire import (
 
 #: how often a link checks that the engine thread is alive, in seconds
 POLL_SECONDS = 0.5
-
-
-class EngineFailed(LinkRefused):
-    """The target failed in this process; logger "cloud" has the traceback. Text verified before remains valid."""
 
 
 class LocalVerifier:
@@ -128,7 +133,7 @@ class LocalLink:
         self.report = report
         self.traffic = Traffic()
         self.welcome: Welcome | None = None  # while there is a connection
-        self.refused: LinkRefused | None = None
+        self.refused: LinkRefused | EngineFailed | None = None
         self._verifier, self._hello = verifier, hello
         self._connection: Connection | None = None
         self._changed = asyncio.Event()
@@ -200,7 +205,7 @@ class LocalLink:
                 self.traffic.last[type(message).__name__] = size
                 self.report(Arrived(message))
 
-    def _refuse(self, error: LinkRefused) -> None:
+    def _refuse(self, error: LinkRefused | EngineFailed) -> None:
         self.refused = error
         self._changed.set()
         self.report(error)

@@ -26,7 +26,7 @@ from edge_runtime.answer.stats import StatsRecorder
 from edge_runtime.answer.threads import DrafterThread, UnderstudyThread
 from edge_runtime.events import Event, LinkStatus
 from edge_runtime.link.transport import VerifierLink
-from edge_runtime.link.websocket import Arrived, LinkDown, LinkRefused, LinkUp
+from edge_runtime.link.websocket import Arrived, EngineFailed, LinkDown, LinkRefused, LinkUp
 from edge_runtime.session.actions import (
     Action,
     AddRows,
@@ -74,7 +74,7 @@ class Answer:
         self._support, self._compiling = support, None if support is None else asyncio.create_task(self._compile())
 
     async def run(self) -> AsyncIterator[Event]:
-        """Events until the answer has ended. Raises DrafterFailed, and LinkRefused as `link` reports it."""
+        """Events until the answer has ended. Raises DrafterFailed, and what `link` reports as an error."""
         session, link = self.session, self._link
         self._display.tell(LinkStatus.CONNECTING, link.url if link else "no server given")
         if link and link.refused:
@@ -170,7 +170,7 @@ class Answer:
                     await self._explained(session.message(message, now))
             case Failed(error=error):
                 raise error
-            case LinkRefused():
+            case LinkRefused() | EngineFailed():
                 raise event
 
     async def _explained(self, actions: list[Action]) -> None:

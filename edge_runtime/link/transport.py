@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from edge_runtime.link.websocket import LinkEvent, LinkRefused, Traffic
+from edge_runtime.link.websocket import EngineFailed, LinkEvent, LinkRefused, Traffic
 from outrider_core.protocol.wire import ClientMessage, Hello, Welcome
 
 
 class VerifierLink(Protocol):
     """What carries messages to one verifier and back: `edge_runtime.link.websocket.Link`, `outrider.local.LocalLink`.
 
-    It reports LinkUp, LinkDown, Arrived and LinkRefused in the event loop's thread, in order.
+    It reports LinkUp, LinkDown, Arrived, LinkRefused and EngineFailed in the event loop's thread, in order.
     """
 
     url: str  # where the verifier is, for people
     traffic: Traffic
     welcome: Welcome | None  # while there is a connection
-    refused: LinkRefused | None  # why there will never be one again; None where that may change
+    refused: LinkRefused | EngineFailed | None  # why there will never be one again; None where that may change
 
     async def run(self) -> None:
         """Connect, and again whenever it must; ends only by cancellation or a refusal."""

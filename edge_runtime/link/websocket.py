@@ -68,6 +68,10 @@ class LinkRefused(RuntimeError):
     """No link can be made like this: not an address, other target, drafter or protocol, no valid token."""
 
 
+class EngineFailed(RuntimeError):
+    """The target failed in this process; logger "cloud" has the traceback. Text verified before remains valid."""
+
+
 @dataclass(frozen=True)
 class LinkUp:
     """rtt: seconds between HELLO and WELCOME."""
@@ -89,7 +93,7 @@ class Arrived:
     message: ServerMessage
 
 
-LinkEvent = LinkUp | LinkDown | Arrived | LinkRefused
+LinkEvent = LinkUp | LinkDown | Arrived | LinkRefused | EngineFailed
 
 
 @dataclass

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from edge_runtime.answer.threads import DrafterFailed
 from edge_runtime.link.transport import LinkMaker
-from edge_runtime.link.websocket import LinkRefused, in_clear_text
+from edge_runtime.link.websocket import EngineFailed, LinkRefused, in_clear_text
 from outrider.cli.arguments import parse
 from outrider.cli.chat import chat
 from outrider.cli.generate import generate
@@ -23,7 +23,7 @@ from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
 from outrider_core.serving import bind, in_url, is_loopback
 
 #: what is shown as one line: the user, the bundle or the verifier has to change
-EXPECTED = (BundleError, DrafterFailed, LinkRefused, CommandError, ValueError)
+EXPECTED = (BundleError, DrafterFailed, LinkRefused, EngineFailed, CommandError, ValueError)
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "outrider") -> int:

@@ -22,7 +22,7 @@ from edge_runtime.answer.constraints import ConstraintUnsupported
 from edge_runtime.answer.threads import DrafterFailed
 from edge_runtime.context import ConversationTooLong, FittedMessages
 from edge_runtime.events import Event, Finished, LinkState, Provisional
-from edge_runtime.link.websocket import LinkRefused
+from edge_runtime.link.websocket import EngineFailed, LinkRefused
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.states import FinishReason as EndReason
 from edge_runtime.session.states import Writer
@@ -236,7 +236,7 @@ class _Answer:
         except ConstraintUnsupported as error:
             with asked.named():
                 raise ApiError(400, str(error), field_of(constraint), "invalid_schema") from None
-        except LinkRefused as error:
+        except (LinkRefused, EngineFailed) as error:
             raise ApiError(502, str(error), code="verifier_refused") from None
         except DrafterFailed as error:
             raise ApiError(500, str(error), code="drafter_failed") from None

@@ -20,11 +20,11 @@ import structlog
 import torch
 
 from edge_runtime.events import Finished, Verified
-from edge_runtime.link.websocket import LinkRefused
+from edge_runtime.link.websocket import EngineFailed, LinkRefused
 from edge_runtime.runtime import EdgeRuntime
 from export.bundle.bundle import write_bundle
 from export.bundle.bundle_options import BundleOptions
-from outrider.local import EngineFailed, LocalVerifier
+from outrider.local import LocalVerifier
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.models.target import load_target
