@@ -50,7 +50,9 @@ convert.make_target_bundle(TargetSource("tiny", source), folder, 128, done=stop_
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     folder = tmp_path / "source"
-    tiny_model(hidden=64, layers=4, dtype=torch.float32).save_pretrained(folder)
+    model = tiny_model(hidden=64, layers=4, dtype=torch.float32)
+    model.config.eos_token_id = model.generation_config.eos_token_id = None  # all its answers are equally long
+    model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 
