@@ -27,7 +27,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.command import common_arguments, conclude
-from export.train.answers import Limits, generate_answers, read_answers
+from export.train.answers import AnswerLimits, generate_answers, read_answers
 from export.train.batches import MASKED, row_mask_of
 from export.train.features import OnlineFeatures, Sequence
 from export.train.prompts import Conversation, UserTurn, read_prompts
@@ -85,7 +85,7 @@ def answered(target: Target, prompts: list[tuple[str, ...]], console: Console) -
     plans = {i: Conversation((UserTurn(turns[0]),)) for i, turns in enumerate(prompts)}
     with tempfile.TemporaryDirectory() as folder, console.status("the target answers"):
         path = Path(folder) / "answers.jsonl"
-        limits = Limits(PROMPT, ANSWER, PROMPT + ANSWER)
+        limits = AnswerLimits(PROMPT, ANSWER, PROMPT + ANSWER)
         generate_answers(target, plans, path, limits=limits, slots=16, on_end=lambda _: None)
         rows = [row for row in read_answers(path) if row["answers"]]
     return [Sequence(row["ids"], tuple(map(tuple, row["answers"]))) for row in rows]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from export.progress import Meter
-from export.train.answers import Limits, generate_answers, read_answers
+from export.train.answers import AnswerLimits, generate_answers, read_answers
 from export.train.prompts import Conversation, UserTurn
 from outrider_core.drafting.bundle import BundleError
 from outrider_core.drafting.drafter import MAX_WIDTH
@@ -95,7 +95,7 @@ def target_passages(
     done = {row["index"] for row in read_answers(answers)}
     on_answers(len(done))
     asked = {i: Conversation((UserTurn(text),)) for i, text in enumerate(PROMPTS) if i not in done}
-    limits = Limits(limit, ANSWER_TOKENS, limit + ANSWER_TOKENS)
+    limits = AnswerLimits(limit, ANSWER_TOKENS, limit + ANSWER_TOKENS)
     if asked:
         generate_answers(target, asked, answers, limits=limits, slots=len(asked), on_end=lambda _: on_answers(1))
     passages = []

@@ -107,7 +107,7 @@ def _told(meter: Meter) -> Callable[[int, int], None]:
 
 def _quality(plan: TargetPlan, aside: Path, bundle: TargetBundle, reference: TargetBundle) -> dict[str, Any]:
     """How near the bundle is to the float32 copy, on answers that this one writes."""
-    from outrider_core.targets.answers import Answer, write_answers
+    from outrider_core.targets.answers import WrittenAnswer, write_answers
     from outrider_core.targets.quality import compare
 
     options, path = plan.options, aside / ANSWERS_FILE
@@ -121,7 +121,7 @@ def _quality(plan: TargetPlan, aside: Path, bundle: TargetBundle, reference: Tar
         new = path.with_suffix(".new")
         new.write_text(json.dumps(kept))
         new.replace(path)
-    answers = [Answer(**answer) for answer in kept["answers"]]
+    answers = [WrittenAnswer(**answer) for answer in kept["answers"]]
     with Meter("comparing", len(answers)) as meter:
         found = compare(bundle, reference, answers, lambda done: meter.update(done, ""))
     return {

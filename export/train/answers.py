@@ -30,7 +30,7 @@ SLOTS_PER_FREE = 16
 
 
 @dataclass(frozen=True)
-class Limits:
+class AnswerLimits:
     """Most tokens of a user's turn (`prompt`), of an `answer`, and of a conversation in `total`."""
 
     prompt: int
@@ -41,7 +41,7 @@ class Limits:
 class OngoingConversation:
     """One conversation as it grows: `ids` so far, `answers` the [begin, end) of what the target said in them."""
 
-    def __init__(self, index: int, plan: Conversation, chat: ChatFormat, limits: Limits) -> None:
+    def __init__(self, index: int, plan: Conversation, chat: ChatFormat, limits: AnswerLimits) -> None:
         self.index, self.plan, self.chat, self.limits = index, plan, chat, limits
         self.ids: list[int] = []
         self.answers: list[tuple[int, int]] = []
@@ -98,7 +98,7 @@ class ConversationRunner:
         self,
         target: Target,
         plans: Mapping[int, Conversation],
-        limits: Limits,
+        limits: AnswerLimits,
         slots: int,
         seed: int = 0,
         bundle: TargetBundle | None = None,
@@ -193,7 +193,7 @@ def generate_answers(
     plans: Mapping[int, Conversation],
     path: Path,
     *,
-    limits: Limits,
+    limits: AnswerLimits,
     slots: int,
     seed: int = 0,
     bundle: TargetBundle | None = None,

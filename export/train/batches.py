@@ -26,7 +26,7 @@ BATCHES_SORTED = 16
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """B sequences padded to S tokens. Where `weight` is 0 nothing is learnt."""
 
     tokens: Tensor  # [B, S] int64
@@ -77,7 +77,9 @@ def row_mask_of(length: int, window: int, phase: int) -> tuple[Tensor, Tensor]:
     return mask[0], lag[0]
 
 
-def build_batch(features: OnlineFeatures, indices: list[int], rng: random.Random, settings: TrainSettings) -> Batch:
+def build_batch(
+    features: OnlineFeatures, indices: list[int], rng: random.Random, settings: TrainSettings
+) -> TrainingBatch:
     """The batch of these texts, on the device where their features are: on a GPU its masks are made there."""
     sequences = [features.sequences[i] for i in indices]
     kv, hidden = features.batch(indices)
@@ -99,7 +101,7 @@ def build_batch(features: OnlineFeatures, indices: list[int], rng: random.Random
     weight = decayed * sent(whether, device)
     learnt = whether.flatten().nonzero()[:, 0]  # here, as a GPU would have to be waited for
     causal = torch.full((size, size), MASKED, device=device).triu(1)[None]
-    return Batch(
+    return TrainingBatch(
         sent(tokens, device), kv.to(dtype), hidden.to(dtype), causal, row_mask, lag, weight, sent(answer, device),
         sent(learnt, device),
     )  # fmt: skip

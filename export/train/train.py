@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from export.progress import Meter
-from export.train.answers import Limits, generate_answers, read_answers
+from export.train.answers import AnswerLimits, generate_answers, read_answers
 from export.train.forecast import forecast, forecast_training
 from export.train.ngrams import count_ngrams
 from export.train.on_policy import own_text_rounds, some_of
@@ -134,7 +134,7 @@ def answer(target: Target, kind: Kind, conversations: list[Conversation], option
 
     Each rank takes its share of the conversations that no rank has answered yet, and writes a file of its own.
     """
-    limits = Limits(options.max_prompt_tokens, options.max_new_tokens, options.max_tokens)
+    limits = AnswerLimits(options.max_prompt_tokens, options.max_new_tokens, options.max_tokens)
     path = options.work_dir / f"answers-{key_of(target.model_hash, conversations, limits)}.jsonl"
     with share.first_then_all():  # before any rank writes more
         done = {row["index"] for part in answer_files(path) for row in read_answers(part)}

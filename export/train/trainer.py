@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from export.train.batches import Batch, build_batch, epoch_order
+from export.train.batches import TrainingBatch, build_batch, epoch_order
 from export.train.calibration import Calibration, Calibrator
 from export.train.features import OnlineFeatures
 from export.train.loss import HeadLoss
@@ -58,12 +58,12 @@ class Student(Protocol):
     def to(self, device: torch.device) -> Any: ...
 
 
-def forward(student: Student, batch: Batch) -> Tensor:
+def forward(student: Student, batch: TrainingBatch) -> Tensor:
     """Drafter states before the LM head [B, S, hidden_size], every position with its own lag."""
     return student.states(batch.tokens, batch.kv, batch.hidden, batch.sa_mask, batch.row_mask)
 
 
-def losses(student: Student, batch: Batch, settings: TrainSettings) -> tuple[Tensor, Tensor]:
+def losses(student: Student, batch: TrainingBatch, settings: TrainSettings) -> tuple[Tensor, Tensor]:
     """(loss, top-1 agreement) over the learnt positions. Entropy and feature terms are the paper's."""
     truth, weight = batch.hidden.flatten(0, 1)[batch.learnt], batch.weight.flatten()[batch.learnt]
     state = forward(student, batch).flatten(0, 1)[batch.learnt].to(truth.dtype)
@@ -173,9 +173,9 @@ class Trainer:
         floor = settings.final_rate
         return settings.learning_rate * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
 
-    def _batch(self, indices: list[int], seed: int) -> Batch:
+    def _batch(self, indices: list[int], seed: int) -> TrainingBatch:
         batch = build_batch(self.features, indices, random.Random(seed), self.settings)
-        return Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
+        return TrainingBatch(**{name: value.to(self.device) for name, value in vars(batch).items()})
 
     @torch.no_grad()
     def evaluate(self) -> tuple[dict[str, list[float]], Calibration | None]:

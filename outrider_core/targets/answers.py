@@ -16,7 +16,7 @@ from outrider_core.targets.runner import OnnxRunner
 
 
 @dataclass(frozen=True)
-class Answer:
+class WrittenAnswer:
     """ids: token ids of a prompt, and from `start` on of what the target wrote."""
 
     ids: list[int]
@@ -29,7 +29,7 @@ def write_answers(
     tokens: int,
     sampling: Sampling,
     done: Callable[[int, int], None] = lambda token, tokens: None,
-) -> list[Answer]:
+) -> list[WrittenAnswer]:
     """At most `tokens` tokens to each prompt. done(token, tokens): after every token of the answers."""
     tokenizer = open_chat_tokenizer(bundle.folder)
     room = bundle.max_positions - 1
@@ -51,7 +51,7 @@ def write_answers(
         done(token, tokens)
         if not parts:
             break
-    return [Answer(text, start) for text, start in zip(texts, starts, strict=True)]
+    return [WrittenAnswer(text, start) for text, start in zip(texts, starts, strict=True)]
 
 
 def _prompt(tokenizer: ChatTokenizer, prompt: str) -> list[int]:

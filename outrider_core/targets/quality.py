@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from outrider_core.protocol.sampling import Sampling, log_probs
 from outrider_core.protocol.tree import TokenTree
-from outrider_core.targets.answers import Answer
+from outrider_core.targets.answers import WrittenAnswer
 from outrider_core.targets.bundle import TargetBundle
 from outrider_core.targets.part import POOL_BLOCK, Part
 from outrider_core.targets.runner import OnnxRunner
@@ -45,7 +45,7 @@ class Quality:
 def compare(
     copy: TargetBundle,
     reference: TargetBundle,
-    answers: Sequence[Answer],
+    answers: Sequence[WrittenAnswer],
     done: Callable[[int], None] = lambda answers: None,
 ) -> Quality:
     """Both are held in memory. done: told after each answer how many are done."""
@@ -67,13 +67,13 @@ def compare(
     return Quality(count, agreement, divergence, surprise, reference_surprise)
 
 
-def _chunks(answer: Answer) -> Iterator[Sequence[int]]:
+def _chunks(answer: WrittenAnswer) -> Iterator[Sequence[int]]:
     """What was written, in pieces."""
     for start in range(answer.start, len(answer.ids), CHUNK):
         yield answer.ids[start : start + CHUNK]
 
 
-def _log_probs(runner: OnnxRunner, answer: Answer) -> Iterator[NDArray[np.float64]]:
+def _log_probs(runner: OnnxRunner, answer: WrittenAnswer) -> Iterator[NDArray[np.float64]]:
     """Of each piece, the distributions that its tokens were drawn from: [tokens, vocab]."""
     if answer.start > 1:
         runner.forward([Part(0, 0, tuple(answer.ids[: answer.start - 1]), wanted=False)])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from export.train.answers import Limits, generate_answers, read_answers
+from export.train.answers import AnswerLimits, generate_answers, read_answers
 from export.train.decoder import SlotDecoder, choose
 from export.train.prompts import ChatFormat, Conversation, UserTurn, plan, read_prompts
 from outrider_core.models.target import Target, open_target
@@ -52,7 +52,9 @@ def asked(prompts: list[str]) -> list[Conversation]:
     return [Conversation((UserTurn(prompt),)) for prompt in prompts]
 
 
-def answer_all(target: Target, conversations: list[Conversation], path: Path, slots: int, limits: Limits) -> list[int]:
+def answer_all(
+    target: Target, conversations: list[Conversation], path: Path, slots: int, limits: AnswerLimits
+) -> list[int]:
     """Answer those that are not in the file yet; returns the answer tokens of each that ended."""
     done = {row["index"] for row in read_answers(path)}
     ended: list[int] = []
@@ -64,7 +66,7 @@ def answer_all(target: Target, conversations: list[Conversation], path: Path, sl
 def answer(
     target: Target, prompts: list[str], path: Path, slots: int = 3, max_prompt: int = 32, max_new: int = 16
 ) -> list[int]:
-    return answer_all(target, asked(prompts), path, slots, Limits(max_prompt, max_new, max_prompt + max_new))
+    return answer_all(target, asked(prompts), path, slots, AnswerLimits(max_prompt, max_new, max_prompt + max_new))
 
 
 def answers_of(path: Path) -> dict[int, list[int]]:
@@ -201,7 +203,7 @@ def test_follow_up_turns_stand_behind_the_answers(tmp_path: Path) -> None:
     """The second answer is greedy decoding behind the conversation as the chat template renders it."""
     target = answering_target()
     conversations = [Conversation((UserTurn("w5 w6"), UserTurn("w9"))), Conversation((UserTurn("w7"),))]
-    limits = Limits(32, 16, 64)
+    limits = AnswerLimits(32, 16, 64)
     answer_all(target, conversations, tmp_path / "a.jsonl", 2, limits)
     rows = {row["index"]: row for row in read_answers(tmp_path / "a.jsonl")}
     assert [len(rows[i]["answers"]) for i in range(2)] == [2, 1]
@@ -218,7 +220,7 @@ def test_the_target_writes_prompts_itself(tmp_path: Path) -> None:
     target = answering_target()
     conversations = plan([], self_prompts=12, openings=["w5 w6"], seed=3)
     assert {turn for asked in conversations for turn in asked.turns} == {UserTurn("", True), UserTurn("w5 w6", True)}
-    limits = Limits(24, 8, 64)
+    limits = AnswerLimits(24, 8, 64)
     answer_all(target, conversations, tmp_path / "a.jsonl", 5, limits)
     rows = list(read_answers(tmp_path / "a.jsonl"))
     assert sorted(row["index"] for row in rows) == list(range(12))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.train.answers import Limits, generate_answers, read_answers
+from export.train.answers import AnswerLimits, generate_answers, read_answers
 from export.train.exact_decoder import Spans
 from export.train.prompts import ChatFormat, Conversation, UserTurn
 from export.train.train_options import TrainOptions
@@ -33,7 +33,7 @@ def test_answers_are_the_copys_own(slots: int, tmp_path: Path) -> None:
     chat = ChatFormat(target.tokenizer)
     turns = [UserTurn(" ".join(f"w{4 + (7 * i + j) % 190}" for j in range(1 + 5 * i))) for i in range(7)]
     plans = {i: Conversation((turn,)) for i, turn in enumerate(turns)}
-    limits = Limits(64, NEW, 64 + NEW)
+    limits = AnswerLimits(64, NEW, 64 + NEW)
     path = tmp_path / "answers.jsonl"
     generate_answers(target, plans, path, limits=limits, slots=slots, bundle=bundle, on_end=lambda _: None)
     found = {row["index"]: row["ids"][slice(*row["answers"][0])] for row in read_answers(path)}

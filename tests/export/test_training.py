@@ -14,7 +14,7 @@ import torch
 from export.options import OptionsError
 from export.train import precision
 from export.train import trainer as module
-from export.train.batches import Batch, build_batch, row_mask_of
+from export.train.batches import TrainingBatch, build_batch, row_mask_of
 from export.train.features import FeatureCache, OnlineFeatures, Sequence
 from export.train.own_text import write_alone
 from export.train.precision import training_dtype
@@ -209,7 +209,7 @@ def test_evaluation_counts_what_the_head_agrees_on(bench: Bench, monkeypatch: py
 # text of the drafter's own
 
 
-def states_of(student: MoA, target: Target, sequence: Sequence) -> Batch:
+def states_of(student: MoA, target: Target, sequence: Sequence) -> TrainingBatch:
     """A batch of one text, its features as the target has them."""
     batch = build_batch(OnlineFeatures(target, student.config, [sequence]), [0], random.Random(0), TrainSettings())
     return replace(batch, kv=batch.kv.float())

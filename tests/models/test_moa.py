@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from export.train.batches import MASKED, Batch, row_mask_of
+from export.train.batches import MASKED, TrainingBatch, row_mask_of
 from export.train.trainer import forward
 from outrider_core.models.layers import Attention
 from outrider_core.models.moa import DeviceHalf, MoA
@@ -34,7 +34,7 @@ def training_logits(moa: MoA, tokens: Tensor, kv: Tensor, window: int, phase: in
     mask, lag = row_mask_of(size, window, phase)
     causal = torch.full((size, size), MASKED, dtype=kv.dtype).triu(1)[None]
     nothing = torch.zeros(1, size)
-    batch = Batch(
+    batch = TrainingBatch(
         tokens[None], kv[None], nothing, causal, mask[None].to(kv.dtype), lag[None], nothing, nothing, lag[:0]
     )
     with torch.no_grad():
