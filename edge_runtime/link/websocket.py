@@ -218,7 +218,7 @@ class Link:
         self._tls = tls_context(ca_file) if parts.scheme == "wss" else None
         self.traffic = Traffic()
         self.welcome: Welcome | None = None  # while there is a connection
-        self.refused: LinkRefused | None = None  # never: what refuses today may accept tomorrow
+        self.refused: LinkRefused | EngineFailed | None = None  # never: what refuses today may accept tomorrow
         self._connection: ClientConnection | None = None
         self._beside: asyncio.Task[None] | None = None  # dials another one
         self._renewals = 0  # since it last said something
