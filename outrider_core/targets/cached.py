@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from outrider_core.targets.bundle import (
     EXPORT_AGAIN,
+    MADE_AGAIN,
     MANIFEST_FILE,
     TargetBundle,
     TargetBundleError,
@@ -26,11 +27,9 @@ def cached_target(
 
     done, waiting, bits: see `make_target_bundle`. Raises TargetBundleError and TargetError.
     """
-    if source.prepared:
-        return open_target_bundle(source.path, EXPORT_AGAIN)
-    folder = source.bundle_folder(bits)
-    if (folder / MANIFEST_FILE).is_file():
-        return open_target_bundle(folder)
+    folder = source.path if source.prepared else source.bundle_folder(bits)
+    if source.prepared or (folder / MANIFEST_FILE).is_file():
+        return open_target_bundle(folder, EXPORT_AGAIN if source.prepared else MADE_AGAIN)
     from outrider_core.targets.convert import make_target_bundle  # takes memory, so only where it is needed
 
     return make_target_bundle(source, folder, done=done, waiting=waiting, bits=bits)
