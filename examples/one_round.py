@@ -12,10 +12,11 @@ from outrider_core.drafting.drafter import Drafter, TreeShape
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.eager import EagerEngine
 from outrider_core.models.moa import device_half, server_half
-from outrider_core.models.target import DEFAULT_TARGET, Target, load_target
+from outrider_core.models.target import Target, load_target
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling, draw
 from outrider_core.protocol.tree import ROOT, TokenTree
+from outrider_core.targets.source import TargetSource
 
 
 def forward(target: Target, text: list[int], tree: TokenTree) -> tuple[np.ndarray, torch.Tensor]:
@@ -46,15 +47,14 @@ def decode(target: Target, folder: Path, prompt: list[int], sampling: Sampling, 
             if bonus in target.eos_ids or (child := tree.child(node, bonus)) is None:
                 break
             path, node = [*path, child], child  # drafted and drawn: accepted
-        kept = [*range(len(text)), *(len(text) + node for node in path)]  # the target's own states, for the next tree
-        rows = server(kv[kept][:, config.target_layers], torch.arange(len(kept)))
-        drafter.add_rows(np.arange(len(kept)), rows.numpy())
+        own = [*range(len(text)), *(len(text) + node for node in path)]  # the target's own states, for the next tree
+        drafter.add_rows(np.arange(len(own)), server(kv[own][:, config.target_layers], torch.arange(len(own))).numpy())
         text = [*text, *(tree.tokens[node] for node in path), bonus]
     return text[len(prompt) :][:count], rounds
 
 
 if __name__ == "__main__":
-    target, messages = load_target(DEFAULT_TARGET), [{"role": "user", "content": input("question: ")}]
+    target, messages = load_target(TargetSource.resolve()), [{"role": "user", "content": input("question: ")}]
     prompt = target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     new, rounds = decode(target, Path("drafters/smollm2-135m-instruct-moa"), prompt, Sampling(), 64)
     print(f"{target.tokenizer.decode(new)}\n{len(new)} tokens in {rounds} forward passes of the target")
