@@ -1,6 +1,7 @@
 /** Events that an answer yields while it grows, and the figures it ends with. */
 
 import type { FinishReason, Writer } from "./session/states.js";
+import type { SessionStats } from "./session/stats.js";
 import type { Span } from "./session/transcript.js";
 
 /** Who writes, as far as the link decides it. waiting: the target is silent and nothing is written. */
@@ -66,19 +67,11 @@ export interface Finished extends Shown {
 export type Event = Verified | Provisional | RolledBack | Adopted | HandedOver | LinkState | Finished;
 
 /** Figures of one answer. Seconds and bytes as measured; bytes count WebSocket frames of this answer. */
-export interface AnswerStats {
+export interface AnswerStats extends Omit<SessionStats, "drafted" | "settled"> {
   /** Verified. */
   tokens: number;
-  rounds: number;
   /** Accepted and bonus tokens per tree round. */
   tau: number;
-  nodes: number;
-  /** Of the rounds, those whose tree the understudy drafted. */
-  chains: number;
-  /** Requests to the verifier. */
-  calls: number;
-  /** Tokens that the target wrote alone. */
-  streamed: number;
   seconds: number;
   tokensPerSecond: number;
   firstTokenSeconds: number;
@@ -87,25 +80,9 @@ export interface AnswerStats {
   /** Between asking for a tree or a token and having it; of that, what came first, for which the prompt is read. */
   draftSeconds: number;
   firstDraftSeconds: number;
-  /** Between VERIFY and its verdict, tree rounds only; of that, the verifier's engine. */
-  waitSeconds: number;
-  engineSeconds: number;
-  /** Drafting while a verdict was awaited, and nodes expanded then; of these, below the root that the verdict gave. */
+  /** Drafting while a verdict was awaited, and nodes expanded then. */
   aheadSeconds: number;
   aheadNodes: number;
-  aheadUsed: number;
-  /** Trees whose root had been expanded ahead, and that could have been. */
-  aheadHits: number;
-  aheadRounds: number;
-  /** Tokens written alone; of these, by the understudy. */
-  provisional: number;
-  understudy: number;
-  kept: number;
-  rolledBack: number;
-  adopted: number;
-  stalls: number;
-  pauses: number;
-  opens: number;
   /** Per stall: seconds from the moment the verdict was due to the first provisional token. */
   stallSeconds: number[];
 }

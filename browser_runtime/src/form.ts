@@ -107,14 +107,14 @@ export function constraintOf(
 }
 
 /** Whether the device's own writers cannot be held to this. */
-export function unobeyed(constraint: Constraint | null | undefined): boolean {
+export function unsupported(constraint: Constraint | null): boolean {
   return Boolean(constraint && constraint.grammar !== GRAMMAR_NONE);
 }
 
-/** Throws RangeError where nobody could hold an answer to `constraint`. */
-export function checkObeyed(constraint: Constraint | null, { writer }: Policy): void {
-  const why = `response_format and tools need a verifier, as this device writes alone and cannot obey them: ${NO_GRAMMARS}`;
-  expect(!unobeyed(constraint) || writer !== "device-only", why);
+/** Throws RangeError where nothing here can hold an answer to `constraint`. */
+export function checkSupported(constraint: Constraint | null, { writer }: Policy): void {
+  const why = "response_format and tools need a verifier: this device writes alone and does not support them";
+  expect(!unsupported(constraint) || writer !== "device-only", `${why}: ${NO_GRAMMARS}`);
 }
 
 function functionOf(tool: Tool, index: number): Tool["function"] {

@@ -9,17 +9,18 @@ import type { ChatMessage } from "./bundle/chatBoundary.js";
 import { type FittedMessages, fitMessages } from "./context.js";
 import type { TreeShape } from "./drafting/drafter.js";
 import type { AnswerStats, Event } from "./events.js";
-import { checkObeyed, constraintOf, type FormOptions, type Tool, toolUseOf, unobeyed } from "./form.js";
+import { checkSupported, constraintOf, type FormOptions, type Tool, toolUseOf, unsupported } from "./form.js";
 import { Link, type LinkEvent, type MakeSocket, PROBE_STREAM, type Traffic } from "./link/websocket.js";
 import type { Constraint } from "./protocol/constraint.js";
+import { commonPrefix } from "./protocol/prefix.js";
 import { Sampling, type SamplingOptions } from "./protocol/sampling.js";
 import { PROTOCOL_VERSION, STREAMS } from "./protocol/wire.js";
 import { RowsSeen } from "./session/featureRows.js";
-import { type Mode, type Policy, policy } from "./session/policy.js";
+import { type Policy, policy } from "./session/policy.js";
 import { type AnswerRecord, checkRecord, recordOf, restore, settingsOf } from "./session/record.js";
 import { Session } from "./session/session.js";
 import { PATIENCE, type Patience, RoundTimer } from "./session/timeouts.js";
-import { Controller } from "./speed/controller.js";
+import { Controller, type Mode } from "./speed/controller.js";
 import { Pace } from "./speed/pace.js";
 import { LARGEST, Tuning } from "./speed/tuning.js";
 
@@ -72,7 +73,7 @@ export class EdgeRuntime {
   private readonly link: Link | null;
   private readonly controller: Controller;
   private readonly timer = new RoundTimer();
-  private session = crypto.getRandomValues(new Uint8Array(16));
+  private sessionId = crypto.getRandomValues(new Uint8Array(16));
   /** Committed tokens of the last answer and its conversation, and which of their rows the drafter holds. */
   private text: readonly number[] = [];
   private rowsSeen = new RowsSeen();
@@ -151,9 +152,8 @@ export class EdgeRuntime {
   /**
    * Answer a question, a conversation, or token ids. The last event is `finished`; `cancel`, or leaving the loop, ends it.
    *
-   * Throws RangeError at once on an argument out of bounds, on a prompt that leaves no room and on what nobody could hold
-   * the answer to; while events are read, Error
-   * if another answer is on its way, DrafterFailed where the engine fails.
+   * Throws RangeError at once on an argument out of bounds, on a prompt that leaves no room and on what nothing here can
+   * hold the answer to; while events are read, Error if another answer is on its way, DrafterFailed where the engine fails.
    */
   generate(prompt: string | readonly ChatMessage[] | readonly number[], request: Request = {}): AsyncGenerator<Event> {
     const { maxNewTokens = 256, stop = [], seed = drawnSeed(), ...others } = request;
@@ -164,7 +164,7 @@ export class EdgeRuntime {
     const use = toolUseOf(request);
     const ids = this.ids(prompt, use?.prompt);
     const constraint = constraintOf(ids.length, this.bundle.manifest.vocabSize, request, use);
-    checkObeyed(constraint, this.policy);
+    checkSupported(constraint, this.policy);
     return this.run(stops, () => {
       this.stream = (this.stream + 1) % PROBE_STREAM;
       return this.begin(ids, sampling, maxNewTokens, constraint);
@@ -174,10 +174,10 @@ export class EdgeRuntime {
   /** Go on with an answer that `record` wrote down, perhaps in a page that was closed. Events as of `generate`. */
   resume(record: AnswerRecord): AsyncGenerator<Event> {
     checkRecord(record, this.bundle.manifest.targetHash);
-    const { sampling, session: id, constraint } = settingsOf(record);
-    checkObeyed(constraint, this.policy);
+    const { sampling, sessionId, constraint } = settingsOf(record);
+    checkSupported(constraint, this.policy);
     return this.run(record.stop, () => {
-      this.session = new Uint8Array(id);
+      this.sessionId = sessionId;
       this.stream = record.stream % STREAMS;
       const session = this.begin(record.prompt, sampling, record.maxNew, constraint);
       restore(session, record);
@@ -276,7 +276,7 @@ export class EdgeRuntime {
         this.text = session.committed;
         this.rowsSeen = session.rowsSeen;
       }
-      if (session.arithmetic.pinned && !this.connected) this.linkError = ""; // who refused that answer may take the next
+      if (session.verifier.pinned && !this.connected) this.linkError = ""; // who refused that answer may take the next
       if (this.connected && this.policy.understudy !== "warm") understudy?.unload();
     }
   }
@@ -290,8 +290,7 @@ export class EdgeRuntime {
 
   /** A session for `prompt`. What it shares with the text before keeps its rows, here and on the verifier. */
   private begin(prompt: readonly number[], sampling: Sampling, maxNew: number, constraint: Constraint | null): Session {
-    let same = 0;
-    while (same < Math.min(prompt.length, this.text.length) && prompt[same] === this.text[same]) same++;
+    const same = commonPrefix(prompt, this.text);
     if (same < this.text.length) this.drafter.remember(this.text); // another conversation, or a turn said anew
     this.drafter.keepRows(same);
     const { eosIds, maxContext } = this.bundle.manifest;
@@ -303,13 +302,13 @@ export class EdgeRuntime {
       maxNew,
       maxContext,
       rowShape: this.bundle.rowShape,
-      session: this.session,
+      sessionId: this.sessionId,
       stream: this.stream,
       rowsSeen: this.rowsSeen.upTo(same),
       sentenceEnds: this.bundle.sentenceEnds,
       patience: this.patience,
       timer: this.timer,
-      policy: unobeyed(constraint) ? { ...this.policy, writer: "cloud-only" } : this.policy,
+      policy: unsupported(constraint) ? { ...this.policy, writer: "cloud-only" } : this.policy,
       constraint: constraint ?? undefined,
       understudy: this.options.understudy?.present ?? false,
       tuning: new Tuning(this.controller, { largest: shape, shaping, ahead }),

@@ -1,13 +1,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { LocalUnderstudy, type UnderstudyThread } from "../src/answer/understudyThread.js";
-import { FINISH_NONE, type Verdict } from "../src/protocol/messages.js";
 import { Sampling } from "../src/protocol/sampling.js";
 import { TokenTree } from "../src/protocol/tree.js";
-import type { Flight } from "../src/session/requests.js";
-import { SessionStats } from "../src/session/transcript.js";
 import { Chains, FIRST_TOKENS } from "../src/speed/chains.js";
 import { Controller } from "../src/speed/controller.js";
+import type { Settled } from "../src/speed/settled.js";
 import { Tuning } from "../src/speed/tuning.js";
 import { Understudy } from "../src/targets/understudy.js";
 import { FakeTarget } from "./fakeTarget.js";
@@ -27,9 +25,9 @@ test("a warm understudy drafts where the link is slow, and the answer stays the 
   const ahead: number[] = [];
   const understudy = threadOf(model);
   const draftAhead = understudy.draftAhead.bind(understudy);
-  understudy.draftAhead = async (count, wanted) => {
+  understudy.draftAhead = async (count, cancelled) => {
     ahead.push(count);
-    await draftAhead(count, wanted);
+    await draftAhead(count, cancelled);
   };
   const runtime = runtimeOf(verifier, { policy: { understudy: "warm" }, understudy });
   let [chains, rounds] = [0, 0];
@@ -76,40 +74,40 @@ test("a cold understudy drafts nothing, and one that fails leaves it to the draf
 test("the time of a chain is that of its steps, and drafting on ends as another job waits", async () => {
   const model = new FakeTarget(CONTEXT);
   const thread = threadOf(model);
-  const of = { text: PROMPT, begin: PROMPT.length, sampling: new Sampling() };
+  const decoding = { promptLength: PROMPT.length, sampling: new Sampling() };
   const foreseen = plain(PROMPT, 60);
   assert.ok(foreseen.length > 40);
-  await thread.draftAhead(8, () => true); // behind nothing
+  await thread.draftAhead(8, () => false); // behind nothing
   assert.equal(model.steps, 0);
-  const first = (await thread.draft(of, 5, () => true))!;
+  const first = (await thread.draft(PROMPT, 5, decoding, () => false))!;
   assert.deepEqual(first.tokens, foreseen.slice(0, 5));
   assert.equal(first.steps, 4); // the first ended the reading
   assert.ok(first.seconds > 0);
-  await thread.draftAhead(3, () => true);
+  await thread.draftAhead(3, () => false);
   const steps = model.steps;
-  const known = (await thread.draft({ ...of, text: [...PROMPT, ...foreseen.slice(0, 2)] }, 6, () => true))!;
+  const known = (await thread.draft([...PROMPT, ...foreseen.slice(0, 2)], 6, decoding, () => false))!;
   assert.deepEqual([known.tokens, known.steps], [foreseen.slice(2, 8), 0]);
   assert.equal(model.steps, steps);
   let asked = 0;
   let next: ReturnType<typeof thread.nextToken> | null = null;
   await thread.draftAhead(30, () => {
-    if (++asked === 6) next = thread.nextToken(of, () => true);
-    return true;
+    if (++asked === 6) next = thread.nextToken(PROMPT, decoding, () => false);
+    return false;
   });
   assert.ok(model.steps > steps && model.steps < steps + 6);
   assert.equal((await next!)!.token, foreseen[0]);
   asked = 0;
   const after = model.steps;
-  await thread.draftAhead(30, () => ++asked < 6); // the session's version changes
+  await thread.draftAhead(30, () => ++asked >= 6); // the session's version changes
   assert.ok(model.steps > after && model.steps < after + 6);
-  assert.equal(await thread.draft(of, 5, () => false), null);
+  assert.equal(await thread.draft(PROMPT, 5, decoding, () => true), null);
   thread.unload();
   const before = model.steps;
-  await thread.draftAhead(8, () => true);
+  await thread.draftAhead(8, () => false);
   assert.equal(model.steps, before);
   model.broken = true;
   await assert.rejects(
-    thread.draft(of, 5, () => true),
+    thread.draft(PROMPT, 5, decoding, () => false),
     /out of memory/,
   );
   await thread.close();
@@ -118,12 +116,12 @@ test("the time of a chain is that of its steps, and drafting on ends as another 
 test("drafting on ends as its memory is wanted back", async () => {
   const model = new FakeTarget(CONTEXT);
   const thread = threadOf(model);
-  await thread.draft({ text: PROMPT, begin: PROMPT.length, sampling: new Sampling() }, 2, () => true);
+  await thread.draft(PROMPT, 2, { promptLength: PROMPT.length, sampling: new Sampling() }, () => false);
   const { steps } = model;
   let asked = 0;
   await thread.draftAhead(30, () => {
     if (++asked === 6) thread.unload();
-    return true;
+    return false;
   });
   assert.ok(model.steps > steps && model.steps < steps + 6);
   await thread.close();
@@ -151,38 +149,33 @@ test("an understudy that fails leaves comparing to the drafter", () => {
   let streamed = 0;
   const compared = () => {
     for (;;) {
-      const [action] = tuning.comparison([1, 2], ++streamed, true);
-      if (action) return action;
+      const size = tuning.comparison(++streamed, true);
+      if (size !== null) return size;
     }
   };
-  assert.equal(compared().chain, FIRST_TOKENS);
-  assert.deepEqual(tuning.besideChain([1, 2]), []); // that one is under way
+  assert.equal(compared(), FIRST_TOKENS);
+  assert.equal(tuning.besideChain(), null); // that one is under way
   tuning.understudyFailed();
   assert.ok(!tuning.pace.chains.ready);
-  assert.equal(tuning.besideChain([1, 2]).length, 1);
+  assert.ok(tuning.besideChain());
   tuning.understudyFailed();
-  for (let chain = 0; chain < 8; chain++) assert.deepEqual(tuning.besideChain([1, 2]), []); // the drafter's still is
+  for (let chain = 0; chain < 8; chain++) assert.equal(tuning.besideChain(), null); // the drafter's still is
 });
 
 test("of a chain behind which the answer ended, the tokens before its end are judged", () => {
-  const tree = TokenTree.chain([1, 2, 3, 4]);
-  const flight: Flight = {
-    ...{ seq: 1, tree, scores: [], sent: 0, due: 1, chain: true },
-    ...{ afterOpen: false, catchingUp: false, streaming: false, tellsTimes: false, measured: false },
-  };
-  const judged = (finish: number) => {
+  const judged = (ended: boolean) => {
     const tuning = new Tuning();
     const judgements: number[][] = [];
     tuning.pace.chains.verified = (...given) => judgements.push(given);
-    const verdict: Verdict = {
-      ...{ type: "Verdict", stream: 1, seq: 1, baseLen: 3, accepted: Uint8Array.of(0, 1), bonus: 7, finish },
-      ...{ rows: new Uint8Array(), treeBudget: 32, queueUs: 0, engineUs: 1000 },
+    const settled: Settled = {
+      ...{ kind: "chain", tree: TokenTree.chain([1, 2, 3, 4]), scores: [], afterOpen: false, clock: "silent" },
+      ...{ accepted: [0, 1], tokens: [1, 2, 7], wait: 0.1, engine: 0.001, queue: 0, ended, sameStep: false },
     };
-    tuning.answered(flight, verdict, 0.1, false, new SessionStats());
+    tuning.answered(settled, 0.1, false);
     return judgements;
   };
-  assert.deepEqual(judged(FINISH_NONE), [[4, 2]]);
-  assert.deepEqual(judged(1), [[2, 2]]);
+  assert.deepEqual(judged(false), [[4, 2]]);
+  assert.deepEqual(judged(true), [[2, 2]]);
 });
 
 test("rates of chains stay finite where nothing takes time", () => {

@@ -329,16 +329,19 @@ test("OPEN carries what an answer is held to, also from a record, and nothing is
   await second.close();
 });
 
-test("a verifier that cannot obey is not asked, and who writes alone refuses a grammar", async () => {
+test("a verifier that does not support a constraint is not asked, and who writes alone refuses a grammar", async () => {
   const verifier = new FakeVerifier();
   const runtime = runtimeOf(verifier, { patience: { offline: 0.2 } });
   const finished = await read(runtime.generate(PROMPT, FORM));
   assert.equal(finished.reason, "unreachable");
-  assert.match(finished.detail, /cannot obey the answer's constraint/);
+  assert.match(finished.detail, /does not support the answer's constraint/);
   assert.ok(!verifier.received.includes("Open"));
   await runtime.close();
   const alone = runtimeOf(null);
-  assert.throws(() => alone.generate(PROMPT, FORM), /response_format and tools need a verifier/);
+  assert.throws(
+    () => alone.generate(PROMPT, FORM),
+    /response_format and tools need a verifier: this device writes alone and does not support them: no grammar/,
+  );
   const biased = await read(alone.generate(PROMPT, { logitBias: { 7: 100 }, maxNewTokens: 5 }));
   assert.deepEqual(biased.tokenIds, [7, 7, 7, 7, 7]);
   const spread = await read(

@@ -51,7 +51,7 @@ function sessionOf(setup: Any): Session {
     sampling: sampling(setup.sampling),
     eosIds: new Set(setup.eos_ids),
     rowShape: new RowShape(setup.row_shape[0], setup.row_shape[1]),
-    session: fromHex(setup.session),
+    sessionId: fromHex(setup.session),
     timer: new RoundTimer(timer.floor, timer.ceiling, timer.first),
     policy: policy({ ...others, onReturn, minConfidence }),
     understudy: setup.understudy,
@@ -61,7 +61,7 @@ function sessionOf(setup: Any): Session {
     tuning: tuningOf(setup),
   });
   session.mode = setup.mode;
-  session.arithmetic.pinned = setup.arithmetic ?? "";
+  session.verifier.pinned = setup.arithmetic ?? "";
   return session;
 }
 

@@ -76,14 +76,14 @@ test("it judges drafts, writes and leaves a loop as Python's does", async () => 
   for (const [index, { text, begin, drafted, count, sampling: settings }] of expected.answers.entries()) {
     const found = expected.found[index];
     const one = await understudy();
-    const chosen = sampling(settings);
+    const decoding = { promptLength: begin, sampling: sampling(settings) };
     const whole = [...text, ...drafted];
-    const agreed = await one.agreed(whole, text.length, begin, chosen);
+    const agreed = await one.agreed(whole, text.length, decoding);
     assert.equal(agreed, found.agreed);
     const written = [...text, ...found.tokens.slice(0, agreed)];
     const probabilities: number[] = [];
     for (let token = 0; token < count; token++) {
-      const next = (await one.nextToken(written, begin, chosen))!;
+      const next = (await one.nextToken(written, decoding))!;
       written.push(next.token);
       probabilities.push(next.probability);
     }
@@ -98,51 +98,54 @@ test("it judges drafts, writes and leaves a loop as Python's does", async () => 
 test("inside code a loop is let be, and what nobody wants is given up and goes on later", async () => {
   const loop = expected.answers.length - 2;
   const { text, begin, sampling: settings } = expected.answers[loop];
-  const [chosen, inCode] = [sampling(settings), await understudy(ids => "```".repeat(Math.min(1, ids.length)))];
+  const decoding = { promptLength: begin, sampling: sampling(settings) };
+  const inCode = await understudy(ids => "```".repeat(Math.min(1, ids.length)));
   const free = expected.found[loop + 1].tokens[0]; // where nothing is taken as repeated
-  assert.equal((await inCode.nextToken(text, begin, chosen))!.token, free);
+  assert.equal((await inCode.nextToken(text, decoding))!.token, free);
   assert.notEqual(expected.found[loop].tokens[0], free);
   let asked = 0;
-  const wanted = async () => ++asked < 3;
+  const cancelled = async () => ++asked >= 3;
+  const behind = { promptLength: 100, sampling: decoding.sampling };
   const other = await understudy();
   const long = Array.from({ length: 150 }, (_, index) => 4 + ((7 * index) % 190));
-  assert.equal(await other.nextToken(long, 100, chosen, wanted), null);
-  assert.equal(await other.agreed(long, 100, 100, chosen, async () => false), null);
+  assert.equal(await other.nextToken(long, behind, cancelled), null);
+  assert.equal(await other.agreed(long, 100, behind, async () => true), null);
   const fresh = await understudy();
-  assert.deepEqual(await other.nextToken(long, 100, chosen), await fresh.nextToken(long, 100, chosen));
+  assert.deepEqual(await other.nextToken(long, behind), await fresh.nextToken(long, behind));
   assert.equal(repetitions(long.slice(0, 40)).size, 0);
   for (const one of [inCode, other, fresh]) await one.close();
 });
 
 test("it drafts what it writes where no loop is broken, and nothing anew behind an accepted prefix", async () => {
   for (const { text, sampling: settings } of expected.answers) {
-    const [one, writer, chosen] = [await understudy(), await understudy(), sampling(settings)];
+    const [one, writer] = [await understudy(), await understudy()];
+    const decoding = { promptLength: text.length, sampling: sampling(settings) };
     const written: number[] = [...text];
     // where no answer has begun, none repeats itself
     while (written.length < text.length + 20) {
-      written.push((await writer.nextToken(written, written.length, chosen))!.token);
+      written.push((await writer.nextToken(written, { ...decoding, promptLength: written.length }))!.token);
     }
     const foreseen = written.slice(text.length);
-    const { tokens, scores } = await one.draft(text, 8, chosen);
+    const { tokens, scores } = await one.draft(text, 8, decoding);
     assert.deepEqual(tokens, foreseen.slice(0, 8));
     assert.ok(scores.length === 8 && scores.every((score, place) => score <= (scores[place - 1] ?? 0)));
-    await one.draftAhead(8, async () => true);
+    await one.draftAhead(8, async () => false);
     assert.equal(one.drafted, 16);
-    const whole = await one.draft(text, 16, chosen);
+    const whole = await one.draft(text, 16, decoding);
     assert.deepEqual(whole.tokens, foreseen.slice(0, 16));
     // the target drew the same, and one more that was foreseen
     const accepted = written.slice(0, text.length + 9);
-    const rest = await one.draft(accepted, 7, chosen);
+    const rest = await one.draft(accepted, 7, decoding);
     assert.deepEqual(rest.tokens, foreseen.slice(9, 16));
     for (const [place, score] of rest.scores.entries()) {
       assert.ok(Math.abs(score - (whole.scores[9 + place] - whole.scores[8])) < 1e-9);
     }
-    assert.deepEqual((await one.draft(accepted, 3, chosen)).tokens, foreseen.slice(9, 12));
+    assert.deepEqual((await one.draft(accepted, 3, decoding)).tokens, foreseen.slice(9, 12));
     assert.equal(one.drafted, 16);
     // it drew otherwise
     const other = [...accepted, (foreseen[9] + 1) % 190];
     const fresh = await understudy();
-    assert.deepEqual((await one.draft(other, 5, chosen)).tokens, (await fresh.draft(other, 5, chosen)).tokens);
+    assert.deepEqual((await one.draft(other, 5, decoding)).tokens, (await fresh.draft(other, 5, decoding)).tokens);
     assert.equal(one.drafted, 21);
     for (const each of [one, writer, fresh]) await each.close();
   }
@@ -151,22 +154,22 @@ test("it drafts what it writes where no loop is broken, and nothing anew behind 
 test("a draft is given up, ends with the context, and is another's under another constraint", async () => {
   const one = await understudy();
   const { text } = expected.answers[0];
-  const greedy = new Sampling();
-  assert.deepEqual(await one.draft(text, 8, greedy, async () => false), { tokens: [], scores: [] });
+  const greedy = { promptLength: text.length, sampling: new Sampling() };
+  assert.deepEqual(await one.draft(text, 8, greedy, async () => true), { tokens: [], scores: [] });
   let asked = 0;
-  const some = (await one.draft(text, 8, greedy, async () => ++asked < 6)).tokens.length;
+  const some = (await one.draft(text, 8, greedy, async () => ++asked >= 6)).tokens.length;
   assert.ok(some > 0 && some < 8);
   const free = (await one.draft(text, 6, greedy)).tokens;
   const held = new Constraint({ begin: text.length, biases: new Map([[free[0], -100]]) });
-  const bound = (await one.draft(text, 6, greedy, undefined, held)).tokens;
+  const bound = (await one.draft(text, 6, { ...greedy, constraint: held })).tokens;
   assert.ok(!bound.includes(free[0]));
   const before = one.drafted;
   const same = new Constraint({ begin: text.length, biases: new Map([[free[0], -100]]) });
-  assert.deepEqual((await one.draft(text, 6, greedy, undefined, same)).tokens, bound);
+  assert.deepEqual((await one.draft(text, 6, { ...greedy, constraint: same })).tokens, bound);
   assert.equal(one.drafted, before);
   assert.deepEqual((await one.draft(text, 6, greedy)).tokens, free);
   const long = Array.from({ length: expected.context - 3 }, (_, index) => 4 + ((7 * index) % 190));
   assert.equal((await one.draft(long, 8, greedy)).tokens.length, 3);
-  await one.draftAhead(8, async () => true);
+  await one.draftAhead(8, async () => false);
   await one.close();
 });

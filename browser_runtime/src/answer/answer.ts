@@ -10,11 +10,12 @@ import { concerns } from "../protocol/wire.js";
 import type { Action, AddRows, Compare, DraftChain, DraftTree, ReadText, WriteToken } from "../session/actions.js";
 import type { Session } from "../session/session.js";
 import { MOST_TOKENS } from "../speed/chains.js";
+import type { Decoding } from "../targets/understudy.js";
 import { Display } from "./display.js";
 import type { DrafterThread, Timed } from "./drafterThread.js";
 import type { Inbox } from "./inbox.js";
 import { HeldToken } from "./readingPacer.js";
-import { Figures } from "./stats.js";
+import { StatsRecorder } from "./stats.js";
 import type { UnderstudyThread } from "./understudyThread.js";
 
 /** The drafter's engine failed; the message is one line. Events have shown what was verified so far. */
@@ -40,7 +41,7 @@ let answers = 0;
 
 /** One answer on its way. why: why there is no connection, or "". watch: gets sights. */
 export class Answer {
-  private readonly figures: Figures;
+  private readonly recorder: StatsRecorder;
   private readonly display: Display;
   private readonly held: HeldToken;
   private readonly id = `${++answers}:`;
@@ -58,14 +59,14 @@ export class Answer {
     private readonly watch?: (sight: Sight) => void,
   ) {
     this.down = why;
-    this.figures = new Figures(session, link);
-    this.display = new Display(session, this.figures, decode, stops, why);
-    this.held = new HeldToken(session);
+    this.recorder = new StatsRecorder(link);
+    this.display = new Display(session, this.recorder, decode, stops, why);
+    this.held = new HeldToken(session.policy.offlineRate);
   }
 
   /** Figures so far. */
   get stats(): AnswerStats {
-    return this.figures.now();
+    return this.recorder.now(this.session.stats, this.session.text.length);
   }
 
   /** Events until the answer has ended. Throws DrafterFailed. */
@@ -109,10 +110,10 @@ export class Answer {
     const { session } = this;
     switch (event.type) {
       case "drafted":
-        this.figures.drafted(event.asked);
+        this.recorder.drafted(event.asked);
         return session.treeReady(event.draft, event.version, now, event.working);
       case "written":
-        this.figures.drafted(event.asked);
+        this.recorder.drafted(event.asked);
         return session.tokenWritten(event.token, event.probability, event.version, now);
       case "compared":
         return session.treeCompared(event.draft, event.base, event.working);
@@ -141,18 +142,18 @@ export class Answer {
 
   private see(message: { type: string }): void {
     const verdict = message as Extract<LinkEvent, { type: "arrived" }>["message"];
-    if (!this.watch || verdict.type !== "Verdict" || verdict.seq !== this.session.flight?.seq) return;
+    if (!this.watch || verdict.type !== "Verdict" || verdict.seq !== this.session.verifier.inFlight?.seq) return;
     this.watch({ type: "verdict", path: [...verdict.accepted], bonus: verdict.bonus, base: verdict.baseLen });
   }
 
   /** Show the reason where the verifier does not answer, before what followed from it. */
   private explained(actions: Action[]): Action[] {
-    this.display.because(this.down || this.session.complaint);
+    this.display.because(this.down || this.session.verifier.complaint);
     return actions;
   }
 
   private do(actions: readonly Action[]): void {
-    this.drafter.want(this.key(this.session.version), this.session.alone);
+    this.drafter.want(this.key(this.session.job.version), this.session.offline.active);
     this.understudy?.review();
     for (const action of actions) {
       switch (action.type) {
@@ -170,7 +171,7 @@ export class Answer {
           this.draftChain(action);
           break;
         case "WriteToken":
-          this.held.hold(action);
+          this.held.hold(action, this.session.committed.length, this.session.offline.mayBeTakenBack);
           this.release();
           break;
         case "ReadText":
@@ -205,18 +206,18 @@ export class Answer {
   }
 
   private showTree(): void {
-    const flight = this.session.flight;
-    if (flight?.tree) {
-      this.watch?.({ type: "tree", tree: flight.tree, scores: flight.scores, base: this.session.committed.length });
-    }
+    const request = this.session.verifier.inFlight;
+    if (!request) return;
+    this.watch?.({ type: "tree", tree: request.tree, scores: request.scores, base: this.session.committed.length });
   }
 
   /** Write the held token if its time has come; where it is not wanted any more, the session hears at once. */
   private release(): void {
     const now = clock();
-    const action = this.held.release(now);
+    const { version } = this.session.job;
+    const action = this.held.release(now, version);
     if (!action) return;
-    const wanted = action.version === this.session.version;
+    const wanted = action.version === version;
     if (wanted && action.writer === "understudy") this.perform(action);
     else if (wanted) this.write(action);
     else this.do(this.session.tokenWritten(0, 0, action.version, now));
@@ -261,9 +262,9 @@ export class Answer {
   /** Draft on below the tree under way, if the session wants it; any other job ends that. */
   private draftAhead(): void {
     const { session } = this;
-    if (!session.draftsAhead || session.chainFlies) return;
-    const done = this.drafter.draftAhead(session.tuning.largest, this.key(session.version));
-    this.job(done, ({ result, seconds }) => this.figures.draftedAhead(result, seconds));
+    if (session.draftsAhead !== "drafter") return;
+    const done = this.drafter.draftAhead(session.tuning.largest, this.key(session.job.version));
+    this.job(done, ({ result, seconds }) => this.recorder.draftedAhead(result, seconds));
   }
 
   private addRows({ positions, rows }: AddRows): void {
@@ -274,8 +275,8 @@ export class Answer {
 
   private read(action: ReadText): void {
     const { session } = this;
-    const wanted = () => session.reads(action);
-    this.ofUnderstudy(this.understudy!.agreed(this.textOf(action.prefix), action.base, wanted), agreed => {
+    const cancelled = () => !session.stillReads(action);
+    this.ofUnderstudy(this.understudy!.agreed(action.prefix, action.base, this.decoding, cancelled), agreed => {
       this.inbox.push({ type: "read", session, agreed });
     });
   }
@@ -284,9 +285,9 @@ export class Answer {
   private perform({ prefix, version }: WriteToken): void {
     const { session } = this;
     const asked = clock();
-    const wanted = () => session.version === version && !session.finished;
-    this.ofUnderstudy(this.understudy!.nextToken(this.textOf(prefix), wanted), written => {
-      if (!written && wanted()) throw new Error("the understudy is gone");
+    const cancelled = () => session.cancelled(version);
+    this.ofUnderstudy(this.understudy!.nextToken(prefix, this.decoding, cancelled), written => {
+      if (!written && !cancelled()) throw new Error("the understudy is gone");
       const { token, probability } = written ?? { token: 0, probability: 0 }; // which the session does not take
       this.inbox.push({ type: "written", session, token, probability, version, asked: clock() - asked });
     });
@@ -296,21 +297,25 @@ export class Answer {
   private draftChain({ prefix, version, tokens }: DraftChain): void {
     const { session } = this;
     const asked = clock();
-    const current = () => session.version === version;
-    this.chain(prefix, tokens, current, (draft, seconds) => {
-      this.inbox.push({ type: "drafted", session, draft, version, asked: clock() - asked, working: seconds });
-    });
+    this.chain(
+      prefix,
+      tokens,
+      () => session.cancelled(version),
+      (draft, seconds) => {
+        this.inbox.push({ type: "drafted", session, draft, version, asked: clock() - asked, working: seconds });
+      },
+    );
   }
 
   /** Draft a chain for comparison, until the target falls silent: then the understudy has to write. */
   private compareChain(prefix: number[], tokens: number): void {
     const { session } = this;
     let silent = false; // or was it, meanwhile
-    const current = () => {
-      silent ||= session.alone;
-      return !silent;
+    const cancelled = () => {
+      silent ||= session.offline.active;
+      return silent || session.finished !== null;
     };
-    this.chain(prefix, tokens, current, (draft, seconds) => {
+    this.chain(prefix, tokens, cancelled, (draft, seconds) => {
       this.inbox.push({ type: "compared", session, draft, base: prefix.length, working: seconds });
     });
   }
@@ -318,12 +323,11 @@ export class Answer {
   private chain(
     prefix: number[],
     count: number,
-    current: () => boolean,
+    cancelled: () => boolean,
     done: (draft: Draft, seconds: number) => void,
   ): void {
-    const wanted = () => current() && !this.session.finished;
-    this.ofUnderstudy(this.understudy!.draft(this.textOf(prefix), count, wanted), chain => {
-      if (!chain && wanted()) throw new Error("the understudy is gone");
+    this.ofUnderstudy(this.understudy!.draft(prefix, count, this.decoding, cancelled), chain => {
+      if (!chain && !cancelled()) throw new Error("the understudy is gone");
       const { tokens, scores, steps, seconds } = chain ?? { tokens: [], scores: [], steps: 0, seconds: 0 };
       done({ ...NO_DRAFT, tree: TokenTree.chain(tokens), scores, steps, chain: true }, seconds);
     });
@@ -332,15 +336,14 @@ export class Answer {
   /** Write on behind the chain under way, if the session wants it, until its version changes. */
   private writeAhead(): void {
     const { session } = this;
-    const { version } = session;
-    if (!session.draftsAhead || !session.chainFlies) return;
-    const wanted = () => session.version === version && !session.finished;
-    this.understudy!.draftAhead(MOST_TOKENS, wanted).catch(() => {}); // the next chain tells
+    const { version } = session.job;
+    if (session.draftsAhead !== "understudy") return;
+    this.understudy!.draftAhead(MOST_TOKENS, () => session.cancelled(version)).catch(() => {}); // the next chain tells
   }
 
-  private textOf(text: readonly number[]) {
+  private get decoding(): Decoding {
     const { prompt, sampling, constraint } = this.session.setup;
-    return { text, begin: prompt.length, sampling, constraint };
+    return { promptLength: prompt.length, sampling, constraint };
   }
 
   private ofUnderstudy<T>(job: Promise<T>, done: (result: T) => void): void {

@@ -6,7 +6,7 @@ import type { Action, Adopt, Commit } from "../session/actions.js";
 import type { Session } from "../session/session.js";
 import type { PauseReason } from "../session/states.js";
 import { AnswerText } from "./answerText.js";
-import type { Figures } from "./stats.js";
+import type { StatsRecorder } from "./stats.js";
 
 /** Why the device writes or waits. */
 const SILENT = "the verifier is silent";
@@ -27,7 +27,7 @@ export class Display {
   /** stops: strings that end the text. */
   constructor(
     private readonly session: Session,
-    private readonly figures: Figures,
+    private readonly stats: StatsRecorder,
     decode: Decode,
     stops: readonly string[],
     private why: string,
@@ -53,7 +53,7 @@ export class Display {
     const surplus = count === null ? null : action.tokens.length - count;
     const tokens = action.tokens.slice(0, count ?? action.tokens.length);
     if (action.type === "Commit") {
-      this.figures.committed();
+      this.stats.committed();
       this.events.push({ type: "verified", ...this.shown(), tokens, confirmed: action.confirmed });
       this.tell("verified", "");
     } else {
@@ -68,7 +68,7 @@ export class Display {
     const { session, text } = this;
     switch (action.type) {
       case "Provide":
-        this.figures.wrote();
+        this.stats.wrote();
         if (!text.provide(action.token)) session.enough();
         this.events.push({ type: "provisional", ...this.shown(), token: action.token, writer: action.writer });
         break;
@@ -83,21 +83,25 @@ export class Display {
         break;
       }
       case "Stall":
-        this.figures.stalled(action.deadline);
+        this.stats.stalled(action.deadline);
         this.tell(session.state === "waiting for the link" ? "waiting" : "alone", SILENT);
         break;
       case "Pause": // where the target's text does not go on coming
-        if (session.alone) this.tell("waiting", PAUSED[action.reason]);
+        if (session.offline.active) this.tell("waiting", PAUSED[action.reason]);
         break;
       case "Resume":
-        this.figures.resumed();
+        this.stats.resumed();
         this.tell("verified", "");
         break;
       case "Done": {
         text.end();
         const unanswered = action.reason === "unverified" || action.reason === "unreachable";
-        const detail = (unanswered && this.why) || session.complaint;
-        const [tokenIds, spans, stats] = [session.text.answer, session.text.spans, this.figures.now()];
+        const detail = (unanswered && this.why) || session.verifier.complaint;
+        const [tokenIds, spans, stats] = [
+          session.text.answer,
+          session.text.spans,
+          this.stats.now(session.stats, session.text.length),
+        ];
         this.events.push({ type: "finished", ...this.shown(), reason: action.reason, tokenIds, spans, stats, detail });
         break;
       }

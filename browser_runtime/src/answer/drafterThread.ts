@@ -68,13 +68,13 @@ export class LocalDrafter implements DrafterThread {
     constraint: Constraint | null = null,
   ) {
     let silent = false; // or was it, meanwhile
-    const stop = async () => {
+    const cancelled = async () => {
       await breathe();
       silent ||= key === null && this.silent;
       return this.closed || silent || (key !== null && this.wanted !== key);
     };
     return this.submit(async () => {
-      const draft = await this.drafter.draft(prefix, sampling, shape, stop, constraint);
+      const draft = await this.drafter.draft(prefix, sampling, shape, cancelled, constraint);
       return silent ? NO_DRAFT : draft;
     });
   }
@@ -85,11 +85,11 @@ export class LocalDrafter implements DrafterThread {
 
   draftAhead(shape: TreeShape, key: string) {
     const asked = ++this.asked;
-    const stop = async () => {
+    const cancelled = async () => {
       await breathe();
       return this.closed || this.asked !== asked || this.wanted !== key;
     };
-    return this.run(() => this.drafter.draftAhead(shape, stop));
+    return this.run(() => this.drafter.draftAhead(shape, cancelled));
   }
 
   addRows(positions: readonly number[], rows: Float32Array): void {

@@ -1,7 +1,6 @@
 /** Holds a token that is to be written alone until a reader can be expected to have read the one before. */
 
 import type { WriteToken } from "../session/actions.js";
-import type { Session } from "../session/session.js";
 
 /** Seconds that a writer is behind a reader, at most, and makes up for. */
 const MADE_UP = 1;
@@ -37,30 +36,38 @@ export class Reader {
 /** At most one WriteToken, held until its time has come. The first one is not held. */
 export class HeldToken {
   private action: WriteToken | null = null;
+  /** Where a paced token will stand, as of `Reader`. */
+  private place: [committed: number, provisional: number] | null = null;
   private readonly reader: Reader;
 
-  constructor(private readonly session: Session) {
-    this.reader = new Reader(session.policy.offlineRate);
+  constructor(rate: number) {
+    this.reader = new Reader(rate);
   }
 
-  hold(action: WriteToken): void {
+  /**
+   * Hold `action`, whose token will stand behind `committed` verified ones and what is provisional; without `paced` it is
+   * due at once.
+   */
+  hold(action: WriteToken, committed: number, paced: boolean): void {
     this.action = action;
+    this.place = paced ? [committed, action.prefix.length - committed] : null;
   }
 
   /** When the token is due; null where none is held. */
   wakeAt(): number | null {
-    return this.action && this.reader.due(this.session.committed.length, this.session.provisional.length);
+    if (!this.action) return null;
+    return this.place ? this.reader.due(...this.place) : 0;
   }
 
-  /** The token to write now, if its time has come or nobody wants it any more; it is not held after that. */
-  release(now: number): WriteToken | null {
-    const { action, session } = this;
+  /**
+   * The token to write now, if its time has come or it is stale, as jobs carry `version` now; from then on it is not held.
+   */
+  release(now: number, version: number): WriteToken | null {
+    const { action, place } = this;
     const due = this.wakeAt();
-    if (!action || due === null) return null;
-    const paced = action.version === session.version && session.solo.mayBeTakenBack;
-    if (paced && now < due) return null;
+    if (!action || due === null || (action.version === version && now < due)) return null;
     this.action = null;
-    if (paced) this.reader.shown(session.committed.length, session.provisional.length, now);
+    if (place && action.version === version) this.reader.shown(...place, now);
     return action;
   }
 }

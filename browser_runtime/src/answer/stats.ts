@@ -1,69 +1,45 @@
-/** Collects the figures of one answer while it grows. */
+/** Collects the statistics of one answer while it grows. */
 
 import { clock } from "../clock.js";
 import type { AnswerStats } from "../events.js";
 import type { Link } from "../link/websocket.js";
-import type { Session } from "../session/session.js";
-import type { SessionStats } from "../session/transcript.js";
+import type { SessionStats } from "../session/stats.js";
 
-/** What a session counts itself. */
-const COUNTED = [
-  "rounds",
-  "nodes",
-  "chains",
-  "calls",
-  "streamed",
-  "waitSeconds",
-  "engineSeconds",
-  "aheadRounds",
-  "aheadHits",
-  "aheadUsed",
-  "provisional",
-  "understudy",
-  "kept",
-  "rolledBack",
-  "adopted",
-  "stalls",
-  "pauses",
-  "opens",
-] as const satisfies readonly (keyof SessionStats & keyof AnswerStats)[];
-
-/** Times and bytes of one answer, and at its end all of its figures. */
-export class Figures {
+/** Times and bytes of one answer, and with what its session counts, all of its statistics. */
+export class StatsRecorder {
   private readonly began = clock();
   private readonly up: number;
   private readonly down: number;
   private stalledAt: number | null = null;
-  private firstTokenSeconds = 0;
-  private firstDraftSeconds = 0;
-  private draftSeconds = 0;
-  private aheadNodes = 0;
-  private aheadSeconds = 0;
   private readonly stallSeconds: number[] = [];
+  private readonly measured = {
+    firstTokenSeconds: 0,
+    firstDraftSeconds: 0,
+    draftSeconds: 0,
+    aheadNodes: 0,
+    aheadSeconds: 0,
+  };
 
-  constructor(
-    private readonly session: Session,
-    private readonly link: Link | null,
-  ) {
+  constructor(private readonly link: Link | null) {
     this.up = link?.traffic.up ?? 0;
     this.down = link?.traffic.down ?? 0;
   }
 
   /** The target's tokens are there. */
   committed(): void {
-    this.firstTokenSeconds ||= clock() - this.began;
+    this.measured.firstTokenSeconds ||= clock() - this.began;
   }
 
   /** A tree or a token came `seconds` after it was asked for. */
   drafted(seconds: number): void {
-    this.firstDraftSeconds ||= seconds;
-    this.draftSeconds += seconds;
+    this.measured.firstDraftSeconds ||= seconds;
+    this.measured.draftSeconds += seconds;
   }
 
   /** `nodes` were expanded while a verdict was awaited. */
   draftedAhead(nodes: number, seconds: number): void {
-    this.aheadNodes += nodes;
-    this.aheadSeconds += seconds;
+    this.measured.aheadNodes += nodes;
+    this.measured.aheadSeconds += seconds;
   }
 
   /** A verdict that was due at `due` did not come. */
@@ -82,27 +58,21 @@ export class Figures {
     this.stalledAt = null;
   }
 
-  /** All figures so far. */
-  now(): AnswerStats {
-    const { session, link } = this;
-    const counted = Object.fromEntries(COUNTED.map(name => [name, session.stats[name]]));
-    const { accepted, rounds, adopted } = session.stats;
-    const tokens = session.committed.length - session.setup.prompt.length - adopted;
+  /** All statistics so far. counted: by the session. committed: tokens of the target, and those that were adopted. */
+  now(counted: SessionStats, committed: number): AnswerStats {
+    const { accepted, rounds, adopted } = counted;
+    const tokens = committed - adopted;
     const seconds = clock() - this.began;
     return {
-      ...(counted as Pick<AnswerStats, (typeof COUNTED)[number]>),
+      ...counted,
+      ...this.measured,
+      stallSeconds: [...this.stallSeconds],
       tokens,
       tau: rounds ? (accepted + rounds) / rounds : 0,
       seconds,
       tokensPerSecond: seconds ? tokens / seconds : 0,
-      firstTokenSeconds: this.firstTokenSeconds,
-      bytesUp: link ? link.traffic.up - this.up : 0,
-      bytesDown: link ? link.traffic.down - this.down : 0,
-      draftSeconds: this.draftSeconds,
-      firstDraftSeconds: this.firstDraftSeconds,
-      aheadNodes: this.aheadNodes,
-      aheadSeconds: this.aheadSeconds,
-      stallSeconds: [...this.stallSeconds],
+      bytesUp: this.link ? this.link.traffic.up - this.up : 0,
+      bytesDown: this.link ? this.link.traffic.down - this.down : 0,
     };
   }
 }

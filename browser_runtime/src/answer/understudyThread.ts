@@ -1,17 +1,7 @@
 /** The understudy's jobs, in the order in which they were asked for. */
 
-import type { Constraint } from "../protocol/constraint.js";
-import type { Sampling } from "../protocol/sampling.js";
-import type { Chain, Understudy, Written } from "../targets/understudy.js";
+import type { Cancelled, Chain, Decoding, Understudy, Written } from "../targets/understudy.js";
 import { breathe } from "./breathe.js";
-
-/** A text, where the answer in it begins, and how tokens are drawn: of the constraint, its biases and penalties count. */
-export interface UnderstudyText {
-  text: readonly number[];
-  begin: number;
-  sampling: Sampling;
-  constraint?: Constraint | null;
-}
 
 /**
  * A chain and the seconds of its steps: the first token ends the reading, and what was known takes none. steps: tokens
@@ -23,20 +13,25 @@ export interface TimedChain extends Chain {
 }
 
 /**
- * Owns the understudy; jobs never overlap. A job ends early, within one step of the model, once it is not wanted any more:
- * with null. Promises reject where it cannot be used.
+ * Owns the understudy; jobs never overlap. A job ends early, within one step of the model, once it is `cancelled`: with null.
+ * Promises reject where it cannot be used.
  */
 export interface UnderstudyThread {
   /** Whether it is here, so that an answer may count on it. */
   readonly present: boolean;
   /** Read the text; how many of its tokens from `base` on the understudy would have written itself. */
-  agreed(of: UnderstudyText, base: number, wanted: () => boolean): Promise<number | null>;
-  nextToken(of: UnderstudyText, wanted: () => boolean): Promise<Written | null>;
-  /** A chain of at most `count` tokens behind the text; as far as it came where it is not wanted any more. */
-  draft(of: UnderstudyText, count: number, wanted: () => boolean): Promise<TimedChain | null>;
-  /** Write on behind the last chain, `count` tokens more, while it is wanted and no other job waits. */
-  draftAhead(count: number, wanted: () => boolean): Promise<void>;
-  /** Something has happened: jobs may not be wanted any more. */
+  agreed(text: readonly number[], base: number, decoding: Decoding, cancelled: () => boolean): Promise<number | null>;
+  nextToken(text: readonly number[], decoding: Decoding, cancelled: () => boolean): Promise<Written | null>;
+  /** A chain of at most `count` tokens behind the text; as far as it came once it is cancelled. */
+  draft(
+    text: readonly number[],
+    count: number,
+    decoding: Decoding,
+    cancelled: () => boolean,
+  ): Promise<TimedChain | null>;
+  /** Write on behind the last chain, `count` tokens more, until that is cancelled or another job waits. */
+  draftAhead(count: number, cancelled: () => boolean): Promise<void>;
+  /** Something has happened: jobs may be cancelled. */
   review(): void;
   /** Give its memory back; what is asked of it next brings it in again. */
   unload(): void;
@@ -54,22 +49,22 @@ export class LocalUnderstudy implements UnderstudyThread {
   /** open: brings it into memory. */
   constructor(private readonly open: () => Promise<Understudy>) {}
 
-  agreed(of: UnderstudyText, base: number, wanted: () => boolean): Promise<number | null> {
-    const { text, begin, sampling, constraint } = of;
-    return this.run(wanted, it => it.agreed(text, base, begin, sampling, when(wanted), constraint));
+  agreed(text: readonly number[], base: number, decoding: Decoding, cancelled: () => boolean): Promise<number | null> {
+    return this.run(cancelled, it => it.agreed(text, base, decoding, later(cancelled)));
   }
 
-  nextToken({ text, begin, sampling, constraint }: UnderstudyText, wanted: () => boolean): Promise<Written | null> {
-    return this.run(wanted, it => it.nextToken(text, begin, sampling, when(wanted), constraint));
+  nextToken(text: readonly number[], decoding: Decoding, cancelled: () => boolean): Promise<Written | null> {
+    return this.run(cancelled, it => it.nextToken(text, decoding, later(cancelled)));
   }
 
   draft(
-    { text, sampling, constraint }: UnderstudyText,
+    text: readonly number[],
     count: number,
-    wanted: () => boolean,
+    decoding: Decoding,
+    cancelled: () => boolean,
   ): Promise<TimedChain | null> {
-    return this.run(wanted, async it => {
-      const draft = (most: number) => it.draft(text, most, sampling, when(wanted), constraint);
+    return this.run(cancelled, async it => {
+      const draft = (limit: number) => it.draft(text, limit, decoding, later(cancelled));
       await draft(Math.min(1, count));
       const [began, before] = [performance.now(), it.drafted];
       const chain = await draft(count);
@@ -77,9 +72,9 @@ export class LocalUnderstudy implements UnderstudyThread {
     });
   }
 
-  async draftAhead(count: number, wanted: () => boolean): Promise<void> {
-    const still = () => wanted() && !this.waiting && this.understudy !== null;
-    await this.run(still, it => it.draftAhead(count, when(still)));
+  async draftAhead(count: number, cancelled: () => boolean): Promise<void> {
+    const over = () => cancelled() || this.waiting > 0 || this.understudy === null;
+    await this.run(over, it => it.draftAhead(count, later(over)));
   }
 
   review(): void {}
@@ -100,11 +95,11 @@ export class LocalUnderstudy implements UnderstudyThread {
     await this.queue;
   }
 
-  private run<T>(wanted: () => boolean, job: (understudy: Understudy) => Promise<T>): Promise<T | null> {
+  private run<T>(cancelled: () => boolean, job: (understudy: Understudy) => Promise<T>): Promise<T | null> {
     this.waiting++;
     const done = this.queue.then(async () => {
       this.waiting--;
-      if (!wanted()) return null;
+      if (cancelled()) return null;
       this.understudy ??= this.open();
       try {
         return await job(await this.understudy);
@@ -118,10 +113,10 @@ export class LocalUnderstudy implements UnderstudyThread {
   }
 }
 
-/** Asks again once messages have come in. */
-function when(wanted: () => boolean): () => Promise<boolean> {
+/** Asks once messages have come in. */
+function later(cancelled: () => boolean): Cancelled {
   return async () => {
     await breathe();
-    return wanted();
+    return cancelled();
   };
 }

@@ -13,6 +13,7 @@
 
 import type { Constraint } from "../protocol/constraint.js";
 import { Noise } from "../protocol/noise.js";
+import { commonPrefix } from "../protocol/prefix.js";
 import type { RowShape } from "../protocol/rows.js";
 import { argmax, logProbs, Sampling } from "../protocol/sampling.js";
 import { MAX_NODES, ROOT, TokenTree } from "../protocol/tree.js";
@@ -181,13 +182,13 @@ export class Drafter {
   /**
    * Draft at most shape.nodes nodes below the last token of `prefix`, ranked under the biases and penalties of `constraint`.
    *
-   * `stop()` is asked between steps; when true, what is there is returned.
+   * Once `cancelled`, asked between steps, what is there is returned.
    */
   async draft(
     prefix: readonly number[],
     sampling: Sampling,
     shape: TreeShape,
-    stop: () => boolean | Promise<boolean> = () => false,
+    cancelled: () => boolean | Promise<boolean> = () => false,
     constraint: Constraint | null = null,
   ): Promise<Draft> {
     const depth = Math.min(shape.depth, shape.nodes, this.maxContext - prefix.length);
@@ -197,7 +198,7 @@ export class Drafter {
     const there = this.reroot(prefix, sampling, constraint);
     const growth = there ?? (await this.begin(prefix, sampling, constraint, shape.breadth, depth));
     const kept = there ? there.slots.filter(slot => slot >= 0).length : 0;
-    while (!(await stop())) {
+    while (!(await cancelled())) {
       const worst = growth.worstOfBest(shape.nodes, depth);
       if (!(await this.widen(growth, shape.breadth, depth, worst, shape.gain))) break;
     }
@@ -210,12 +211,12 @@ export class Drafter {
    *
    * Path probabilities are those of what the verdict may say, so most work goes where it is likeliest to end.
    */
-  async draftAhead(shape: TreeShape, stop: () => boolean | Promise<boolean>): Promise<number> {
+  async draftAhead(shape: TreeShape, cancelled: () => boolean | Promise<boolean>): Promise<number> {
     const { growth } = this;
     if (!growth) return 0;
     const depth = Math.min(2 * shape.depth, this.maxContext - growth.base);
     let done = 0;
-    while (!(await stop())) {
+    while (!(await cancelled())) {
       const expanded = await this.widen(growth, shape.breadth, depth, AHEAD_FLOOR, 0);
       if (!expanded) break;
       done += expanded;
@@ -263,9 +264,7 @@ export class Drafter {
 
   /** How many tokens of `prefix` need not be read again; the last one's logits are needed in any case. */
   private kept(prefix: readonly number[]): number {
-    let kept = 0;
-    while (kept < Math.min(this.cached.length, prefix.length - 1) && this.cached[kept] === prefix[kept]) kept++;
-    return kept;
+    return Math.min(commonPrefix(this.cached, prefix), prefix.length - 1);
   }
 
   /** The tree that is there below `prefix` already, or null; what the cache can keep, it keeps. */
@@ -273,7 +272,7 @@ export class Drafter {
     const { growth, cached } = this;
     if (!growth || !sampling.equals(this.sampling)) return null;
     if (constraint ? !constraint.addsAs(this.constraint) : this.constraint) return null;
-    if (prefix.length < cached.length || cached.some((token, index) => prefix[index] !== token)) return null;
+    if (commonPrefix(cached, prefix) < cached.length) return null;
     const found = growth.find(prefix.slice(cached.length));
     const unexpanded = found.findIndex(node => growth.slots[node] < 0);
     const path = unexpanded < 0 ? found : found.slice(0, unexpanded);

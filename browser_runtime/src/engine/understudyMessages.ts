@@ -19,9 +19,10 @@ export interface UnderstudySetup {
   wasmUrl: string;
 }
 
+/** A text and a `Decoding`. */
 interface Text {
   text: readonly number[];
-  begin: number;
+  promptLength: number;
   sampling: SamplingOptions;
   constraint: PlainConstraint | null;
 }
@@ -33,5 +34,5 @@ export type UnderstudyJob =
   | (Text & { type: "draft"; count: number })
   | { type: "draftAhead"; count: number };
 
-/** forget: nobody wants the job of this id any more; its result is null. */
-export type UnderstudyRequest = (UnderstudyJob & { id: number }) | { type: "forget"; of: number };
+/** cancel: the job of this id is no longer wanted; its result is null. */
+export type UnderstudyRequest = (UnderstudyJob & { id: number }) | { type: "cancel"; of: number };

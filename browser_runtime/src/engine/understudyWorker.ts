@@ -11,8 +11,8 @@ import { threadsFor } from "./threads.js";
 import type { UnderstudyJob, UnderstudyRequest, UnderstudySetup } from "./understudyMessages.js";
 
 let thread: LocalUnderstudy | null = null;
-/** Jobs that nobody wants any more. */
-const forgotten = new Set<number>();
+/** Jobs that are no longer wanted. */
+const cancelledJobs = new Set<number>();
 
 async function open(setup: UnderstudySetup): Promise<Understudy> {
   const ort = await import("onnxruntime-web/wasm");
@@ -30,23 +30,24 @@ async function answer(job: UnderstudyJob, id: number): Promise<unknown> {
     return null;
   }
   if (!thread) throw new Error("the understudy is not started");
-  const wanted = () => !forgotten.has(id);
-  if (job.type === "draftAhead") return thread.draftAhead(job.count, wanted);
-  const { text, begin } = job;
-  const of = { text, begin, sampling: new Sampling(job.sampling), constraint: constraintOrNull(job.constraint) };
+  const cancelled = () => cancelledJobs.has(id);
+  if (job.type === "draftAhead") return thread.draftAhead(job.count, cancelled);
+  const { text, promptLength } = job;
+  const constraint = constraintOrNull(job.constraint);
+  const decoding = { promptLength, sampling: new Sampling(job.sampling), constraint };
   switch (job.type) {
     case "agreed":
-      return thread.agreed(of, job.base, wanted);
+      return thread.agreed(text, job.base, decoding, cancelled);
     case "nextToken":
-      return thread.nextToken(of, wanted);
+      return thread.nextToken(text, decoding, cancelled);
     case "draft":
-      return thread.draft(of, job.count, wanted);
+      return thread.draft(text, job.count, decoding, cancelled);
   }
 }
 
 addEventListener("message", ({ data }: MessageEvent<UnderstudyRequest>) => {
-  if (data.type === "forget") {
-    forgotten.add(data.of);
+  if (data.type === "cancel") {
+    cancelledJobs.add(data.of);
     return;
   }
   const { id } = data;
@@ -55,5 +56,5 @@ addEventListener("message", ({ data }: MessageEvent<UnderstudyRequest>) => {
       result => postMessage({ id, result }),
       error => postMessage({ id, error: error instanceof Error ? error.message : String(error) }),
     )
-    .finally(() => forgotten.delete(id));
+    .finally(() => cancelledJobs.delete(id));
 });

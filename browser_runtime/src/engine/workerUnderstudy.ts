@@ -1,11 +1,11 @@
 /** An understudy in a worker of its own, which is there while it is in memory. */
 
-import type { TimedChain, UnderstudyText, UnderstudyThread } from "../answer/understudyThread.js";
+import type { TimedChain, UnderstudyThread } from "../answer/understudyThread.js";
 import type { Bundle } from "../bundle/bundle.js";
 import { BundleError } from "../bundle/manifest.js";
 import { UnderstudyStore } from "../bundle/understudyStore.js";
 import { plainConstraint } from "../protocol/constraint.js";
-import type { Written } from "../targets/understudy.js";
+import type { Decoding, Written } from "../targets/understudy.js";
 import type { Reply } from "./messages.js";
 import { EngineError } from "./onnx.js";
 import type { UnderstudyJob, UnderstudySetup } from "./understudyMessages.js";
@@ -22,9 +22,9 @@ export interface UnderstudyOptions {
 }
 
 interface Pending {
-  wanted: () => boolean;
-  /** The worker knows that it is not. */
-  forgotten: boolean;
+  cancelled: () => boolean;
+  /** The worker knows that it is. */
+  told: boolean;
   resolve: (result: never) => void;
   reject: (error: Error) => void;
 }
@@ -77,27 +77,32 @@ export class WorkerUnderstudy implements UnderstudyThread {
     return this.present;
   }
 
-  agreed(of: UnderstudyText, base: number, wanted: () => boolean): Promise<number | null> {
-    return this.ask({ type: "agreed", ...plain(of), base }, wanted);
+  agreed(text: readonly number[], base: number, decoding: Decoding, cancelled: () => boolean): Promise<number | null> {
+    return this.ask({ type: "agreed", text, ...plain(decoding), base }, cancelled);
   }
 
-  nextToken(of: UnderstudyText, wanted: () => boolean): Promise<Written | null> {
-    return this.ask({ type: "nextToken", ...plain(of) }, wanted);
+  nextToken(text: readonly number[], decoding: Decoding, cancelled: () => boolean): Promise<Written | null> {
+    return this.ask({ type: "nextToken", text, ...plain(decoding) }, cancelled);
   }
 
-  draft(of: UnderstudyText, count: number, wanted: () => boolean): Promise<TimedChain | null> {
-    return this.ask({ type: "draft", ...plain(of), count }, wanted);
+  draft(
+    text: readonly number[],
+    count: number,
+    decoding: Decoding,
+    cancelled: () => boolean,
+  ): Promise<TimedChain | null> {
+    return this.ask({ type: "draft", text, ...plain(decoding), count }, cancelled);
   }
 
-  async draftAhead(count: number, wanted: () => boolean): Promise<void> {
-    if (this.worker) await this.tell(this.worker, { type: "draftAhead", count }, wanted);
+  async draftAhead(count: number, cancelled: () => boolean): Promise<void> {
+    if (this.worker) await this.tell(this.worker, { type: "draftAhead", count }, cancelled);
   }
 
   review(): void {
     for (const [of, job] of this.jobs) {
-      if (job.forgotten || job.wanted()) continue;
-      job.forgotten = true;
-      this.worker?.postMessage({ type: "forget", of });
+      if (job.told || !job.cancelled()) continue;
+      job.told = true;
+      this.worker?.postMessage({ type: "cancel", of });
     }
   }
 
@@ -113,9 +118,9 @@ export class WorkerUnderstudy implements UnderstudyThread {
     this.present = false;
   }
 
-  private ask<T>(job: UnderstudyJob, wanted: () => boolean): Promise<T> {
+  private ask<T>(job: UnderstudyJob, cancelled: () => boolean): Promise<T> {
     this.worker ??= this.start();
-    return this.tell(this.worker, job, wanted);
+    return this.tell(this.worker, job, cancelled);
   }
 
   private start(): Worker {
@@ -133,19 +138,19 @@ export class WorkerUnderstudy implements UnderstudyThread {
       this.jobs.clear();
       this.unload();
     };
-    void this.tell(worker, { type: "start", setup: this.setup }, () => true).catch(() => {});
+    void this.tell(worker, { type: "start", setup: this.setup }, () => false).catch(() => {});
     return worker;
   }
 
-  private tell<T>(worker: Worker, job: UnderstudyJob, wanted: () => boolean): Promise<T> {
+  private tell<T>(worker: Worker, job: UnderstudyJob, cancelled: () => boolean): Promise<T> {
     const id = ++this.jobCount;
     return new Promise((resolve, reject) => {
-      this.jobs.set(id, { wanted, forgotten: false, resolve, reject });
+      this.jobs.set(id, { cancelled, told: false, resolve, reject });
       worker.postMessage({ ...job, id });
     });
   }
 }
 
-function plain({ text, begin, sampling, constraint }: UnderstudyText) {
-  return { text, begin, sampling: { ...sampling }, constraint: plainConstraint(constraint) };
+function plain({ promptLength, sampling, constraint }: Decoding) {
+  return { promptLength, sampling: { ...sampling }, constraint: plainConstraint(constraint) };
 }

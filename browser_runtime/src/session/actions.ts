@@ -1,14 +1,8 @@
 /** What a session asks its surroundings to do. Pure data, with the names of the other runtimes. */
 
 import type { ClientMessage } from "../protocol/messages.js";
+import type { TreeSize } from "../speed/tuning.js";
 import type { FinishReason, PauseReason, Writer } from "./states.js";
-
-/** gain: accepted tokens that another step must promise; null: the runtime's own. */
-export interface TreeSize {
-  nodes: number;
-  depth: number;
-  gain: number | null;
-}
 
 /** Give `message` to the link. */
 export interface Send {
@@ -55,7 +49,7 @@ export interface WriteToken {
 
 /**
  * Let the understudy read `prefix`; answer with `Session.textRead(agreed, ...)`: how many of the tokens from `base` on it
- * would have written itself, up to the first that it would not. The reading may be given up where `Session.reads` says that
+ * would have written itself, up to the first that it would not. The reading may be given up where `Session.stillReads` says that
  * nobody waits for it; agreed is null then.
  */
 export interface ReadText {
@@ -76,6 +70,13 @@ export interface Commit {
   type: "Commit";
   tokens: number[];
   confirmed: number;
+}
+
+/** From here on `writer` writes alone. why: the understudy failed, in words for people; else "". */
+export interface HandOver {
+  type: "HandOver";
+  writer: Writer;
+  why: string;
 }
 
 /** `tokens`, written by the drafter alone, stay as they are: the answer goes on behind them (`keep`). */
@@ -103,8 +104,7 @@ export type Action =
   | { type: "DraftAhead"; version: number }
   /** `writer` wrote `token` on its own. */
   | { type: "Provide"; token: number; writer: Writer }
-  /** From here on `writer` writes alone. why: the understudy failed, in words for people; else "". */
-  | { type: "HandOver"; writer: Writer; why: string }
+  | HandOver
   /** The last `tokens` provisional tokens are withdrawn: the target, or the understudy, draws otherwise. */
   | { type: "RollBack"; tokens: number[] }
   /** The verdict is overdue or the link is down. deadline: when it was due. */

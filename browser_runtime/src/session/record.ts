@@ -46,12 +46,12 @@ export function recordOf(session: Session, target: string, stop: readonly string
     writers: text.spans.map(({ begin, end, writer }) => [begin, end, writer]),
     sampling: { temperature, topK, topP, minP, seed: `${seed}` },
     maxNew: setup.maxNew,
-    seq: session.requests.seq,
+    seq: session.verifier.seq,
     stream: setup.stream,
-    session: Array.from(setup.session, byte => byte.toString(16).padStart(2, "0")).join(""),
+    session: Array.from(setup.sessionId, byte => byte.toString(16).padStart(2, "0")).join(""),
     stop: [...stop],
     ...(constraint ? { constraint } : {}),
-    ...(session.arithmetic.pinned ? { arithmetic: session.arithmetic.pinned } : {}),
+    ...(session.verifier.pinned ? { arithmetic: session.verifier.pinned } : {}),
   };
 }
 
@@ -81,9 +81,9 @@ export function checkRecord(record: AnswerRecord, target: string): AnswerRecord 
 /** Sampling, session id and constraint as a record has them. */
 export function settingsOf(record: AnswerRecord) {
   const { seed, ...others } = record.sampling;
-  const session = Uint8Array.from(record.session.match(/../g)!, pair => Number.parseInt(pair, 16));
+  const sessionId = Uint8Array.from(record.session.match(/../g)!, pair => Number.parseInt(pair, 16));
   const sampling = new Sampling({ ...others, seed: BigInt(seed) });
-  return { sampling, session, constraint: constraintOrNull(record.constraint) };
+  return { sampling, sessionId, constraint: constraintOrNull(record.constraint) };
 }
 
 /** Take up a recorded answer in a session that was made with its prompt and settings and has not started. */
@@ -91,6 +91,6 @@ export function restore(session: Session, record: AnswerRecord): void {
   session.text.committed.push(...record.committed);
   session.text.provisional = [...record.provisional];
   session.text.writers = record.writers.flatMap(([begin, end, writer]) => Array<Writer>(end - begin).fill(writer));
-  session.requests.seq = record.seq;
-  session.arithmetic.pinned = record.arithmetic ?? "";
+  session.verifier.seq = record.seq;
+  session.verifier.pinned = record.arithmetic ?? "";
 }

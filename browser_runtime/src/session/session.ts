@@ -1,47 +1,43 @@
 /**
  * One answer as a pure state machine: events in, actions out. No I/O, no threads, no clock.
  *
- * `committed` tokens were drawn by the target (or are the prompt); `provisional` tokens behind them were written without it,
- * by the drafter or the understudy. The text a user sees is committed + provisional.
- *
- * One rule covers late verdicts, catching up after an outage and the normal round. A verdict commits the accepted path and
- * the bonus token. If these agree with the provisional tokens, the agreeing part becomes verified; at the first difference
- * the provisional rest is rolled back (`repair`) or stays as it is (`keep`). While provisional tokens remain, the next
- * VERIFY is the chain of them instead of a drafted tree.
- *
- * When the target falls silent the drafter writes at once, and the understudy, where there is one, begins to read the text.
- * Once it has read it, it takes back what it would not have written itself, and writes on.
+ * The whole idea: `committed` tokens were drawn by the target (or are the prompt); `provisional` tokens behind them were
+ * written without it. The user sees both. A verdict commits the accepted path and the token that the target drew behind it.
+ * What of the provisional text agrees with these becomes verified; at the first difference the rest is rolled back
+ * (`repair`) or stays as it is (`keep`). While provisional tokens remain, the next VERIFY is the chain of them instead of a
+ * drafted tree: so late verdicts, catching up after an outage and the normal round are one rule. Three owners hold the
+ * facts, and none of them knows the session: `VerifierState` the link, the request in flight and refusals; `OfflineWriter`
+ * who writes while the target is silent; `JobSlot` the one job of drafter or understudy. Each returns values; `Session`
+ * turns them into actions, and `Session.next` alone decides what to do.
  *
  * Times are seconds on any monotonic clock, handed in with each event.
  */
 
-import type { Draft } from "../drafting/drafter.js";
+import { type Draft, NO_DRAFT } from "../drafting/drafter.js";
 import type { Constraint } from "../protocol/constraint.js";
 import { computesIn, type ServerMessage, type Welcome } from "../protocol/messages.js";
 import type { RowShape } from "../protocol/rows.js";
 import type { Sampling } from "../protocol/sampling.js";
-import { MAX_NODES } from "../protocol/tree.js";
+import { TokenTree } from "../protocol/tree.js";
+import type { Mode } from "../speed/controller.js";
+import type { Settled } from "../speed/settled.js";
 import { Tuning } from "../speed/tuning.js";
 import type { Action, ReadText, Send } from "./actions.js";
-import { AnswerArithmetic } from "./arithmetic.js";
-import { type Deadline, Deadlines } from "./deadlines.js";
 import { RowsSeen } from "./featureRows.js";
-import { Handover } from "./handover.js";
-import { type Mode, type Policy, policy, targetFirst } from "./policy.js";
-import { askAnew, disobeyed, expectReturn, noRoom, REFUSED_SECONDS, takeError } from "./refusals.js";
-import { type Flight, Requests } from "./requests.js";
-import { Solo } from "./solo.js";
-import type { FinishReason, State, Writer } from "./states.js";
+import { JobSlot } from "./job.js";
+import { OfflineWriter, REFUSED_SECONDS } from "./offline.js";
+import { type Policy, policy, targetFirst } from "./policy.js";
+import type { FinishReason, PauseReason, State, Writer } from "./states.js";
+import { SessionStats } from "./stats.js";
 import { PATIENCE, type Patience, RoundTimer } from "./timeouts.js";
-import { AnswerTokens, SessionStats } from "./transcript.js";
-import { adopt, takeVerdict } from "./verdicts.js";
-import { work } from "./work.js";
-import { pause, takeReading, takeToken } from "./writing.js";
+import { Transcript } from "./transcript.js";
+import { type Deadline, type Refusal, VerifierState } from "./verifier.js";
 
 /**
- * prompt: token ids of the conversation so far. maxNew: committed tokens at most. stream, session: as on the wire.
+ * prompt: token ids of the conversation so far. maxNew: committed tokens at most. stream, sessionId: as on the wire.
  * rowShape: the drafter's. rowsSeen: the prompt's rows that the drafter holds. timer: of rounds. understudy: there is one.
- * sentenceEnds: tokens that end a sentence or a line.
+ * sentenceEnds: tokens that end a sentence or a line. constraint: what tokens are drawn under. obeys: the device's own
+ * writers can be held to it; where not, nothing is written alone.
  */
 export interface SessionSetup {
   prompt: readonly number[];
@@ -50,7 +46,7 @@ export interface SessionSetup {
   maxNew: number;
   maxContext: number;
   rowShape: RowShape;
-  session: Uint8Array;
+  sessionId: Uint8Array;
   stream: number;
   rowsSeen?: RowsSeen;
   patience?: Patience;
@@ -58,11 +54,9 @@ export interface SessionSetup {
   policy?: Policy;
   tuning?: Tuning;
   understudy?: boolean;
-  /** What tokens are drawn under. */
-  constraint?: Constraint;
-  /** The device's own writers can be held to the constraint; where not, nothing is written alone. */
-  obeys?: boolean;
   sentenceEnds?: ReadonlySet<number>;
+  constraint?: Constraint;
+  obeys?: boolean;
 }
 
 /** One answer. Feed events by calling the methods; each returns the actions to carry out, in order. */
@@ -71,65 +65,32 @@ export class Session {
   readonly policy: Policy;
   readonly tuning: Tuning;
   readonly stats = new SessionStats();
-  readonly text: AnswerTokens;
-  readonly requests: Requests;
-  readonly deadlines: Deadlines;
-  readonly solo: Solo;
-  readonly handover: Handover;
-  readonly arithmetic = new AnswerArithmetic();
+  readonly text: Transcript;
+  readonly verifier: VerifierState;
+  readonly offline: OfflineWriter;
+  readonly job = new JobSlot();
   mode: Mode = "tree";
   finished: FinishReason | null = null;
-  linked = false;
-  /** This link's verifier will never take what it was asked. */
-  refused = false;
-  /** Why the verifier refused what it was asked last; "" once it has answered. */
-  complaint = "";
-  /** Seconds to wait for the target's return, where nothing more can be written. */
-  returnWait: number;
-  /** The tree to send next. */
-  ready: Draft | null = null;
-  /** Who has a job of ours that another would have to wait for. */
-  busy: Writer | null = null;
-  /** Of what the drafter is asked for: a job of another one is stale. */
-  version = 0;
-  /** What the verifier takes: nodes of a tree, tokens of a text; and nodes that it would like at most, now. */
-  maxNodes = 64;
-  context: number;
-  treeBudget = MAX_NODES;
-  readonly patience: Patience;
+  private readonly patience: Patience;
 
   constructor(readonly setup: SessionSetup) {
+    const { prompt, sampling, eosIds, maxContext, sessionId, stream, constraint } = setup;
     this.rowsSeen = setup.rowsSeen ?? new RowsSeen();
     this.policy = setup.policy ?? policy();
     this.tuning = setup.tuning ?? new Tuning();
     this.patience = setup.patience ?? PATIENCE;
-    const { prompt, sampling, eosIds, session, stream } = setup;
-    this.text = new AnswerTokens([...prompt], prompt.length, this.ownLimit, eosIds, this.stats);
     const timer = setup.timer ?? new RoundTimer();
-    this.requests = new Requests(stream, session, sampling, this.patience, timer, this.stats, setup.constraint);
-    this.deadlines = new Deadlines(this.patience.silence);
-    this.solo = new Solo(this.policy, setup.sentenceEnds ?? new Set());
-    this.solo.obeys = setup.obeys ?? true;
-    this.handover = new Handover(setup.understudy ?? false, this.policy);
-    this.returnWait = this.patience.offline;
-    this.context = setup.maxContext;
+    this.text = new Transcript([...prompt], prompt.length, this.ownLimit, eosIds, this.stats);
+    this.verifier = new VerifierState(stream, sessionId, sampling, constraint, maxContext, this.patience, timer);
+    const { understudy = false, sentenceEnds = new Set(), obeys = true } = setup;
+    this.offline = new OfflineWriter(this.policy, understudy, sentenceEnds, obeys, this.patience.offline);
   }
 
   get state(): State {
     if (this.finished) return "finished";
-    if (this.alone) return this.solo.mute ? "waiting for the link" : "writing alone";
-    if (this.flight) return this.flight.tree ? "verifying" : "streaming";
+    if (this.offline.active) return this.offline.muted ? "waiting for the link" : "writing alone";
+    if (this.verifier.inFlight) return this.verifier.streams ? "streaming" : "verifying";
     return "drafting";
-  }
-
-  /** The request whose reply is awaited. */
-  get flight(): Flight | null {
-    return this.requests.flight;
-  }
-
-  /** The target is silent. */
-  get alone(): boolean {
-    return this.solo.alone;
   }
 
   get committed(): number[] {
@@ -140,27 +101,40 @@ export class Session {
     return this.text.provisional;
   }
 
-  /** Whether to draft on below the tree under way: nobody has anything else to do, and it is worth it. */
-  get draftsAhead(): boolean {
-    const idle = (this.flight?.tree?.size ?? 0) > 0 && !this.provisional.length && !this.busy;
-    return idle && this.tuning.draftsAhead(this.chainFlies);
+  // --- what jobs ask ---
+
+  /** Whether the result of a job that carries `version` is no longer wanted. */
+  cancelled(version: number): boolean {
+    return this.finished !== null || version !== this.job.version;
   }
 
-  /** The tree under way is a chain of the understudy. */
-  get chainFlies(): boolean {
-    return this.flight?.chain ?? false;
+  /** Whether the understudy is still to read this: somebody waits for it, or it reads along. */
+  stillReads(action: ReadText): boolean {
+    return !this.finished && this.offline.stillReads(action);
+  }
+
+  /**
+   * Who is to draft on below the tree under way, or behind the chain; null: nobody, as it is not worth it, or the drafter has
+   * something else to do.
+   */
+  get draftsAhead(): Writer | null {
+    const request = this.verifier.inFlight;
+    if (!request?.tree.size || this.provisional.length || this.job.busy) return null;
+    const chain = request.kind === "chain";
+    if (!this.tuning.draftsAhead(chain)) return null;
+    return chain ? "understudy" : "drafter";
   }
 
   // --- events ---
 
   /** Begin. Drafting starts at once, so that the first tree is ready when the link is. */
   start(now: number): Action[] {
-    this.deadlines.heard = now;
+    this.verifier.heard = now;
     if (targetFirst(this.policy)) this.mode = this.tuning.begin();
     if (this.text.over) return this.finish(this.text.ended ? "stop" : "length");
-    if (this.policy.writer === "device-only") return this.goOnAlone(now, now);
-    if (!this.linked) this.deadlines.connect = now + this.patience.connect;
-    return [...this.arithmetic.wanted, ...this.handover.readAlong(this.committed), ...this.work(now)];
+    if (this.offline.deviceOnly) return this.goOffline(now, now);
+    if (!this.verifier.linked) this.verifier.connectBy = now + this.patience.connect;
+    return [...this.verifier.wanted, ...this.offline.readAlong(this.committed), ...this.next(now)];
   }
 
   /**
@@ -170,50 +144,41 @@ export class Session {
    * rtt: seconds of the handshake, if it happened during this answer.
    */
   linkUp(welcome: Welcome, now: number, rtt: number | null = null): Action[] {
-    if (!computesIn(welcome, this.arithmetic.pinned)) return [...this.arithmetic.wanted, ...this.linkDown(now, true)];
-    this.arithmetic.offered = welcome.arithmetic;
+    if (!computesIn(welcome, this.verifier.pinned)) return [...this.verifier.wanted, ...this.linkDown(now, true)];
     const actions: Action[] = [];
     if (rtt !== null) {
       this.tuning.linked(welcome, rtt);
       if (targetFirst(this.policy)) actions.push(...this.setMode(this.tuning.begin(), now));
     }
-    this.linked = true;
-    this.deadlines.heard = now;
-    this.maxNodes = Math.min(welcome.maxNodes, MAX_NODES);
-    this.treeBudget = welcome.treeBudget || MAX_NODES;
-    this.context = welcome.maxContext;
-    this.text.limit = Math.min(this.ownLimit, this.context);
-    this.refused = false;
-    this.complaint = "";
-    this.returnWait = this.patience.offline;
-    const { constraint } = this.setup;
-    const obeyed = !constraint || !(constraint.needs & ~welcome.constraints);
-    return [...actions, ...(obeyed ? this.open(now) : disobeyed(this, now))];
+    const supported = this.verifier.linkUp(welcome, now);
+    this.text.limit = Math.min(this.ownLimit, this.verifier.context);
+    this.offline.accepted();
+    return [...actions, ...(supported ? this.open(now) : this.refused(now))];
   }
 
   /** There is no link. refused: a verifier was there, and does not accept this device; another one may. */
   linkDown(now: number, refused = false): Action[] {
-    this.linked = false;
-    this.requests.flight = null;
-    this.deadlines.retry = null;
-    if (refused) expectReturn(this, Math.min(this.patience.offline, REFUSED_SECONDS), now);
-    if (this.finished || this.deadlines.connect !== null) return []; // before a first link that deadline decides
-    return this.goOnAlone(now, now);
+    this.verifier.linkDown();
+    if (refused) this.offline.expectReturn(REFUSED_SECONDS, now);
+    if (this.finished || this.verifier.connectBy !== null) return []; // before a first link, that decides
+    return this.goOffline(now, now);
   }
 
   /** A message for this stream arrived. */
   message(message: ServerMessage, now: number): Action[] {
-    this.deadlines.heard = now;
+    this.verifier.heard = now;
     if (this.finished) return [];
     switch (message.type) {
-      case "Verdict":
-        return takeVerdict(this, message, now);
+      case "Verdict": {
+        const settled = this.verifier.settle(message, this.committed.length, now);
+        return settled ? this.settled(settled, message.rows, now) : [];
+      }
       case "Features":
         return this.addRows(message.start, message.rows);
       case "Resync":
-        return askAnew(this, now);
+        return this.follow(this.verifier.resync(now), now);
       case "Error":
-        return takeError(this, message, now);
+        return this.follow(this.verifier.refuse(message, now), now);
       default:
         return [];
     }
@@ -221,10 +186,12 @@ export class Session {
 
   /** A tree was drafted in `seconds` (the answer to DraftTree), or a chain (to DraftChain). */
   treeReady(draft: Draft, version: number, now: number, seconds = 0): Action[] {
-    this.busy = null;
-    this.tuning.drafted(draft, seconds, this.stats, version === this.version);
-    if (version === this.version) this.ready = this.tuning.worthSending(draft);
-    return this.work(now);
+    const current = version === this.job.version;
+    this.job.done();
+    this.tuning.drafted(draft, seconds, current);
+    this.stats.drafted(draft);
+    if (current) this.job.ready = this.tuning.worthSending(draft);
+    return this.next(now);
   }
 
   /** A tree below the first `base` tokens was drafted in `seconds` (the answer to Compare). */
@@ -235,61 +202,71 @@ export class Session {
 
   /** A token was written, to which its writer gives the probability `confidence` (the answer to WriteToken). */
   tokenWritten(token: number, confidence: number, version: number, now: number): Action[] {
-    return [...takeToken(this, token, confidence, version), ...this.work(now)];
+    const writer = this.job.done() ?? "drafter";
+    const actions: Action[] = [];
+    if (!this.cancelled(version) && this.offline.mayWrite(this.provisional.length)) {
+      this.text.provide(token, writer);
+      this.job.cancel();
+      actions.push({ type: "Provide", token, writer });
+      if (!this.offline.wrote(token, confidence, writer)) actions.push(this.pauseFor("unsure"));
+    }
+    return [...actions, ...this.next(now)];
   }
 
-  /** The understudy has read what it was asked to; see `ReadText` for `agreed`. */
+  /**
+   * The understudy has read what it was asked to; see `ReadText` for `agreed`. If the target is still silent, what it would
+   * not have written is withdrawn.
+   */
   textRead(agreed: number | null, now: number): Action[] {
-    return [...takeReading(this, agreed), ...this.work(now)];
+    if (this.finished) return [];
+    const found = this.offline.hasRead(agreed, this.committed, this.provisional);
+    if (found === null) return [...this.offline.readAlong(this.committed), ...this.next(now)];
+    this.job.cancel();
+    const actions = typeof found === "number" ? this.text.withdrawProvisional(found) : [found];
+    return [...actions, ...this.next(now)];
   }
 
   /** The understudy cannot be used: `why`, in words for people. The drafter writes on. */
   understudyFailed(why: string, now: number): Action[] {
-    this.handover.failed();
+    this.offline.understudyFailed();
     this.tuning.understudyFailed();
-    if (this.busy === "understudy") this.busy = null;
-    const told: Action[] = this.alone && !this.finished ? [{ type: "HandOver", writer: "drafter", why }] : [];
-    return [...told, ...this.work(now)];
+    if (this.job.busy === "understudy") this.job.done();
+    const shown = this.offline.active && !this.finished;
+    return [...(shown ? [{ type: "HandOver", writer: "drafter", why } as const] : []), ...this.next(now)];
   }
 
   /** From now on the device's writers can be held to the answer's constraint, or cannot. */
   setObeys(obeys: boolean, now: number): Action[] {
-    if (this.finished || this.solo.obeys === obeys) return [];
-    this.solo.obeys = obeys;
-    this.version++; // a token under way is not wanted any more
-    if (obeys && !this.solo.paused) this.deadlines.giveUp = null;
-    return this.work(now);
-  }
-
-  /** Whether the understudy is still to read this: somebody waits for it, or it reads along. */
-  reads(action: ReadText): boolean {
-    return !this.finished && this.handover.reads(action, this.alone);
+    if (this.finished || this.offline.supported === obeys) return [];
+    this.offline.setSupported(obeys);
+    this.job.cancel();
+    return this.next(now);
   }
 
   /** When `tick` wants to be called, or null. */
   wakeAt(): number | null {
-    const moments = this.pending().map(([, moment]) => moment);
+    const moments = this.deadlines().map(([, moment]) => moment);
     return moments.length ? Math.min(...moments) : null;
   }
 
   /** Time passed: act on the first deadline that has passed. */
   tick(now: number): Action[] {
-    const passed = this.pending().find(([, moment]) => now >= moment);
-    if (!passed) return [];
-    const [deadline, due] = passed;
+    const [deadline, due] = this.deadlines().find(([, moment]) => now >= moment) ?? [null, now];
     switch (deadline) {
       case "connect":
-        this.deadlines.connect = null;
-        return this.goOnAlone(due, now);
-      case "giveUp":
-        return this.finish(this.policy.writer === "cloud-only" || !this.solo.obeys ? "unreachable" : "unverified");
+        this.verifier.connectBy = null;
+        return this.goOffline(due, now);
+      case "give up":
+        return this.finish(this.offline.silenced ? "unreachable" : "unverified");
       case "retry":
         return this.open(now);
       case "reply":
-        return this.goOnAlone(due, now);
+        return this.goOffline(due, now);
       case "renew":
-        this.deadlines.heard = now;
+        this.verifier.heard = now;
         return [{ type: "Reconnect" }];
+      case null:
+        return [];
     }
   }
 
@@ -297,25 +274,22 @@ export class Session {
   setMode(mode: Mode, now: number): Action[] {
     if (mode === this.mode || this.finished) return [];
     this.mode = mode;
-    this.version++;
-    this.ready = null;
-    // a GENERATE ends by CANCEL; OPEN says how much of it arrived
-    if (this.flight && !this.flight.tree) return [this.cancelStream(), ...this.open(now)];
-    return this.work(now);
+    this.job.discard();
+    // a stream ends by CANCEL; OPEN says how much of it arrived
+    return this.verifier.streams ? [...this.verifier.cancel(), ...this.open(now)] : this.next(now);
   }
 
   /** Write nothing alone until `proceed`: the battery is low, or the user said so. */
   pause(now: number): Action[] {
-    if (this.finished || this.solo.paused === "asked") return [];
-    return [pause(this, "asked"), ...this.work(now)];
+    if (this.finished || this.offline.paused === "asked") return [];
+    return [this.pauseFor("asked"), ...this.next(now)];
   }
 
   /** Write alone again where the policy lets. */
   proceed(now: number): Action[] {
-    if (this.finished || !this.solo.paused) return [];
-    this.deadlines.giveUp = null;
-    this.solo.proceed();
-    return this.work(now);
+    if (this.finished || !this.offline.paused) return [];
+    this.offline.proceed();
+    return this.next(now);
   }
 
   cancel(): Action[] {
@@ -333,58 +307,219 @@ export class Session {
     this.text.enough = true;
   }
 
-  // --- what to do next; also for `verdicts.ts` and `refusals.ts` ---
+  // --- what to do next ---
 
-  /** Whatever can be done next: ask the target, ask for a tree, or write alone. */
-  work(now: number): Action[] {
-    return work(this, now);
+  /**
+   * The one place that decides, in this order: catch up with what was written alone; let the device write, where it writes
+   * first; let the target stream; send the tree that is ready; ask for the first token, which waits for no tree; write on
+   * while the target is silent; have a tree drafted.
+   */
+  private next(now: number): Action[] {
+    if (this.finished) return [];
+    const { verifier, text, job } = this;
+    if (verifier.canAsk && text.provisional.length) return [this.catchUp(now), ...this.write(now)];
+    if (this.offline.writesFirst) return this.write(now);
+    if (verifier.canAsk && this.mode === "stream") {
+      return [this.ask(verifier.generate(text.committed.length, text.limit - text.committed.length, now))];
+    }
+    if (verifier.canAsk && job.ready) {
+      const asked = this.verify(job.ready, now);
+      return job.busy ? [asked] : [asked, { type: "DraftAhead", version: job.version }];
+    }
+    if (verifier.canAsk && !verifier.seq) return [this.verify(NO_DRAFT, now)];
+    if (this.offline.active) {
+      const written = this.write(now);
+      if (written.length || !verifier.canAsk) return written;
+    }
+    const idle = !job.busy && !job.ready && !verifier.inFlight;
+    return idle && this.mode === "tree" ? this.draft() : [];
   }
+
+  /** Have a tree drafted, or a chain of the understudy. */
+  private draft(): Action[] {
+    const [nodes, { room }] = [this.verifier.nodeLimit, this.text];
+    const tokens = this.tuning.chain(nodes, room, this.offline.drafts);
+    const version = this.job.take(tokens ? "understudy" : "drafter");
+    const prefix = [...this.committed];
+    if (!tokens) return [{ type: "DraftTree", prefix, version, ...this.tuning.treeSize(nodes, room) }];
+    const beside = this.tuning.besideChain();
+    const chain = { type: "DraftChain", prefix: this.offline.readToDraft(prefix), version, tokens } as const;
+    return beside ? [chain, { type: "Compare", prefix, ...beside }] : [chain];
+  }
+
+  private verify(draft: Draft, now: number): Send {
+    this.job.ready = null;
+    this.tuning.asked(now, draft.chain);
+    const tree = draft.tree.pruned(this.verifier.maxNodes, this.text.room); // it may be older than the verifier's limits
+    const kind = draft.chain ? "chain" : "tree";
+    return this.ask(this.verifier.verify(kind, tree, this.committed.length, now, draft.scores));
+  }
+
+  /** Have the provisional text verified. */
+  private catchUp(now: number): Send {
+    const { verifier, committed } = this;
+    const levels = Math.max(0, Math.min(verifier.maxNodes, verifier.context - committed.length));
+    const chain = TokenTree.chain(this.provisional.slice(0, levels));
+    return this.ask(verifier.verify("catch up", chain, committed.length, now));
+  }
+
+  private ask(request: Send): Send {
+    this.stats.calls++;
+    return request;
+  }
+
+  /** Ask for one more provisional token, where one may be written and the answer is not full. */
+  private write(now: number): Action[] {
+    const { offline, text, job } = this;
+    if (text.full || !offline.mayWrite(text.provisional.length)) return offline.active ? this.wait(now) : [];
+    const reading = offline.readToWrite(text.committed, text.provisional);
+    if (job.busy) return reading;
+    const writer = offline.nextWriter();
+    if (writer === null) return reading;
+    if (writer === "limit") return [this.pauseFor(writer), ...this.wait(now)];
+    const prefix = [...text.committed, ...text.provisional];
+    const token = { type: "WriteToken", prefix, version: job.take(writer), writer } as const;
+    return [...reading, ...offline.handOver(writer), token];
+  }
+
+  /** Nothing more can be written alone. */
+  private wait(now: number): Action[] {
+    return this.offline.wait(now) ? [] : this.finish("unverified");
+  }
+
+  private deadlines(): [Deadline, number][] {
+    return this.finished ? [] : this.verifier.deadlines(this.offline.active, this.offline.giveUpAt);
+  }
+
+  // --- what the verifier says ---
 
   /** OPEN with everything committed; whatever was under way is forgotten. */
-  open(now: number): Action[] {
-    this.requests.flight = null;
-    this.deadlines.retry = null;
-    this.deadlines.connect = null;
-    const actions = this.policy.onReturn === "keep" ? adopt(this) : [];
-    if (this.text.over) return [...actions, ...this.finish(this.text.ended ? "stop" : noRoom(this))];
+  private open(now: number): Action[] {
+    this.verifier.forgetRequest();
+    const actions = this.policy.onReturn === "keep" ? this.adopt() : [];
+    if (this.text.over) return [...actions, ...(this.text.ended ? this.finish("stop") : this.noRoom())];
     this.stats.opens++;
-    return [...actions, this.requests.open(this.committed, this.rowsSeen.leading()), ...this.work(now)];
+    return [...actions, this.verifier.open(this.committed, this.rowsSeen.leading()), ...this.next(now)];
   }
 
-  /** Take in rows of positions `start` and on; of a verdict's, `most` belong to our text. */
-  addRows(start: number, data: Uint8Array, most?: number): Action[] {
-    return [...this.rowsSeen.add(start, data, this.setup.rowShape, this.setup.maxContext, most)];
+  /** The accepted path and the token behind it are the target's: commit, measure, and choose how to go on. */
+  private settled(settled: Settled, rows: Uint8Array, now: number): Action[] {
+    const { text, tuning, stats } = this;
+    const base = this.committed.length;
+    tuning.answered(settled, now, this.offline.active);
+    const fresh = text.within(settled.tokens);
+    stats.settled(settled, fresh.length, text.provisional.length > 0);
+    const same = text.agreeing(fresh);
+    const keep = this.policy.onReturn === "keep" && same < Math.min(fresh.length, text.provisional.length);
+    const endsAt = base + settled.accepted.length;
+    // its rows end with that of the last accepted token
+    const start = endsAt - Math.floor(rows.length / this.setup.rowShape.bytes);
+    const actions = this.addRows(start, rows, Math.max(0, (keep ? base + same : endsAt) - start));
+    actions.push(...this.commit(keep ? fresh.slice(0, same) : fresh), ...this.resume());
+    if (keep) return [...actions, ...this.open(now), ...this.choose(now)];
+    if (text.over || settled.ended) return [...actions, ...this.finish(text.ended ? "stop" : "length")];
+    if (targetFirst(this.policy) && this.verifier.inFlight) actions.push(...this.compare()); // a stream goes on
+    return [...actions, ...this.choose(now), ...this.next(now)];
   }
+
+  /** Beside a stream, now and then, have a tree or a chain drafted that is not sent. */
+  private compare(): Action[] {
+    const size = this.tuning.comparison(this.stats.streamed, this.offline.drafts);
+    if (size === null) return [];
+    const bounds = typeof size === "number" ? { nodes: 0, depth: 0, gain: null, chain: size } : size;
+    return [{ type: "Compare", prefix: [...this.committed], ...bounds }];
+  }
+
+  /** Tree or stream from here on. */
+  private choose(now: number): Action[] {
+    if (this.finished || !targetFirst(this.policy)) return [];
+    return this.setMode(this.tuning.choose(this.offline.drafts), now);
+  }
+
+  /** Take in rows of positions `start` and on; of a verdict's, `limit` belong to our text. */
+  private addRows(start: number, data: Uint8Array, limit?: number): Action[] {
+    return [...this.rowsSeen.add(start, data, this.setup.rowShape, this.setup.maxContext, limit)];
+  }
+
+  private commit(fresh: number[]): Action[] {
+    this.job.discard();
+    const actions = [...(fresh.length ? this.verifier.pin() : []), ...this.text.commit(fresh)];
+    this.tuning.committed(this.committed);
+    return [...actions, ...this.offline.readAlong(this.committed)];
+  }
+
+  /** Provisional text becomes part of the answer as it is. */
+  private adopt(): Action[] {
+    const tokens = this.text.adopt();
+    if (!tokens.length) return [];
+    this.job.cancel();
+    return [{ type: "Adopt", tokens }, ...this.resume()];
+  }
+
+  /** Do what follows from a refusal. */
+  private follow(refusal: Refusal, now: number): Action[] {
+    switch (refusal) {
+      case "ignore":
+        return [];
+      case "reopen":
+        return this.open(now);
+      case "retry":
+        return this.goOffline(now, now);
+      case "fatal":
+        return this.refused(now);
+      case "full":
+        return this.noRoom();
+    }
+  }
+
+  /** This link's verifier will not take this answer: go on without it, and do not wait for it at the end. */
+  private refused(now: number): Action[] {
+    this.offline.expectReturn(0, now);
+    return this.goOffline(now, now);
+  }
+
+  // --- the target is silent, and the end ---
 
   /** The target is silent: go on without it. */
-  goOnAlone(due: number, now: number): Action[] {
-    if (this.alone) return this.work(now);
-    this.solo.alone = true;
-    this.ready = null;
-    this.version++;
+  private goOffline(due: number, now: number): Action[] {
+    if (this.offline.active) return this.next(now);
+    this.offline.start();
+    this.job.discard();
     this.stats.stalls++;
-    return [{ type: "Stall", deadline: due }, ...this.work(now)];
+    return [{ type: "Stall", deadline: due }, ...this.next(now)];
+  }
+
+  /** The target answers; say so where it was silent. */
+  private resume(): Action[] {
+    if (!this.offline.active) return [];
+    this.offline.stop();
+    return [{ type: "Resume" }];
+  }
+
+  /** Write nothing more, until the target answers or somebody asks to go on. */
+  private pauseFor(reason: PauseReason): Action {
+    this.offline.pause(reason);
+    this.stats.pauses++;
+    this.job.cancel();
+    return { type: "Pause", reason };
+  }
+
+  /** The verifier's context is full: what was written alone stays as it is. */
+  private noRoom(): Action[] {
+    const { context } = this.verifier;
+    this.verifier.complaint = `the verifier's context holds ${context} tokens; this conversation needs more`;
+    return this.finish(this.provisional.length ? "unverified" : "length");
   }
 
   /** The answer ends. */
-  finish(reason: FinishReason): Action[] {
+  private finish(reason: FinishReason): Action[] {
     this.finished = reason;
-    const actions: Action[] = [];
-    if (this.flight && !this.flight.tree && this.linked) actions.push(this.cancelStream()); // else it would write on
-    if (reason === "stop" || reason === "length") actions.push(...this.text.withdrawProvisional());
-    return [...actions, { type: "Done", reason }];
+    const whole = reason === "stop" || reason === "length";
+    return [...this.verifier.cancel(), ...(whole ? this.text.withdrawProvisional() : []), { type: "Done", reason }];
   }
 
   /** Tokens of the text at most, whatever the verifier's context. */
   private get ownLimit(): number {
     return Math.min(this.setup.prompt.length + this.setup.maxNew, this.setup.maxContext);
-  }
-
-  private pending(): [Deadline, number][] {
-    return this.finished ? [] : this.deadlines.pending(this.flight, this.alone);
-  }
-
-  private cancelStream(): Send {
-    return { type: "Send", message: { type: "Cancel", stream: this.setup.stream } };
   }
 }

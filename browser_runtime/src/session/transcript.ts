@@ -1,53 +1,12 @@
 /** The tokens of one answer, and how verified and provisional ones become each other. */
 
+import { commonPrefix } from "../protocol/prefix.js";
 import type { Action } from "./actions.js";
 import type { Writer } from "./states.js";
+import type { SessionStats } from "./stats.js";
 
 /** This many tokens in a row that stand in the answer already are a loop. */
 const LOOP = 24;
-
-/** What a session counts. */
-export class SessionStats {
-  /** Tree rounds with a verdict, catch-up rounds not counted; draft tokens accepted and nodes sent in them. */
-  rounds = 0;
-  accepted = 0;
-  nodes = 0;
-  /** Of these rounds, those whose tree the understudy drafted. */
-  chains = 0;
-  catchUpRounds = 0;
-  /** Tokens that the target wrote alone (GENERATE). */
-  streamed = 0;
-  /** Tokens written alone; of these, by the understudy, verified later, withdrawn, and kept unverified. */
-  provisional = 0;
-  understudy = 0;
-  kept = 0;
-  rolledBack = 0;
-  adopted = 0;
-  stalls = 0;
-  pauses = 0;
-  opens = 0;
-  /** VERIFY and GENERATE sent. */
-  calls = 0;
-  /** Seconds between VERIFY and its verdict, rounds of drafted trees only; of that, the verifier's engine. */
-  waitSeconds = 0;
-  engineSeconds = 0;
-  /** Trees whose root could have been expanded ahead, whose root had been, and nodes below such roots. */
-  aheadRounds = 0;
-  aheadHits = 0;
-  aheadUsed = 0;
-
-  /** A verdict brought `fresh` tokens. nodes: of the tree; null: a stream's. chain: the understudy drafted it. */
-  count(nodes: number | null, fresh: number, catchingUp: boolean, chain: boolean): void {
-    if (nodes === null) this.streamed += fresh;
-    else if (catchingUp) this.catchUpRounds++;
-    else {
-      this.rounds++;
-      this.chains += chain ? 1 : 0;
-      this.accepted += fresh - 1;
-      this.nodes += nodes;
-    }
-  }
-}
 
 /** Tokens `begin` to `end` - 1 of an answer are `writer`'s. */
 export interface Span {
@@ -61,7 +20,7 @@ export interface Span {
  *
  * begin: length of the prompt. limit: tokens at most, prompt included.
  */
-export class AnswerTokens {
+export class Transcript {
   provisional: number[] = [];
   /** Of the answer's tokens, provisional ones included, each one's. */
   writers: Writer[] = [];
@@ -129,10 +88,7 @@ export class AnswerTokens {
 
   /** How many of `fresh` stand in the provisional text already. */
   agreeing(fresh: readonly number[]): number {
-    const most = Math.min(fresh.length, this.provisional.length);
-    let same = 0;
-    while (same < most && fresh[same] === this.provisional[same]) same++;
-    return same;
+    return commonPrefix(fresh, this.provisional);
   }
 
   /** `fresh` are the target's: what agrees is confirmed; at the first difference the rest is rolled back. */
@@ -176,7 +132,7 @@ export class AnswerTokens {
   }
 
   /** Tokens of the committed answer. */
-  private get length(): number {
+  get length(): number {
     return this.committed.length - this.begin;
   }
 

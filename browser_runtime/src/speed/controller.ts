@@ -1,7 +1,9 @@
 /** Tree or stream: whichever promises more tokens per second, with hysteresis. */
 
-import type { Mode } from "../session/policy.js";
 import { Pace } from "./pace.js";
+
+/** How the target is asked: to verify draft trees, or to write alone. */
+export type Mode = "tree" | "stream";
 
 /**
  * Beside a stream, trees are drafted for comparison. Beside trees, only the verifier's curve tells how long a stream's

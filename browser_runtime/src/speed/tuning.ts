@@ -1,18 +1,22 @@
 /** What measurements decide for one answer: tree or stream, how large a tree, what to draft besides. Pure. */
 
 import { type Draft, type TreeShape, treeShape } from "../drafting/drafter.js";
-import { FINISH_NONE, type Verdict, type Welcome } from "../protocol/messages.js";
+import type { Welcome } from "../protocol/messages.js";
 import { MAX_NODES, ROOT, type TokenTree } from "../protocol/tree.js";
-import type { Compare, TreeSize } from "../session/actions.js";
-import type { Mode } from "../session/policy.js";
-import { type Flight, sameStep } from "../session/requests.js";
-import type { SessionStats } from "../session/transcript.js";
 import { FIRST_TOKENS } from "./chains.js";
-import { Controller } from "./controller.js";
+import { Controller, type Mode } from "./controller.js";
 import type { Pace } from "./pace.js";
+import { type Settled, wasDrafted } from "./settled.js";
 
 /** The largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds. */
 export const LARGEST = treeShape({ nodes: 48 });
+
+/** Nodes and levels of a tree, at most. gain: as of `TreeShape`; null: that of the largest. */
+export interface TreeSize {
+  nodes: number;
+  depth: number;
+  gain: number | null;
+}
 
 /** largest: bounds of every tree. shaping: draft and send less where that brings more tokens per second. */
 export interface TuningOptions {
@@ -35,7 +39,7 @@ export class Tuning {
   /** One is under way; was since the last token. */
   private drafting = false;
   private beside = false;
-  /** Nothing of what trees bring in this answer is known but from others. */
+  /** What trees bring in this answer is known from others alone. */
   private untold = true;
   /** The last tree was the understudy's chain; that is what is to be compared next, if it can be. */
   private chained = false;
@@ -70,17 +74,11 @@ export class Tuning {
   /**
    * Drafting `draft` took `seconds`. Before a first tree the drafter had something to read. wanted: it was not given up.
    */
-  drafted(draft: Draft, seconds: number, stats: SessionStats, wanted: boolean): void {
+  drafted(draft: Draft, seconds: number, wanted: boolean): void {
     if (draft.chain) {
       if (wanted && !draft.tree.size) this.barren = true;
       this.pace.chains.drafted(draft.steps, seconds);
-      return;
-    }
-    this.pace.drafted(seconds, draft.steps, this.behindTree && !draft.ahead);
-    if (!stats.rounds) return;
-    stats.aheadRounds++;
-    stats.aheadHits += draft.ahead ? 1 : 0;
-    stats.aheadUsed += draft.kept;
+    } else this.pace.drafted(seconds, draft.steps, this.behindTree && !draft.ahead);
   }
 
   /** A drafted tree was sent: since the last verdict, reading and drafting was all that happened. */
@@ -89,28 +87,22 @@ export class Tuning {
     this.verdictAt = null; // one that is sent again, behind an outage, tells nothing
   }
 
-  /** `verdict` on `flight` came. overdue: it had been given up; an outage says nothing of the link. */
-  answered(flight: Flight, verdict: Verdict, now: number, overdue: boolean, stats: SessionStats): void {
-    const [engine, queue, wait] = [verdict.engineUs / 1e6, verdict.queueUs / 1e6, now - flight.sent];
+  /** A verdict came. overdue: it had been given up; an outage says nothing of the link. */
+  answered(settled: Settled, now: number, overdue: boolean): void {
+    const { kind, tree, accepted, wait, engine, queue, sameStep } = settled;
     this.verdictAt = now;
     this.behindTree = false;
-    if (!flight.tree) {
-      const together = sameStep(flight, verdict);
+    if (kind === "stream") {
       // the first token had to be asked for; those of its step say nothing without it
-      if (!flight.streaming || (together && !flight.measured)) return;
-      this.pace.streamed(wait, engine, overdue, this.beside, together);
+      if (settled.clock === "silent" || (sameStep && settled.clock !== "running")) return;
+      this.pace.streamed(wait, engine, overdue, this.beside, sameStep);
       this.beside = this.drafting;
-    } else if (!flight.catchingUp && !flight.afterOpen) {
-      stats.waitSeconds += wait;
-      stats.engineSeconds += engine;
+    } else if (wasDrafted(settled)) {
       this.untold = false;
-      this.behindTree = !flight.chain;
+      this.behindTree = kind === "tree";
       if (overdue) return;
-      const accepted = verdict.accepted.length;
-      if (flight.chain) {
-        const ended = verdict.finish !== FINISH_NONE;
-        this.pace.chainVerified(flight.tree.size, accepted, wait, engine, queue, ended);
-      } else this.pace.verified(flight.tree, flight.scores, accepted, wait, engine, queue);
+      if (kind === "tree") this.pace.verified(tree, settled.scores, accepted.length, wait, engine, queue);
+      else this.pace.chainVerified(tree.size, accepted.length, wait, engine, queue, settled.ended);
     }
   }
 
@@ -177,11 +169,11 @@ export class Tuning {
     this.pace.chains.ready = ready && this.shaping && !this.barren;
   }
 
-  /** A chain is drafted below `tokens`: now and then a tree too, so that what trees bring stays known. */
-  besideChain(tokens: readonly number[]): Compare[] {
-    if (this.comparing || this.drafting || !this.pace.chains.compares()) return [];
+  /** A chain is drafted: now and then a tree too, of this size, so that what trees bring stays known. */
+  besideChain(): TreeSize | null {
+    if (this.comparing || this.drafting || !this.pace.chains.compares()) return null;
     this.drafting = true;
-    return [{ type: "Compare", prefix: [...tokens], ...this.treeSize(MAX_NODES, this.largest.depth) }];
+    return this.treeSize(MAX_NODES, this.largest.depth);
   }
 
   /** What of a draft is sent. */
@@ -200,22 +192,22 @@ export class Tuning {
   }
 
   /**
-   * `streamed` tokens into an answer's streams: a tree to draft below `tokens` now and then, so that tau stays known.
-   * Where the mode is pinned, nobody wants to know it. drafts: the understudy can draft; every second one is a chain of
-   * its then.
+   * `streamed` tokens into an answer's streams: the size of a tree to draft beside them now and then, so that tau stays known.
+   * Where the mode is pinned, nothing needs to know it. drafts: the understudy can draft; every second comparison is a chain of
+   * its then: its tokens.
    */
-  comparison(tokens: readonly number[], streamed: number, drafts = false): Compare[] {
-    if (this.controller.pinned !== null || !this.pace.compares(streamed, this.untold)) return [];
+  comparison(streamed: number, drafts = false): TreeSize | number | null {
+    if (this.controller.pinned !== null || !this.pace.compares(streamed, this.untold)) return null;
     this.drafting = this.beside = true;
     this.offer(drafts);
     if (this.pace.chains.ready && this.chainNext) {
       this.chainNext = false;
       this.comparingChain = true;
-      return [{ type: "Compare", prefix: [...tokens], nodes: 0, depth: 0, gain: null, chain: FIRST_TOKENS }];
+      return FIRST_TOKENS;
     }
     this.chainNext = true;
     this.untold = false;
-    return [{ type: "Compare", prefix: [...tokens], ...this.treeSize(MAX_NODES, this.largest.depth) }];
+    return this.treeSize(MAX_NODES, this.largest.depth);
   }
 }
 

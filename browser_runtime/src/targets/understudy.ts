@@ -7,6 +7,7 @@
  */
 
 import type { Constraint } from "../protocol/constraint.js";
+import { commonPrefix } from "../protocol/prefix.js";
 import { draw, logProbs, Sampling } from "../protocol/sampling.js";
 
 /** Tokens read in one step, so that a reading can be given up in between. */
@@ -36,8 +37,18 @@ export interface TargetModel {
   close(): Promise<void>;
 }
 
-/** Whether what is done is still wanted. */
-export type Wanted = () => Promise<boolean>;
+/** Whether what is done is no longer wanted. */
+export type Cancelled = () => Promise<boolean>;
+
+/**
+ * How the tokens of one answer are drawn. promptLength: tokens of the text in front of the answer. constraint: its biases
+ * and penalties are a part of each draw.
+ */
+export interface Decoding {
+  promptLength: number;
+  sampling: Sampling;
+  constraint?: Constraint | null;
+}
 
 export interface Written {
   token: number;
@@ -54,17 +65,16 @@ export interface Chain {
 interface Drafted {
   text: number[];
   logProbs: number[];
-  sampling: Sampling;
-  constraint: Constraint | null;
+  decoding: Decoding;
 }
 
-const always: Wanted = async () => true;
+const never: Cancelled = async () => false;
 
 /** One call at a time. */
 export class Understudy {
   private held: number[] = []; // what the model holds
   private logits: Float32Array | null = null; // behind the last of these
-  private written: Drafted = { text: [], logProbs: [], sampling: new Sampling(), constraint: null };
+  private written: Drafted = { text: [], logProbs: [], decoding: { promptLength: 0, sampling: new Sampling() } };
   /** Tokens so far. */
   drafted = 0;
 
@@ -78,12 +88,12 @@ export class Understudy {
     private readonly decode: (ids: readonly number[]) => string,
   ) {}
 
-  /** Read `text`, as far as it is not what was read last. False: given up, as it is not `wanted` any more. */
-  async read(text: readonly number[], wanted: Wanted = always): Promise<boolean> {
-    if (!(await wanted())) return false;
+  /** Read `text`, as far as it is not what was read last. False: given up, as it was `cancelled`. */
+  async read(text: readonly number[], cancelled: Cancelled = never): Promise<boolean> {
+    if (await cancelled()) return false;
     this.keep(text);
     while (!this.logits || this.held.length < text.length) {
-      if (!(await wanted())) return false;
+      if (await cancelled()) return false;
       const chunk = text.slice(this.held.length, this.held.length + READ_CHUNK);
       [this.logits] = await this.step(this.held.length, chunk, 1);
       this.held.push(...chunk);
@@ -92,29 +102,26 @@ export class Understudy {
   }
 
   /**
-   * How many of the tokens from `base` on it would have written itself, up to the first that it would not. begin: where the
-   * answer begins; constraint: its biases and penalties are a part of each draw. It has read all of them then, or as far as it agrees. null: given up, as nobody `wanted` to know any more.
+   * How many of the tokens from `base` on it would have written itself, up to the first that it would not. It has read all of
+   * them then, or as far as it agrees. null: given up, as it was `cancelled`.
    */
   async agreed(
     text: readonly number[],
     base: number,
-    begin: number,
-    sampling: Sampling,
-    wanted: Wanted = always,
-    constraint: Constraint | null = null,
+    decoding: Decoding,
+    cancelled: Cancelled = never,
   ): Promise<number | null> {
-    if (!(await this.read(text.slice(0, base), wanted))) return null;
+    if (!(await this.read(text.slice(0, base), cancelled))) return null;
     let agreed = base;
     while (agreed < text.length) {
-      if (!(await wanted())) return null;
+      if (await cancelled()) return null;
       const chunk = text.slice(agreed, agreed + READ_CHUNK);
       // the last token before is read again: its logits judge the first one
       const rows = await this.step(agreed - 1, [text[agreed - 1], ...chunk], 1 + chunk.length);
       let same = 0;
       while (same < chunk.length) {
         const before = text.slice(0, agreed + same);
-        const judged = this.judged(rows[same], before, begin, constraint);
-        if (draw(judged, sampling, before.length) !== chunk[same]) break;
+        if (draw(this.judged(rows[same], before, decoding), decoding.sampling, before.length) !== chunk[same]) break;
         same++;
       }
       agreed += same;
@@ -125,48 +132,43 @@ export class Understudy {
     return agreed - base;
   }
 
-  /** Its own next token behind `text`, and the probability that it gives to it; null: given up. begin: as of `agreed`. */
-  async nextToken(
-    text: readonly number[],
-    begin: number,
-    sampling: Sampling,
-    wanted: Wanted = always,
-    constraint: Constraint | null = null,
-  ): Promise<Written | null> {
-    if (!(await this.read(text, wanted))) return null;
-    const judged = this.judged(this.logits!, text, begin, constraint);
-    const token = draw(judged, sampling, text.length);
-    return { token, probability: Math.exp(logProbs(constraint ? judged : this.logits!, new Sampling())[token]) };
+  /** Its own next token behind `text`, and the probability that it gives to it; null: given up, as it was `cancelled`. */
+  async nextToken(text: readonly number[], decoding: Decoding, cancelled: Cancelled = never): Promise<Written | null> {
+    if (!(await this.read(text, cancelled))) return null;
+    const judged = this.judged(this.logits!, text, decoding);
+    const token = draw(judged, decoding.sampling, text.length);
+    const logits = decoding.constraint ? judged : this.logits!;
+    return { token, probability: Math.exp(logProbs(logits, new Sampling())[token]) };
   }
 
   /**
-   * At most `count` tokens that the target may draw behind `text`. Loops are the target's to break. Fewer come where
-   * they are not `wanted` any more. What was drafted behind a text that this one goes on with is known.
+   * At most `count` tokens that the target may draw behind `text`. Loops are the target's to break. Fewer come once they are
+   * `cancelled`. What was drafted behind a text that this one continues is known.
    */
   async draft(
     text: readonly number[],
     count: number,
-    sampling: Sampling,
-    wanted: Wanted = always,
-    constraint: Constraint | null = null,
+    decoding: Decoding,
+    cancelled: Cancelled = never,
   ): Promise<Chain> {
     const { written } = this;
     const size = text.length;
     const surplus = size + written.logProbs.length - written.text.length; // drafted tokens that `text` has taken in
-    const alike = sampling.equals(written.sampling);
-    const bound = constraint ? constraint.addsAs(written.constraint) : !written.constraint;
-    const behind = surplus >= 0 && size <= written.text.length && text.every((token, at) => token === written.text[at]);
+    const [{ sampling, constraint = null }, before] = [decoding, written.decoding];
+    const alike = sampling.equals(before.sampling);
+    const bound = constraint ? constraint.addsAs(before.constraint ?? null) : !before.constraint;
+    const behind = surplus >= 0 && commonPrefix(text, written.text) === size;
     if (alike && bound && behind) written.logProbs.splice(0, surplus);
-    else this.written = { text: [...text], logProbs: [], sampling, constraint };
-    await this.goOn(count, wanted);
+    else this.written = { text: [...text], logProbs: [], decoding };
+    await this.goOn(count, cancelled);
     let score = 0;
     const scores = this.written.logProbs.slice(0, count).map(value => (score += value));
     return { tokens: this.written.text.slice(size, size + count), scores };
   }
 
-  /** Draft on, `count` tokens more, while they are `wanted`. */
-  async draftAhead(count: number, wanted: Wanted): Promise<void> {
-    if (this.written.text.length) await this.goOn(this.written.logProbs.length + count, wanted);
+  /** Draft on, `count` tokens more, until they are `cancelled`. */
+  async draftAhead(count: number, cancelled: Cancelled): Promise<void> {
+    if (this.written.text.length) await this.goOn(this.written.logProbs.length + count, cancelled);
   }
 
   close(): Promise<void> {
@@ -174,11 +176,11 @@ export class Understudy {
   }
 
   /** Draft until `count` tokens stand there. */
-  private async goOn(count: number, wanted: Wanted): Promise<void> {
-    const { text, logProbs: known, sampling, constraint } = this.written;
-    while (known.length < count && text.length < this.model.maxContext && (await this.read(text, wanted))) {
-      const judged = adjusted(this.logits!, text, constraint);
-      const token = draw(judged, sampling, text.length);
+  private async goOn(count: number, cancelled: Cancelled): Promise<void> {
+    const { text, logProbs: known, decoding } = this.written;
+    while (known.length < count && text.length < this.model.maxContext && (await this.read(text, cancelled))) {
+      const judged = adjusted(this.logits!, text, decoding.constraint);
+      const token = draw(judged, decoding.sampling, text.length);
       known.push(logProbs(judged, new Sampling())[token]);
       text.push(token);
       this.drafted++;
@@ -197,8 +199,7 @@ export class Understudy {
 
   /** Forget what was read beyond what it shares with `text`; the last token of that is read again, if need be. */
   private keep(text: readonly number[]): void {
-    let same = 0;
-    while (same < Math.min(text.length, this.held.length) && text[same] === this.held[same]) same++;
+    const same = commonPrefix(text, this.held);
     if (same === this.held.length && this.logits) return;
     this.held.length = Math.min(same, text.length - 1);
     this.logits = null;
@@ -208,10 +209,9 @@ export class Understudy {
   private judged(
     logits: Float32Array,
     text: readonly number[],
-    begin: number,
-    constraint: Constraint | null,
+    { promptLength, constraint }: Decoding,
   ): Float32Array | Float64Array {
-    const answer = text.slice(begin);
+    const answer = text.slice(promptLength);
     const losses = repetitions(answer);
     const inCode = losses.size > 0 && this.decode(answer).split(FENCE).length % 2 === 0;
     if (!losses.size || inCode) return adjusted(logits, text, constraint);
@@ -228,7 +228,7 @@ export class Understudy {
 function adjusted(
   logits: Float32Array,
   text: readonly number[],
-  constraint: Constraint | null,
+  constraint: Constraint | null | undefined,
 ): Float32Array | Float64Array {
   const amounts = constraint?.amounts(text);
   if (!amounts?.size) return logits;

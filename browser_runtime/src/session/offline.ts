@@ -1,0 +1,284 @@
+/** Who writes while the target is silent, and whether: the drafter at once, the understudy once it has read the text. */
+
+import { commonPrefix } from "../protocol/prefix.js";
+import type { HandOver, ReadText } from "./actions.js";
+import type { Policy } from "./policy.js";
+import type { PauseReason, Writer } from "./states.js";
+
+/** Tokens over which the confidence of whoever writes is averaged. */
+const CONFIDENCE_WINDOW = 8;
+/** Tokens that the drafter writes alone to finish a sentence, at most. */
+const SENTENCE_TOKENS = 24;
+/** Tokens of new text after which an understudy that is kept warm reads on. */
+const WARM_TOKENS = 64;
+/** Tokens that it may still have to read before it writes the first one alone: too few to notice. */
+const FEW_TOKENS = 8;
+/** Seconds that an answer waits at its end for a verifier that accepts it, where the last one dialled did not. */
+export const REFUSED_SECONDS = 10;
+
+/**
+ * How far the understudy is. absent: there is none, or the policy wants none. done: it has read the text, or nearly all of
+ * it, and can write. broken: it failed, and is not asked again.
+ */
+type Reading = "absent" | "idle" | "under way" | "done" | "broken";
+
+export class OfflineWriter {
+  /** The target is silent. */
+  active = false;
+  /** Why nothing is written, where that is so for a time. */
+  paused: PauseReason | null = null;
+  /** When the wait for the target ends, where nothing more can be written. */
+  giveUpAt: number | null = null;
+  private confidence: number[] = [];
+  /** Tokens that the drafter wrote since the target fell silent; whether the last of them ended a sentence. */
+  private drafted = 0;
+  private endedSentence = false;
+  /** Somebody asked to go on. */
+  private urged = false;
+  private reading: Reading;
+  /** What the understudy was asked to read last, of which the tokens from `base` on are the drafter's own. */
+  private text: readonly number[] = [];
+  private base = 0;
+  /** The drafter waits for what is read. */
+  private holds = false;
+  /** Who wrote the last token alone. */
+  private writer: Writer = "drafter";
+  private readonly warm: boolean;
+  private waitSeconds: number;
+
+  /**
+   * understudy: there is one. sentenceEnds: tokens that end a sentence or a line. supported: the device's writers can be held
+   * to the answer's constraint, if it has one. usualWait: seconds that the target is waited for where nothing more can be
+   * written.
+   */
+  constructor(
+    private readonly policy: Policy,
+    understudy: boolean,
+    private readonly sentenceEnds: ReadonlySet<number>,
+    public supported: boolean,
+    private readonly usualWait: number,
+  ) {
+    this.warm = policy.understudy === "warm";
+    this.reading = understudy && policy.understudy !== "off" ? "idle" : "absent";
+    this.waitSeconds = usualWait;
+  }
+
+  // --- whether ---
+
+  /** The target is never asked. */
+  get deviceOnly(): boolean {
+    return this.policy.writer === "device-only";
+  }
+
+  /** The device may write none of this answer. */
+  get silenced(): boolean {
+    return !this.supported || this.policy.writer === "cloud-only";
+  }
+
+  /** Nothing is written alone at present, whatever happens to the link. */
+  get muted(): boolean {
+    return this.silenced || this.paused !== null;
+  }
+
+  /** The device writes without waiting for the target. */
+  get writesFirst(): boolean {
+    return (this.policy.writer === "prefer-device" || this.deviceOnly) && !this.muted;
+  }
+
+  /** What is written now may be taken back, as the target may return. */
+  get mayBeTakenBack(): boolean {
+    return this.active && !this.deviceOnly;
+  }
+
+  /** Whether another token may follow `provisional` unverified ones. */
+  mayWrite(provisional: number): boolean {
+    if (this.muted || this.active) return !this.muted;
+    return this.policy.writer === "prefer-device" && provisional < this.policy.lead;
+  }
+
+  /** The drafter has written as much alone as is worth reading. */
+  private get drafterIsDone(): boolean {
+    const limited = this.policy.offline === "sentence" && this.mayBeTakenBack && !this.urged;
+    return limited && (this.endedSentence || this.drafted >= SENTENCE_TOKENS);
+  }
+
+  // --- the target falls silent, and returns ---
+
+  /** The target is silent. */
+  start(): void {
+    this.active = true;
+  }
+
+  /** The target answers again; a pause that somebody asked for stays. */
+  stop(): void {
+    this.active = false;
+    this.giveUpAt = null;
+    if (this.paused !== "asked") this.paused = null;
+    this.drafted = 0;
+    this.endedSentence = this.urged = this.holds = false;
+    this.confidence = [];
+    this.writer = "drafter";
+    if (this.reading === "done" && !this.warm) this.reading = "idle";
+  }
+
+  /** Nothing more can be written: wait for the target, but not forever. Returns false where it will not come. */
+  wait(now: number): boolean {
+    this.giveUpAt ||= now + (this.paused ? this.usualWait : this.waitSeconds);
+    return !this.deviceOnly || this.muted;
+  }
+
+  /** From now on wait no longer than `seconds` for the target. */
+  expectReturn(seconds: number, now: number): void {
+    this.waitSeconds = Math.min(seconds, this.usualWait);
+    if (this.giveUpAt !== null && !this.paused) this.giveUpAt = Math.min(this.giveUpAt, now + this.waitSeconds);
+  }
+
+  /** A verifier accepts this answer: if it falls silent, wait for it as long as usual. */
+  accepted(): void {
+    this.waitSeconds = this.usualWait;
+  }
+
+  /** Write nothing more, until the target answers or somebody asks to go on. */
+  pause(reason: PauseReason): void {
+    this.paused = reason;
+  }
+
+  /** Somebody asked to go on. */
+  proceed(): void {
+    this.paused = this.giveUpAt = null;
+    this.urged = true;
+    this.confidence = [];
+  }
+
+  /** The device's writers can be held to the answer's constraint from now on, or cannot. */
+  setSupported(supported: boolean): void {
+    this.supported = supported;
+    if (supported && !this.paused) this.giveUpAt = null;
+  }
+
+  // --- who ---
+
+  /** The understudy will write, but cannot yet. */
+  private get coming(): boolean {
+    return this.reading === "idle" || this.reading === "under way";
+  }
+
+  /** The understudy has read along, and can draft what the target verifies. */
+  get drafts(): boolean {
+    return this.warm && this.reading === "done";
+  }
+
+  /**
+   * Who writes the next token; why nobody does; or null where the drafter leaves that to the understudy, which is still
+   * reading.
+   */
+  nextWriter(): "understudy" | "drafter" | "limit" | null {
+    if (this.reading === "done") return "understudy";
+    if (!this.active) return "drafter";
+    const enough = this.drafterIsDone || this.deviceOnly || this.holds;
+    if (this.coming && enough) return null;
+    return this.drafterIsDone ? "limit" : "drafter";
+  }
+
+  /** `writer` writes the next token. */
+  handOver(writer: Writer): HandOver[] {
+    if (writer === this.writer) return [];
+    this.writer = writer;
+    this.confidence = [];
+    return [{ type: "HandOver", writer, why: "" }];
+  }
+
+  /**
+   * `writer` wrote `token`, to which it gives the probability `confidence`. Returns whether to go on: not where the policy
+   * wants a pause, as the last tokens had too little. An understudy that is about to write may be surer.
+   */
+  wrote(token: number, confidence: number, writer: Writer): boolean {
+    this.confidence = [...this.confidence, confidence].slice(-CONFIDENCE_WINDOW);
+    if (this.active && writer === "drafter") {
+      this.drafted++;
+      this.endedSentence = this.sentenceEnds.has(token);
+    }
+    const { length } = this.confidence;
+    const mean = this.confidence.reduce((sum, one) => sum + one, 0) / length;
+    const sure = length < CONFIDENCE_WINDOW || mean >= this.policy.minConfidence;
+    return sure || this.policy.offline !== "pause" || this.coming;
+  }
+
+  // --- the understudy reads ---
+
+  /** What the understudy is to read before it writes. The drafter's first token comes before that work. */
+  readToWrite(committed: readonly number[], provisional: readonly number[]): ReadText[] {
+    if (!this.active) return [];
+    const text = [...committed, ...provisional];
+    const unread = text.length - commonPrefix(this.text, text);
+    // the drafter writes the first token, where too little is read
+    if (!provisional.length && this.reading === "done" && unread > FEW_TOKENS) this.gaveUp();
+    const begun = provisional.length > 0 || this.deviceOnly;
+    return this.reading === "idle" && begun ? [this.ask(text, committed.length)] : [];
+  }
+
+  /** The committed text, which it reads as it drafts behind it, so that it need not be asked to. */
+  readToDraft(committed: readonly number[]): number[] {
+    const text = [...committed];
+    this.text = text;
+    return text;
+  }
+
+  /** Where it is kept warm, and enough is new in the committed text, ask for that to be read. */
+  readAlong(committed: readonly number[]): ReadText[] {
+    const idle = this.reading === "idle" || this.reading === "done";
+    const fresh = committed.length - this.text.length;
+    if (!this.warm || !idle || fresh < (this.text.length ? WARM_TOKENS : 1)) return [];
+    return [this.ask([...committed], committed.length)];
+  }
+
+  /** Whether `action` is what the understudy is reading, and still useful. */
+  stillReads(action: ReadText): boolean {
+    return this.reading === "under way" && this.text === action.prefix && (this.active || this.warm);
+  }
+
+  /**
+   * The understudy has read the text, or gave that up (null); `agreed`: see `ReadText`.
+   *
+   * Returns how many of the provisional tokens are worth keeping, as it would have written them itself; where none of those
+   * that it read are withdrawn, what the drafter wrote meanwhile, to be read while that one waits; null where nothing
+   * follows.
+   */
+  hasRead(
+    agreed: number | null,
+    committed: readonly number[],
+    provisional: readonly number[],
+  ): ReadText | number | null {
+    const text = [...committed, ...provisional];
+    const read = this.text.length;
+    if (agreed === null || commonPrefix(this.text, text) < read || !(this.active || this.warm)) {
+      this.gaveUp();
+      return null;
+    }
+    this.reading = "done";
+    const judged = Math.max(this.base + agreed, committed.length);
+    if (!this.active || judged >= text.length) return null;
+    if (judged < read) return judged - committed.length;
+    return this.ask(text, judged, true);
+  }
+
+  /** It is not asked again. */
+  understudyFailed(): void {
+    this.reading = "broken";
+    this.writer = "drafter";
+  }
+
+  private ask(text: number[], base: number, holds = false): ReadText {
+    this.reading = "under way";
+    this.text = text;
+    this.base = base;
+    this.holds = holds;
+    return { type: "ReadText", prefix: text, base };
+  }
+
+  /** Nothing is known to be read. */
+  private gaveUp(): void {
+    this.reading = "idle";
+    this.text = [];
+  }
+}
