@@ -274,7 +274,7 @@ export class EdgeRuntime {
         this.forget();
       } else {
         this.text = session.committed;
-        this.rowsSeen = session.rowsSeen;
+        this.rowsSeen = session.setup.rowsSeen;
       }
       if (session.verifier.pinned && !this.connected) this.linkError = ""; // who refused that answer may take the next
       if (this.connected && this.policy.understudy !== "warm") understudy?.unload();
@@ -309,7 +309,7 @@ export class EdgeRuntime {
       patience: this.patience,
       timer: this.timer,
       policy: unsupported(constraint) ? { ...this.policy, writer: "cloud-only" } : this.policy,
-      constraint: constraint ?? undefined,
+      constraint,
       understudy: this.options.understudy?.present ?? false,
       tuning: new Tuning(this.controller, { largest: shape, shaping, ahead }),
     });

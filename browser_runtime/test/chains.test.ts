@@ -74,24 +74,24 @@ test("a cold understudy drafts nothing, and one that fails leaves it to the draf
 test("the time of a chain is that of its steps, and drafting on ends as another job waits", async () => {
   const model = new FakeTarget(CONTEXT);
   const thread = threadOf(model);
-  const decoding = { promptLength: PROMPT.length, sampling: new Sampling() };
+  const of = { text: PROMPT, promptLength: PROMPT.length, sampling: new Sampling() };
   const foreseen = plain(PROMPT, 60);
   assert.ok(foreseen.length > 40);
   await thread.draftAhead(8, () => false); // behind nothing
   assert.equal(model.steps, 0);
-  const first = (await thread.draft(PROMPT, 5, decoding, () => false))!;
+  const first = (await thread.draft(of, 5, () => false))!;
   assert.deepEqual(first.tokens, foreseen.slice(0, 5));
   assert.equal(first.steps, 4); // the first ended the reading
   assert.ok(first.seconds > 0);
   await thread.draftAhead(3, () => false);
   const steps = model.steps;
-  const known = (await thread.draft([...PROMPT, ...foreseen.slice(0, 2)], 6, decoding, () => false))!;
+  const known = (await thread.draft({ ...of, text: [...PROMPT, ...foreseen.slice(0, 2)] }, 6, () => false))!;
   assert.deepEqual([known.tokens, known.steps], [foreseen.slice(2, 8), 0]);
   assert.equal(model.steps, steps);
   let asked = 0;
   let next: ReturnType<typeof thread.nextToken> | null = null;
   await thread.draftAhead(30, () => {
-    if (++asked === 6) next = thread.nextToken(PROMPT, decoding, () => false);
+    if (++asked === 6) next = thread.nextToken(of, () => false);
     return false;
   });
   assert.ok(model.steps > steps && model.steps < steps + 6);
@@ -100,14 +100,14 @@ test("the time of a chain is that of its steps, and drafting on ends as another 
   const after = model.steps;
   await thread.draftAhead(30, () => ++asked >= 6); // the session's version changes
   assert.ok(model.steps > after && model.steps < after + 6);
-  assert.equal(await thread.draft(PROMPT, 5, decoding, () => true), null);
+  assert.equal(await thread.draft(of, 5, () => true), null);
   thread.unload();
   const before = model.steps;
   await thread.draftAhead(8, () => false);
   assert.equal(model.steps, before);
   model.broken = true;
   await assert.rejects(
-    thread.draft(PROMPT, 5, decoding, () => false),
+    thread.draft(of, 5, () => false),
     /out of memory/,
   );
   await thread.close();
@@ -116,7 +116,7 @@ test("the time of a chain is that of its steps, and drafting on ends as another 
 test("drafting on ends as its memory is wanted back", async () => {
   const model = new FakeTarget(CONTEXT);
   const thread = threadOf(model);
-  await thread.draft(PROMPT, 2, { promptLength: PROMPT.length, sampling: new Sampling() }, () => false);
+  await thread.draft({ text: PROMPT, promptLength: PROMPT.length, sampling: new Sampling() }, 2, () => false);
   const { steps } = model;
   let asked = 0;
   await thread.draftAhead(30, () => {

@@ -5,6 +5,7 @@ import type { ServerMessage, Welcome } from "../src/protocol/messages.js";
 import { RowShape } from "../src/protocol/rows.js";
 import { TokenTree } from "../src/protocol/tree.js";
 import type { Action } from "../src/session/actions.js";
+import { RowsSeen } from "../src/session/featureRows.js";
 import { policy } from "../src/session/policy.js";
 import { Session } from "../src/session/session.js";
 import { RoundTimer } from "../src/session/timeouts.js";
@@ -52,11 +53,12 @@ function sessionOf(setup: Any): Session {
     eosIds: new Set(setup.eos_ids),
     rowShape: new RowShape(setup.row_shape[0], setup.row_shape[1]),
     sessionId: fromHex(setup.session),
+    rowsSeen: new RowsSeen(),
     timer: new RoundTimer(timer.floor, timer.ceiling, timer.first),
     policy: policy({ ...others, onReturn, minConfidence }),
     understudy: setup.understudy,
     obeys: setup.obeys,
-    constraint: setup.constraint && constraint(setup.constraint),
+    constraint: setup.constraint ? constraint(setup.constraint) : null,
     sentenceEnds: new Set(setup.sentence_ends),
     tuning: tuningOf(setup),
   });

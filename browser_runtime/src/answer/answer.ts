@@ -7,16 +7,15 @@ import type { Link, LinkEvent } from "../link/websocket.js";
 import type { Decode } from "../protocol/text.js";
 import { TokenTree } from "../protocol/tree.js";
 import { concerns } from "../protocol/wire.js";
-import type { Action, AddRows, Compare, DraftChain, DraftTree, ReadText, WriteToken } from "../session/actions.js";
+import type { Action, Compare, DraftChain, DraftTree, ReadText, WriteToken } from "../session/actions.js";
 import type { Session } from "../session/session.js";
 import { MOST_TOKENS } from "../speed/chains.js";
-import type { Decoding } from "../targets/understudy.js";
 import { Display } from "./display.js";
 import type { DrafterThread, Timed } from "./drafterThread.js";
 import type { Inbox } from "./inbox.js";
 import { HeldToken } from "./readingPacer.js";
 import { StatsRecorder } from "./stats.js";
-import type { UnderstudyThread } from "./understudyThread.js";
+import type { UnderstudyText, UnderstudyThread } from "./understudyThread.js";
 
 /** The drafter's engine failed; the message is one line. Events have shown what was verified so far. */
 export class DrafterFailed extends Error {}
@@ -186,7 +185,7 @@ export class Answer {
           this.writeAhead();
           break;
         case "AddRows":
-          this.addRows(action);
+          this.drafter.addRows(action.positions, action.rows);
           this.draftAhead(); // which the job before has ended
           break;
         case "Reconnect":
@@ -267,16 +266,12 @@ export class Answer {
     this.job(done, ({ result, seconds }) => this.recorder.draftedAhead(result, seconds));
   }
 
-  private addRows({ positions, rows }: AddRows): void {
-    this.drafter.addRows(positions, rows);
-  }
-
   // --- the understudy's jobs ---
 
   private read(action: ReadText): void {
     const { session } = this;
     const cancelled = () => !session.stillReads(action);
-    this.ofUnderstudy(this.understudy!.agreed(action.prefix, action.base, this.decoding, cancelled), agreed => {
+    this.ofUnderstudy(this.understudy!.agreed(this.textOf(action.prefix), action.base, cancelled), agreed => {
       this.inbox.push({ type: "read", session, agreed });
     });
   }
@@ -286,7 +281,7 @@ export class Answer {
     const { session } = this;
     const asked = clock();
     const cancelled = () => session.cancelled(version);
-    this.ofUnderstudy(this.understudy!.nextToken(prefix, this.decoding, cancelled), written => {
+    this.ofUnderstudy(this.understudy!.nextToken(this.textOf(prefix), cancelled), written => {
       if (!written && !cancelled()) throw new Error("the understudy is gone");
       const { token, probability } = written ?? { token: 0, probability: 0 }; // which the session does not take
       this.inbox.push({ type: "written", session, token, probability, version, asked: clock() - asked });
@@ -326,7 +321,7 @@ export class Answer {
     cancelled: () => boolean,
     done: (draft: Draft, seconds: number) => void,
   ): void {
-    this.ofUnderstudy(this.understudy!.draft(prefix, count, this.decoding, cancelled), chain => {
+    this.ofUnderstudy(this.understudy!.draft(this.textOf(prefix), count, cancelled), chain => {
       if (!chain && !cancelled()) throw new Error("the understudy is gone");
       const { tokens, scores, steps, seconds } = chain ?? { tokens: [], scores: [], steps: 0, seconds: 0 };
       done({ ...NO_DRAFT, tree: TokenTree.chain(tokens), scores, steps, chain: true }, seconds);
@@ -341,9 +336,9 @@ export class Answer {
     this.understudy!.draftAhead(MOST_TOKENS, () => session.cancelled(version)).catch(() => {}); // the next chain tells
   }
 
-  private get decoding(): Decoding {
+  private textOf(text: readonly number[]): UnderstudyText {
     const { prompt, sampling, constraint } = this.session.setup;
-    return { promptLength: prompt.length, sampling, constraint };
+    return { text, promptLength: prompt.length, sampling, constraint };
   }
 
   private ofUnderstudy<T>(job: Promise<T>, done: (result: T) => void): void {

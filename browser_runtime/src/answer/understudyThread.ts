@@ -3,6 +3,11 @@
 import type { Cancelled, Chain, Decoding, Understudy, Written } from "../targets/understudy.js";
 import { breathe } from "./breathe.js";
 
+/** A text and how tokens are drawn behind it. */
+export interface UnderstudyText extends Decoding {
+  text: readonly number[];
+}
+
 /**
  * A chain and the seconds of its steps: the first token ends the reading, and what was known takes none. steps: tokens
  * that were drafted meanwhile.
@@ -20,15 +25,10 @@ export interface UnderstudyThread {
   /** Whether it is here, so that an answer may count on it. */
   readonly present: boolean;
   /** Read the text; how many of its tokens from `base` on the understudy would have written itself. */
-  agreed(text: readonly number[], base: number, decoding: Decoding, cancelled: () => boolean): Promise<number | null>;
-  nextToken(text: readonly number[], decoding: Decoding, cancelled: () => boolean): Promise<Written | null>;
+  agreed(of: UnderstudyText, base: number, cancelled: () => boolean): Promise<number | null>;
+  nextToken(of: UnderstudyText, cancelled: () => boolean): Promise<Written | null>;
   /** A chain of at most `count` tokens behind the text; as far as it came once it is cancelled. */
-  draft(
-    text: readonly number[],
-    count: number,
-    decoding: Decoding,
-    cancelled: () => boolean,
-  ): Promise<TimedChain | null>;
+  draft(of: UnderstudyText, count: number, cancelled: () => boolean): Promise<TimedChain | null>;
   /** Write on behind the last chain, `count` tokens more, until that is cancelled or another job waits. */
   draftAhead(count: number, cancelled: () => boolean): Promise<void>;
   /** Something has happened: jobs may be cancelled. */
@@ -49,22 +49,17 @@ export class LocalUnderstudy implements UnderstudyThread {
   /** open: brings it into memory. */
   constructor(private readonly open: () => Promise<Understudy>) {}
 
-  agreed(text: readonly number[], base: number, decoding: Decoding, cancelled: () => boolean): Promise<number | null> {
-    return this.run(cancelled, it => it.agreed(text, base, decoding, later(cancelled)));
+  agreed(of: UnderstudyText, base: number, cancelled: () => boolean): Promise<number | null> {
+    return this.run(cancelled, it => it.agreed(of.text, base, of, later(cancelled)));
   }
 
-  nextToken(text: readonly number[], decoding: Decoding, cancelled: () => boolean): Promise<Written | null> {
-    return this.run(cancelled, it => it.nextToken(text, decoding, later(cancelled)));
+  nextToken(of: UnderstudyText, cancelled: () => boolean): Promise<Written | null> {
+    return this.run(cancelled, it => it.nextToken(of.text, of, later(cancelled)));
   }
 
-  draft(
-    text: readonly number[],
-    count: number,
-    decoding: Decoding,
-    cancelled: () => boolean,
-  ): Promise<TimedChain | null> {
+  draft(of: UnderstudyText, count: number, cancelled: () => boolean): Promise<TimedChain | null> {
     return this.run(cancelled, async it => {
-      const draft = (limit: number) => it.draft(text, limit, decoding, later(cancelled));
+      const draft = (limit: number) => it.draft(of.text, limit, of, later(cancelled));
       await draft(Math.min(1, count));
       const [began, before] = [performance.now(), it.drafted];
       const chain = await draft(count);

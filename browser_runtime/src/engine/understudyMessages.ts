@@ -19,7 +19,7 @@ export interface UnderstudySetup {
   wasmUrl: string;
 }
 
-/** A text and a `Decoding`. */
+/** An `UnderstudyText`. */
 interface Text {
   text: readonly number[];
   promptLength: number;

@@ -32,16 +32,14 @@ async function answer(job: UnderstudyJob, id: number): Promise<unknown> {
   if (!thread) throw new Error("the understudy is not started");
   const cancelled = () => cancelledJobs.has(id);
   if (job.type === "draftAhead") return thread.draftAhead(job.count, cancelled);
-  const { text, promptLength } = job;
-  const constraint = constraintOrNull(job.constraint);
-  const decoding = { promptLength, sampling: new Sampling(job.sampling), constraint };
+  const of = { ...job, sampling: new Sampling(job.sampling), constraint: constraintOrNull(job.constraint) };
   switch (job.type) {
     case "agreed":
-      return thread.agreed(text, job.base, decoding, cancelled);
+      return thread.agreed(of, job.base, cancelled);
     case "nextToken":
-      return thread.nextToken(text, decoding, cancelled);
+      return thread.nextToken(of, cancelled);
     case "draft":
-      return thread.draft(text, job.count, decoding, cancelled);
+      return thread.draft(of, job.count, cancelled);
   }
 }
 

@@ -1,11 +1,11 @@
 /** An understudy in a worker of its own, which is there while it is in memory. */
 
-import type { TimedChain, UnderstudyThread } from "../answer/understudyThread.js";
+import type { TimedChain, UnderstudyText, UnderstudyThread } from "../answer/understudyThread.js";
 import type { Bundle } from "../bundle/bundle.js";
 import { BundleError } from "../bundle/manifest.js";
 import { UnderstudyStore } from "../bundle/understudyStore.js";
 import { plainConstraint } from "../protocol/constraint.js";
-import type { Decoding, Written } from "../targets/understudy.js";
+import type { Written } from "../targets/understudy.js";
 import type { Reply } from "./messages.js";
 import { EngineError } from "./onnx.js";
 import type { UnderstudyJob, UnderstudySetup } from "./understudyMessages.js";
@@ -77,21 +77,16 @@ export class WorkerUnderstudy implements UnderstudyThread {
     return this.present;
   }
 
-  agreed(text: readonly number[], base: number, decoding: Decoding, cancelled: () => boolean): Promise<number | null> {
-    return this.ask({ type: "agreed", text, ...plain(decoding), base }, cancelled);
+  agreed(of: UnderstudyText, base: number, cancelled: () => boolean): Promise<number | null> {
+    return this.ask({ type: "agreed", ...plain(of), base }, cancelled);
   }
 
-  nextToken(text: readonly number[], decoding: Decoding, cancelled: () => boolean): Promise<Written | null> {
-    return this.ask({ type: "nextToken", text, ...plain(decoding) }, cancelled);
+  nextToken(of: UnderstudyText, cancelled: () => boolean): Promise<Written | null> {
+    return this.ask({ type: "nextToken", ...plain(of) }, cancelled);
   }
 
-  draft(
-    text: readonly number[],
-    count: number,
-    decoding: Decoding,
-    cancelled: () => boolean,
-  ): Promise<TimedChain | null> {
-    return this.ask({ type: "draft", text, ...plain(decoding), count }, cancelled);
+  draft(of: UnderstudyText, count: number, cancelled: () => boolean): Promise<TimedChain | null> {
+    return this.ask({ type: "draft", ...plain(of), count }, cancelled);
   }
 
   async draftAhead(count: number, cancelled: () => boolean): Promise<void> {
@@ -151,6 +146,6 @@ export class WorkerUnderstudy implements UnderstudyThread {
   }
 }
 
-function plain({ promptLength, sampling, constraint }: Decoding) {
-  return { promptLength, sampling: { ...sampling }, constraint: plainConstraint(constraint) };
+function plain({ text, promptLength, sampling, constraint }: UnderstudyText) {
+  return { text, promptLength, sampling: { ...sampling }, constraint: plainConstraint(constraint) };
 }

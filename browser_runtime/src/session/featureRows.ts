@@ -19,20 +19,15 @@ export class RowsSeen {
   }
 
   /**
-   * Take in packed rows of positions `start` and on, at most `most` of them.
+   * Take in packed rows of positions `start` and on, at most `limit` of them.
    *
    * Returns what is new to the drafter. Rows that do not unpack or lie outside of 0..`maxContext` are ignored:
    * rows only ever cost speed.
    */
-  add(
-    start: number,
-    data: Uint8Array,
-    shape: RowShape,
-    maxContext: number,
-    most = Number.POSITIVE_INFINITY,
-  ): AddRows[] {
-    if (data.length % shape.bytes) return [];
-    const count = Math.min(most, data.length / shape.bytes);
+  add(start: number, data: Uint8Array, shape: RowShape, maxContext: number, limit?: number): AddRows[] {
+    const total = data.length / shape.bytes;
+    const count = Math.min(limit ?? total, total);
+    if (!Number.isInteger(total)) return [];
     if (start < 0 || start + count > maxContext) return [];
     while (this.held.length < start + count) this.held.push(false);
     const fresh: number[] = [];

@@ -6,9 +6,7 @@ import { Sampling } from "../protocol/sampling.js";
 import type { Session } from "./session.js";
 import type { Writer } from "./states.js";
 
-const VERSION = 2;
-/** Of a record with a constraint, which a program of VERSION would pass over. */
-const CONSTRAINED = 3;
+const VERSION = 1;
 
 /** What `EdgeRuntime.resume` needs to go on with an answer. It holds the conversation's tokens. */
 export interface AnswerRecord {
@@ -27,18 +25,17 @@ export interface AnswerRecord {
   /** 32 hex digits. */
   session: string;
   stop: string[];
-  /** What the verified tokens were computed in; absent where that is unknown, and in records of earlier programs. */
-  arithmetic?: string;
-  /** What the answer is held to; absent where it is free. */
-  constraint?: PlainConstraint;
+  /** What the verified tokens were computed in; "" where that is unknown. */
+  arithmetic: string;
+  /** What the answer is held to; null for none. */
+  constraint: PlainConstraint | null;
 }
 
 export function recordOf(session: Session, target: string, stop: readonly string[]): AnswerRecord {
   const { setup, text } = session;
   const { temperature, topK, topP, minP, seed } = setup.sampling;
-  const constraint = plainConstraint(setup.constraint);
   return {
-    version: constraint ? CONSTRAINED : VERSION,
+    version: VERSION,
     target,
     prompt: [...setup.prompt],
     committed: session.committed.slice(setup.prompt.length),
@@ -50,8 +47,8 @@ export function recordOf(session: Session, target: string, stop: readonly string
     stream: setup.stream,
     session: Array.from(setup.sessionId, byte => byte.toString(16).padStart(2, "0")).join(""),
     stop: [...stop],
-    ...(constraint ? { constraint } : {}),
-    ...(session.verifier.pinned ? { arithmetic: session.verifier.pinned } : {}),
+    arithmetic: session.verifier.pinned,
+    constraint: plainConstraint(setup.constraint),
   };
 }
 
@@ -59,17 +56,16 @@ export function recordOf(session: Session, target: string, stop: readonly string
 export function checkRecord(record: AnswerRecord, target: string): AnswerRecord {
   const wrong = (why: string) => new RangeError(`this is not a record of an answer of this bundle: ${why}`);
   const ids = (values: unknown) => Array.isArray(values) && values.every(id => Number.isSafeInteger(id) && id >= 0);
-  if (record?.version !== (record?.constraint ? CONSTRAINED : VERSION)) {
-    throw wrong(`version ${record?.version}, this runtime reads ${VERSION}, and ${CONSTRAINED} with a constraint`);
-  }
+  if (record?.version !== VERSION) throw wrong(`version ${record?.version}, and this runtime reads ${VERSION}`);
   if (record.target !== target) throw wrong("it is of another target; ask the question again");
-  if (!isArithmetic(record.arithmetic ?? "")) throw wrong("its arithmetic is not at most 64 printable characters");
+  if (!isArithmetic(record.arithmetic)) throw wrong("its arithmetic is not at most 64 printable characters");
   if (![record.prompt, record.committed, record.provisional].every(ids) || !record.prompt.length) throw wrong("tokens");
   if (!/^[0-9a-f]{32}$/.test(record.session) || !ids([record.seq, record.stream, record.maxNew]))
     throw wrong("numbers");
   const written = record.committed.length + record.provisional.length;
   if (record.writers?.reduce((at, [begin, end]) => (begin === at ? end : Number.NaN), 0) !== written)
     throw wrong("writers");
+  if (record.constraint === undefined) throw wrong("constraint");
   try {
     constraintOrNull(record.constraint);
   } catch (error) {
@@ -92,5 +88,5 @@ export function restore(session: Session, record: AnswerRecord): void {
   session.text.provisional = [...record.provisional];
   session.text.writers = record.writers.flatMap(([begin, end, writer]) => Array<Writer>(end - begin).fill(writer));
   session.verifier.seq = record.seq;
-  session.verifier.pinned = record.arithmetic ?? "";
+  session.verifier.pinned = record.arithmetic;
 }

@@ -14,54 +14,42 @@
  */
 
 import { type Draft, NO_DRAFT } from "../drafting/drafter.js";
-import type { Constraint } from "../protocol/constraint.js";
 import { computesIn, type ServerMessage, type Welcome } from "../protocol/messages.js";
 import type { RowShape } from "../protocol/rows.js";
-import type { Sampling } from "../protocol/sampling.js";
 import { TokenTree } from "../protocol/tree.js";
 import type { Mode } from "../speed/controller.js";
 import type { Settled } from "../speed/settled.js";
-import { Tuning } from "../speed/tuning.js";
+import type { Tuning } from "../speed/tuning.js";
 import type { Action, ReadText, Send } from "./actions.js";
-import { RowsSeen } from "./featureRows.js";
+import type { RowsSeen } from "./featureRows.js";
 import { JobSlot } from "./job.js";
 import { OfflineWriter, REFUSED_SECONDS } from "./offline.js";
-import { type Policy, policy, targetFirst } from "./policy.js";
+import { type Policy, targetFirst } from "./policy.js";
 import type { FinishReason, PauseReason, State, Writer } from "./states.js";
 import { SessionStats } from "./stats.js";
-import { PATIENCE, type Patience, RoundTimer } from "./timeouts.js";
 import { Transcript } from "./transcript.js";
-import { type Deadline, type Refusal, VerifierState } from "./verifier.js";
+import { type Deadline, type Refusal, type VerifierSetup, VerifierState } from "./verifier.js";
 
 /**
- * prompt: token ids of the conversation so far. maxNew: committed tokens at most. stream, sessionId: as on the wire.
- * rowShape: the drafter's. rowsSeen: the prompt's rows that the drafter holds. timer: of rounds. understudy: there is one.
- * sentenceEnds: tokens that end a sentence or a line. constraint: what tokens are drawn under. obeys: the device's own
- * writers can be held to it; where not, nothing is written alone.
+ * prompt: token ids of the conversation so far. maxNew: committed tokens at most. rowShape: the drafter's. rowsSeen: the
+ * prompt's rows that the drafter holds. understudy: there is one. sentenceEnds: tokens that end a sentence or a line. obeys:
+ * the device's own writers can be held to the constraint; where not, nothing is written alone.
  */
-export interface SessionSetup {
+export interface SessionSetup extends VerifierSetup {
   prompt: readonly number[];
-  sampling: Sampling;
   eosIds: ReadonlySet<number>;
   maxNew: number;
-  maxContext: number;
   rowShape: RowShape;
-  sessionId: Uint8Array;
-  stream: number;
-  rowsSeen?: RowsSeen;
-  patience?: Patience;
-  timer?: RoundTimer;
-  policy?: Policy;
-  tuning?: Tuning;
-  understudy?: boolean;
-  sentenceEnds?: ReadonlySet<number>;
-  constraint?: Constraint;
+  rowsSeen: RowsSeen;
+  policy: Policy;
+  tuning: Tuning;
+  understudy: boolean;
+  sentenceEnds: ReadonlySet<number>;
   obeys?: boolean;
 }
 
 /** One answer. Feed events by calling the methods; each returns the actions to carry out, in order. */
 export class Session {
-  readonly rowsSeen: RowsSeen;
   readonly policy: Policy;
   readonly tuning: Tuning;
   readonly stats = new SessionStats();
@@ -71,19 +59,14 @@ export class Session {
   readonly job = new JobSlot();
   mode: Mode = "tree";
   finished: FinishReason | null = null;
-  private readonly patience: Patience;
 
   constructor(readonly setup: SessionSetup) {
-    const { prompt, sampling, eosIds, maxContext, sessionId, stream, constraint } = setup;
-    this.rowsSeen = setup.rowsSeen ?? new RowsSeen();
-    this.policy = setup.policy ?? policy();
-    this.tuning = setup.tuning ?? new Tuning();
-    this.patience = setup.patience ?? PATIENCE;
-    const timer = setup.timer ?? new RoundTimer();
-    this.text = new Transcript([...prompt], prompt.length, this.ownLimit, eosIds, this.stats);
-    this.verifier = new VerifierState(stream, sessionId, sampling, constraint, maxContext, this.patience, timer);
-    const { understudy = false, sentenceEnds = new Set(), obeys = true } = setup;
-    this.offline = new OfflineWriter(this.policy, understudy, sentenceEnds, obeys, this.patience.offline);
+    const { prompt, policy, patience, obeys = true } = setup;
+    this.policy = policy;
+    this.tuning = setup.tuning;
+    this.text = new Transcript([...prompt], prompt.length, this.ownLimit, setup.eosIds, this.stats);
+    this.verifier = new VerifierState(setup);
+    this.offline = new OfflineWriter(policy, setup.understudy, setup.sentenceEnds, obeys, patience.offline);
   }
 
   get state(): State {
@@ -133,7 +116,7 @@ export class Session {
     if (targetFirst(this.policy)) this.mode = this.tuning.begin();
     if (this.text.over) return this.finish(this.text.ended ? "stop" : "length");
     if (this.offline.deviceOnly) return this.goOffline(now, now);
-    if (!this.verifier.linked) this.verifier.connectBy = now + this.patience.connect;
+    if (!this.verifier.linked) this.verifier.connectBy = now + this.setup.patience.connect;
     return [...this.verifier.wanted, ...this.offline.readAlong(this.committed), ...this.next(now)];
   }
 
@@ -399,7 +382,7 @@ export class Session {
     const actions = this.policy.onReturn === "keep" ? this.adopt() : [];
     if (this.text.over) return [...actions, ...(this.text.ended ? this.finish("stop") : this.noRoom())];
     this.stats.opens++;
-    return [...actions, this.verifier.open(this.committed, this.rowsSeen.leading()), ...this.next(now)];
+    return [...actions, this.verifier.open(this.committed, this.setup.rowsSeen.leading()), ...this.next(now)];
   }
 
   /** The accepted path and the token behind it are the target's: commit, measure, and choose how to go on. */
@@ -438,7 +421,7 @@ export class Session {
 
   /** Take in rows of positions `start` and on; of a verdict's, `limit` belong to our text. */
   private addRows(start: number, data: Uint8Array, limit?: number): Action[] {
-    return [...this.rowsSeen.add(start, data, this.setup.rowShape, this.setup.maxContext, limit)];
+    return [...this.setup.rowsSeen.add(start, data, this.setup.rowShape, this.setup.maxContext, limit)];
   }
 
   private commit(fresh: number[]): Action[] {

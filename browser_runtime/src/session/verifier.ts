@@ -48,6 +48,17 @@ export interface InFlight extends Requested {
   due: number;
 }
 
+/** stream, sessionId, sampling, constraint: as on the wire. timer: of rounds; it outlives the answer. */
+export interface VerifierSetup {
+  stream: number;
+  sessionId: Uint8Array;
+  sampling: Sampling;
+  constraint: Constraint | null;
+  maxContext: number;
+  patience: Patience;
+  timer: RoundTimer;
+}
+
 /** One answer's verifier, whichever it is at the moment. */
 export class VerifierState {
   linked = false;
@@ -59,6 +70,8 @@ export class VerifierState {
   /** Of the last request. */
   seq = 0;
   maxNodes = 64;
+  /** Tokens that its answers may hold. */
+  context: number;
   /** The arithmetic of the answer's verified text; "" where there is none yet, or its verifier did not say. */
   pinned = "";
   /** The first link is waited for until then. */
@@ -76,19 +89,9 @@ export class VerifierState {
   /** Between streamed tokens. */
   private readonly gaps: RoundTimer;
 
-  /**
-   * stream, sessionId, sampling, constraint: as on the wire. context: tokens that its answers may hold. timer: of rounds; it
-   * outlives the answer.
-   */
-  constructor(
-    private readonly stream: number,
-    private readonly sessionId: Uint8Array,
-    private readonly sampling: Sampling,
-    private readonly constraint: Constraint | undefined,
-    public context: number,
-    private readonly patience: Patience,
-    private readonly timer: RoundTimer,
-  ) {
+  constructor(private readonly setup: VerifierSetup) {
+    const { maxContext, timer } = setup;
+    this.context = maxContext;
     this.gaps = new RoundTimer(timer.floor, timer.ceiling, timer.first);
   }
 
@@ -127,7 +130,8 @@ export class VerifierState {
     this.context = welcome.maxContext;
     this.refused = false;
     this.complaint = "";
-    if (!this.constraint || !(this.constraint.needs & ~welcome.constraints)) return true;
+    const { constraint } = this.setup;
+    if (!constraint || !(constraint.needs & ~welcome.constraints)) return true;
     this.connectBy = null;
     this.refuseForGood("this verifier does not support the answer's constraint; update it, or ask without one");
     return false;
@@ -156,29 +160,32 @@ export class VerifierState {
   /** OPEN with everything committed, of which the drafter holds the first `rowsHeld` feature rows. */
   open(committed: readonly number[], rowsHeld: number): Send {
     this.freshOpen = true;
-    const { stream, sessionId: session, seq, sampling, constraint } = this;
+    const { stream, sessionId: session, sampling, constraint } = this.setup;
     const featuresHave = Math.min(rowsHeld, committed.length - 1);
-    const message = { type: "Open" as const, stream, session, seq, tokens: packIds(committed), featuresHave, sampling };
+    const [tokens, { seq }] = [packIds(committed), this];
+    const message = { type: "Open" as const, stream, session, seq, tokens, featuresHave, sampling };
     return { type: "Send", message: constraint ? { ...message, constraint } : message };
   }
 
   /** VERIFY `tree` below the first `base` tokens. */
   verify(kind: RequestKind, tree: TokenTree, base: number, now: number, scores: readonly number[] = []): Send {
     this.start(kind, tree, now, scores);
-    const { stream, seq } = this;
+    const [{ stream }, { seq }] = [this.setup, this];
     return { type: "Send", message: { type: "Verify", stream, seq, baseLen: base, ...packTree(tree) } };
   }
 
   /** GENERATE at most `limit` tokens behind the first `base`. */
   generate(base: number, limit: number, now: number): Send {
     this.start("stream", TokenTree.EMPTY, now, []);
-    const { stream, seq } = this;
+    const [{ stream }, { seq }] = [this.setup, this];
     return { type: "Send", message: { type: "Generate", stream, seq, baseLen: base, maxNew: limit, rows: true } };
   }
 
   /** CANCEL a stream, which would go on otherwise. */
   cancel(): Send[] {
-    return this.streams && this.linked ? [{ type: "Send", message: { type: "Cancel", stream: this.stream } }] : [];
+    return this.streams && this.linked
+      ? [{ type: "Send", message: { type: "Cancel", stream: this.setup.stream } }]
+      : [];
   }
 
   /**
@@ -191,7 +198,7 @@ export class VerifierState {
     const { kind, tree, scores, afterOpen, clock } = request;
     const [streams, timed] = [kind === "stream", verdict.engineUs > 0];
     const sameStep = (clock === "first" || clock === "running") && !timed;
-    if (!afterOpen && !sameStep) (streams ? this.gaps : this.timer).add(now - request.sent);
+    if (!afterOpen && !sameStep) (streams ? this.gaps : this.setup.timer).add(now - request.sent);
     this.inFlight = streams ? this.awaitingMore(request, timed, now) : null;
     this.complaint = "";
     this.treeBudget = verdict.treeBudget || this.treeBudget;
@@ -218,7 +225,9 @@ export class VerifierState {
     this.seq++;
     const afterOpen = this.freshOpen;
     this.freshOpen = false;
-    const wait = afterOpen ? Math.max(this.timer.timeout(), this.patience.open) : this.timer.timeout();
+    const wait = afterOpen
+      ? Math.max(this.setup.timer.timeout(), this.setup.patience.open)
+      : this.setup.timer.timeout();
     this.inFlight = { seq: this.seq, kind, tree, sent, due: sent + wait, afterOpen, scores, clock: "silent" };
   }
 
@@ -270,7 +279,7 @@ export class VerifierState {
     ];
     if (this.inFlight) {
       const { due } = this.inFlight;
-      moments.push(["reply", offline ? null : due], ["renew", Math.max(this.heard, due) + this.patience.silence]);
+      moments.push(["reply", offline ? null : due], ["renew", Math.max(this.heard, due) + this.setup.patience.silence]);
     }
     return moments.filter((entry): entry is [Deadline, number] => entry[1] !== null);
   }
