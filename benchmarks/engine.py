@@ -28,7 +28,7 @@ from transformers import DynamicCache
 
 from benchmarks.command import common_arguments
 from benchmarks.provenance import provenance
-from cloud.engine.engine import Segment
+from cloud.engine.segment import Segment
 from cloud.engine.sessions import Session
 from cloud.engine.tree_budget import TreeBudget, measure_costs
 from cloud.loading import load_verifier
@@ -96,8 +96,11 @@ class Bench:
         request = Open(0, session_id, 0, pack_ids(list(tokens)), 0, Sampling())
         session = store.open(session_id, request, list(tokens), set())
         assert session is not None and engine.pool.reserve(session_id, len(tokens) + 256, set())
-        engine.step([Segment(session, len(tokens) - 1)])
+        engine.step([self.segment(session, len(tokens) - 1)])
         return session
+
+    def segment(self, session: Session, chain: int, tree: TokenTree | None = None, features: bool = True) -> Segment:
+        return Segment.of(session, self.verifier.engine.pool, chain, tree, features)
 
 
 @dataclass(frozen=True)
@@ -182,14 +185,14 @@ def measure_goals(bench: Bench, plain: Plain, floors: Floors) -> Figures:
     drafted = bench.tree(16)
 
     def step() -> None:
-        engine.step([Segment(session, 1, drafted) for session in sessions])
+        engine.step([bench.segment(session, 1, drafted) for session in sessions])
         for session in sessions:
             del session.tokens[CONTEXT:]
             session.rows.truncate(CONTEXT - 1)
             engine.pool.truncate(session.id, CONTEXT - 1)
 
-    parts = [engine._part(Segment(session, 1, drafted)) for session in sessions]
-    step_s, forward_s = bench.median(step, lambda: runner.forward(parts))
+    segments = [bench.segment(session, 1, drafted) for session in sessions]
+    step_s, forward_s = bench.median(step, lambda: runner.forward(segments))
     prompt = [Part(0, 0, tuple(range(5, 517)), TokenTree(), False)]
     [prefill_s] = bench.median(lambda: runner.forward(prompt))
     return {
@@ -288,15 +291,8 @@ def _decode(
     Where a near-tie falls the other way in another batch, the text is put right again, so that trees stay as good.
     """
     engine, rng = bench.verifier.engine, random.Random(1)
-    moved, move = 0, engine.pool._move
-
-    def counted(sources: Sequence[int], targets: Sequence[int]) -> None:
-        nonlocal moved
-        moved += len(sources)
-        move(sources, targets)
-
     sessions = [bench.open(1000 + i, prompt) for i, prompt in enumerate(prompts)]
-    engine.pool._move = counted
+    moved = engine.pool.moved
     verifies = accepted = 0
     begun = time.perf_counter()
     more = 0 if truths else 12  # trees look ahead of the answer's end
@@ -304,7 +300,8 @@ def _decode(
         segments = []
         for i in going:
             ahead = truths[i][len(sessions[i].tokens) - PROMPT :] if truths else []
-            segments.append(Segment(sessions[i], 1, _draft(ahead, rng, nodes) if truths else TokenTree(), bool(truths)))
+            tree = _draft(ahead, rng, nodes) if truths else TokenTree()
+            segments.append(bench.segment(sessions[i], 1, tree, bool(truths)))
         for walked in engine.step(segments):
             assert walked is not None
             verifies, accepted = verifies + 1, accepted + len(walked.accepted)
@@ -312,7 +309,7 @@ def _decode(
             at = len(sessions[i].tokens) - PROMPT - 1
             sessions[i].tokens[-1] = truths[i][at]  # type: ignore[index]
     seconds = time.perf_counter() - begun
-    engine.pool._move = move
+    moved = engine.pool.moved - moved
     written = [session.tokens[PROMPT:] for session in sessions]
     for session in sessions:
         bench.verifier.sessions.forget(session.id)

@@ -6,14 +6,15 @@
     python -m benchmarks.network --prompts questions.jsonl --cuts 500             faults in place of figures
 
 Modes: `ahead` trees with drafting ahead; `tree` without; `stream` the target writes and streams; `plain` the same by a
-verifier without lookup, one step a token; `stream+drafter` the same with the drafter beside the target; `token` a call
-for each token; `controller` whatever the device chooses; `device` the drafter alone, unverified. With a bundle that
-carries an understudy: `controller` loads it when it is needed, `warm` lets it read along, `no-understudy` never loads
-it; `drafter-first` and `understudy-first` write on the device and let the target correct it (`prefer-device`), so that
-the understudy drafts a chain. The modes take turns with every question, so that a disturbance meets all of them; a
-profile's outages meet all of them at the same moments of an answer, and its delays and losses are drawn alike. Device
-and verifier each have half of the cores for themselves, as on machines of their own (Linux; --shared-cores lets them
-share all). --step-ms makes every step of the target take at least that long, to stand for a larger one; the tables say
+verifier without lookup, one step a token; `token` a call for each token; `controller` whatever the device chooses;
+`device` the drafter alone, unverified. With a bundle that carries an understudy: `controller` loads it when it is
+needed, `warm` lets it read along, `no-understudy` never loads it; `drafter-first` and `understudy-first` write on the
+device and let the target correct it (`prefer-device`), so that the understudy drafts a chain. --stream-by lab.colocated
+also streams from a verifier that drafts by itself. The modes take turns with every question, so that a disturbance
+meets all of them; a profile's outages meet all of them at the same moments of an answer, and its delays and losses are
+drawn alike. Device and verifier each have half of the cores for themselves, as on machines of their own (Linux;
+--shared-cores lets them share all). --step-ms makes every step of the target take at least that long, to stand for a
+larger one; the tables say
 so. Where a tree's step takes this machine longer than that, --dilation 4 lets link and slowed steps take four times as
 long and divides what was measured by four; the runtime's own constants, such as how fast it writes alone, are not
 stretched. --sweep compares the device's tree shaping with trees of fixed sizes. --cuts breaks the link at random
@@ -68,7 +69,6 @@ MODES: dict[str, dict[str, Any] | None] = {
     "tree": {"mode": "tree", "ahead": False},
     "stream": {"mode": "stream"},
     "plain": {"mode": "stream"},
-    "stream+drafter": {"mode": "stream"},
     "token": None,
     "controller": {},
     "device": {"policy": Policy(writer="device-only")},
@@ -78,11 +78,11 @@ MODES: dict[str, dict[str, Any] | None] = {
     "understudy-first": {"policy": Policy("prefer-device", understudy="warm")},
 }
 #: flags of a verifier of their own
-VERIFIERS: dict[str, Sequence[str]] = {"plain": PLAIN_STREAMS, "stream+drafter": ("--colocated-drafter",)}
+VERIFIERS: dict[str, Sequence[str]] = {"plain": PLAIN_STREAMS}
 #: those for which the bundle must carry an understudy
 UNDERSTUDY_MODES = {"warm", "understudy-first"}
 #: those that are measured where none are asked for by name
-DEFAULT_MODES = ("ahead", "tree", "stream", "stream+drafter", "token", "controller", "device")
+DEFAULT_MODES = ("ahead", "tree", "stream", "token", "controller", "device")
 #: the shares of its multiples lie evenly in [0, 1)
 GOLDEN_RATIO = (1 + 5**0.5) / 2
 
@@ -155,15 +155,16 @@ class Bench:
         self.truth: dict[int, list[int]] = {}
         self._verifiers: dict[tuple[str, ...], VerifierProcess] = {}
 
-    async def verifier(self, more: Sequence[str] = ()) -> VerifierProcess:
-        """One with these flags too, started when it is first asked for."""
-        own = tuple(more)
+    async def verifier(self, more: Sequence[str] = (), module: str = "") -> VerifierProcess:
+        """One with these flags too, started when it is first asked for. module: runs it; "": the product's own."""
+        own = (module, *more)
         if own not in self._verifiers:
             options = self.options
-            flags = ["--model", options.target, "--dtype", options.dtype, *own]
-            module = "cloud.verifier"
+            flags = ["--model", options.target, "--dtype", options.dtype, *more]
             if options.step_ms:
-                module, flags = "benchmarks.slow_target", ["--step-ms", str(options.dilation * options.step_ms), *flags]
+                module = module or "benchmarks.slow_target"
+                flags = ["--step-ms", str(options.dilation * options.step_ms), *flags]
+            module = module or "cloud.verifier"
             log = options.json.with_name("verifier.log")
             process = VerifierProcess(options.drafter, log, *flags, module=module)
             self._verifiers[own] = process
@@ -231,12 +232,14 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
     for nodes in options.sweep:
         shape = TreeShape(nodes=nodes, depth=min(TreeShape.depth, nodes))
         variants[f"{nodes} nodes"] = {"mode": "tree", "ahead": False, "shaping": False, "shape": shape}
+    variants |= {module: {"mode": "stream"} for module in options.stream_by}
     runs = {name: Run(options.dilation) for name in variants}
     async with AsyncExitStack() as stack:
         runtimes: dict[str, EdgeRuntime] = {}
         links: dict[str, EmulatedLink] = {}
         for name, settings in variants.items():
-            port = (await bench.verifier(VERIFIERS.get(name, ()))).port
+            module = name if name in options.stream_by else ""
+            port = (await bench.verifier(VERIFIERS.get(name, ()), module)).port
             link = links[name] = EmulatedLink(port, profile, options.seed, dilation=options.dilation)
             await stack.enter_async_context(link)
             if settings is None:
@@ -321,6 +324,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=[],
         metavar="NODES",
         help=f"also trees of these fixed sizes, 1..{MAX_NODES}",
+    )
+    parser.add_argument(
+        "--stream-by",
+        nargs="+",
+        default=[],
+        metavar="MODULE",
+        help="also stream from verifiers that these modules run, such as lab.colocated, which drafts beside the target",
     )
     parser.add_argument("--cuts", type=int, default=0, metavar="N", help="break the link N times instead of measuring")
     parser.add_argument(

@@ -140,10 +140,6 @@ class Settings(BaseSettings):
     max_step_seconds: Annotated[
         float, Field(gt=0, description="a step that takes longer counts as hung: the verifier is broken and ends")
     ] = 120.0
-    colocated_drafter: Annotated[
-        bool, Field(description="draft on the server where the target decodes alone (GENERATE, chat completions)")
-    ] = False
-
     lookup: Annotated[
         Literal["auto", "on", "off"],
         Field(
@@ -196,7 +192,6 @@ class Settings(BaseSettings):
         """The flags that were given and that only the engine in torch has."""
         given = {
             "--tp": self.tp > 1,
-            "--colocated-drafter": self.colocated_drafter,
             "--device": self.device not in ("auto", "cpu"),
             "--dtype": self.dtype != "auto",
             "--quantization": self.quantization != "none",

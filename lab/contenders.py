@@ -73,7 +73,7 @@ class MoAContender(Contender):
 
     def __init__(
         self, name: str, folder: Path, tables: Tables, bundle: Bundle | None = None, lookup: bool = False,
-        row_cost: float = NO_SPARE_ROWS,
+        row_cost: float | None = NO_SPARE_ROWS,
     ) -> None:  # fmt: skip
         self.name, self._lookup, self._row_cost = name, lookup, row_cost
         self.config, tensors, self.hash = load_drafter(folder)

@@ -11,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from cloud.engine.acceptance import AcceptedPath
-from cloud.engine.engine import Segment
 from cloud.engine.features import FeatureRows
+from cloud.engine.segment import Segment
 from cloud.engine.sessions import Session
 from cloud.server.service import Verifier
 from cloud.torch_engine.drawing import TorchLogits
+from cloud.torch_engine.runner import TorchRunner
 from export.train.precision import Dtype, training_dtype
 from lab.baselines.sampling import draft_distribution
 from lab.contenders import Contender
@@ -54,15 +55,15 @@ class Lab:
 
     def __init__(self, verifier: Verifier) -> None:
         usual = verifier.engine
-        self.verifier, self.eos = verifier, usual._eos_ids
+        self.verifier, self.eos = verifier, usual.eos_ids
         self.engine = RuleEngine(usual.runner, usual.pool, usual.producer, self.eos, verifier.max_context)
         assert verifier.tokenizer is not None  # only where a test gave none
         self.tokenizer = verifier.tokenizer
         self._hidden = torch.empty(0)
         self._count = 0
-        model = self.engine.runner.model  # type: ignore[attr-defined]
-        self.device: torch.device = model.device
-        model.model.norm.register_forward_hook(self._keep)
+        assert isinstance(usual.runner, TorchRunner)
+        self.device: torch.device = usual.runner.device
+        usual.runner.model.model.norm.register_forward_hook(self._keep)
 
     def _keep(self, _module: Any, _inputs: Any, output: torch.Tensor) -> None:
         self._hidden = output[0]
@@ -105,10 +106,10 @@ class Lab:
             room = limit - len(session.tokens) - 1
             fitted = replace(shape, depth=max(1, min(shape.depth, room)))
             tree = drafter.draft(session.tokens, sampling, fitted).tree if drafter and room else TokenTree()
-            self.engine.accept = getattr(drafter, "accept", None) if room else None
+            self.engine.rule = getattr(drafter, "accept", None) if room else None
             drafted = time.perf_counter()
             base = len(session.tokens)
-            [walked] = self.engine.step([Segment(session, 1, tree, rows)])
+            [walked] = self.engine.step([Segment.of(session, self.engine.pool, 1, tree, rows)])
             verified = time.perf_counter()
             assert walked is not None
             self._teach(contender, drafter, session, base - 1, [0, *(1 + node for node in walked.accepted)])
@@ -160,14 +161,14 @@ class Lab:
 
         Returns the last hidden states [tokens run, hidden_size].
         """
-        self.engine.accept = None
+        self.engine.rule = None
         text = session.tokens
         if not self.engine.pool.reserve(session.id, len(text) + room, set()):
             raise ValueError(f"{len(text)} tokens and {room} more do not fit into the verifier's pool")
-        hidden = []
+        hidden, rows = [], bool(contender and contender.producer)
         for start in range(0, len(text) - 1, PREFILL):
             chain = min(PREFILL, len(text) - 1 - start)
-            self.engine.step([Segment(session, chain, features=bool(contender and contender.producer))])
+            self.engine.step([Segment.of(session, self.engine.pool, chain, None, rows)])
             hidden.append(self._hidden[:chain].float().cpu().numpy())
             if drafter is not None:
                 self._teach(contender, drafter, session, start, list(range(chain)))
@@ -175,7 +176,7 @@ class Lab:
 
     def forward(self, session: Session, tree: TokenTree) -> torch.Tensor:
         """The target's logits [1 + nodes, vocab] behind a prefilled text and behind every node of `tree`."""
-        logits = self.engine._forward([self.engine._part(Segment(session, 1, tree))])
+        logits = self.engine.forward([Segment.of(session, self.engine.pool, 1, tree)])
         assert isinstance(logits, TorchLogits)
         return logits.values
 

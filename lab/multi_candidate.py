@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cloud.engine.acceptance import AcceptedPath
-from cloud.engine.engine import Engine, Segment
+from cloud.engine.engine import Engine
 from cloud.engine.runner import Logits
+from cloud.engine.segment import Segment
 from cloud.torch_engine.drawing import TorchLogits
 from lab.baselines.choice import Chooser
 from lab.baselines.decision import DecisionModel, hard_features
@@ -40,22 +41,23 @@ Accept = Callable[[NDArray[np.float32]], tuple[list[int], int]]
 
 
 class RuleEngine(Engine):
-    """The verifier's engine with an acceptance rule of choice; where `accept` is None, the product's own."""
+    """The verifier's engine with an acceptance rule of choice; where `rule` is None, the product's own."""
 
-    accept: Accept | None = None
+    rule: Accept | None = None
     logits = torch.empty(0)  # of the last step
 
-    def _accept(self, segments: Sequence[Segment], logits: Logits | None) -> list[AcceptedPath | None]:
+    def accept(self, segments: Sequence[Segment], logits: Logits | None) -> list[AcceptedPath | None]:
+        """See Engine.accept. A rule judges one tree at a time."""
         if isinstance(logits, TorchLogits):
             self.logits = logits.values
         tree = segments[0].tree
-        if self.accept is None or tree is None:
-            return super()._accept(segments, logits)
-        path, bonus = self.accept(self.logits.float().cpu().numpy())
-        ends = [index for index, node in enumerate(path) if tree.tokens[node] in self._eos_ids]
+        if self.rule is None or not segments[0].wanted:
+            return super().accept(segments, logits)
+        path, bonus = self.rule(self.logits.float().cpu().numpy())
+        ends = [index for index, node in enumerate(path) if tree.tokens[node] in self.eos_ids]
         if ends:
             path, bonus = path[: ends[0]], tree.tokens[path[ends[0]]]
-        return [AcceptedPath(path, bonus, FINISH_EOS if bonus in self._eos_ids else FINISH_NONE)]
+        return [AcceptedPath(path, bonus, FINISH_EOS if bonus in self.eos_ids else FINISH_NONE)]
 
 
 class EarlyStop(NamedTuple):

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
-from cloud.engine.colocated import Colocated
-from cloud.engine.engine import Engine, Segment
+from cloud.engine.engine import Engine
 from cloud.engine.engine_metrics import EngineMetrics
-from cloud.engine.jobs import Job, PendingSession
-from cloud.engine.prefixes import Prefixes
+from cloud.engine.outcome import StepOutcome
 from cloud.engine.replies import RoundReplies, answer_open
+from cloud.engine.request import EngineRequest
 from cloud.engine.request_queue import RequestQueue
-from cloud.engine.scheduler import ScheduledSession, Scheduler
-from cloud.engine.sessions import SessionStore
-from cloud.engine.step import Step
-from cloud.engine.stream_lookup import StreamLookup
-from cloud.engine.tree_budget import TreeBudget
+from cloud.engine.scheduler import Scheduler
+from cloud.engine.segment import Segment
+from cloud.engine.sessions import Session, SessionStore
 from cloud.engine.watchdog import Watchdog
 from cloud.telemetry import log
 from cloud.telemetry.metrics import Metrics
@@ -39,35 +36,20 @@ class Batcher:
         self,
         engine: Engine,
         store: SessionStore,
+        scheduler: Scheduler,
         metrics: Metrics,
         *,
         max_context: int,
-        max_nodes: int,
-        prefill_chunk: int,
         max_step_failures: int,
         max_step_seconds: float,
-        fixed_budget: int = 0,
-        colocated: Colocated | None = None,
-        prefixes: Prefixes | None = None,
-        lookup: Callable[[], StreamLookup] | None = None,
     ) -> None:
-        self._engine, self._pool, self._store = engine, engine.pool, store
-        self.scheduler = Scheduler(
-            engine.pool,
-            TreeBudget(max_nodes),
-            prefill_chunk,
-            fixed_budget,
-            colocated,
-            prefixes,
-            max_context=max_context,
-            lookup=lookup,
-        )
-        self._requests = RequestQueue(store, engine.pool, metrics, self.scheduler.budget, max_context)
-        self._metrics = EngineMetrics(metrics, engine.pool, prefixes)
+        self.scheduler, self._engine, self._pool, self._store = scheduler, engine, engine.pool, store
+        self.requests = RequestQueue(store, engine.pool, metrics, scheduler.budget, max_context)
+        self._metrics, self._engine_metrics = metrics, EngineMetrics(metrics, engine.pool)
         self._watchdog = Watchdog(max_step_seconds)
         self._max_failures, self._failures = max_step_failures, 0
         self._broken: str | None = None
-        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._queue: SimpleQueue[EngineRequest | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -95,11 +77,11 @@ class Batcher:
     @property
     def idle(self) -> bool:
         """No request waits or runs."""
-        return not self._requests and self._queue.empty() and not self._watchdog.busy
+        return not self.requests and self._queue.empty() and not self._watchdog.busy
 
-    def submit(self, job: Job) -> None:
-        """Hand a job over, from any thread. Jobs of one session are taken in order."""
-        self._queue.put(job)
+    def submit(self, request: EngineRequest) -> None:
+        """Hand a request over, from any thread. Those of one session are taken in order."""
+        self._queue.put(request)
 
     def _run(self) -> None:
         try:
@@ -110,29 +92,29 @@ class Batcher:
 
     def _turns(self) -> None:
         while self._take():
-            self._store.expire(self._requests.session_ids)
-            if self._requests:
-                self._watchdog.begin()
-                self._step()
-            self._metrics.report(len(self._requests), len(self._store), self.scheduler.tree_budget)
+            self._store.expire(self.requests.session_ids)
+            if self.requests:
+                self._watchdog.start()
+                self.step()
+            self._engine_metrics.report(len(self.requests), len(self._store), self.scheduler.tree_budget)
             self._watchdog.end()
 
     def _take(self) -> bool:
-        """Admit every job that waits; with nothing to do, sleep. Returns False when the thread is to end."""
+        """Admit every request that waits; with nothing to do, sleep. Returns False when the thread is to end."""
         try:
-            if self._requests:
+            if self.requests:
                 return self._admit_queued()
-            job = self._queue.get(timeout=IDLE_SECONDS)
-            self._watchdog.begin()
-            if job is None:
+            request = self._queue.get(timeout=IDLE_SECONDS)
+            self._watchdog.start()
+            if request is None:
                 return False
-            self._requests.admit(job)
+            self.requests.admit(request)
             until = time.monotonic() + IDLE_WINDOW if len(self._store) > 1 else 0.0
             while (left := until - time.monotonic()) > 0:
-                job = self._queue.get(timeout=left)
-                if job is None:
+                request = self._queue.get(timeout=left)
+                if request is None:
                     return False
-                self._requests.admit(job)
+                self.requests.admit(request)
         except Empty:
             pass
         return self._admit_queued()
@@ -140,92 +122,83 @@ class Batcher:
     def _admit_queued(self) -> bool:
         """Admit what is queued now, without waiting. Returns False when the thread is to end."""
         try:
-            while (job := self._queue.get_nowait()) is not None:
-                self._requests.admit(job)
+            while (request := self._queue.get_nowait()) is not None:
+                self.requests.admit(request)
         except Empty:
             return True
         return False
 
-    def _step(self) -> None:
-        """Schedule, run, learn, reply."""
-        scheduled: list[ScheduledSession] = []
+    def step(self) -> None:
+        """Schedule, run, settle. Only for the engine thread, or in its place if it was never started."""
+        segments: list[Segment] = []
         try:
-            scheduled = self.scheduler.schedule(self._requests.waiting())
-            if not scheduled:
+            segments = self.scheduler.schedule(self.requests.waiting())
+            if not segments:
                 return
             began = time.perf_counter()
-            paths = self._engine.step(
-                [
-                    Segment(part.pending.session, part.chain, part.tree, part.rows_wanted, part.pending.top)
-                    for part in scheduled
-                ]
-            )
+            paths = self._engine.step(segments)
             seconds = time.perf_counter() - began
         except Exception:
-            log.exception("step failed", sessions=len(scheduled), requests=_request_ids([p.pending for p in scheduled]))
+            sessions = [segment.session for segment in segments]
+            log.exception("step failed", sessions=len(sessions), requests=_request_ids(sessions))
             self._count_failure()
-            if scheduled:
-                self._requests.fail([part.pending for part in scheduled])
+            if sessions:
+                self.requests.fail(sessions)
             else:
-                self._requests.fail_all()
+                self.requests.fail_all()
             return
-        good = [(part, path) for part, path in zip(scheduled, paths, strict=True) if path is None or not path.failed]
-        failed = list[PendingSession]()
-        for part, path in zip(scheduled, paths, strict=True):
-            if path is not None and path.failed:
-                if part.tree and not part.drafted:  # plain decoding would bring the tokens before
-                    part.pending.token_by_token = True
-                else:
-                    failed.append(part.pending)
-        stuck = [pending for pending in failed if pending.session.rules and pending.session.rules.broken]
-        for pending in stuck:
-            assert pending.session.rules is not None
-            self._requests.fail([pending], pending.session.rules.broken, ERR_BOUNDS)
-        if unusable := [pending for pending in failed if pending not in stuck]:
-            self._fail_numbers(unusable)
-        if stuck or len(failed) < len(scheduled):
-            self._failures = 0
-        else:
+        self._settle(StepOutcome.of(segments, paths, began, seconds))
+
+    def _settle(self, outcome: StepOutcome) -> None:
+        """Fail, learn, reply."""
+        for session in outcome.retried:
+            assert session.round is not None
+            session.round.token_by_token = True
+        for session in outcome.stuck:
+            assert session.rules is not None
+            self.requests.fail([session], session.rules.broken, ERR_BOUNDS)
+        if outcome.unusable:
+            self._fail_numbers(outcome.unusable)
+        if outcome.wasted:
             self._count_failure()
-        step = Step([part for part, _ in good], [path for _, path in good], began, seconds)
-        drafts = step.drafts()
+        else:
+            self._failures = 0
+        drafts = outcome.drafts()
         self.scheduler.observe(drafts.sizes, drafts.accepted)
-        self._metrics.observe(step, drafts)
-        self._reply(step)
+        self._engine_metrics.observe(outcome, drafts)
+        self._reply(outcome)
 
     def _count_failure(self) -> None:
         """Count a step that nothing came of. Too many in a row mean that the device is broken for good."""
         self._failures += 1
-        self._metrics.count_failed_step()
+        self._metrics.step_failures.inc()
         if self._failures >= self._max_failures:
             self._broken = f"{self._failures} steps in a row failed"
 
-    def _fail_numbers(self, sessions: list[PendingSession]) -> None:
+    def _fail_numbers(self, sessions: Sequence[Session]) -> None:
         """The target's logits for these sessions were not numbers, so nothing can be drawn from them."""
         log.error("logits are not numbers", requests=_request_ids(sessions), hint="a wider --dtype may help")
-        self._metrics.count_unusable(len(sessions))
-        for pending in sessions:
-            self._store.doubt(pending.session)
-        self._requests.fail(
+        self._metrics.unusable_logits.inc(len(sessions))
+        for session in sessions:
+            self._store.quarantine(session)
+        self.requests.fail(
             sessions, "the target's logits for this text are not numbers; the operator can try a wider --dtype"
         )
 
-    def _reply(self, step: Step) -> None:
-        replies = RoundReplies(step, self.scheduler.tree_budget)
-        for part, job, path in step.rounds():
-            pending = part.pending
-            before = pending.generated
-            if part.tree is not None:
-                job.drafted, job.accepted = job.drafted + len(part.tree), job.accepted + len(path.accepted)
-                if pending.lookup is not None and not part.drafted:
-                    pending.lookup.observe(len(part.tree), len(path.accepted))
-            replies.answer(pending, job, path)
-            if pending.round is not None and pending.generated // QUANTUM != before // QUANTUM:
-                self._requests.move_to_back(pending)
-        for part in step.scheduled:
-            answer_open(part.pending, self._pool)
+    def _reply(self, outcome: StepOutcome) -> None:
+        replies = RoundReplies(outcome, self.scheduler.tree_budget)
+        for segment, request, path in outcome.rounds():
+            before = request.generated
+            request.drafted += len(segment.tree)
+            request.accepted += len(path.accepted)
+            if request.lookup is not None and not request.is_drafted:
+                request.lookup.observe(len(segment.tree), len(path.accepted))
+            replies.answer(segment.session, request, path)
+            if segment.session.round is not None and request.generated // QUANTUM != before // QUANTUM:
+                self.requests.move_to_back(segment.session)
+        for segment, _ in outcome.steps:
+            answer_open(segment.session, self._pool)
 
 
-def _request_ids(sessions: Sequence[PendingSession]) -> list[str]:
-    jobs = [pending.round or pending.opening for pending in sessions]
-    return sorted({job.request_id for job in jobs if job is not None})
+def _request_ids(sessions: Sequence[Session]) -> list[str]:
+    return sorted({(session.round or session.requests[0]).request_id for session in sessions if session.requests})

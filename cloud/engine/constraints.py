@@ -71,14 +71,14 @@ class ConstraintDesk:
         return ""
 
     def prepare(
-        self, account: str, constraint: Constraint, tokens: Sequence[int], wanted: Callable[[], bool]
+        self, account: str, constraint: Constraint, tokens: Sequence[int], cancelled: Callable[[], bool]
     ) -> Future[Rules]:
-        """Rules at the end of `tokens`, for a constraint that `check` has let pass. Nothing is done once not `wanted`.
+        """Rules at the end of `tokens`, for a constraint that `check` has let pass. Nothing is done once `cancelled`.
 
         The future raises GrammarError where the schema cannot be obeyed, or where `tokens` have not obeyed it.
         """
         future: Future[Rules] = Future()
-        call = partial(self._prepare, future, account, constraint, tokens, wanted)
+        call = partial(self._prepare, future, account, constraint, tokens, cancelled)
         with self._lock:
             self._waiting.setdefault(account, deque()).append(call)
         try:
@@ -107,9 +107,9 @@ class ConstraintDesk:
         account: str,
         constraint: Constraint,
         tokens: Sequence[int],
-        wanted: Callable[[], bool],
+        cancelled: Callable[[], bool],
     ) -> None:
-        if not wanted():
+        if cancelled():
             future.cancel()
         if not future.set_running_or_notify_cancel():
             return

@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from cloud.engine.acceptance import AcceptedPath, Draft, accept_paths
 from cloud.engine.kvpool import KVPool
 from cloud.engine.runner import FeatureProducer, Logits, ModelRunner
-from cloud.engine.sessions import Session
+from cloud.engine.segment import Segment
 from outrider_core.protocol.rows import pack_rows
-from outrider_core.protocol.tree import TokenTree
-from outrider_core.targets.part import Part
-
-_NO_TREE = TokenTree()
-
-
-@dataclass(frozen=True)
-class Segment:
-    """One session's part of a step: `chain` committed tokens without keys and values yet, then a tree.
-
-    tree: hangs below the last committed token, which then must be the chain's last; None for a prefill
-    chunk, which yields no logits. features: bring the session's feature rows up to date. top: tell the chances of each
-    token drawn, and so many beside it; None: do not.
-    """
-
-    session: Session
-    chain: int
-    tree: TokenTree | None = None
-    features: bool = True
-    top: int | None = None
 
 
 class Engine:
@@ -44,20 +23,19 @@ class Engine:
         max_context: int,
     ) -> None:
         self.runner, self.pool, self.producer = runner, pool, producer
-        self._eos_ids, self._max_context = frozenset(eos_ids), max_context
+        self.eos_ids, self._max_context = frozenset(eos_ids), max_context
 
     def step(self, segments: Sequence[Segment]) -> list[AcceptedPath | None]:
-        """Run all segments, for which the pool must hold rows. Returns a path per segment, None where it has no tree.
+        """Run all segments, for which the pool must hold rows. Returns a path per segment, None for a prefill chunk.
 
         Sessions change only if everything succeeded: their tokens, feature rows and used pool rows grow. One whose path
         has `failed` does not change.
         """
-        parts = [self._part(segment) for segment in segments]
-        paths = self._accept(segments, self._forward(parts))
+        paths = self.accept(segments, self.forward(segments))
         self._compact(segments, paths)
         used = [
-            part.past if path and path.failed else part.past + len(part.chain) + (len(path.accepted) if path else 0)
-            for part, path in zip(parts, paths, strict=True)
+            each.past if path and path.failed else each.past + len(each.chain) + (len(path.accepted) if path else 0)
+            for each, path in zip(segments, paths, strict=True)
         ]
         features = self._features(segments, used)
         for segment, path, rows_used, packed in zip(segments, paths, used, features, strict=True):
@@ -66,36 +44,32 @@ class Engine:
                 continue
             self.pool.extent(session.id).used = rows_used
             session.rows.append(packed)
-            if path is not None and segment.tree is not None:
+            if path is not None:
                 session.tokens += [segment.tree.tokens[node] for node in path.accepted]
                 session.tokens.append(path.bonus)
         return paths
 
-    def _part(self, segment: Segment) -> Part:
-        session, extent = segment.session, self.pool.extent(segment.session.id)
-        chain = tuple(session.tokens[extent.used : extent.used + segment.chain])
-        return Part(extent.base, extent.used, chain, segment.tree or _NO_TREE, segment.tree is not None)
-
-    def _forward(self, parts: Sequence[Part]) -> Logits | None:
-        """Logits of all wanted tokens. Parts without tokens only lack feature rows."""
-        busy = [part for part in parts if len(part)]
+    def forward(self, segments: Sequence[Segment]) -> Logits | None:
+        """Logits of all wanted tokens; no session changes. Segments without tokens only lack feature rows."""
+        busy = [segment for segment in segments if len(segment)]
         return self.runner.forward(busy) if busy else None
 
-    def _accept(self, segments: Sequence[Segment], logits: Logits | None) -> list[AcceptedPath | None]:
+    def accept(self, segments: Sequence[Segment], logits: Logits | None) -> list[AcceptedPath | None]:
+        """What the target accepts of each segment's tree, None for a prefill chunk."""
         if logits is None:
             return [None] * len(segments)
-        drafts, row = list[Draft](), 0
+        drafts, tops, row = list[Draft](), list[int | None](), 0
         for segment in segments:
-            if segment.tree is not None:
+            if segment.wanted:
                 session = segment.session
                 if session.rules:
                     session.rules.follow(session.tokens)
                 drafts.append(Draft(segment.tree, session.sampling, len(session.tokens), row, session.rules))
+                tops.append(session.round.top if session.round else None)
                 row += 1 + len(segment.tree)
-        accepted = accept_paths(logits.draw, drafts, self._eos_ids, self._max_context)
-        tops = [segment.top for segment in segments if segment.tree is not None]
-        paths = iter([_told(logits, *each) for each in zip(drafts, accepted, tops, strict=True)])
-        return [None if segment.tree is None else next(paths) for segment in segments]
+        accepted = accept_paths(logits.draw, drafts, self.eos_ids, self._max_context)
+        paths = iter([_with_chances(logits, *each) for each in zip(drafts, accepted, tops, strict=True)])
+        return [next(paths) if segment.wanted else None for segment in segments]
 
     def _compact(self, segments: Sequence[Segment], paths: Sequence[AcceptedPath | None]) -> None:
         """Move accepted nodes' rows right behind the prefix, for all sessions at once."""
@@ -103,8 +77,7 @@ class Engine:
         for segment, path in zip(segments, paths, strict=True):
             if path is None or path.failed:
                 continue
-            extent = self.pool.extent(segment.session.id)
-            first = extent.base + extent.used + segment.chain
+            first = segment.base + segment.past + len(segment.chain)
             for index, node in enumerate(path.accepted):
                 if node != index:
                     sources.append(first + node)
@@ -119,8 +92,7 @@ class Engine:
         ]
         pool_rows, positions = list[int](), list[int]()
         for segment, span in zip(segments, lacking, strict=True):
-            base = self.pool.extent(segment.session.id).base
-            pool_rows += [base + position for position in span]
+            pool_rows += [segment.base + position for position in span]
             positions += span
         if not positions:
             return [b""] * len(segments)
@@ -132,7 +104,7 @@ class Engine:
         return packed
 
 
-def _told(logits: Logits, draft: Draft, path: AcceptedPath, top: int | None) -> AcceptedPath:
+def _with_chances(logits: Logits, draft: Draft, path: AcceptedPath, top: int | None) -> AcceptedPath:
     """The path with the chances of its tokens, where they are asked for."""
     if top is None or path.failed:
         return path

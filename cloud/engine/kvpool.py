@@ -14,7 +14,7 @@ GRANULE = 128
 class Extent:
     """Rows base..base+size-1 belong to one owner; the first `used` hold its committed prefix.
 
-    left: by a session that has ended, so that others of its account may copy them. doubted: nobody may.
+    left: by a session that has ended, so that others of its account may copy them. quarantined: nobody may.
     """
 
     base: int
@@ -22,7 +22,7 @@ class Extent:
     used: int = 0
     account: str = ""
     left: bool = False
-    doubted: bool = False
+    quarantined: bool = False
 
 
 class KVPool:
@@ -36,6 +36,7 @@ class KVPool:
     def __init__(self, rows: int, move: Callable[[Sequence[int], Sequence[int]], None]) -> None:
         self.rows = rows
         self.evictions = 0
+        self.moved = 0  # rows copied over rows
         self._move = move
         self._extents: OrderedDict[bytes, Extent] = OrderedDict()  # least recently used first
 
@@ -47,12 +48,12 @@ class KVPool:
     def offered(self, owner: bytes) -> int:
         """Rows of the owner's prefix that others may copy."""
         extent = self._extents.get(owner)
-        return extent.used if extent and not extent.doubted else 0
+        return extent.used if extent and not extent.quarantined else 0
 
-    def doubt(self, owner: bytes) -> None:
+    def quarantine(self, owner: bytes) -> None:
         """Let nobody copy the rows that the owner has now."""
         if extent := self._extents.get(owner):
-            extent.doubted = True
+            extent.quarantined = True
 
     def extent(self, owner: bytes) -> Extent:
         """The owner's extent. Raises KeyError unless `reserve` came first."""
@@ -136,6 +137,7 @@ class KVPool:
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy rows over rows; see `cloud.engine.runner.ModelRunner.move`."""
         if len(sources):
+            self.moved += len(sources)
             self._move(sources, targets)
 
     @property

@@ -6,9 +6,9 @@ from array import array
 from collections.abc import Callable, Sequence, Set
 from functools import cache
 
-from cloud.engine.jobs import PendingSession
 from cloud.engine.kvpool import KVPool
 from cloud.engine.sessions import LEAST_SHARED, Session, SessionStore
+from cloud.telemetry.metrics import Metrics
 from outrider_core.protocol.prefix import common_prefix
 
 #: rows that are copied between two steps, all accounts together, as other sessions wait for it; one prefix of each
@@ -22,36 +22,32 @@ class Prefixes:
 
     What is copied is what the session would have computed: keys and values depend on nothing but the tokens up to
     theirs. Nothing is ever written to another session's rows, and nothing is told or taken across accounts.
-
-    tokens: how many were copied or taken over in place of being run. sessions: how often.
     """
 
-    def __init__(self, pool: KVPool, store: SessionStore) -> None:
-        self._pool, self._store = pool, store
-        self.tokens = self.sessions = 0
+    def __init__(self, pool: KVPool, store: SessionStore, metrics: Metrics) -> None:
+        self._pool, self._store, self._metrics = pool, store, metrics
 
-    def share(self, waiting: Sequence[PendingSession]) -> set[PendingSession]:
+    def share(self, waiting: Sequence[Session]) -> set[Session]:
         """Copy to sessions that wait for a step, the oldest claim on the pool first.
 
         Returns those that take no part in the next step: a session with an older claim runs what they lack, or enough
         was copied for now. The first of `waiting` is never among them.
         """
-        held, running, later = set[bytes](), list[Session](), set[PendingSession]()
-        accounts = {pending.account for pending in waiting}
+        held, running, later = set[bytes](), list[Session](), set[Session]()
+        accounts = {session.account for session in waiting}
         room = dict.fromkeys(accounts, max(1, COPIED_ROWS // max(1, len(accounts))))
         packed, others = cache(_packed), cache(lambda account: list(self._store.of_account(account)))
-        for pending in waiting:
-            session = pending.session
+        for session in waiting:
             held.add(session.id)
             if any(self._runs_for(other, session, packed) for other in running):
-                later.add(pending)
+                later.add(session)
                 continue
-            source, rows = self._source(session, others(pending.account))
-            if source is not None and room[pending.account] <= 0:
-                later.add(pending)
+            source, rows = self._source(session, others(session.account))
+            if source is not None and room[session.account] <= 0:
+                later.add(session)
                 continue
             if source is not None:
-                room[pending.account] -= self._take(source, session, rows, held)
+                room[session.account] -= self._take(source, session, rows, held)
             if self._pool.used(session.id) < self._end(session):
                 running.append(session)
         return later
@@ -104,8 +100,8 @@ class Prefixes:
         have, stop = session.rows.stop, min(rows, source.rows.stop)
         if stop > have:
             session.rows.append(source.rows.block(have, stop))
-        self.tokens += rows - before
-        self.sessions += 1
+        self._metrics.prefix_hits.inc(rows - before)
+        self._metrics.prefix_reuses.inc()
         return copied
 
 

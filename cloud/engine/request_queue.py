@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import KeysView
+from collections.abc import Iterable, KeysView
 from enum import StrEnum
 
 from msgspec.structs import replace
 
-from cloud.engine.jobs import Job, PendingSession
 from cloud.engine.kvpool import KVPool
 from cloud.engine.replies import answer_open
-from cloud.engine.sessions import SessionStore
+from cloud.engine.request import EngineRequest, Status
+from cloud.engine.sessions import Session, SessionStore
 from cloud.engine.tree_budget import TreeBudget
 from cloud.telemetry import log
 from cloud.telemetry.metrics import Metrics
@@ -40,7 +40,7 @@ class OpenedAs(StrEnum):
 
 
 class RequestQueue:
-    """Pending sessions, the oldest claim on the KV pool first. Only the engine thread may use it.
+    """Sessions that wait, the oldest claim on the KV pool first. Only the engine thread may use it.
 
     budget: learns how long sessions pause between a verdict and their next tree.
     """
@@ -55,125 +55,129 @@ class RequestQueue:
     ) -> None:
         self._store, self._pool, self._metrics, self._budget = store, pool, metrics, budget
         self._max_context = max_context
-        self._pending: dict[bytes, PendingSession] = {}
+        self._waiting: dict[bytes, Session] = {}
 
     def __len__(self) -> int:
-        return len(self._pending)
+        return len(self._waiting)
 
     @property
     def session_ids(self) -> KeysView[bytes]:
-        """Ids of the pending sessions."""
-        return self._pending.keys()
+        """Ids of the sessions that wait."""
+        return self._waiting.keys()
 
-    def admit(self, job: Job) -> None:
-        """Answer `job` at once or let it wait for a step. Never raises."""
-        job.admitted = True
+    def admit(self, request: EngineRequest) -> None:
+        """Answer `request` at once or let it wait for a step. Never raises."""
+        request.status = Status.WAITING
         try:
-            match job.request:
+            match request.message:
                 case Open():
-                    self._open(job, job.request)
+                    self._open(request, request.message)
                 case Verify() | Generate():
-                    self._begin(job, job.request)
+                    self._start(request, request.message)
                 case Close():
-                    self._pending.pop(job.session, None)
-                    self._store.forget(job.session)
+                    self._waiting.pop(request.session_id, None)
+                    self._store.forget(request.session_id)
+                    request.status = Status.ENDED
         except Exception:
-            log.exception("request failed", session=short_id(job.session), request=job.request_id)
-            job.fail(ERR_INTERNAL, "the verifier failed on this request; OPEN again")
+            log.exception("request failed", session=short_id(request.session_id), request=request.request_id)
+            request.fail(ERR_INTERNAL, "the verifier failed on this request; OPEN again")
 
-    def waiting(self) -> list[PendingSession]:
+    def waiting(self) -> list[Session]:
         """Sessions that need a step. Drops what was cancelled and answers OPENs that need nothing more."""
-        for pending in list(self._pending.values()):
-            if pending.round is not None and pending.round.cancelled:
-                self._drop(pending)
-            if pending.opening is not None and pending.opening.cancelled:
-                pending.opening = None
-            answer_open(pending, self._pool)
-            if pending.opening is None and pending.round is None:
-                del self._pending[pending.session.id]
-        return list(self._pending.values())
+        for session in list(self._waiting.values()):
+            if session.round is not None and session.round.cancelled:
+                self._drop(session)
+            if session.opening is not None and session.opening.cancelled:
+                session.opening.status, session.opening = Status.ENDED, None
+            answer_open(session, self._pool)
+            if not session.requests:
+                del self._waiting[session.id]
+        return list(self._waiting.values())
 
-    def move_to_back(self, pending: PendingSession) -> None:
+    def move_to_back(self, session: Session) -> None:
         """Give the other sessions the older claim on the pool."""
-        self._pending[pending.session.id] = self._pending.pop(pending.session.id)
+        self._waiting[session.id] = self._waiting.pop(session.id)
 
     def fail(
         self,
-        sessions: list[PendingSession],
+        sessions: Iterable[Session],
         why: str = "the verifier failed in this step; OPEN again",
         code: int = ERR_INTERNAL,
     ) -> None:
         """A step of `sessions` failed: they keep their text, lose their keys and values, and are told why."""
-        for pending in sessions:
-            self._pending.pop(pending.session.id, None)
-            self._pool.release(pending.session.id)
-            for job in (pending.opening, pending.round):
-                if job is not None:
-                    job.fail(code, why)
+        for session in list(sessions):
+            self._waiting.pop(session.id, None)
+            self._pool.release(session.id)
+            failed, session.opening, session.round = session.requests, None, None
+            for request in failed:
+                request.fail(code, why)
 
     def fail_all(self) -> None:
-        """Fail every pending session."""
-        self.fail(list(self._pending.values()))
+        """Fail every session that waits."""
+        self.fail(self._waiting.values())
 
-    def _open(self, job: Job, request: Open) -> None:
-        if job.cancelled:
+    def _open(self, request: EngineRequest, message: Open) -> None:
+        if request.cancelled:
+            request.status = Status.ENDED
             return
-        self._pending.pop(job.session, None)  # the connection has cancelled its jobs
-        session = self._store.open(job.session, request, job.tokens, self._pending.keys(), job.account, job.rules)
+        self._waiting.pop(request.session_id, None)  # the connection has cancelled its requests
+        session = self._store.open(
+            request.session_id, message, request.tokens, self._waiting.keys(), request.account, request.rules
+        )
         if session is None:
-            job.fail(ERR_BUSY, "all sessions of this verifier are busy", RETRY_AFTER_MS)
+            request.fail(ERR_BUSY, "all sessions of this verifier are busy", RETRY_AFTER_MS)
             return
         cached = self._pool.used(session.id)
-        found = OpenedAs.NEW if request.seq == 0 else OpenedAs.CACHED if cached else OpenedAs.EVICTED
+        found = OpenedAs.NEW if message.seq == 0 else OpenedAs.CACHED if cached else OpenedAs.EVICTED
         self._metrics.opened.labels(found).inc()
         log.info(
             "session opened",
-            session=short_id(request.session),  # as the device knows it
-            request=job.request_id,
+            session=short_id(message.session),  # as the device knows it
+            request=request.request_id,
             committed=len(session.tokens),
             cached=cached,
         )
-        job.reply(Opened(request.stream, len(session.tokens), cached), False)
-        self._pending[session.id] = PendingSession(session, job.account, opening=job)
+        request.send(Opened(message.stream, len(session.tokens), cached), False)
+        session.opening, session.round = request, None
+        self._waiting[session.id] = session
 
-    def _begin(self, job: Job, request: Verify | Generate) -> None:
-        """Answer at once what needs no step; else let the job wait for one."""
-        session = self._store.get(job.session)
+    def _start(self, request: EngineRequest, message: Verify | Generate) -> None:
+        """Answer at once what needs no step; else let the request wait for one."""
+        session = self._store.get(request.session_id)
         if session is None:
-            job.fail(ERR_UNKNOWN, "the session was forgotten; OPEN it again")
+            request.fail(ERR_UNKNOWN, "the session was forgotten; OPEN it again")
             return
-        pending = self._pending.get(session.id)
-        if pending is not None and pending.round is not None:
-            self._drop(pending)  # the connection lets a second round through only after a CANCEL
+        if session.round is not None:
+            self._drop(session)  # the connection lets a second round through only after a CANCEL
         committed = len(session.tokens)
         settled = session.settled
-        if isinstance(request, Verify) and settled is not None and settled.answers(request):
-            if request.seq == session.seq + 1 and request.base_len == committed:
+        if isinstance(message, Verify) and settled is not None and settled.answers(message):
+            if message.seq == session.seq + 1 and message.base_len == committed:
                 # the device lost the reply, came back with OPEN and asks again
                 session.tokens += settled.committed
-                session.seq = request.seq
-            if request.seq == session.seq:
-                job.reply(replace(settled.verdict, stream=request.stream), True)
+                session.seq = message.seq
+            if message.seq == session.seq:
+                request.answer(replace(settled.verdict, stream=message.stream))
                 return
-        if request.seq != session.seq + 1:
-            job.fail(ERR_ORDER, f"seq {request.seq} where {session.seq + 1} is next")
-        elif request.base_len != committed:
-            job.reply(Resync(request.stream, committed), True)
+        if message.seq != session.seq + 1:
+            request.fail(ERR_ORDER, f"seq {message.seq} where {session.seq + 1} is next")
+        elif message.base_len != committed:
+            request.answer(Resync(message.stream, committed))
         elif committed >= self._max_context:
-            job.fail(ERR_TOO_LONG, f"the context of {self._max_context} tokens is full")
+            request.fail(ERR_TOO_LONG, f"the context of {self._max_context} tokens is full")
         else:
-            pending = self._pending.setdefault(session.id, PendingSession(session, job.account))
-            pending.round, pending.generated, pending.token_by_token = job, 0, False
-            if isinstance(request, Generate):
-                session.seq, session.settled = request.seq, None
+            self._waiting.setdefault(session.id, session).round = request
+            if isinstance(message, Generate):
+                session.seq, session.settled = message.seq, None
             elif session.answered:
-                self._budget.observe_pause(job.waiting_since - session.answered)
+                self._budget.observe_pause(request.waiting_since - session.answered)
 
-    def _drop(self, pending: PendingSession) -> None:
+    def _drop(self, session: Session) -> None:
         """Forget a cancelled round. Its seq counts as used, whether or not a step has run."""
-        request = pending.round.request if pending.round else None
-        assert isinstance(request, Verify | Generate)
-        pending.session.seq, pending.session.settled, pending.round = request.seq, None, None
+        request = session.round
+        assert request is not None and isinstance(request.message, Verify | Generate)
+        request.status = Status.ENDED
+        session.seq, session.settled, session.round = request.message.seq, None, None
 
 
 def short_id(session_id: bytes) -> str:

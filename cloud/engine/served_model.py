@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from cloud.engine.colocated import Colocated
 from cloud.engine.runner import FeatureProducer, ModelRunner
+from cloud.engine.scheduler import Scheduler
 from outrider_core.chat.tokenizer import ChatTokenizer
 from outrider_core.drafting.ngrams import NgramTable
 
@@ -18,7 +19,7 @@ class ServedModel:
     write different text, though their target hash is the same.
     tokenizer: the target's; None: no chat completions. eos_ids: token ids that end an answer. max_positions: longest
     sequence that the target was made for. exact: a token's logits are the same bits whatever else its step computes.
-    ngrams: of its answers. colocated: drafts here too.
+    ngrams: of its answers. scheduler: makes what shares its steps among sessions.
     """
 
     name: str
@@ -33,4 +34,4 @@ class ServedModel:
     features: FeatureProducer
     exact: bool = False
     ngrams: NgramTable | None = None
-    colocated: Colocated | None = None
+    scheduler: Callable[..., Scheduler] = Scheduler

@@ -10,6 +10,7 @@ from itertools import chain, count
 
 from cloud.engine.features import FeatureRows
 from cloud.engine.kvpool import KVPool
+from cloud.engine.request import EngineRequest
 from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.prefix import common_prefix
 from outrider_core.protocol.rows import RowShape
@@ -45,7 +46,7 @@ class Session:
 
     seq: number of the last VERIFY or GENERATE that has ended. Keys and values are in the pool under the session's id.
     rows_due: the first position whose row was not sent to the device yet. account: name of the account it belongs to.
-    rules: of its constraint.
+    rules: of its constraint. opening: an OPEN whose feature rows are due. round: a VERIFY or GENERATE to be answered.
     """
 
     id: bytes
@@ -59,6 +60,23 @@ class Session:
     account: str = ""
     answered: float = 0.0  # when its last verdict went out (time.perf_counter)
     last_used: float = 0.0
+    opening: EngineRequest | None = None
+    round: EngineRequest | None = None
+
+    @property
+    def requests(self) -> list[EngineRequest]:
+        """What it has to answer."""
+        return [request for request in (self.opening, self.round) if request is not None]
+
+    @property
+    def waiting_since(self) -> float:
+        """When the older of its requests came."""
+        return min(request.waiting_since for request in self.requests)
+
+    @property
+    def is_drafted(self) -> bool:
+        """Whether a drafter proposes its round's trees."""
+        return self.round is not None and self.round.is_drafted
 
 
 class SessionStore:
@@ -138,7 +156,8 @@ class SessionStore:
         name = b"ended" + next(self._names).to_bytes(8)  # no session's id is so short
         self._pool.leave(session_id, name)
         session.rows.truncate(used)
-        self._ended[name] = replace(session, id=name, tokens=session.tokens[: used + 1], settled=None, rules=None)
+        tokens = session.tokens[: used + 1]
+        self._ended[name] = replace(session, id=name, tokens=tokens, settled=None, rules=None, opening=None, round=None)
         if len(self._ended) > self._max_sessions:
             oldest = _first_to_go(self._ended.values(), set())
             assert oldest is not None
@@ -164,11 +183,11 @@ class SessionStore:
         del self._ended[left.id]
         self._pool.take_over(left.id, session.id, rows, size)
 
-    def doubt(self, session: Session) -> None:
+    def quarantine(self, session: Session) -> None:
         """Let nobody copy the keys and values of sessions that begin like this one, whose logits were not numbers."""
         for other in list(self.of_account(session.account)):
             if common_prefix(other.tokens, session.tokens, LEAST_SHARED) == LEAST_SHARED:
-                (self._pool.release if self.has_ended(other) else self._pool.doubt)(other.id)
+                (self._pool.release if self.has_ended(other) else self._pool.quarantine)(other.id)
 
     def expire(self, busy: Set[bytes]) -> None:
         """Forget sessions that were not used for `ttl` seconds, except `busy` ones, and what was evicted of others."""

@@ -12,8 +12,8 @@ class Watchdog:
         self.busy, self._seconds = False, seconds
         self._began = time.monotonic()
 
-    def begin(self) -> None:
-        """Work begins, or goes on with the next step."""
+    def start(self) -> None:
+        """Work starts, or the next step of it."""
         self.busy, self._began = True, time.monotonic()
 
     def end(self) -> None:

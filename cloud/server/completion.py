@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from cloud.engine.acceptance import Chances
-from cloud.engine.jobs import Job, Reply
+from cloud.engine.request import EngineRequest, Reply
 from cloud.server.limits import Account
 from cloud.server.service import Verifier
 from cloud.telemetry import log
@@ -85,10 +85,10 @@ class EngineSession:
         self._session = session = secrets.token_bytes(16)
         self._closed = False
         opening = Open(0, session, 0, pack_ids(ids), len(ids), sampling)
-        self._opening = Job(
+        self._opening = EngineRequest(
             session, opening, self._opened, tokens=ids, rules=rules, account=account.name, request_id=request_id
         )
-        self._round = Job(
+        self._round = EngineRequest(
             session,
             Generate(0, 1, len(ids), max_new),
             self._post,
@@ -119,7 +119,7 @@ class EngineSession:
 
     @property
     def drafted(self) -> tuple[int, int]:
-        """Nodes that a drafter beside the target proposed for it, and those that were the target's own."""
+        """Nodes verified for it beyond plain decoding, and those that were the target's own."""
         return self._round.drafted, self._round.accepted
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class EngineSession:
             self._closed = True
             self._account.streams -= 1
             self._opening.cancelled = self._round.cancelled = True
-            self._verifier.submit(Job(self._session, Close(0), lambda reply, done: None))
+            self._verifier.submit(EngineRequest(self._session, Close(0), lambda reply, done: None))
 
     def _opened(self, reply: Reply, done: bool) -> None:
         """Runs in the engine thread. Cancels the rest of OPEN, which would produce feature rows that nobody reads here.

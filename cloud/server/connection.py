@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from cloud.engine.features import FeatureRows
-from cloud.engine.jobs import Job, Reply
+from cloud.engine.request import EngineRequest, Reply, Status
 from cloud.server.close_codes import CloseCode
 from cloud.server.limits import BYTES_PER_TOKEN, Account
 from cloud.server.outbox import Outbox
@@ -80,12 +80,12 @@ class Connection:
         self._streams: dict[int, Stream] = {}
         self._streams_by_session = streams_by_session
         self._malformed = 0
-        self._backlog: deque[Job] = deque()
+        self._backlog: deque[EngineRequest] = deque()
 
     @property
     def backlogged(self) -> bool:
         """Whether the device sends faster than the engine admits; bounds what one connection can queue."""
-        while self._backlog and self._backlog[0].admitted:
+        while self._backlog and self._backlog[0].status is not Status.QUEUED:
             self._backlog.popleft()
         return len(self._backlog) > MAX_BACKLOG
 
@@ -110,7 +110,7 @@ class Connection:
             self._error(ERR_GOING_AWAY, "the verifier is shutting down; OPEN elsewhere", retry_after=RESTART_SECONDS)
 
     def lost(self) -> None:
-        """The socket is gone: cancel its jobs. Session records stay, to be resumed."""
+        """The socket is gone: cancel its requests. Session records stay, to be resumed."""
         for stream in list(self._streams.values()):
             self._unbind(stream)
 
@@ -133,7 +133,7 @@ class Connection:
                     stream.round.cancelled, stream.round = True, None
             elif isinstance(message, Close):
                 self._unbind(stream)
-                self._submit(Job(stream.session, message, lambda reply, done: None))
+                self._submit(EngineRequest(stream.session_id, message, lambda reply, done: None))
 
     def _hello(self, hello: Hello) -> None:
         verifier = self._verifier
@@ -171,8 +171,8 @@ class Connection:
         elif number not in self._streams and len(self._streams) >= MAX_STREAMS:
             self._error(ERR_BUSY, f"{MAX_STREAMS} streams are open on this connection: CLOSE one", number, BUSY_SECONDS)
         elif not self._draining(number):
-            session = self.account.scoped(message.session)
-            before = {self._streams.get(number), self._streams_by_session.get(session)} - {None}
+            session_id = self.account.scoped(message.session)
+            before = {self._streams.get(number), self._streams_by_session.get(session_id)} - {None}
             limit = self.account.limits.sessions
             if self.account.streams - len(before) >= limit:
                 self._error(ERR_BUSY, f"this token's {limit} sessions are open: CLOSE one", number, BUSY_SECONDS)
@@ -189,17 +189,17 @@ class Connection:
                 return
             for stream in before:
                 if stream is not None:
-                    stream.connection._unbind(stream)
-            stream = Stream(self, number, session)
-            self._streams[number] = self._streams_by_session[session] = stream
+                    stream.leave(stream)
+            stream = Stream(number, session_id, self._unbind)
+            self._streams[number] = self._streams_by_session[session_id] = stream
             self.account.streams += 1
-            stream.opening = job = self._job(stream, message, tokens=tokens)
+            stream.opening = request = self._request(stream, message, tokens=tokens)
             if constraint is None:
-                self._submit(job)
+                self._submit(request)
                 return
-            stream.held.append(job)
-            self._backlog.append(job)
-            rules = verifier.constraints.prepare(self.account.name, constraint, tokens, lambda: not job.cancelled)
+            stream.held.append(request)
+            self._backlog.append(request)
+            rules = verifier.constraints.prepare(self.account.name, constraint, tokens, lambda: request.cancelled)
             rules.add_done_callback(lambda future: self._post(partial(self._ready, stream, future)))
 
     def _ready(self, stream: Stream, rules: Future[Rules]) -> None:
@@ -207,8 +207,8 @@ class Connection:
         held, stream.held = stream.held, []
         failure = None if rules.cancelled() else rules.exception()
         if rules.cancelled() or failure or self._streams.get(stream.number) is not stream:
-            for job in held:
-                job.admitted = True  # nobody else takes them
+            for request in held:
+                request.status = Status.ENDED  # the engine thread never gets them
             if failure and self._streams.get(stream.number) is stream:
                 asked = stream.round is not None
                 self._unbind(stream)
@@ -217,13 +217,13 @@ class Connection:
                     self._unknown(stream.number)
             return
         held[0].rules = rules.result()
-        for job in held:
-            self._verifier.submit(job)
+        for request in held:
+            self._verifier.submit(request)
 
     def _round(self, stream: Stream, message: Verify | Generate) -> None:
         verifier, number = self._verifier, stream.number
         if stream.round is not None:
-            under_way = stream.round.request
+            under_way = stream.round.message
             if type(under_way) is type(message) and under_way.seq == message.seq:  # type: ignore[union-attr]
                 return  # sent again by an impatient device; the reply to the first one will come
             self._error(ERR_ORDER, f"seq {message.seq} came while another is under way; CANCEL that first", number)
@@ -232,7 +232,7 @@ class Connection:
             return
         if isinstance(message, Generate):
             if not self._limited(number, verifies=1):
-                stream.round = self._job(stream, message)
+                stream.round = self._request(stream, message)
                 self._submit(stream.round, stream)
             return
         tree = unpack_tree(message.tokens, message.parents)
@@ -250,7 +250,7 @@ class Connection:
                 number,
             )
         elif not self._limited(number, verifies=1, nodes=len(tree)):
-            stream.round = self._job(stream, message, tree=tree)
+            stream.round = self._request(stream, message, tree=tree)
             self._submit(stream.round, stream)
 
     def _unknown(self, number: int) -> None:
@@ -269,36 +269,39 @@ class Connection:
             self._error(ERR_BUSY, f"over this token's limit of {' or '.join(amounts)} per second", number, wait)
         return wait > 0
 
-    def _job(self, stream: Stream, request: Open | Verify | Generate, **content: Any) -> Job:
-        """A job whose replies come back to this thread."""
+    def _request(self, stream: Stream, message: Open | Verify | Generate, **content: Any) -> EngineRequest:
+        """A request whose replies come back to this thread."""
 
-        def reply(answer: Reply, done: bool) -> None:
-            self._post(partial(self._deliver, stream, job, answer, done))
+        def send(reply: Reply, done: bool) -> None:
+            self._post(partial(self._deliver, stream, request, reply, done))
 
-        job = Job(stream.session, request, reply, account=self.account.name, request_id=self.request_id, **content)
-        return job
+        account = self.account.name
+        request = EngineRequest(
+            stream.session_id, message, send, account=account, request_id=self.request_id, **content
+        )
+        return request
 
-    def _submit(self, job: Job, stream: Stream | None = None) -> None:
-        """Hand a job over, behind those that `stream` holds."""
-        self._backlog.append(job)
+    def _submit(self, request: EngineRequest, stream: Stream | None = None) -> None:
+        """Hand a request over, behind those that `stream` holds."""
+        self._backlog.append(request)
         if stream and stream.held:
-            stream.held.append(job)
+            stream.held.append(request)
         else:
-            self._verifier.submit(job)
+            self._verifier.submit(request)
 
-    def _deliver(self, stream: Stream, job: Job, answer: Reply, done: bool) -> None:
-        if done and stream.opening is job:
+    def _deliver(self, stream: Stream, request: EngineRequest, reply: Reply, done: bool) -> None:
+        if done and stream.opening is request:
             stream.opening = None
-        if done and stream.round is job:
+        if done and stream.round is request:
             stream.round = None
-        if isinstance(job.request, Generate) and isinstance(answer, Verdict):
+        if isinstance(request.message, Generate) and isinstance(reply, Verdict):
             self.account.spend(verifies=1)
         if self._streams.get(stream.number) is not stream:
             return  # closed, moved away or opened anew meanwhile
-        if isinstance(answer, FeatureRows):
-            self.outbox.put_features(stream.number, answer)
+        if isinstance(reply, FeatureRows):
+            self.outbox.put_features(stream.number, reply)
         else:
-            self._send(answer)
+            self._send(reply)
         self._wake()
 
     def _unbind(self, stream: Stream) -> None:
@@ -307,8 +310,8 @@ class Connection:
         if self._streams.get(stream.number) is stream:
             del self._streams[stream.number]
             self.account.streams -= 1
-        if self._streams_by_session.get(stream.session) is stream:
-            del self._streams_by_session[stream.session]
+        if self._streams_by_session.get(stream.session_id) is stream:
+            del self._streams_by_session[stream.session_id]
 
     def _error(self, code: int, text: str, stream: int = -1, retry_after: float = 0.0) -> None:
         self._send(Error(code, text[:512], stream, min(int(1000 * retry_after), 2**31 - 1)))

@@ -166,7 +166,7 @@ async def _rules(verifier: Verifier, account: Account, asked: Request, ids: list
     if why := verifier.constraints.check(constraint, len(ids)):
         raise ApiError(400, why, field, "unsupported_parameter")
     try:
-        return await asyncio.wrap_future(verifier.constraints.prepare(account.name, constraint, ids, lambda: True))
+        return await asyncio.wrap_future(verifier.constraints.prepare(account.name, constraint, ids, lambda: False))
     except GrammarError as error:
         raise ApiError(400, str(error), field, "invalid_schema") from None
 

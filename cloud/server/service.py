@@ -8,13 +8,13 @@ from importlib.metadata import version
 from cloud.engine.batcher import Batcher
 from cloud.engine.constraints import ConstraintDesk
 from cloud.engine.engine import Engine
-from cloud.engine.jobs import Job
 from cloud.engine.kvpool import KVPool
 from cloud.engine.prefixes import Prefixes
+from cloud.engine.request import EngineRequest
 from cloud.engine.served_model import ServedModel
 from cloud.engine.sessions import SessionStore
 from cloud.engine.stream_lookup import StreamLookup
-from cloud.engine.tree_budget import measure_costs
+from cloud.engine.tree_budget import TreeBudget, measure_costs
 from cloud.server.accounts import Accounts
 from cloud.settings import Settings
 from cloud.telemetry import log
@@ -25,7 +25,7 @@ VERSION = version("outrider")
 
 
 class Verifier:
-    """What sockets, HTTP endpoints and a runtime in the same process submit jobs to: `start` first, `stop` last."""
+    """What sockets, HTTP endpoints and a runtime in the same process submit requests to: `start` first, `stop` last."""
 
     def __init__(self, model: ServedModel, settings: Settings, accounts: Accounts | None = None) -> None:
         self.target_hash, self.drafter_hash, self.tokenizer = model.target_hash, model.drafter_hash, model.tokenizer
@@ -49,25 +49,29 @@ class Verifier:
             pool, self.features.shape, settings.max_sessions, settings.session_ttl, keep_ended=shares
         )
         looks_up = settings.lookup == "on" or (settings.lookup == "auto" and model.exact)
-        self._batcher = Batcher(
+        self.scheduler = model.scheduler(
+            pool,
+            TreeBudget(self.max_nodes),
+            max_context=self.max_context,
+            prefill_chunk=settings.prefill_chunk,
+            fixed_budget=min(settings.tree_budget, self.max_nodes),
+            prefixes=Prefixes(pool, self.sessions, self.metrics) if shares else None,
+            lookup=partial(StreamLookup, model.ngrams) if looks_up else None,
+        )
+        self.batcher = Batcher(
             self.engine,
             self.sessions,
+            self.scheduler,
             self.metrics,
             max_context=self.max_context,
-            max_nodes=self.max_nodes,
-            prefill_chunk=settings.prefill_chunk,
             max_step_failures=settings.max_step_failures,
             max_step_seconds=settings.max_step_seconds,
-            fixed_budget=min(settings.tree_budget, self.max_nodes),
-            colocated=model.colocated,
-            prefixes=Prefixes(pool, self.sessions) if shares else None,
-            lookup=partial(StreamLookup, model.ngrams) if looks_up else None,
         )
         self.draining = False
 
     def calibrate(self) -> None:
         """Time steps of several sizes, so that `tree_budget` follows what trees cost here. Call it before `start`."""
-        budget = self._batcher.scheduler.budget
+        budget = self.scheduler.budget
         budget.costs = costs = measure_costs(self._runner, self._kv_tokens, context=self.max_context)
         budget.choose()
         times = zip(costs.curve.tokens, costs.curve.seconds, strict=True)
@@ -75,13 +79,13 @@ class Verifier:
             "steps timed",
             milliseconds={str(tokens): round(1000 * took, 2) for tokens, took in times},
             each_session=round(1000 * costs.session, 3),
-            tree_budget=self._batcher.scheduler.tree_budget,
+            tree_budget=self.scheduler.tree_budget,
         )
 
     def start(self) -> None:
         """Start the engine thread."""
         self.constraints.open(self.tokenizer)
-        self._batcher.start()
+        self.batcher.start()
 
     def drain(self) -> None:
         """Accept nothing new."""
@@ -91,33 +95,33 @@ class Verifier:
     def stop(self) -> None:
         """End the engine thread after the step under way, and the runner."""
         self.drain()
-        self._batcher.stop()
+        self.batcher.stop()
         self.constraints.close()
         self._runner.stop()
 
     @property
     def alive(self) -> bool:
         """Whether requests can be answered: the opposite of `broken`."""
-        return self._batcher.alive
+        return self.batcher.alive
 
     @property
     def broken(self) -> str | None:
         """Why no request can be answered any more: the engine thread has ended or hangs, or every step fails."""
-        return self._batcher.broken
+        return self.batcher.broken
 
     @property
     def idle(self) -> bool:
         """Whether no request is under way."""
-        return self._batcher.idle
+        return self.batcher.idle
 
     @property
     def ready(self) -> bool:
         """Whether new connections are accepted."""
         return self.alive and not self.draining
 
-    def submit(self, job: Job) -> None:
-        """Hand a job to the engine thread, from any thread."""
-        self._batcher.submit(job)
+    def submit(self, request: EngineRequest) -> None:
+        """Hand a request to the engine thread, from any thread."""
+        self.batcher.submit(request)
 
     def welcome(self) -> Welcome:
         """What a device learns in the handshake."""
@@ -128,9 +132,9 @@ class Verifier:
             self.vocab_size,
             self.max_context,
             self.max_nodes,
-            self._batcher.scheduler.tree_budget,
+            self.scheduler.tree_budget,
             f"outrider {VERSION}",
-            curve.pack() if (curve := self._batcher.scheduler.budget.advertised()) else b"",
+            curve.pack() if (curve := self.scheduler.budget.advertised()) else b"",
             self.constraints.obeys,
             self.arithmetic,
         )

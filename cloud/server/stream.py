@@ -1,31 +1,28 @@
-"""A session on one connection, and its jobs."""
+"""A session on one connection, and its requests."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from cloud.engine.jobs import Job
-
-if TYPE_CHECKING:
-    from cloud.server.connection import Connection
+from cloud.engine.request import EngineRequest
 
 
 class Stream:
-    """A session on this connection. session: the verifier's own id of it.
+    """A session on this connection. session_id: the verifier's own id of it. leave(stream): take it off its connection.
 
-    opening and round: its jobs in the engine, an OPEN and a VERIFY or GENERATE. held: jobs that wait until the OPEN's
-    constraint is ready, the OPEN first.
+    opening and round: its requests to the engine, an OPEN and a VERIFY or GENERATE. held: requests that wait until the
+    OPEN's constraint is ready, the OPEN first.
     """
 
-    def __init__(self, connection: Connection, number: int, session: bytes) -> None:
-        self.connection, self.number, self.session = connection, number, session
-        self.opening: Job | None = None
-        self.round: Job | None = None
-        self.held: list[Job] = []
+    def __init__(self, number: int, session_id: bytes, leave: Callable[[Stream], None]) -> None:
+        self.number, self.session_id, self.leave = number, session_id, leave
+        self.opening: EngineRequest | None = None
+        self.round: EngineRequest | None = None
+        self.held: list[EngineRequest] = []
 
     def cancel(self) -> None:
-        """Give up its jobs."""
-        for job in (self.opening, self.round):
-            if job is not None:
-                job.cancelled = True
+        """Give up its requests."""
+        for request in (self.opening, self.round):
+            if request is not None:
+                request.cancelled = True
         self.opening = self.round = None

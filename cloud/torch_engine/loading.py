@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from cloud.engine.colocated import Colocated
 from cloud.engine.runner import ModelRunner
 from cloud.engine.served_model import ServedModel
 from cloud.settings import Settings
@@ -19,16 +16,12 @@ from cloud.torch_engine.parallel import Leader, Ranks, follow
 from cloud.torch_engine.quantization import quantize
 from cloud.torch_engine.runner import Steps, TorchRunner
 from outrider_core.chat.tokenizer import chat_tokenizer_of
-from outrider_core.drafting.drafter import Drafter
 from outrider_core.models.drafter_arrays import check_target
 from outrider_core.models.drafter_files import load_drafter
-from outrider_core.models.eager import EagerEngine
-from outrider_core.models.moa import DeviceHalf, device_half_on, server_half
+from outrider_core.models.moa import server_half
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.packing import pack_linears
 from outrider_core.models.target import Target, head_dim_of, open_target
-from outrider_core.protocol.rows import RowShape
-from outrider_core.protocol.wire import MAX_TOKENS
 from outrider_core.targets.source import TargetError, TargetSource
 
 LoadedDrafter = tuple[MoAConfig, dict[str, Tensor], str]
@@ -44,40 +37,32 @@ def load_model(settings: Settings, source: TargetSource) -> ServedModel:
         torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
     drafter = load_drafter(Path(settings.drafter).expanduser())
     ranks = _ranks(settings)
-    files = open_target(source)
-    target = files.load(settings.torch_dtype, _device(settings, ranks), settings.tp)
+    target = open_target(source).load(settings.torch_dtype, _device(settings, ranks), settings.tp)
     quantize(target.model, settings.quantization)
-    device = None
-    if settings.colocated_drafter and (ranks is None or ranks.rank == 0):
-        device = device_half_on(*drafter[:2], *files.tables()).to(target.model.device)
     runner = make_runner(target, settings)
     if ranks is None:
         pack_linears(target.model)
         runner.warm_up()
-        return torch_model(target, drafter, settings, runner, device)
+        return torch_model(target, drafter, settings, runner)
     if ranks.rank > 0:
         follow(runner, ranks)
         raise SystemExit(0)
-    return torch_model(target, drafter, settings, Leader(runner, ranks, drafter[0].target_layers), device)
+    return torch_model(target, drafter, settings, Leader(runner, ranks, drafter[0].target_layers))
 
 
 def torch_model(
-    target: Target,
-    drafter: LoadedDrafter,
-    settings: Settings,
-    runner: ModelRunner | None = None,
-    device: DeviceHalf | None = None,
+    target: Target, drafter: LoadedDrafter, settings: Settings, runner: ModelRunner | None = None
 ) -> ServedModel:
     """A loaded target and drafter, to be served. The target's attention is replaced: use its model nowhere else.
 
-    runner: runs the target (default: in this process alone). device: the drafter's device half, to draft here too.
+    runner: runs the target (default: in this process alone).
+
     Raises DrafterError if the drafter does not belong to the target.
     """
     config, tensors, drafter_hash = drafter
     shape = target.config
     check_target(config.target_hash, target.name, target.model_hash, settings.drafter)
     config.check_fits(shape, target.name)
-    context = min(settings.max_context, shape.max_position_embeddings, MAX_TOKENS)
     return ServedModel(
         name=target.name,
         target_hash=target.model_hash,
@@ -89,7 +74,6 @@ def torch_model(
         max_positions=shape.max_position_embeddings,
         runner=runner or make_runner(target, settings),
         features=TorchFeatures(config, server_half(config, tensors), target.model.device),
-        colocated=None if device is None else Colocated(_drafters(device, context)),
     )
 
 
@@ -97,16 +81,6 @@ def arithmetic(target: Target, settings: Settings) -> str:
     """The name that the handshake gives it, such as torch-bfloat16 or torch-bfloat16-int8."""
     names = ["torch", str(target.model.dtype).removeprefix("torch.")]
     return "-".join(names if settings.quantization == "none" else [*names, settings.quantization])
-
-
-def _drafters(half: DeviceHalf, context: int) -> Callable[[RowShape], Drafter]:
-    """Drafters that share this device half."""
-    engine, draft_ids = EagerEngine(half), half.draft_ids.cpu().numpy().astype(np.int64)
-    null_row = None if half.null_row is None else half.null_row.detach().float().cpu().numpy()
-    kv_heads, temperature = half.config.sa_kv_heads, half.config.confidence_temperature
-    return lambda shape: Drafter(
-        engine, draft_ids, shape, kv_heads, context, null_row=null_row, confidence_temperature=temperature
-    )
 
 
 def make_runner(target: Target, settings: Settings) -> TorchRunner:

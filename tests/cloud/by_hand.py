@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloud.engine.jobs import Job, Reply
+from cloud.engine.request import EngineRequest, Reply
 from cloud.engine.runner import Logits
 from cloud.server.service import Verifier
 from outrider_core.protocol.sampling import Sampling
@@ -17,12 +17,12 @@ from outrider_core.targets.part import Part
 
 @dataclass
 class Asked:
-    """A request and what was answered so far."""
+    """What was asked and answered so far."""
 
-    request: Any
+    message: Any
     replies: list[Reply] = field(default_factory=list)
     done: bool = False
-    job: Job = field(init=False)
+    request: EngineRequest = field(init=False)
 
     @property
     def drawn(self) -> list[int]:
@@ -39,7 +39,7 @@ class ByHand:
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier, self.ran = verifier, 0
-        self._batcher = verifier._batcher
+        self._batcher = verifier.batcher
         forward = verifier.engine.runner.forward
 
         def counted(parts: Sequence[Part]) -> Logits:
@@ -50,8 +50,8 @@ class ByHand:
 
     def submit(self, session: bytes, request: Any, account: str = "", **content: Any) -> Asked:
         asked = Asked(request)
-        asked.job = Job(session, request, asked.take, account=account, **content)
-        self._batcher._requests.admit(asked.job)
+        asked.request = EngineRequest(session, request, asked.take, account=account, **content)
+        self._batcher.requests.admit(asked.request)
         return asked
 
     def open(
@@ -70,15 +70,15 @@ class ByHand:
         self.submit(session, Close(0))
 
     def step(self) -> None:
-        self.verifier.sessions.expire(self._batcher._requests.session_ids)
-        if self._batcher._requests:
-            self._batcher._step()
+        self.verifier.sessions.expire(self._batcher.requests.session_ids)
+        if self._batcher.requests:
+            self._batcher.step()
 
     def finish(self) -> None:
         """Step until nobody waits."""
         for _ in range(1000):
             self.step()
-            if not self._batcher._requests:
+            if not self._batcher.requests:
                 return
         raise AssertionError("a request is never answered")
 
@@ -88,5 +88,5 @@ class ByHand:
         return list(range(extent.base, extent.base + extent.used))
 
     def metric(self, name: str) -> float:
-        self._batcher._metrics.report(0, 0, 0)
+        self._batcher._engine_metrics.report(0, 0, 0)
         return self.verifier.metrics.registry.get_sample_value(f"outrider:{name}_total") or 0.0

@@ -17,7 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from cloud.app import App
 from cloud.engine.features import FeatureRows
-from cloud.engine.jobs import Job, Reply
+from cloud.engine.request import EngineRequest, Reply
 from cloud.http_server import uvicorn_config
 from cloud.server.accounts import Accounts
 from cloud.server.service import Verifier
@@ -86,16 +86,16 @@ def started(verifier: Verifier) -> Iterator[Direct]:
 
 
 class Direct:
-    """Jobs straight to the engine thread."""
+    """Requests straight to the engine thread."""
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier = verifier
 
-    def submit(self, job_session: bytes, request: Any, **content: Any) -> tuple[Job, queue.Queue[Reply]]:
+    def submit(self, session: bytes, message: Any, **content: Any) -> tuple[EngineRequest, queue.Queue[Reply]]:
         replies: queue.Queue[Reply] = queue.Queue()
-        job = Job(job_session, request, lambda reply, done: replies.put(reply), **content)
-        self.verifier.submit(job)
-        return job, replies
+        request = EngineRequest(session, message, lambda reply, done: replies.put(reply), **content)
+        self.verifier.submit(request)
+        return request, replies
 
     def open(
         self,

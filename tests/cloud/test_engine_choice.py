@@ -52,7 +52,6 @@ def test_a_cpu_runs_the_8_bit_engine(folder: Path) -> None:
         {"quantization": "fp8"},
         {"device": "cuda:1"},
         {"tp": 2},
-        {"colocated_drafter": True},
     ],
 )
 def test_what_only_torch_has_takes_torch(folder: Path, values: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from websockets.exceptions import InvalidStatus
 
-from cloud.engine.jobs import Reply
+from cloud.engine.request import Reply
 from cloud.torch_engine.runner import Steps
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from cloud.engine.engine import Segment
+from cloud.engine.segment import Segment
 from cloud.engine.sessions import Session
 from cloud.torch_engine.loop import span_mask
 from cloud.torch_engine.runner import Steps
@@ -154,9 +154,9 @@ def test_a_session_does_not_depend_on_its_neighbours(
             drafted = tree if index == others else random_tree(rng, [1, 2, 3, 4, 5], VOCAB)
             keep.add(name)
             assert engine.pool.reserve(name, len(tokens) + len(drafted), keep)
-            segments.append(Segment(session, len(tokens), drafted))
-        logits = engine._forward([engine._part(segment) for segment in segments]).values  # type: ignore[union-attr]
-        assert logits.shape == (sum(1 + len(segment.tree or ()) for segment in segments), VOCAB)
+            segments.append(Segment.of(session, engine.pool, len(tokens), drafted))
+        logits = engine.forward(segments).values  # type: ignore[union-attr]
+        assert logits.shape == (sum(1 + len(segment.tree) for segment in segments), VOCAB)
         return logits[-1 - len(tree) :].cpu()
 
     alone, together = run(0), run(5)

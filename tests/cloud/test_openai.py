@@ -676,7 +676,7 @@ def test_an_engine_that_stops_ends_the_answer() -> None:
         with httpx.stream("POST", f"{url}/chat/completions", json=body(stream=True, max_tokens=300)) as answer:
             lines = answer.iter_lines()
             next(lines)
-            verifier._batcher.stop()
+            verifier.batcher.stop()
             events = [line for line in lines if line]
         assert events[-1] == "data: [DONE]"
         assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "not_ready"

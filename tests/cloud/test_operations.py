@@ -219,7 +219,7 @@ def test_printed_settings_of_either_engine_can_be_read(tmp_path: Path) -> None:
         (["--page", "/nowhere"], "--page: /nowhere holds no index.html"),
         (["--auth-file", "/nowhere"], "/nowhere"),
         (["--host", "0.0.0.0", "--auth-file", "x"], "--tls-cert"),
-        (["--colocated-drafter", "maybe"], "maybe"),
+        (["--insecure", "maybe"], "maybe"),
         (["--engine", "onnx", "--tp", "2", "--dtype", "bfloat16"], "--tp, --dtype"),
     ],
 )

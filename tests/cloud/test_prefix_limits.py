@@ -7,10 +7,10 @@ import random
 import pytest
 
 from cloud.engine import prefixes
-from cloud.engine.jobs import PendingSession
 from cloud.engine.kvpool import KVPool
 from cloud.engine.prefixes import Prefixes
 from cloud.engine.sessions import Session, SessionStore
+from cloud.telemetry.metrics import Metrics
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
@@ -49,7 +49,7 @@ class Shelf:
     def __init__(self, most: int = 1000) -> None:
         self.pool = KVPool(1 << 20, lambda sources, targets: None)
         self.store = SessionStore(self.pool, RowShape(2, 8), most, 3600.0, keep_ended=True)
-        self.prefixes = Prefixes(self.pool, self.store)
+        self.prefixes = Prefixes(self.pool, self.store, Metrics())
 
     def session(self, tokens: list[int], used: int, account: str = "one") -> Session:
         name = len(self.store).to_bytes(16)
@@ -80,7 +80,7 @@ def test_sessions_that_run_their_own_ends_are_told_apart_cheaply(other: bool) ->
     for index in range(32):
         begin = [*long[:-100], index, *long[-99:]] if other else long
         own = TEXT[:200] if other else [index] * 200
-        waiting.append(PendingSession(shelf.session([*begin, *own], 1900 if other else 2000), "one"))
+        waiting.append(shelf.session([*begin, *own], 1900 if other else 2000))
     Token.compared = 0
     assert shelf.prefixes.share(waiting) == set()
     assert Token.compared < 10 * 32 * 32  # a few of the 2,000 of each pair

@@ -82,7 +82,7 @@ class Device:
         """As its connection does when it is lost."""
         for asked in (self.opening, self.round):
             if asked is not None:
-                asked.job.cancelled = True
+                asked.request.cancelled = True
         self.opening = self.round = None
         self.length = 0
 

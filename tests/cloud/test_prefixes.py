@@ -113,15 +113,15 @@ def test_one_that_gives_up_in_the_middle_leaves_what_it_ran(make: Callable[..., 
     on, off = ByHand(make(prefix_cache="on", prefill_chunk=64)), ByHand(make())
     texts = [[*SYSTEM[:400], index] for index in (5, 6, 7)]
     ids = [bytes([index]) * 16 for index in range(3)]
-    jobs = [on.open(name, text).job for name, text in zip(ids, texts, strict=True)]
+    requests = [on.open(name, text).request for name, text in zip(ids, texts, strict=True)]
     on.step()
     on.step()
     assert on.ran == 128
-    jobs[0].cancelled = True
+    requests[0].cancelled = True
     on.step()
     assert on.ran == 192
     on.close(ids[1])
-    jobs[1].cancelled = True
+    requests[1].cancelled = True
     written = on.generate(ids[2], 1, len(texts[2]), 9)
     on.finish()
     assert on.ran == 400 + 9  # of the last GENERATE each token

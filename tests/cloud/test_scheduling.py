@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from cloud.engine.drawing import HostLogits
 from cloud.engine.fair_shares import fair_shares
+from cloud.engine.request import EngineRequest
 from cloud.engine.tree_budget import FAR, LEAST, SIZES, TIMED_TOKENS, StepCosts, TreeBudget, measure_costs
 from cloud.torch_engine.runner import padded_rows
 from outrider_core.protocol.costs import CostCurve
@@ -246,11 +247,9 @@ def test_pruned_trees_lose_no_token(budget: int) -> None:
 def order_of(direct: Direct, jobs: list[tuple[bytes, Any, dict[str, Any]]]) -> list[bytes]:
     """Submit jobs while the engine is in a step; the order in which they are answered."""
     answered: queue.Queue[bytes] = queue.Queue()
-    from cloud.engine.jobs import Job
-
     for session, request, content in jobs:
         direct.verifier.submit(
-            Job(session, request, lambda reply, done, s=session: answered.put(s) if done else None, **content)  # type: ignore[misc]
+            EngineRequest(session, request, lambda reply, done, s=session: answered.put(s) if done else None, **content)  # type: ignore[misc]
         )
     return [answered.get(timeout=HANG) for _ in jobs]
 

@@ -55,7 +55,7 @@ def looking_up(costs: StepCosts | None = FLAT, lookup: str = "on", **values: Any
 
 
 def budget(verifier: Verifier) -> TreeBudget:
-    return verifier._batcher.scheduler.budget
+    return verifier.scheduler.budget
 
 
 def verdicts(asked: Asked) -> list[Verdict]:
@@ -131,7 +131,7 @@ def test_what_answers_usually_say_is_foreseen_too(sampling: Sampling) -> None:
     truth = plain_decode(MODEL, prompt, sampling, 40, eos_ids=())
     hand, other = looking_up(), looking_up()
     table = count_ngrams([(prompt + truth, [(3, 43)])] * 9)
-    hand.verifier._batcher.scheduler._lookup = lambda: StreamLookup(table)
+    hand.verifier.scheduler._lookup = lambda: StreamLookup(table)
     steps = []
     for each in (hand, other):
         each.open(bytes(16), prompt, sampling=sampling)
@@ -220,8 +220,8 @@ def test_a_long_text_is_taken_in_over_several_steps_and_only_where_that_is_worth
         each.finish()
         each.generate(bytes(16), 1, 40, new)
         each.step()
-        [pending] = each._batcher._requests.waiting()
-        assert pending.lookup is None
+        [session] = each.verifier.batcher.requests.waiting()
+        assert session.round and session.round.lookup is None
 
 
 def test_what_is_known_of_a_text_goes_with_its_keys_and_values() -> None:
@@ -231,10 +231,11 @@ def test_what_is_known_of_a_text_goes_with_its_keys_and_values() -> None:
         hand.finish()
     streams = [hand.generate(bytes([number]) * 16, 1, 40, 60) for number in range(3)]
     pool = hand.verifier.engine.pool
-    while waiting := hand._batcher._requests.waiting():
-        evicted = [pending for pending in waiting if not pool.used(pending.session.id)]
+    while waiting := hand.verifier.batcher.requests.waiting():
+        evicted = [session for session in waiting if not pool.used(session.id)]
         hand.step()
-        assert not any(pending.lookup for pending in evicted if not pool.used(pending.session.id))
+        rounds = [session.round for session in evicted if not pool.used(session.id)]
+        assert not any(request.lookup for request in rounds if request)
     truth = plain_decode(MODEL, [4, 5] * 20, Sampling(), 60, eos_ids=())
     assert all(stream.drawn == truth for stream in streams) and hand.verifier.engine.pool.evictions > 0
 
@@ -277,7 +278,7 @@ def test_another_text_under_the_same_session() -> None:
         if seq == 2:  # given up on its way
             hand.step()
             hand.step()
-            asked.job.cancelled = True
+            asked.request.cancelled = True
             continue
         hand.finish()
         assert asked.drawn == plain_decode(MODEL, prompt, Sampling(), 30, eos_ids=())
@@ -307,7 +308,7 @@ def test_a_constraint_is_followed_through_what_is_foreseen() -> None:
     for lookup in ("on", "off"):
         hand, prompt = looking_up(lookup=lookup), [4, 5, 6, 8, 10, 5, 6, 8, 10, 6, 8]
         asked_open = hand.open(bytes(16), prompt)
-        asked_open.job.rules = None
+        asked_open.request.rules = None
         hand.verifier.sessions.get(bytes(16)).rules = Rules(  # type: ignore[union-attr]
             Constraint(len(prompt), grammar=GRAMMAR_JSON_OBJECT), Even()
         )

@@ -345,11 +345,11 @@ def test_the_desk_takes_accounts_in_turns_and_keeps_a_bounded_number(monkeypatch
 
     monkeypatch.setattr(Grammars, "compile", compile_slowly)
 
-    def ask(account: str, value: int, wanted: bool = True) -> Any:
-        return desk.prepare(account, held_to({"const": value}), PROMPT, lambda: wanted)
+    def ask(account: str, value: int, cancelled: bool = False) -> Any:
+        return desk.prepare(account, held_to({"const": value}), PROMPT, lambda: cancelled)
 
     greedy = [ask("greedy", value) for value in range(KEPT + 4)]
-    unwanted = ask("greedy", 99, wanted=False)
+    unwanted = ask("greedy", 99, cancelled=True)
     modest = [ask("modest", value) for value in range(2)]
     gate.set()
     assert modest[1].result(20).constraint == held_to({"const": 1})
@@ -367,7 +367,7 @@ def test_the_desk_takes_accounts_in_turns_and_keeps_a_bounded_number(monkeypatch
         ask(f"account {account}", 5).result(20)
     assert len(desk._compiled) == ACCOUNTS and all(len(mine) <= KEPT for mine in desk._compiled.values())
     with pytest.raises(GrammarError, match="cannot be obeyed"):
-        desk.prepare("a", held_to({"not": {}}), PROMPT, lambda: True).result(20)
+        desk.prepare("a", held_to({"not": {}}), PROMPT, lambda: False).result(20)
     desk.close()
     assert ask("greedy", 1).cancelled()
 
@@ -383,5 +383,5 @@ def test_a_panic_while_compiling_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -
     desk = ConstraintDesk(VOCAB, (EOS,))
     desk.open(chat_tokenizer_of(TOKENIZER))
     with pytest.raises(GrammarError, match="compiling it failed"):
-        desk.prepare("a", held_to(PERSON), PROMPT, lambda: True).result(20)
-    assert desk.prepare("a", Constraint(BEGIN, 1.0), PROMPT, lambda: True).result(20).broken == ""
+        desk.prepare("a", held_to(PERSON), PROMPT, lambda: False).result(20)
+    assert desk.prepare("a", Constraint(BEGIN, 1.0), PROMPT, lambda: False).result(20).broken == ""

@@ -596,7 +596,7 @@ def test_flood_of_opens_stays_bounded(address: str, verifier: Verifier, monkeypa
 
     def slow_step(segments: Any) -> Any:
         time.sleep(0.3)
-        waiting.append(verifier._batcher._queue.qsize())
+        waiting.append(verifier.batcher._queue.qsize())
         return step(segments)
 
     with Client(address) as client, monkeypatch.context() as patch:

@@ -1,0 +1,93 @@
+"""What came of a step: which sessions took part, what the target accepted, when it began and what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cloud.engine.acceptance import AcceptedPath
+from cloud.engine.request import EngineRequest
+from cloud.engine.segment import Segment
+from cloud.engine.sessions import Session
+
+
+@dataclass(frozen=True)
+class DraftCounts:
+    """Trees of a step that somebody drafted, or that came of lookup in streams.
+
+    sizes: nodes verified, per tree. sent: nodes before pruning. accepted: nodes accepted.
+    """
+
+    sizes: Sequence[int]
+    sent: int
+    accepted: int
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """A step that has run.
+
+    steps: the segments of which something came, each with its path, None for those without a tree. began:
+    time.perf_counter() at its start. seconds: its duration. retried: nothing could be drawn behind what lookup
+    predicted, and plain decoding would bring the tokens before. stuck: no token obeys the constraint. unusable: their
+    logits were not numbers.
+    """
+
+    steps: Sequence[tuple[Segment, AcceptedPath | None]]
+    began: float
+    seconds: float
+    retried: Sequence[Session]
+    stuck: Sequence[Session]
+    unusable: Sequence[Session]
+
+    @classmethod
+    def of(
+        cls, segments: Sequence[Segment], paths: Sequence[AcceptedPath | None], began: float, seconds: float
+    ) -> StepOutcome:
+        """Sort what the engine returned for these segments."""
+        steps = list[tuple[Segment, AcceptedPath | None]]()
+        retried, stuck, unusable = list[Session](), list[Session](), list[Session]()
+        for segment, path in zip(segments, paths, strict=True):
+            session = segment.session
+            if path is None or not path.failed:
+                steps.append((segment, path))
+            elif segment.tree and not session.is_drafted:
+                retried.append(session)
+            elif session.rules and session.rules.broken:
+                stuck.append(session)
+            else:
+                unusable.append(session)
+        return cls(steps, began, seconds, retried, stuck, unusable)
+
+    @property
+    def wasted(self) -> bool:
+        """Whether the step failed for all of its sessions, so that the device may be broken."""
+        return not (self.steps or self.retried or self.stuck)
+
+    def rounds(self) -> Iterator[tuple[Segment, EngineRequest, AcceptedPath]]:
+        """The VERIFYs and GENERATEs that were run, each with its path. Look at them before they are answered."""
+        for segment, path in self.steps:
+            request = segment.session.round
+            if path is not None and request is not None:
+                yield segment, request, path
+
+    def drafts(self) -> DraftCounts:
+        """How the drafted trees fared. Look at them before they are answered."""
+        return self._counts(drafted=True)
+
+    def lookups(self) -> DraftCounts:
+        """The same of what lookup predicted in streams."""
+        return self._counts(drafted=False)
+
+    def _counts(self, drafted: bool) -> DraftCounts:
+        sizes, sent, accepted = list[int](), 0, 0
+        for segment, request, path in self.rounds():
+            if request.is_drafted is drafted and (drafted or segment.tree):
+                sizes.append(len(segment.tree))
+                sent += len(request.tree) or len(segment.tree)
+                accepted += len(path.accepted)
+        return DraftCounts(sizes, sent, accepted)
+
+    def queue_seconds(self, request: EngineRequest) -> float:
+        """How long `request` waited before the step began."""
+        return max(0.0, self.began - request.waiting_since)
