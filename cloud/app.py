@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -33,8 +34,8 @@ from outrider_core.serving import PageRules, bearer, is_loopback
 
 HELLO_SECONDS = 10.0
 FOREIGN = (
-    "pages of this origin are refused; the operator can allow it with --allow-origin, "
-    "and the name under which they reach this verifier with --allow-host"
+    "pages of this origin are refused; the operator can allow it, "
+    "or the origin under which pages reach this verifier, with --allow-origin"
 )
 #: what a proxy adds: the client is not on this machine, though the socket is
 FORWARDED = {"forwarded", "x-forwarded-for", "x-real-ip", "via"}
@@ -62,7 +63,7 @@ class App:
         self.gate = Gate(settings, verifier.metrics)
         self._streams: dict[bytes, Stream] = {}
         self.sockets: set[DeviceSocket] = set()
-        names = {settings.host, *settings.allow_host}
+        names = {settings.host, *(urlsplit(origin).hostname or "" for origin in settings.allow_origin)}
         self._pages = PageRules(settings.allow_origin, names, needs_token=verifier.accounts.required)
         self._metrics_text = metrics
         self._metrics_account = settings.metrics_account

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error.__cause__ or error))
     host = EVERYWHERE.get(settings.host, settings.host)
     connection: http.client.HTTPConnection
-    if settings.tls_cert is None:
+    if settings.ssl_certfile is None:
         connection = http.client.HTTPConnection(host, settings.port, timeout=SECONDS)
     else:
         context = ssl.create_default_context()

@@ -48,8 +48,8 @@ class HttpServer(uvicorn.Server):
         self.app = App(verifier, settings)
         options = {} if tls is None else {"ssl_context_factory": lambda _config, _default: tls}
         super().__init__(uvicorn_config(self.app, **options))
-        if settings.max_connections > (most := self.app.gate.most_sockets):
-            log.warning("fewer sockets than --max-connections: raise the limit of open files", sockets_at_most=most)
+        if self.app.gate.max_connections > (most := self.app.gate.most_sockets):
+            log.warning("few sockets: raise the limit of open files", sockets_at_most=most)
         self.status = 0
         self._verifier = verifier
         self._settings, self._tls = settings, tls
@@ -103,7 +103,7 @@ class HttpServer(uvicorn.Server):
 
     def _reload(self) -> None:
         if not self._accounts.required and self._tls is None:
-            log.info("nothing to reload: started without --auth-file and --tls-cert")
+            log.info("nothing to reload: started without --auth-file and --ssl-certfile")
         if self._accounts.required:
             self._reload_tokens()
         if self._tls is not None:

@@ -21,7 +21,7 @@ from outrider_core.targets.source import TargetSource
 def load_verifier(settings: Settings, making: Making | None = None) -> Verifier:
     """Load target, drafter and accounts, and time steps. making: see `load_model`.
 
-    Raises TargetError, DrafterError or AuthError with one line. With settings.tp > 1 only rank 0
+    Raises TargetError, DrafterError or AuthError with one line. Of several tensor-parallel ranks only rank 0
     returns; the others follow it until it ends, then raise SystemExit(0).
     """
     accounts = Accounts(settings.auth_file)

@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = _settings(words[split + 1 :], host, parsed.http_port)
         if proxy is Proxy.HAPROXY and (scale.sticky or parsed.ray_address):
             raise ScaleError("--proxy haproxy excludes --sticky and --ray-address; see docs/operating.md")
-        if proxy is Proxy.HAPROXY and settings.tls_cert is not None:
-            raise ScaleError("--proxy haproxy speaks plain HTTP: terminate TLS in front of it, without --tls-cert")
+        if proxy is Proxy.HAPROXY and settings.ssl_certfile is not None:
+            raise ScaleError("--proxy haproxy speaks plain HTTP: terminate TLS in front of it, without --ssl-certfile")
         tls_context(settings)
         if settings.auth_file is not None:
             Accounts(settings.auth_file)  # now, in place of once in every replica
@@ -109,7 +109,7 @@ def _settings(flags: list[str], host: str, port: int) -> Settings:
     if folder.is_dir():
         settings.model = str(folder.resolve())
     settings.drafter = settings.drafter.expanduser().resolve()
-    for name in ("auth_file", "tls_cert", "tls_key"):
+    for name in ("auth_file", "ssl_certfile", "ssl_keyfile"):
         if (path := getattr(settings, name)) is not None:
             setattr(settings, name, path.expanduser().resolve())
     return settings

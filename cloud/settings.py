@@ -49,14 +49,15 @@ class Settings(BaseSettings):
         Path | None,
         Field(description="hashed tokens and limits, made by python -m cloud.auth; SIGHUP reloads it"),
     ] = None
-    tls_cert: Annotated[Path | None, Field(description="certificate chain, PEM")] = None
-    tls_key: Annotated[Path | None, Field(description="its private key, PEM")] = None
+    ssl_certfile: Annotated[Path | None, Field(description="certificate chain, PEM")] = None
+    ssl_keyfile: Annotated[Path | None, Field(description="its private key, PEM")] = None
     insecure: Annotated[bool, Field(description="listen beyond loopback without TLS or without authentication")] = False
     allow_origin: Annotated[
-        list[str], Field(description="web pages that may connect, as https://host[:port]; others are refused")
-    ] = []
-    allow_host: Annotated[
-        list[str], Field(description="names by which web pages may reach the verifier, beside localhost and addresses")
+        list[str],
+        Field(
+            description="web pages that may connect, as https://host[:port]; others are refused. Also this verifier's "
+            "own origin, if pages reach it by another name than localhost, an address or --host"
+        ),
     ] = []
     page: Annotated[
         Path | None,
@@ -66,18 +67,10 @@ class Settings(BaseSettings):
     metrics_account: Annotated[
         str, Field(description="the token, by name, that may read /metrics from other machines; empty: any")
     ] = ""
-    max_connections: Annotated[int, Field(ge=1, description="WebSockets at a time; further ones get 503")] = 10_000
     sockets_per_address: Annotated[
         int | None,
         Field(ge=0, description="sockets of one address at a time; 0: no limit; default: 1024, on loopback no limit"),
     ] = None
-    request_seconds: Annotated[
-        float,
-        Field(gt=0, description="seconds that a client may take for the headers of a request, or for a TLS handshake"),
-    ] = 10.0
-    message_seconds: Annotated[
-        float, Field(gt=0, description="seconds that a client may take from a message's first byte to its last")
-    ] = 20.0
 
     engine: Annotated[
         Literal["auto", "torch", "onnx"],
@@ -101,8 +94,8 @@ class Settings(BaseSettings):
     threads: Annotated[
         int, Field(ge=0, description="CPU threads of the target; 0: all cores but one (8 bits: both of two)")
     ] = 0
-    tp: Annotated[
-        int, Field(ge=1, description="tensor-parallel ranks; start with torchrun --nproc-per-node TP -m cloud.verifier")
+    tensor_parallel_size: Annotated[
+        int, Field(ge=1, description="tensor-parallel ranks; start with torchrun --nproc-per-node N -m cloud.verifier")
     ] = 1
 
     cuda_graphs: Annotated[
@@ -113,7 +106,7 @@ class Settings(BaseSettings):
         ),
     ] = "off"
 
-    max_context: Annotated[
+    max_model_len: Annotated[
         int, Field(ge=2, le=1 << 17, description="longest sequence in tokens, as far as the target supports it")
     ] = 2048
     max_nodes: Annotated[int, Field(ge=0, le=MAX_NODES, description="most nodes of one draft tree")] = 128
@@ -122,11 +115,7 @@ class Settings(BaseSettings):
         Field(ge=0, le=MAX_NODES, description="nodes per tree to ask devices for; 0: choose by measured step times"),
     ] = 0
     max_sessions: Annotated[int, Field(ge=1, description="session records kept")] = 256
-    session_ttl: Annotated[float, Field(gt=0, description="seconds an unused session is remembered")] = 3600.0
     kv_tokens: Annotated[int, Field(ge=1, description="key/value rows of all sessions together")] = 16384
-    prefill_chunk: Annotated[int, Field(ge=1, le=4096, description="prompt tokens per step, all sessions together")] = (
-        512
-    )
     prefix_cache: Annotated[
         Literal["auto", "on", "off"],
         Field(
@@ -134,49 +123,40 @@ class Settings(BaseSettings):
             "on: without one too, when everybody is one account, and its answers' times tell what others have asked"
         ),
     ] = "auto"
-    max_step_failures: Annotated[
-        int, Field(ge=1, description="failed steps in a row after which the verifier counts as broken and ends")
-    ] = 10
-    max_step_seconds: Annotated[
-        float, Field(gt=0, description="a step that takes longer counts as hung: the verifier is broken and ends")
-    ] = 120.0
     lookup: Annotated[
         Literal["auto", "on", "off"],
         Field(
-            description="where the target decodes alone (GENERATE, chat completions), verify what the text "
-            "foretells in the same step, as far as that makes it faster; auto: where that cannot change a bit, that is "
-            "by the 8-bit engine. Not where --tree-budget spares the timing of steps"
+            description="speculate from repeated text when the target decodes by itself (GENERATE, chat completions) "
+            "and it is faster. auto: only on the 8-bit engine, where output cannot change. Off with --tree-budget"
         ),
     ] = "auto"
 
     shutdown_timeout: Annotated[
         float, Field(ge=0, description="seconds that answers under way may take after SIGTERM")
     ] = 20.0
-    log_format: Annotated[
-        Literal["auto", "json", "console"],
-        Field(description="auto: console on a terminal, else one JSON object per line"),
-    ] = "auto"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Field(description="lowest level that is logged")
     ] = "info"
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key go together; give both or none")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ValueError("ssl_certfile and ssl_keyfile go together; give both or none")
         self._check_engine()
         lacking = [
-            name for name, value in (("--auth-file", self.auth_file), ("--tls-cert", self.tls_cert)) if not value
+            name
+            for name, value in (("--auth-file", self.auth_file), ("--ssl-certfile", self.ssl_certfile))
+            if not value
         ]
         if lacking and not self.insecure and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host} is reachable from outside without {' or '.join(lacking)}; "
                 "use 127.0.0.1 behind a proxy that does both, or add --insecure"
             )
-        least = self.max_context + self.max_nodes
+        least = self.max_model_len + self.max_nodes
         if self.kv_tokens < least:
             raise ValueError(
-                f"kv_tokens {self.kv_tokens} cannot hold one session of max_context {self.max_context} and a tree "
+                f"kv_tokens {self.kv_tokens} cannot hold one session of max_model_len {self.max_model_len} and a tree "
                 f"of max_nodes {self.max_nodes}; use at least {least}"
             )
         return self
@@ -185,13 +165,13 @@ class Settings(BaseSettings):
         """Raise ValueError for what the chosen engine would pass over, or cannot do."""
         if self.engine == "onnx" and (named := self.torch_flags()):
             raise ValueError(f"--engine onnx has no {', '.join(named)}; use --engine torch, or leave it out")
-        if self.quantization != "none" and self.tp > 1:
-            raise ValueError(f"--quantization {self.quantization} works on one device, not with --tp {self.tp}")
+        if self.quantization != "none" and self.tensor_parallel_size > 1:
+            raise ValueError(f"--quantization {self.quantization} works on one device, not with --tensor-parallel-size")
 
     def torch_flags(self) -> list[str]:
         """The flags that were given and that only the engine in torch has."""
         given = {
-            "--tp": self.tp > 1,
+            "--tensor-parallel-size": self.tensor_parallel_size > 1,
             "--device": self.device not in ("auto", "cpu"),
             "--dtype": self.dtype != "auto",
             "--quantization": self.quantization != "none",

@@ -407,7 +407,7 @@ def _settings(options: argparse.Namespace, dtype: Any, threads: int) -> Settings
         threads=threads,
         tree_budget=1,
         max_sessions=4,
-        max_context=4096,
+        max_model_len=4096,
         kv_tokens=8192,
     )
 

@@ -59,7 +59,7 @@ export class Verifier {
   }
 
   async start(): Promise<void> {
-    const flags = ["--port", `${this.port}`, "--page", PAGE, "--page-bundle", BUNDLE, "--max-context", "1024"];
+    const flags = ["--port", `${this.port}`, "--page", PAGE, "--page-bundle", BUNDLE, "--max-model-len", "1024"];
     const env = { ...process.env, PYTHONPATH: ROOT, OMP_NUM_THREADS: "1" };
     const child = spawn(PYTHON, ["-m", ...this.module, ...flags], {
       cwd: ROOT,

@@ -27,6 +27,10 @@ IDLE_WINDOW = 0.0015
 QUANTUM = 32
 #: how long the idle thread sleeps before it looks for expired sessions
 IDLE_SECONDS = 10.0
+#: after this many failed steps in a row the verifier counts as broken
+MAX_STEP_FAILURES = 10
+#: a step that takes longer counts as hung, and the verifier as broken
+MAX_STEP_SECONDS = 120.0
 
 
 class Batcher:
@@ -40,14 +44,12 @@ class Batcher:
         metrics: Metrics,
         *,
         max_context: int,
-        max_step_failures: int,
-        max_step_seconds: float,
     ) -> None:
         self.scheduler, self._engine, self._pool, self._store = scheduler, engine, engine.pool, store
         self.requests = RequestQueue(store, engine.pool, metrics, scheduler.budget, max_context)
         self._metrics, self._engine_metrics = metrics, EngineMetrics(metrics, engine.pool)
-        self._watchdog = Watchdog(max_step_seconds)
-        self._max_failures, self._failures = max_step_failures, 0
+        self.watchdog = Watchdog(MAX_STEP_SECONDS)
+        self._failures = 0
         self._broken: str | None = None
         self._queue: SimpleQueue[EngineRequest | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -65,7 +67,7 @@ class Batcher:
     @property
     def broken(self) -> str | None:
         """Why no request can be answered any more, or None. It stays broken."""
-        if self._watchdog.hung:
+        if self.watchdog.hung:
             return "the engine hangs in a step"
         return self._broken or (None if self._thread.is_alive() else "the engine thread does not run")
 
@@ -77,7 +79,7 @@ class Batcher:
     @property
     def idle(self) -> bool:
         """No request waits or runs."""
-        return not self.requests and self._queue.empty() and not self._watchdog.busy
+        return not self.requests and self._queue.empty() and not self.watchdog.busy
 
     def submit(self, request: EngineRequest) -> None:
         """Hand a request over, from any thread. Those of one session are taken in order."""
@@ -94,10 +96,10 @@ class Batcher:
         while self._take():
             self._store.expire(self.requests.session_ids)
             if self.requests:
-                self._watchdog.start()
+                self.watchdog.start()
                 self.step()
             self._engine_metrics.report(len(self.requests), len(self._store), self.scheduler.tree_budget)
-            self._watchdog.end()
+            self.watchdog.end()
 
     def _take(self) -> bool:
         """Admit every request that waits; with nothing to do, sleep. Returns False when the thread is to end."""
@@ -105,7 +107,7 @@ class Batcher:
             if self.requests:
                 return self._admit_queued()
             request = self._queue.get(timeout=IDLE_SECONDS)
-            self._watchdog.start()
+            self.watchdog.start()
             if request is None:
                 return False
             self.requests.admit(request)
@@ -172,7 +174,7 @@ class Batcher:
         """Count a step that nothing came of. Too many in a row mean that the device is broken for good."""
         self._failures += 1
         self._metrics.step_failures.inc()
-        if self._failures >= self._max_failures:
+        if self._failures >= MAX_STEP_FAILURES:
             self._broken = f"{self._failures} steps in a row failed"
 
     def _fail_numbers(self, sessions: Sequence[Session]) -> None:

@@ -20,6 +20,8 @@ from outrider_core.protocol.wire import Generate
 
 #: most tokens of one step, all sessions together, so that logits stay bounded; the rest wait for the next step
 STEP_TOKENS = 1024
+#: prompt tokens of one step, all sessions together, if step times leave room for them
+PREFILL_CHUNK = 512
 #: tokens that a GENERATE must have left for its text to be searched
 WORTH_A_SEARCH = 4
 #: share by which a step may take longer for what one account's texts foretell, where others wait for it too
@@ -31,8 +33,9 @@ RECENT_SECONDS = 1.0
 class Scheduler:
     """Shares a step among the sessions that wait.
 
-    fixed_budget: nodes per tree whatever steps cost; 0: what `budget` says. prefixes: of each account; None: every
-    session runs its own. lookup: makes what predicts the text of a GENERATE, if steps are timed; None: a token a step.
+    prefill_chunk: most prompt tokens of one step. fixed_budget: nodes per tree whatever steps cost; 0: what `budget`
+    says. prefixes: of each account; None: every session runs its own. lookup: makes what predicts the text of a
+    GENERATE, if steps are timed; None: a token a step.
     """
 
     def __init__(
@@ -41,14 +44,13 @@ class Scheduler:
         budget: TreeBudget,
         *,
         max_context: int,
-        prefill_chunk: int,
         fixed_budget: int = 0,
         prefixes: Prefixes | None = None,
         lookup: Callable[[], StreamLookup] | None = None,
     ) -> None:
         self.budget, self._fixed_budget = budget, fixed_budget
         self._prefixes, self._max_context, self._lookup = prefixes, max_context, lookup
-        self._pool, self._prefill_chunk = pool, prefill_chunk
+        self._pool, self.prefill_chunk = pool, PREFILL_CHUNK
         self._last_round = 0.0
 
     @property
@@ -67,7 +69,7 @@ class Scheduler:
         by_age = sorted(waiting, key=lambda session: session.waiting_since)
         ready = [session for session in by_age if session.round is not None and not missing[session]]
         behind = [session for session in by_age if missing[session] and session not in later]
-        kept = min(self._prefill_chunk, STEP_TOKENS // 4) if behind else 0  # however many trees wait, prefill goes on
+        kept = min(self.prefill_chunk, STEP_TOKENS // 4) if behind else 0  # however many trees wait, prefill goes on
         for session in behind:
             if session.round is not None:
                 session.round.lookup = None  # it holds as much memory as keys and values that were evicted
@@ -159,7 +161,7 @@ class Scheduler:
         A round whose session lacks none any more joins in with its tree.
         """
         room = STEP_TOKENS - verified
-        chunk = min(self._prefill_chunk, room, self.budget.prefill_room(self._delayed(verified), room))
+        chunk = min(self.prefill_chunk, room, self.budget.prefill_room(self._delayed(verified), room))
         demands = [missing[session] for session in behind]
         shares = fair_shares([session.account for session in behind], demands, chunk)
         if any(shares) and not shares[0]:  # the oldest claim may be the only one that the pool has room for

@@ -17,6 +17,8 @@ from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Open, Verdict, Verify
 
+#: for how long an unused session is remembered
+SESSION_SECONDS = 3600.0
 #: a prefix of fewer tokens than this is computed, neither kept nor copied
 LEAST_SHARED = 64
 
@@ -92,7 +94,7 @@ class SessionStore:
         pool: KVPool,
         shape: RowShape,
         max_sessions: int,
-        ttl: float,
+        ttl: float = SESSION_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         keep_ended: bool = False,
     ) -> None:

@@ -9,7 +9,7 @@ class Watchdog:
     """Written by the engine thread, read by any other. seconds: a step that takes longer counts as hung."""
 
     def __init__(self, seconds: float) -> None:
-        self.busy, self._seconds = False, seconds
+        self.busy, self.seconds = False, seconds
         self._began = time.monotonic()
 
     def start(self) -> None:
@@ -23,4 +23,4 @@ class Watchdog:
     @property
     def hung(self) -> bool:
         """Whether the present work has taken too long."""
-        return self.busy and time.monotonic() - self._began > self._seconds
+        return self.busy and time.monotonic() - self._began > self.seconds

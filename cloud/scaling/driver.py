@@ -52,10 +52,10 @@ def run(scale: Scale, settings: Settings, host: str, proxy: Proxy, ray_address: 
         _wait(scale, began)
         if differ := disagreement(reports_now()):
             say(f"error: {DIFFER}: {differ}")
-        if settings.tls_cert is not None:
+        if settings.ssl_certfile is not None:
             _check_tls(settings)
         print(
-            f"verifiers ready: {'wss' if settings.tls_cert else 'ws'}://{in_url(host)}:{settings.port}/v1/verify "
+            f"verifiers ready: {'wss' if settings.ssl_certfile else 'ws'}://{in_url(host)}:{settings.port}/v1/verify "
             f"replicas={scale.replicas} max_replicas={scale.max_replicas or scale.replicas} "
             f"ray={ray.get_runtime_context().gcs_address}",
             flush=True,
@@ -108,9 +108,9 @@ def _start(scale: Scale, settings: Settings, address: str | None) -> None:
 
 def _certificate(settings: Settings) -> dict[str, str]:
     """The certificate in Serve's words."""
-    if settings.tls_cert is None or settings.tls_key is None:
+    if settings.ssl_certfile is None or settings.ssl_keyfile is None:
         return {}
-    return {"ssl_certfile": str(settings.tls_cert), "ssl_keyfile": str(settings.tls_key)}
+    return {"ssl_certfile": str(settings.ssl_certfile), "ssl_keyfile": str(settings.ssl_keyfile)}
 
 
 def _check_tls(settings: Settings) -> None:

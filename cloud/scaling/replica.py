@@ -20,7 +20,7 @@ REPLICA_HEADER = b"x-replica"
 class Replica:
     """One verifier in a process of its own, as Serve drives it. Loads in the constructor, so once per process.
 
-    With settings.tp > 1 the other ranks are processes beside it, on the GPUs that Ray has given it.
+    The other tensor-parallel ranks are processes beside it, on the GPUs that Ray has given it.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -30,7 +30,7 @@ class Replica:
         log.write_to_stderr(settings)
         self._fleet: FleetMetrics | None = None
         followers = None
-        if settings.tp > 1:
+        if settings.tensor_parallel_size > 1:
             from cloud.torch_engine.parallel import Followers
 
             followers = Followers(settings)
@@ -97,16 +97,16 @@ class _Ingress:
 def build(args: dict[str, Any]) -> Any:
     """The Serve application, for `serve run` and `serve deploy` with `import_path: cloud.scale:build`.
 
-    `args` are Scale's fields and the verifier's settings side by side, as in `replicas: 2` and `max_context: 4096`.
+    `args` are Scale's fields and the verifier's settings side by side, as in `replicas: 2` and `max_model_len: 4096`.
     Raises ScaleError with one clear line.
     """
     values = {str(name).replace("-", "_"): value for name, value in args.items()}
     scale = {name: values.pop(name) for name in list(values) if name in Scale.model_fields}
     try:
         settings = read_settings([], "cloud.scale:build", **values)
-        if settings.tls_cert is not None:
+        if settings.ssl_certfile is not None:
             raise ScaleError(
-                "tls_cert: the proxy is Serve's; give it the certificate (http_options: ssl_certfile, ssl_keyfile)"
+                "ssl_certfile: the proxy is Serve's; give it the certificate (http_options: ssl_certfile, ssl_keyfile)"
             )
         return application(Scale(**scale), settings)
     except ValidationError as error:
@@ -123,12 +123,12 @@ def application(scale: Scale, settings: Settings, attempts: int = 5) -> Any:
     """
     from ray import serve
 
-    on_gpu = settings.device.startswith("cuda")
+    on_gpu, ranks = settings.device.startswith("cuda"), settings.tensor_parallel_size
     if on_gpu and not scale.gpus_per_replica:
-        raise ScaleError(f"device {settings.device} needs GPUs in every replica: set gpus_per_replica to {settings.tp}")
-    if settings.tp > 1 and scale.gpus_per_replica not in (0, settings.tp):
+        raise ScaleError(f"device {settings.device} needs GPUs in every replica: set gpus_per_replica to {ranks}")
+    if ranks > 1 and scale.gpus_per_replica not in (0, ranks):
         raise ScaleError(
-            f"tp {settings.tp} needs {settings.tp} GPUs, but gpus_per_replica is {scale.gpus_per_replica:g}"
+            f"tensor_parallel_size {ranks} needs {ranks} GPUs, but gpus_per_replica is {scale.gpus_per_replica:g}"
         )
     if scale.gpus_per_replica and not on_gpu and settings.device != "auto":
         raise ScaleError(f"gpus_per_replica {scale.gpus_per_replica:g} would idle: device is {settings.device}")

@@ -28,6 +28,12 @@ FRAMES_PER_SECOND = 200.0
 CONTROLS_PER_SECOND = 50.0
 #: fragments of one message; the size limit does not catch empty ones
 MAX_FRAGMENTS = 4096
+#: seconds that a client may take for the headers of a request, or for a TLS handshake
+REQUEST_SECONDS = 10.0
+#: seconds that a client may take from a message's first byte to its last
+MESSAGE_SECONDS = 20.0
+#: WebSockets of this process at a time; further ones get 503
+MAX_CONNECTIONS = 10_000
 #: seconds that the rest of a body may take which nobody wants any more, and in which a close is awaited
 LAST_READ = 5.0
 #: seconds for which a client may read nothing of a reply that is sent to it
@@ -152,8 +158,8 @@ class Gate:
     """Raw sockets by address, whoever is behind them, and the deadlines that all sockets have."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        self.request_seconds, self.message_seconds = settings.request_seconds, settings.message_seconds
-        self.max_connections = settings.max_connections
+        self.request_seconds, self.message_seconds = REQUEST_SECONDS, MESSAGE_SECONDS
+        self.max_connections = MAX_CONNECTIONS
         per_address = settings.sockets_per_address
         self._per_address = (0 if is_loopback(settings.host) else PER_ADDRESS) if per_address is None else per_address
         self.most_sockets = descriptors() - RESERVED_DESCRIPTORS

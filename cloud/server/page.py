@@ -113,7 +113,7 @@ def _served(path: Path, pages: PageRules) -> Callable[[Request], Any]:
 
     async def served(request: Request) -> Response:
         if pages.rebound(request.headers):
-            return PlainTextResponse("this name is not served; the operator can allow it with --allow-host\n", 403)
+            return PlainTextResponse("this name is not served; the operator can allow it with --allow-origin\n", 403)
         squeezed = small.is_file() and "gzip" in request.headers.get("accept-encoding", "")
         sent = small if squeezed else path
         try:

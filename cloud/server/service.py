@@ -32,7 +32,7 @@ class Verifier:
         self.arithmetic = model.arithmetic
         self.model_name = settings.served_model_name or model.name
         self.vocab_size = model.vocab_size
-        self.max_context = min(settings.max_context, model.max_positions, MAX_TOKENS)
+        self.max_context = min(settings.max_model_len, model.max_positions, MAX_TOKENS)
         self.max_nodes = settings.max_nodes
         self.accounts = Accounts() if accounts is None else accounts
         self.metrics = Metrics()
@@ -45,15 +45,12 @@ class Verifier:
         pool = KVPool(settings.kv_tokens, self._runner.move)
         self.engine = Engine(self._runner, pool, self.features, model.eos_ids, self.max_context)
         shares = settings.prefix_cache == "on" or (settings.prefix_cache == "auto" and self.accounts.required)
-        self.sessions = SessionStore(
-            pool, self.features.shape, settings.max_sessions, settings.session_ttl, keep_ended=shares
-        )
+        self.sessions = SessionStore(pool, self.features.shape, settings.max_sessions, keep_ended=shares)
         looks_up = settings.lookup == "on" or (settings.lookup == "auto" and model.exact)
         self.scheduler = model.scheduler(
             pool,
             TreeBudget(self.max_nodes),
             max_context=self.max_context,
-            prefill_chunk=settings.prefill_chunk,
             fixed_budget=min(settings.tree_budget, self.max_nodes),
             prefixes=Prefixes(pool, self.sessions, self.metrics) if shares else None,
             lookup=partial(StreamLookup, model.ngrams) if looks_up else None,
@@ -64,8 +61,6 @@ class Verifier:
             self.scheduler,
             self.metrics,
             max_context=self.max_context,
-            max_step_failures=settings.max_step_failures,
-            max_step_seconds=settings.max_step_seconds,
         )
         self.draining = False
 

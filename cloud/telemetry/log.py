@@ -71,7 +71,7 @@ def write_to_stderr(settings: Settings) -> None:
     global _sink
     _sink = _sink or LogSink(sys.stderr.fileno())
     stream = cast(TextIO, _sink)
-    console = settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
+    console = sys.stderr.isatty()
     level = getattr(logging, settings.log_level.upper())
     shared: list[Processor] = [
         structlog.stdlib.add_log_level,

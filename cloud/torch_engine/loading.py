@@ -30,14 +30,14 @@ LoadedDrafter = tuple[MoAConfig, dict[str, Tensor], str]
 def load_model(settings: Settings, source: TargetSource) -> ServedModel:
     """Load the target in `source`, and the drafter that the settings name.
 
-    Raises TargetError or DrafterError with a message of one line. With settings.tp > 1 only rank 0 returns; the others
-    follow it until it ends, then raise SystemExit(0).
+    Raises TargetError or DrafterError with a message of one line. Of several tensor-parallel ranks only rank 0
+    returns; the others follow it until it ends, then raise SystemExit(0).
     """
-    if settings.tp == 1 or settings.threads:  # else torchrun has set them
+    if settings.tensor_parallel_size == 1 or settings.threads:  # else torchrun has set them
         torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
     drafter = load_drafter(Path(settings.drafter).expanduser())
     ranks = _ranks(settings)
-    target = open_target(source).load(settings.torch_dtype, _device(settings, ranks), settings.tp)
+    target = open_target(source).load(settings.torch_dtype, _device(settings, ranks), settings.tensor_parallel_size)
     quantize(target.model, settings.quantization)
     runner = make_runner(target, settings)
     if ranks is None:
@@ -86,7 +86,7 @@ def arithmetic(target: Target, settings: Settings) -> str:
 def make_runner(target: Target, settings: Settings) -> TorchRunner:
     """This rank's runner, with its share of the KV heads."""
     shape = target.config
-    heads = shape.num_key_value_heads // settings.tp
+    heads = shape.num_key_value_heads // settings.tensor_parallel_size
     return TorchRunner(target.model, settings.kv_tokens, heads, head_dim_of(shape), _steps(target, settings))
 
 
@@ -94,19 +94,20 @@ def _steps(target: Target, settings: Settings) -> Steps:
     """How steps run: compiled, if asked to, on a GPU, for the formats and heads that flex_attention has kernels for."""
     model = target.model
     kernels = model.dtype != torch.float64 and head_dim_of(target.config) >= 16
-    fitting = model.device.type == "cuda" and settings.tp == 1 and kernels
+    fitting = model.device.type == "cuda" and settings.tensor_parallel_size == 1 and kernels
     return "compiled" if fitting and settings.cuda_graphs == "on" else "loop"
 
 
 def _ranks(settings: Settings) -> Ranks | None:
-    if settings.tp == 1:
+    size = settings.tensor_parallel_size
+    if size == 1:
         return None
     ranks = Ranks() if "RANK" in os.environ else None
-    if ranks is None or ranks.size != settings.tp:
+    if ranks is None or ranks.size != size:
         found = 1 if ranks is None else ranks.size
         raise TargetError(
-            f"--tp {settings.tp} needs as many processes, but there is {found}; "
-            f"start with: torchrun --nproc-per-node {settings.tp} -m cloud.verifier --tp {settings.tp} ..."
+            f"--tensor-parallel-size {size} needs as many processes, but there is {found}; "
+            f"start with: torchrun --nproc-per-node {size} -m cloud.verifier --tensor-parallel-size {size} ..."
         )
     return ranks
 

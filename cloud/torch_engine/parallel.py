@@ -218,10 +218,14 @@ class Followers:
     """
 
     def __init__(self, settings: Settings) -> None:
-        group = {"WORLD_SIZE": str(settings.tp), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        group = {
+            "WORLD_SIZE": str(settings.tensor_parallel_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }
         self._ended = False
         self._processes: list[subprocess.Popen[bytes]] = []
-        for rank in range(1, settings.tp):
+        for rank in range(1, settings.tensor_parallel_size):
             environment = os.environ | settings.as_environment() | group | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             command = [sys.executable, "-m", "cloud.verifier"]
             process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)

@@ -147,5 +147,5 @@ class Device:
 def verifier_of(folders: dict[str, Path], *arguments: str) -> VerifierProcess:
     return VerifierProcess(
         folders["drafter"], folders["target"].parent / "log", "--model", str(folders["target"]), "--dtype", "float64",
-        "--threads", "1", "--max-context", str(MAX_CONTEXT), "--max-nodes", "32", "--kv-tokens", "600", *arguments,
+        "--threads", "1", "--max-model-len", str(MAX_CONTEXT), "--max-nodes", "32", "--kv-tokens", "600", *arguments,
     )  # fmt: skip

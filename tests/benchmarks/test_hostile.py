@@ -57,9 +57,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     hashes = {name: hashlib.sha256(token.encode()).hexdigest() for name, token in tokens.items()}
     (folder / "tokens").write_text("".join(f"{name} {digest}\n" for name, digest in hashes.items()))
     flags = ["--model", str(folder / "target"), "--drafter", str(folder / "drafter"), "--port", "0"]
-    flags += ["--auth-file", str(folder / "tokens"), "--max-context", "128", "--max-nodes", "24", "--kv-tokens", "4096"]
-    flags += ["--request-seconds", "2", "--message-seconds", "2", "--max-connections", "500", "--threads", "1"]
-    command = [sys.executable, "-m", "benchmarks.slow_target", "--step-ms", str(STEP_MS), *flags]
+    flags += [
+        "--auth-file",
+        str(folder / "tokens"),
+        "--max-model-len",
+        "128",
+        "--max-nodes",
+        "24",
+        "--kv-tokens",
+        "4096",
+    ]
+    limits = ("REQUEST_SECONDS=2", "MESSAGE_SECONDS=2", "MAX_CONNECTIONS=500")
+    tuned = [word for each in limits for word in ("--set", f"cloud.server.limits.{each}")]
+    tuned += ["--module", "benchmarks.slow_target", "--step-ms", str(STEP_MS), "--threads", "1"]
+    command = [sys.executable, "-m", "tests.cloud.tuned_verifier", *tuned, *flags]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
     try:

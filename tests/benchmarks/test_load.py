@@ -39,7 +39,7 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_ORDER, FINISH_EOS, FINISH_NONE, Verdict
 from outrider_core.targets.source import TargetSource
-from tests.cloud.drive import expected_path, serve
+from tests.cloud.drive import expected_path, in_chunks, serve
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 from tests.waiting import HANG
 
@@ -58,15 +58,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 @pytest.fixture(scope="module")
 def address(folders: Folders) -> Iterator[str]:
-    settings = Settings(max_context=128, max_nodes=24, kv_tokens=2048, max_sessions=32, prefill_chunk=32)
-    with serve(
-        Verifier(
-            torch_model(
-                load_target(TargetSource.resolve(str(folders[0])), "float64"), load_drafter(folders[1]), settings
-            ),
-            settings,
-        )
-    ) as address:
+    settings = Settings(max_model_len=128, max_nodes=24, kv_tokens=2048, max_sessions=32)
+    target = load_target(TargetSource.resolve(str(folders[0])), "float64")
+    model = torch_model(target, load_drafter(folders[1]), settings)
+    with serve(in_chunks(Verifier(model, settings), 32)) as address:
         yield address
 
 
@@ -317,7 +312,7 @@ def test_token_and_tls(address: str, folders: Folders, tmp_path: Path, capsys: p
 
 
 def test_own_server_idle_sockets_and_flags_passed_through(folders: Folders, tmp_path: Path) -> None:
-    limits = ("--max-context", "128", "--max-nodes", "16", "--kv-tokens", "1024", "--threads", "1")
+    limits = ("--max-model-len", "128", "--max-nodes", "16", "--kv-tokens", "1024", "--threads", "1")
     assert load.main(flags(folders, tmp_path, "--devices", "2", "--idle", "60", "--", *limits)) == 0
     figures = figures_of(tmp_path)
     assert figures["idle"]["sockets"] == 60
@@ -340,7 +335,19 @@ def answers(port: int) -> bool:
 
 def test_a_signal_ends_the_verifier_too(folders: Folders, tmp_path: Path) -> None:
     """SIGTERM goes the way of Ctrl-C."""
-    more = ("--devices", "1", "--seconds", "100", "--", "--threads", "1", "--max-context", "128", "--kv-tokens", "1024")
+    more = (
+        "--devices",
+        "1",
+        "--seconds",
+        "100",
+        "--",
+        "--threads",
+        "1",
+        "--max-model-len",
+        "128",
+        "--kv-tokens",
+        "1024",
+    )
     command = [sys.executable, "-m", "benchmarks.load", *flags(folders, tmp_path, *more)]
     process = subprocess.Popen(
         command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, start_new_session=True

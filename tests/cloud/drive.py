@@ -53,26 +53,37 @@ from tests.waiting import HANG, until
 DRAFTER_HASH = "tiny-drafter"
 HELLO = Hello(1, "tiny-target", DRAFTER_HASH)
 GREEDY = Sampling()
+#: constants of the product that a test may set for its server
+GATE_LIMITS = ("request_seconds", "message_seconds", "max_connections")
 
 
 def make_verifier(
     model: Any,
     eos_ids: tuple[int, ...] = (3,),
     *,
+    prefill_chunk: int = 16,
     steps: Steps | None = None,
     accounts: Accounts | None = None,
     **settings: Any,
 ) -> Verifier:
     """A verifier of the tiny model, not started. steps: how its runner runs them; None: as is fit for the device."""
-    values = {"max_context": 128, "max_nodes": 24, "kv_tokens": 512, "max_sessions": 32, "prefill_chunk": 16}
+    values = {"max_model_len": 128, "max_nodes": 24, "kv_tokens": 512, "max_sessions": 32}
     drafter = (*tiny_drafter_config(model), DRAFTER_HASH)
-    chosen = Settings(**{**values, "max_step_seconds": HANG, **settings})
+    chosen = Settings(**{**values, **settings})
     target = tiny_target(model, eos_ids)
     runner = None
     if steps is not None:
         shape = target.config
         runner = TorchRunner(target.model, chosen.kv_tokens, shape.num_key_value_heads, head_dim_of(shape), steps)
-    return Verifier(torch_model(target, drafter, chosen, runner), chosen, accounts)
+    verifier = Verifier(torch_model(target, drafter, chosen, runner), chosen, accounts)
+    verifier.batcher.watchdog.seconds = HANG
+    return in_chunks(verifier, prefill_chunk)
+
+
+def in_chunks(verifier: Verifier, tokens: int) -> Verifier:
+    """The same verifier, which prefills at most this many tokens a step."""
+    verifier.scheduler.prefill_chunk = tokens
+    return verifier
 
 
 @contextmanager
@@ -120,7 +131,7 @@ class Direct:
 
 @contextmanager
 def serve(verifier: Verifier, uvicorn_options: dict[str, Any] | None = None, **options: Any) -> Iterator[str]:
-    """A real uvicorn server on loopback; yields host:port. options: settings, or of cloud.app.App.
+    """A real uvicorn server on loopback; yields host:port. options: settings, or of cloud.app.App, or of its gate.
 
     Clients may take their time, unless the options say otherwise.
     """
@@ -128,7 +139,10 @@ def serve(verifier: Verifier, uvicorn_options: dict[str, Any] | None = None, **o
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     own = {name: options.pop(name) for name in ("hello_seconds", "extra_routes") if name in options}
-    config = uvicorn_config(App(verifier, Settings(**options), **own), **(uvicorn_options or {}))
+    limits = {name: options.pop(name) for name in GATE_LIMITS if name in options}
+    app = App(verifier, Settings(**options), **own)
+    vars(app.gate).update(limits)
+    config = uvicorn_config(app, **(uvicorn_options or {}))
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -26,7 +26,7 @@ from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Verdict
 from outrider_core.targets.part import Part
 from outrider_core.targets.source import TargetSource
-from tests.cloud.drive import random_tree, started
+from tests.cloud.drive import in_chunks, random_tree, started
 from tests.tiny import tiny_drafter_config
 from tests.waiting import HANG
 
@@ -52,7 +52,7 @@ def main() -> None:
     folder, families = Path(sys.argv[1]), sys.argv[2:]
     ranks = Ranks()
     for family in families:
-        settings = Settings(max_context=128, max_nodes=24, kv_tokens=256, prefill_chunk=16, tp=2, prefix_cache="on")
+        settings = Settings(max_model_len=128, max_nodes=24, kv_tokens=256, tensor_parallel_size=2, prefix_cache="on")
         target = load_target(TargetSource.resolve(str(folder / family)), "float64", tp=2)
         runner = make_runner(target, settings)
         if ranks.rank > 0:
@@ -61,7 +61,8 @@ def main() -> None:
         plain = load_target(TargetSource.resolve(str(folder / family)), "float64").model
         config, tensors = tiny_drafter_config(plain, target.model_hash)
         leader = Leader(runner, counted := CountedRanks(ranks), config.target_layers)
-        verifier = Verifier(torch_model(target, (config, tensors, "tiny"), settings, leader), settings)
+        model = torch_model(target, (config, tensors, "tiny"), settings, leader)
+        verifier = in_chunks(Verifier(model, settings), 16)
         truths = json.loads((folder / f"{family}.json").read_text())
         joined = joins_rows(leader, config.target_layers)
         counted.commands.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ TRUTH = tiny_truth(MODEL, PROMPT, Sampling(), 60)
 class Running:
     """A verifier process on the tiny target.
 
-    step_ms: its steps take at least so long. fault: the file that tests.cloud.faulty_verifier reads. stderr: a file
-    descriptor; by default the file `log`. wait: for the ready line.
+    step_ms: its steps take at least so long. fault: the file that tests.cloud.faulty_verifier reads. constants: of the
+    product, by their full names. stderr: a file descriptor; by default the file `log`. wait: for the ready line.
     """
 
     def __init__(
@@ -39,15 +39,19 @@ class Running:
         *flags: str,
         step_ms: int = 0,
         fault: Path | None = None,
+        constants: Mapping[str, float] = {},
         stderr: int | None = None,
         wait: bool = True,
     ) -> None:
         self.target_hash = (folder / "hash").read_text()
-        limits = ["--max-context", "128", "--max-nodes", "16", "--kv-tokens", "1024", "--port", "0"]
+        limits = ["--max-model-len", "128", "--max-nodes", "16", "--kv-tokens", "1024", "--port", "0"]
         models = ["--model", str(folder / "target"), "--drafter", str(folder / "drafter")]
         module = ["benchmarks.slow_target", "--step-ms", str(step_ms)] if step_ms else ["cloud.verifier"]
         if fault is not None:
             module = ["tests.cloud.faulty_verifier", str(fault)]
+        if constants:
+            given = [word for name, value in constants.items() for word in ("--set", f"{name}={value}")]
+            module = ["tests.cloud.tuned_verifier", *given, "--module", *module]
         self.log = folder / "log"
         with self.log.open("a") as log:
             log.truncate(0)

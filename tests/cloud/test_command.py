@@ -60,7 +60,7 @@ def running(folders: tuple[Path, Path, str], *flags: str) -> Iterator[tuple[subp
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serves_until_a_signal_and_exits_0(folders: tuple[Path, Path, str], number: signal.Signals) -> None:
-    with running(folders, "--max-context", "64", "--max-nodes", "16", "--kv-tokens", "512") as (process, line):
+    with running(folders, "--max-model-len", "64", "--max-nodes", "16", "--kv-tokens", "512") as (process, line):
         found = re.search(
             r"ws://(127\.0\.0\.1:\d+)/v1/verify target=(\w+) drafter=(\w+) max_context=64 max_nodes=16", line
         )
@@ -138,5 +138,5 @@ def test_help_names_every_flag() -> None:
         [*COMMAND, "--help"], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG
     )
     assert result.returncode == 0
-    for flag in ("model", "drafter", "host", "port", "kv-tokens", "prefill-chunk", "session-ttl", "insecure"):
+    for flag in ("model", "drafter", "host", "port", "kv-tokens", "max-model-len", "tensor-parallel-size", "insecure"):
         assert f"--{flag}" in result.stdout

@@ -106,8 +106,9 @@ def test_closed_standard_streams_are_given_a_place(folder: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["fail", "die", "hang"])
 def test_a_broken_engine_ends_the_process(folder: Path, tmp_path: Path, fault: str) -> None:
-    flags = ["--max-step-failures", "4", "--max-step-seconds", "3" if fault == "hang" else str(HANG)]
-    with running(folder, *flags, fault=tmp_path / "fault") as server:
+    seconds = 3 if fault == "hang" else HANG
+    limits = {"cloud.engine.batcher.MAX_STEP_FAILURES": 4, "cloud.engine.batcher.MAX_STEP_SECONDS": seconds}
+    with running(folder, constants=limits, fault=tmp_path / "fault") as server:
         expect_answers(server)
         client = server.client()
         (tmp_path / "fault").write_text(fault)
@@ -126,7 +127,8 @@ def test_a_broken_engine_ends_the_process(folder: Path, tmp_path: Path, fault: s
 
 
 def test_a_failed_step_is_counted_and_a_good_one_forgets_it(folder: Path, tmp_path: Path) -> None:
-    with running(folder, "--max-step-failures", "3", fault=tmp_path / "fault") as server:
+    limits = {"cloud.engine.batcher.MAX_STEP_FAILURES": 3}
+    with running(folder, constants=limits, fault=tmp_path / "fault") as server:
         for failures in (2, 4, 6):
             (tmp_path / "fault").write_text("fail")
             with server.client() as client:

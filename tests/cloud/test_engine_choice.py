@@ -51,7 +51,7 @@ def test_a_cpu_runs_the_8_bit_engine(folder: Path) -> None:
         {"dtype": "bfloat16"},
         {"quantization": "fp8"},
         {"device": "cuda:1"},
-        {"tp": 2},
+        {"tensor_parallel_size": 2},
     ],
 )
 def test_what_only_torch_has_takes_torch(folder: Path, values: dict[str, Any]) -> None:

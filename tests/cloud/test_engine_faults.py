@@ -50,8 +50,9 @@ def test_a_session_whose_logits_are_not_numbers_fails_alone(sampling: Sampling, 
     assert "outrider:unusable_logits_total 3.0" in text
 
 
-def test_a_device_broken_for_good_is_not_ready() -> None:
-    verifier = make_verifier(tiny_model(), (), max_step_failures=3)
+def test_a_device_broken_for_good_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloud.engine.batcher.MAX_STEP_FAILURES", 3)
+    verifier = make_verifier(tiny_model(), ())
     with serve(verifier) as address:
         healths = [httpx.get(f"http://{address}/{path}") for path in ("healthz", "readyz")]
         assert [(health.status_code, health.text) for health in healths] == [(200, "alive\n"), (200, "ready\n")]

@@ -28,7 +28,7 @@ from outrider_core.targets.cached import cached_target
 from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
 from outrider_core.targets.source import TargetSource
-from tests.cloud.drive import Direct, random_tree, started
+from tests.cloud.drive import Direct, in_chunks, random_tree, started
 from tests.e2e.conftest import DRAFTER, needs_default_bundle
 from tests.waiting import HANG
 
@@ -106,12 +106,10 @@ def test_every_row_of_logits_is_that_of_plain_decoding() -> None:
     truths = [plain(bundle, alone, *each) for each in zip(prompts, samplings, strict=True)]
 
     # a pool for half of the sessions, and prompts in pieces
-    settings = Settings(
-        drafter=DRAFTER, max_context=256, max_nodes=24, tree_budget=24, kv_tokens=AT_ONCE * 64, prefill_chunk=29
-    )
+    settings = Settings(drafter=DRAFTER, max_model_len=256, max_nodes=24, tree_budget=24, kv_tokens=AT_ONCE * 64)
     model = load_model(settings, TargetSource.resolve(settings.model))
     ledger = Ledger(model.runner)
-    verifier = Verifier(ServedModel(**{**vars(model), "runner": ledger}), settings)
+    verifier = in_chunks(Verifier(ServedModel(**{**vars(model), "runner": ledger}), settings), 29)
     rng = random.Random(0)
     with started(verifier) as direct:
         for start in range(0, ANSWERS, AT_ONCE):

@@ -16,6 +16,7 @@ import yaml
 
 from cloud.http_server import LAST_SECONDS
 from cloud.scaling.options import Scale
+from cloud.server.limits import MAX_CONNECTIONS
 from cloud.settings import Settings
 from cloud.telemetry.metrics import Metrics
 
@@ -110,7 +111,7 @@ def test_the_unit_waits_for_the_longest_end_and_restarts_no_wrong_setting() -> N
     assert int(unit["TimeoutStopSec"]) > Settings().shutdown_timeout + LAST_SECONDS
     assert (unit["Restart"], unit["RestartPreventExitStatus"]) == ("on-failure", "2")
     assert find_spec(unit["ExecStart"].split(" -m ")[1].split()[0])
-    assert int(unit["LimitNOFILE"]) > Settings().max_connections
+    assert int(unit["LimitNOFILE"]) > MAX_CONNECTIONS
 
 
 def test_the_container_file_names_what_exists() -> None:

@@ -34,6 +34,7 @@ from tests.waiting import HANG, until
 MODEL = tiny_model()
 PROMPT = [5, 6, 7]
 TRUTH = plain_decode(MODEL, PROMPT, Sampling(), 40, eos_ids=())
+REQUEST_SECONDS = "cloud.server.limits.REQUEST_SECONDS"
 HALF = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Half: "
 WHOLE = HALF + b"y\r\n\r\n"
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "w5 w6"}], "max_tokens": 3, "temperature": 0}
@@ -301,7 +302,7 @@ def test_accounts_take_turns_at_the_tokenizer() -> None:
 def test_strangers_cannot_take_all_descriptors(tmp_path: Path) -> None:
     """A process with few descriptors, and a stranger with more sockets than that, each with half a request."""
     folder = save_folder(tmp_path)
-    with running(folder, "--sockets-per-address", "20", "--request-seconds", "2") as server:
+    with running(folder, "--sockets-per-address", "20", constants={REQUEST_SECONDS: 2}) as server:
         open_now = len(os.listdir(f"/proc/{server.process.pid}/fd"))
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (open_now + 60, open_now + 60))
         host, port = server.address.split(":")
@@ -326,8 +327,8 @@ def test_a_tls_handshake_that_does_not_begin_is_cut(tmp_path: Path) -> None:
     issued = trustme.CA().issue_cert("localhost")
     issued.cert_chain_pems[0].write_to_path(str(tmp_path / "chain.pem"))
     issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-    tls = ["--tls-cert", str(tmp_path / "chain.pem"), "--tls-key", str(tmp_path / "key.pem")]
-    with running(folder, *tls, "--request-seconds", "1") as server:
+    tls = ["--ssl-certfile", str(tmp_path / "chain.pem"), "--ssl-keyfile", str(tmp_path / "key.pem")]
+    with running(folder, *tls, constants={REQUEST_SECONDS: 1}) as server:
         host, port = server.address.split(":")
         with socket.create_connection((host, int(port)), timeout=HANG) as silent:
             assert ends(silent) == b""  # by default it would have a minute, and be counted by nobody

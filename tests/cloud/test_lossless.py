@@ -276,7 +276,7 @@ def test_full_context_ends_the_walk() -> None:
     prompt = [9, 8, 7]
     truth = plain_decode(model, prompt, Sampling(), 12, eos_ids=(), max_context=10)
     assert len(truth) == 7
-    with started(make_verifier(model, (), max_context=10)) as direct:
+    with started(make_verifier(model, (), max_model_len=10)) as direct:
         session = os.urandom(16)
         direct.open(session, prompt)
         verdict = direct.verify(session, 1, 3, TokenTree.chain(truth)).get(timeout=HANG)

@@ -25,7 +25,7 @@ from outrider_core.targets.cached import cached_target
 from outrider_core.targets.convert import make_target_bundle
 from outrider_core.targets.identity import model_identity
 from outrider_core.targets.source import TargetError, TargetSource
-from tests.cloud.drive import random_tree, started
+from tests.cloud.drive import in_chunks, random_tree, started
 from tests.models.odd_moa import ODD, random_moa, random_sequence
 from tests.targets.plain import lowered, plain_decode_8bit, skip_unless_exact
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_drafter_config, tiny_model
@@ -53,9 +53,9 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_many_sessions_with_evictions(bundle: tuple[TargetBundle, object]) -> None:
     made, model = bundle
     config, tensors = tiny_drafter_config(model)
-    settings = Settings(max_context=128, max_nodes=24, kv_tokens=384, prefill_chunk=5, tree_budget=8, threads=1)
+    settings = Settings(max_model_len=128, max_nodes=24, kv_tokens=384, tree_budget=8, threads=1)
     arrays = {name: tensor.float().numpy() for name, tensor in tensors.items()}
-    verifier = Verifier(onnx_model(made, config, arrays, "tiny", settings), settings)
+    verifier = in_chunks(Verifier(onnx_model(made, config, arrays, "tiny", settings), settings), 5)
     rng = random.Random(0)
     prompts = [[rng.randrange(4, 199) for _ in range(rng.randrange(3, 30))] for _ in range(5)]
     truths = [[*prompt, *plain_decode_8bit(made, prompt, SAMPLINGS[i % 3], 30)] for i, prompt in enumerate(prompts)]
@@ -109,7 +109,7 @@ def test_a_prepared_bundle_is_served_from_its_folder(tmp_path: Path, bits: int) 
     folder = tmp_path / "prepared"
     made = make_target_bundle(TargetSource("mine", tmp_path / "target"), folder, 256, calibrate=False, bits=bits)
     shutil.rmtree(tmp_path / "target")
-    values = {"model": str(folder), "drafter": tmp_path / "drafter", "max_context": 128, "kv_tokens": 384}
+    values = {"model": str(folder), "drafter": tmp_path / "drafter", "max_model_len": 128, "kv_tokens": 384}
     settings = Settings(max_nodes=24, threads=1, tree_budget=8, **values)
     assert choose_engine(settings, TargetSource.resolve(settings.model)) == Choice(
         "onnx", "the target is a target bundle"

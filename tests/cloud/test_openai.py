@@ -57,7 +57,7 @@ CONTEXT = 400
 @contextmanager
 def served(eos_ids: tuple[int, ...] = (), **settings: Any) -> Iterator[tuple[Verifier, str]]:
     """A verifier with the routes; yields it and the URL of /v1. At the end no session may be left."""
-    verifier = make_verifier(MODEL, eos_ids, **{"max_context": CONTEXT, "kv_tokens": 4096, **settings})
+    verifier = make_verifier(MODEL, eos_ids, **{"max_model_len": CONTEXT, "kv_tokens": 4096, **settings})
     verifier.tokenizer, verifier.model_name = chat_tokenizer_of(TOKENIZER), NAME
     with serve(verifier) as address:
         yield verifier, f"http://{address}/v1"
@@ -245,7 +245,7 @@ def test_max_tokens(url: str) -> None:
 
 
 def test_the_context_ends_the_answer() -> None:
-    with served(max_context=40) as (_, url):
+    with served(max_model_len=40) as (_, url):
         for most in (None, 34, 10**9):
             whole = complete(url, **GREEDY, max_tokens=most)
             assert text_of(whole) == words(truth(Sampling(), 33))
@@ -651,7 +651,7 @@ def test_a_client_that_hangs_up_while_it_sends(url: str) -> None:
 
 def test_a_reader_that_stands_still_holds_no_session() -> None:
     name = "tiny" * 5000  # stands in every event, so that they soon fill all buffers on the way
-    verifier = make_verifier(MODEL, (), max_context=CONTEXT, kv_tokens=4096)
+    verifier = make_verifier(MODEL, (), max_model_len=CONTEXT, kv_tokens=4096)
     content = json.dumps(body(**GREEDY, model=name, stream=True, max_tokens=300)).encode()
     verifier.tokenizer, verifier.model_name = chat_tokenizer_of(TOKENIZER), name
     with serve(verifier) as address, socket.socket() as client:

@@ -49,7 +49,7 @@ MOST = 400
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[Verifier, OpenAI]]:
-    verifier = make_verifier(MODEL, max_context=1600, kv_tokens=16_000)
+    verifier = make_verifier(MODEL, max_model_len=1600, kv_tokens=16_000)
     verifier.tokenizer, verifier.model_name = chat_tokenizer_of(TOKENIZER), NAME
     with serve(verifier) as address, OpenAI(base_url=f"http://{address}/v1", api_key="x", max_retries=0) as client:
         yield verifier, client
@@ -213,7 +213,7 @@ def deep(levels: int) -> str:
 @pytest.mark.parametrize("levels", [100, 470, 900, 4000])
 def test_arguments_that_no_template_can_write_are_refused(levels: int) -> None:
     """A template that writes calls itself walks through them."""
-    verifier = make_verifier(MODEL, max_context=1600, kv_tokens=4000)
+    verifier = make_verifier(MODEL, max_model_len=1600, kv_tokens=4000)
     tokenizer = json_tokenizer()
     tokenizer.chat_template = NATIVE
     verifier.tokenizer, verifier.model_name = chat_tokenizer_of(tokenizer), NAME

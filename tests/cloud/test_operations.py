@@ -119,7 +119,7 @@ def test_sigterm_lets_answers_end_and_says_so(folder: Path) -> None:
 
 def test_the_shutdown_timeout_is_kept(folder: Path) -> None:
     """An answer without end does not keep the process: it ends within the grace time."""
-    with running(folder, "--shutdown-timeout", "0.2", "--max-context", "512", "--kv-tokens", "1024") as server:
+    with running(folder, "--shutdown-timeout", "0.2", "--max-model-len", "512", "--kv-tokens", "1024") as server:
         client = server.client()
         client.open(PROMPT)
         client.send(Generate(0, 1, 3, 500))
@@ -135,7 +135,7 @@ def test_the_shutdown_timeout_is_kept(folder: Path) -> None:
 
 
 def test_a_second_signal_ends_at_once(folder: Path) -> None:
-    with running(folder, "--shutdown-timeout", "600", "--max-context", "512") as server:
+    with running(folder, "--shutdown-timeout", "600", "--max-model-len", "512") as server:
         client = server.client()
         client.open([5] * 10)
         client.send(Generate(0, 1, 10, 480))
@@ -177,12 +177,12 @@ def test_sighup_reads_the_tokens_again(folder: Path, tmp_path: Path, capsys: pyt
 
 def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "verifier.toml"
-    file.write_text('port = 1\nmax_nodes = 2\nsession_ttl = 3.5\nallow_origin = ["https://a"]\n')
+    file.write_text('port = 1\nmax_nodes = 2\nshutdown_timeout = 3.5\nallow_origin = ["https://a"]\n')
     monkeypatch.setenv("VERIFIER_CONFIG", str(file))
     monkeypatch.setenv("VERIFIER_MAX_NODES", "20")
     monkeypatch.setenv("VERIFIER_PORT", "10")
     settings = read_settings(["--port", "100"])
-    assert (settings.port, settings.max_nodes, settings.session_ttl) == (100, 20, 3.5)
+    assert (settings.port, settings.max_nodes, settings.shutdown_timeout) == (100, 20, 3.5)
     assert settings.allow_origin == ["https://a"]
     again = tmp_path / "again.toml"
     again.write_text(settings.as_toml())
@@ -210,17 +210,17 @@ def test_printed_settings_of_either_engine_can_be_read(tmp_path: Path) -> None:
     ("flags", "says"),
     [
         (["--config", "/nowhere.toml"], "/nowhere.toml"),
-        (["--tls-cert", "/nowhere.pem"], "tls_key"),
-        (["--tls-cert", "/nowhere.pem", "--tls-key", "/nowhere.key"], "/nowhere.pem"),
+        (["--ssl-certfile", "/nowhere.pem"], "ssl_keyfile"),
+        (["--ssl-certfile", "/nowhere.pem", "--ssl-keyfile", "/nowhere.key"], "/nowhere.pem"),
         (
-            ["--tls-cert", "README.md", "--tls-key", "LICENSE"],
-            "--tls-cert README.md, --tls-key LICENSE: not a certificate",
+            ["--ssl-certfile", "README.md", "--ssl-keyfile", "LICENSE"],
+            "--ssl-certfile README.md, --ssl-keyfile LICENSE: not a certificate",
         ),
         (["--page", "/nowhere"], "--page: /nowhere holds no index.html"),
         (["--auth-file", "/nowhere"], "/nowhere"),
-        (["--host", "0.0.0.0", "--auth-file", "x"], "--tls-cert"),
+        (["--host", "0.0.0.0", "--auth-file", "x"], "--ssl-certfile"),
         (["--insecure", "maybe"], "maybe"),
-        (["--engine", "onnx", "--tp", "2", "--dtype", "bfloat16"], "--tp, --dtype"),
+        (["--engine", "onnx", "--tensor-parallel-size", "2", "--dtype", "bfloat16"], "--tensor-parallel-size, --dtype"),
     ],
 )
 def test_wrong_settings_are_one_line(flags: list[str], says: str) -> None:
@@ -262,7 +262,7 @@ def test_sighup_reads_the_certificate_again(folder: Path, tmp_path: Path) -> Non
         key.write_bytes(issued.private_key_pem.bytes())
 
     issue("first")
-    tls = ["--tls-cert", str(chain), "--tls-key", str(key)]
+    tls = ["--ssl-certfile", str(chain), "--ssl-keyfile", str(key)]
     with running(folder, *tls) as server:
         assert peer_name(server.address, authority) == "first"
         issue("second")

@@ -87,7 +87,7 @@ def test_the_command_serves_with_two_ranks(tmp_path: Path) -> None:
             *TORCHRUN,
             "-m",
             "cloud.verifier",
-            "--tp",
+            "--tensor-parallel-size",
             "2",
             "--model",
             str(tmp_path / "target"),
@@ -95,7 +95,7 @@ def test_the_command_serves_with_two_ranks(tmp_path: Path) -> None:
             str(tmp_path / "drafter"),
             "--port",
             "0",
-            "--max-context",
+            "--max-model-len",
             "64",
             "--kv-tokens",
             "512",
@@ -127,7 +127,7 @@ def test_the_command_serves_with_two_ranks(tmp_path: Path) -> None:
 
 def test_wrong_number_of_ranks(tmp_path: Path) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "cloud.verifier", "--tp", "2", "--port", "0"],
+        [sys.executable, "-m", "cloud.verifier", "--tensor-parallel-size", "2", "--port", "0"],
         cwd=ROOT,
         env=ENVIRONMENT,
         capture_output=True,

@@ -106,7 +106,7 @@ class World:
     """Devices of two accounts and their verifier, whose pool holds two or three of them."""
 
     def __init__(self, steps: Steps = "loop") -> None:
-        values = {"prefix_cache": "on", "max_context": CONTEXT, "kv_tokens": 96, "prefill_chunk": 9}
+        values = {"prefix_cache": "on", "max_model_len": CONTEXT, "kv_tokens": 96, "prefill_chunk": 9}
         self.hand = ByHand(make_verifier(TINY, (), steps=steps, **values))
         self.devices = [Device(bytes([index]) * 16, account) for index, account in enumerate(ACCOUNTS)]
         pool = self.hand.verifier.engine.pool

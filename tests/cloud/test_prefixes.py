@@ -17,18 +17,18 @@ from cloud.settings import Settings
 from outrider_core.protocol.rows import unpack_rows
 from outrider_core.protocol.wire import Verdict
 from tests.cloud.by_hand import ByHand
-from tests.cloud.drive import make_verifier, random_tree
+from tests.cloud.drive import in_chunks, make_verifier, random_tree
 from tests.targets.plain import lowered
 from tests.tiny import tiny_drafter_config, tiny_model
 
 VOCAB = 199
 SYSTEM = [random.Random(0).randrange(4, VOCAB) for _ in range(1000)]
-SHARED = {"max_context": 1100, "max_nodes": 24, "kv_tokens": 32768, "prefill_chunk": 256}
+SHARED = {"max_model_len": 1100, "max_nodes": 24, "kv_tokens": 32768}
 
 
 def torch_verifier(steps: Any) -> Callable[..., Verifier]:
     model = tiny_model("qwen3", seed=7, vocab=VOCAB, positions=2048)
-    return lambda **values: make_verifier(model, (), steps=steps, **{**SHARED, **values})
+    return lambda **values: make_verifier(model, (), steps=steps, **{"prefill_chunk": 256, **SHARED, **values})
 
 
 @pytest.fixture(scope="module", params=["onnx", "loop"])
@@ -41,9 +41,9 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     config, tensors = tiny_drafter_config(model)
     arrays = {name: tensor.float().numpy() for name, tensor in tensors.items()}
 
-    def onnx_verifier(**values: Any) -> Verifier:
+    def onnx_verifier(prefill_chunk: int = 256, **values: Any) -> Verifier:
         settings = Settings(**{**SHARED, "threads": 1, **values})
-        return Verifier(onnx_model(bundle, config, arrays, "tiny", settings), settings)
+        return in_chunks(Verifier(onnx_model(bundle, config, arrays, "tiny", settings), settings), prefill_chunk)
 
     return onnx_verifier
 
@@ -135,7 +135,7 @@ def test_one_that_gives_up_in_the_middle_leaves_what_it_ran(make: Callable[..., 
 def test_a_conversation_goes_on_from_what_its_last_answer_left(make: Callable[..., Verifier]) -> None:
     """Also in a pool that cannot hold it twice. A new conversation with its beginning leaves the rest to it."""
     for rows in (624, 4096):
-        hand = ByHand(make(prefix_cache="on", max_context=600, kv_tokens=rows))
+        hand = ByHand(make(prefix_cache="on", max_model_len=600, kv_tokens=rows))
         text = SYSTEM[:300]
         hand.open(b"1" * 16, text)
         said = hand.generate(b"1" * 16, 1, 300, 40)
@@ -159,7 +159,7 @@ def test_a_conversation_goes_on_from_what_its_last_answer_left(make: Callable[..
 
 def test_what_was_left_goes_first() -> None:
     """Before sessions of any account, of the one that holds most first."""
-    hand = ByHand(torch_verifier("loop")(prefix_cache="on", max_context=200, kv_tokens=1024))
+    hand = ByHand(torch_verifier("loop")(prefix_cache="on", max_model_len=200, kv_tokens=1024))
     small = [*SYSTEM[:100], 5]
     hand.open(b"s" * 16, small, "small")
     hand.finish()

@@ -34,7 +34,7 @@ def test_completions_share_within_their_account(tmp_path: Path, capsys: pytest.C
         assert make_token([str(tmp_path / "tokens"), name]) == 0
         tokens[name] = capsys.readouterr().out.strip()
     model = tiny_model("llama", seed=4, positions=1024)
-    limits = {"max_context": 512, "kv_tokens": 8192, "prefill_chunk": 128}
+    limits = {"max_model_len": 512, "kv_tokens": 8192, "prefill_chunk": 128}
     verifier = make_verifier(model, (), accounts=Accounts(tmp_path / "tokens"), **limits)
     verifier.tokenizer, verifier.model_name = chat_tokenizer_of(tiny_tokenizer()), "tiny"
 

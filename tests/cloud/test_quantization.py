@@ -95,5 +95,5 @@ def test_without_torchao_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
 
 def test_ranks_and_rounding_do_not_go_together() -> None:
-    with pytest.raises(ValueError, match="--quantization int8 works on one device, not with --tp 2"):
-        Settings(quantization="int8", tp=2)
+    with pytest.raises(ValueError, match="--quantization int8 works on one device, not with --tensor-parallel-size"):
+        Settings(quantization="int8", tensor_parallel_size=2)

@@ -67,7 +67,7 @@ class Fleet:
 
 
 def verifier_flags(folders: Path) -> list[str]:
-    flags = ["--threads", "1", "--max-context", "128", "--max-nodes", "16", "--kv-tokens", "512"]
+    flags = ["--threads", "1", "--max-model-len", "128", "--max-nodes", "16", "--kv-tokens", "512"]
     return ["--model", str(folders / "target"), "--drafter", str(folders / "drafter"), *flags]
 
 
@@ -255,7 +255,7 @@ def test_a_tensor_parallel_replica(folders: Path, hello: Hello, environment: dic
     """Its second rank runs beside it; if that dies, the replica is replaced, ranks and all, and the session resumes."""
     truth = tiny_truth(tiny_model(dtype=torch.float32), PROMPT, Sampling(), 8)
     folder = Path(environment["RAY_TMPDIR"])
-    with run_fleet(environment, hello, 1, [*verifier_flags(folders), "--tp", "2"]) as fleet:
+    with run_fleet(environment, hello, 1, [*verifier_flags(folders), "--tensor-parallel-size", "2"]) as fleet:
         client = fleet.connect()
         client.open(PROMPT)
         assert client.verify(1, len(PROMPT), TokenTree.chain(truth[:3])).bonus == truth[3]
@@ -347,12 +347,12 @@ def test_options_of_the_deployment() -> None:
     ("arguments", "text"),
     [
         ({"replicas": 0}, "--replicas"),
-        ({"max_context": "many"}, "--max-context"),
+        ({"max_model_len": "many"}, "--max-model-len"),
         ({"bogus": 1}, "--bogus"),
         ({"replicas": 3, "max_replicas": 2}, "max_replicas 2 is less than replicas 3"),
         ({"device": "cuda"}, "gpus_per_replica"),
         ({"device": "cpu", "gpus_per_replica": 1}, "would idle"),
-        ({"device": "cuda", "gpus_per_replica": 1, "tp": 2}, "tp 2 needs 2 GPUs"),
+        ({"device": "cuda", "gpus_per_replica": 1, "tensor_parallel_size": 2}, "tensor_parallel_size 2 needs 2 GPUs"),
     ],
 )
 def test_build_refuses(arguments: dict[str, Any], text: str) -> None:

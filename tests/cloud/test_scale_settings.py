@@ -33,10 +33,10 @@ def files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     (tmp_path / "key.pem").write_bytes(issued.private_key_pem.bytes())
     lines = [
         f'auth_file = "{tmp_path}/tokens"',
-        f'tls_cert = "{tmp_path}/chain.pem"',
-        f'tls_key = "{tmp_path}/key.pem"',
+        f'ssl_certfile = "{tmp_path}/chain.pem"',
+        f'ssl_keyfile = "{tmp_path}/key.pem"',
     ]
-    (tmp_path / "verifier.toml").write_text("\n".join([*lines, "max_context = 96", 'host = "10.1.2.3"', "port = 1"]))
+    (tmp_path / "verifier.toml").write_text("\n".join([*lines, "max_model_len = 96", 'host = "10.1.2.3"', "port = 1"]))
     return tmp_path
 
 
@@ -46,7 +46,7 @@ def test_the_config_file_is_honoured(files: Path, monkeypatch: pytest.MonkeyPatc
     if not by_flag:
         monkeypatch.setenv("VERIFIER_CONFIG", str(files / "verifier.toml"))
     settings = _settings(flags, "0.0.0.0", 8765)  # would be refused without token file and certificate
-    assert settings.auth_file == files / "tokens" and settings.max_context == 96
+    assert settings.auth_file == files / "tokens" and settings.max_model_len == 96
     assert (settings.host, settings.port) == ("0.0.0.0", 8765)
     assert _certificate(settings) == {"ssl_certfile": f"{files}/chain.pem", "ssl_keyfile": f"{files}/key.pem"}
     assert _certificate(Settings()) == {}
@@ -54,9 +54,9 @@ def test_the_config_file_is_honoured(files: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_paths_hold_in_other_folders(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(files)
-    flags = ["--auth-file", "tokens", "--tls-cert", "chain.pem", "--tls-key", "key.pem"]
+    flags = ["--auth-file", "tokens", "--ssl-certfile", "chain.pem", "--ssl-keyfile", "key.pem"]
     settings = _settings(flags, "127.0.0.1", 8765)
-    paths = (settings.auth_file, settings.tls_cert, settings.tls_key)
+    paths = (settings.auth_file, settings.ssl_certfile, settings.ssl_keyfile)
     assert all(path is not None and path.is_absolute() and path.is_file() for path in paths)
 
 
@@ -66,9 +66,9 @@ def test_paths_hold_in_other_folders(files: Path, monkeypatch: pytest.MonkeyPatc
         (["--proxy", "haproxy", "--", "--config", "{}/verifier.toml", "--insecure"], "haproxy speaks plain HTTP"),
         (["--", "--config", "/nowhere.toml"], "/nowhere.toml"),
         (["--", "--auth-file", "/nowhere"], "/nowhere"),
-        (["--", "--tls-cert", "{}/chain.pem", "--tls-key", "{}/tokens"], "tls"),
-        (["--", "--tls-cert", "{}/chain.pem", "--tls-key", "/nowhere"], "/nowhere"),
-        (["--http-host", "0.0.0.0", "--", "--auth-file", "{}/tokens"], "--tls-cert"),
+        (["--", "--ssl-certfile", "{}/chain.pem", "--ssl-keyfile", "{}/tokens"], "tls"),
+        (["--", "--ssl-certfile", "{}/chain.pem", "--ssl-keyfile", "/nowhere"], "/nowhere"),
+        (["--http-host", "0.0.0.0", "--", "--auth-file", "{}/tokens"], "--ssl-certfile"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(
@@ -81,7 +81,7 @@ def test_what_cannot_be_honoured_is_refused(
 
 def test_a_proxy_without_tls_is_not_trusted_with_tokens(files: Path) -> None:
     """As where Serve ran already, with options of its own."""
-    tls: dict[str, Any] = {"tls_cert": files / "chain.pem", "tls_key": files / "key.pem"}
+    tls: dict[str, Any] = {"ssl_certfile": files / "chain.pem", "ssl_keyfile": files / "key.pem"}
     with serve(make_verifier(tiny_model(), ())) as address, pytest.raises(ScaleError, match="does not speak TLS"):
         _check_tls(Settings(port=int(address.split(":")[1]), **tls))
     context = {"ssl_certfile": str(files / "chain.pem"), "ssl_keyfile": str(files / "key.pem")}

@@ -225,7 +225,7 @@ def test_a_long_text_is_taken_in_over_several_steps_and_only_where_that_is_worth
 
 
 def test_what_is_known_of_a_text_goes_with_its_keys_and_values() -> None:
-    hand = looking_up(kv_tokens=256, max_context=128)
+    hand = looking_up(kv_tokens=256, max_model_len=128)
     for number in range(3):
         hand.open(bytes([number]) * 16, [4, 5] * 20)
         hand.finish()

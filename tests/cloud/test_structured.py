@@ -106,7 +106,7 @@ def accepted_of(tree: TokenTree, rest: Sequence[int]) -> list[int]:
 
 
 def json_verifier(**settings: Any) -> Verifier:
-    values = {"max_context": 400, "kv_tokens": 4096}
+    values = {"max_model_len": 400, "kv_tokens": 4096}
     verifier = make_verifier(MODEL, **{**values, **settings})
     verifier.tokenizer = chat_tokenizer_of(TOKENIZER)
     return verifier
@@ -114,7 +114,10 @@ def json_verifier(**settings: Any) -> Verifier:
 
 @pytest.fixture(scope="module")
 def replicas() -> Any:
-    with started(make_verifier(MODEL, max_context=400)) as one, started(make_verifier(MODEL, max_context=400)) as two:
+    with (
+        started(make_verifier(MODEL, max_model_len=400)) as one,
+        started(make_verifier(MODEL, max_model_len=400)) as two,
+    ):
         yield one, two
 
 
@@ -309,9 +312,10 @@ class Exhausted:
         raise AssertionError("nothing was taken back")
 
 
-def test_a_grammar_that_fails_on_its_way_fails_its_own_answer_alone() -> None:
+def test_a_grammar_that_fails_on_its_way_fails_its_own_answer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as it likes: the engine is not taken for broken."""
-    verifier = make_verifier(MODEL, (), max_step_failures=2)
+    monkeypatch.setattr("cloud.engine.batcher.MAX_STEP_FAILURES", 2)
+    verifier = make_verifier(MODEL, ())
     with started(verifier) as direct:
         for _ in range(4):
             session, other = os.urandom(16), os.urandom(16)

@@ -28,7 +28,7 @@ def ready_made() -> Verifier:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with serve(ready_made(), allow_origin=[GOOD], allow_host=["verifier.example"]) as address:
+    with serve(ready_made(), allow_origin=[GOOD, "https://verifier.example:8765"]) as address:
         yield address
 
 

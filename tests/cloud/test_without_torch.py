@@ -33,7 +33,7 @@ class Refuse:
 
 sys.meta_path.insert(0, Refuse())
 """
-LIMITS = ["--max-context", "128", "--max-nodes", "16", "--kv-tokens", "1024", "--port", "0"]
+LIMITS = ["--max-model-len", "128", "--max-nodes", "16", "--kv-tokens", "1024", "--port", "0"]
 
 
 @pytest.fixture(scope="module")

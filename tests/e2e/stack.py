@@ -16,6 +16,7 @@ from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.source import TargetSource
+from tests.cloud.drive import in_chunks
 from tests.tiny import plain_decode
 
 MAX_NEW = 40
@@ -29,11 +30,9 @@ SAMPLINGS = [
 
 
 def make_verifier(folders: tuple[Path, Path, Path]) -> Verifier:
-    settings = Settings(max_context=120, max_nodes=16, kv_tokens=600, max_sessions=8, prefill_chunk=16)
-    return Verifier(
-        torch_model(load_target(TargetSource.resolve(str(folders[0])), "float64"), load_drafter(folders[1]), settings),
-        settings,
-    )
+    settings = Settings(max_model_len=120, max_nodes=16, kv_tokens=600, max_sessions=8)
+    target = load_target(TargetSource.resolve(str(folders[0])), "float64")
+    return in_chunks(Verifier(torch_model(target, load_drafter(folders[1]), settings), settings), 16)
 
 
 def oracle(folders: tuple[Path, Path, Path], prompt: list[int], sampling: Sampling) -> list[int]:

@@ -19,7 +19,7 @@ from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import ERR_UNKNOWN, Hello, Open, Opened, pack_ids
 from outrider_core.targets.source import TargetSource
-from tests.cloud.drive import Client, serve
+from tests.cloud.drive import Client, in_chunks, serve
 
 Folders = tuple[Path, Path, Path]
 PROMPT = list(range(20, 40))
@@ -30,11 +30,11 @@ def test_a_device_over_its_sessions_asks_again_when_it_was_told(
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"app {hashlib.sha256(b'secret').hexdigest()} sessions=1\n")
-    settings = Settings(max_context=120, max_nodes=16, kv_tokens=600, max_sessions=8, prefill_chunk=16)
+    settings = Settings(max_model_len=120, max_nodes=16, kv_tokens=600, max_sessions=8)
     model = torch_model(
         load_target(TargetSource.resolve(str(folders[0])), "float64"), load_drafter(folders[1]), settings
     )
-    verifier = Verifier(model, settings, Accounts(tokens))
+    verifier = in_chunks(Verifier(model, settings, Accounts(tokens)), 16)
 
     async def answered(address: str) -> Finished:
         patience = Patience(open=0.6, connect=0.3, silence=1.0, offline=3.0)

@@ -22,7 +22,7 @@ from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.source import TargetSource
-from tests.cloud.drive import serve
+from tests.cloud.drive import in_chunks, serve
 from tests.e2e.stack import MAX_NEW, oracle
 
 Folders = tuple[Path, Path, Path]
@@ -32,11 +32,9 @@ PATIENCE = Patience(open=0.6, connect=0.3, silence=1.0, offline=60.0)
 
 @contextmanager
 def serving(folders: Folders, context: int) -> Iterator[int]:
-    settings = Settings(max_context=context, max_nodes=64, kv_tokens=600, max_sessions=8, prefill_chunk=16)
-    verifier = Verifier(
-        torch_model(load_target(TargetSource.resolve(str(folders[0])), "float64"), load_drafter(folders[1]), settings),
-        settings,
-    )
+    settings = Settings(max_model_len=context, max_nodes=64, kv_tokens=600, max_sessions=8)
+    target = load_target(TargetSource.resolve(str(folders[0])), "float64")
+    verifier = in_chunks(Verifier(torch_model(target, load_drafter(folders[1]), settings), settings), 16)
     with serve(verifier) as address:
         yield int(address.rsplit(":", 1)[1])
 

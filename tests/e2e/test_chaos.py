@@ -64,7 +64,8 @@ def server(folder: Path, tmp_path: Path) -> Iterator[VerifierProcess]:
     """A pool of four extents of 256 rows: fewer than there are devices."""
     server = VerifierProcess(
         folder / "drafter", tmp_path / "log", "--model", str(folder / "target"), "--dtype", "float64", "--threads", "1",
-        "--max-context", "192", "--max-nodes", "64", "--kv-tokens", "1024", "--prefill-chunk", "32",
+        "--max-model-len", "192", "--max-nodes", "64", "--kv-tokens", "1024",
+        "--set", "cloud.engine.scheduler.PREFILL_CHUNK=32", module="tests.cloud.tuned_verifier",
     )  # fmt: skip
     server.start()
     server.wait_ready()

@@ -34,7 +34,7 @@ from outrider_core.models.target import load_target
 from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.source import TargetSource
-from tests.cloud.drive import serve
+from tests.cloud.drive import in_chunks, serve
 from tests.targets.test_understudy import with_understudy
 from tests.tiny import EOS, json_tokenizer, plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 from tests.waiting import HANG
@@ -80,11 +80,9 @@ def bundle(folders: Folders) -> Bundle:
 
 
 def json_verifier(folders: Folders) -> Verifier:
-    settings = Settings(max_context=240, max_nodes=16, kv_tokens=2000, max_sessions=8, prefill_chunk=16)
-    return Verifier(
-        torch_model(load_target(TargetSource.resolve(str(folders[0])), "float64"), load_drafter(folders[1]), settings),
-        settings,
-    )
+    settings = Settings(max_model_len=240, max_nodes=16, kv_tokens=2000, max_sessions=8)
+    target = load_target(TargetSource.resolve(str(folders[0])), "float64")
+    return in_chunks(Verifier(torch_model(target, load_drafter(folders[1]), settings), settings), 16)
 
 
 def truth(folders: Folders, sampling: Sampling, prompt: list[int] = PROMPT) -> list[int]:

@@ -31,6 +31,7 @@ from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.cached import cached_target
 from outrider_core.targets.source import TargetSource
+from tests.cloud.drive import in_chunks
 from tests.targets.plain import plain_decode_8bit
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 from tests.waiting import HANG
@@ -76,10 +77,12 @@ def bundle(folders: Folders) -> Bundle:
 
 def load(folders: Folders, bundle: Bundle, **settings: Any) -> LocalVerifier:
     """Room for one conversation and a bit; a fixed budget, so that nothing is timed."""
-    values = {"max_context": 120, "max_nodes": 16, "kv_tokens": 300, "tree_budget": 16, "prefill_chunk": 16}
-    return LocalVerifier.load(
+    values = {"max_model_len": 120, "max_nodes": 16, "kv_tokens": 300, "tree_budget": 16}
+    local = LocalVerifier.load(
         bundle, str(folders.target), folders.drafter, dtype="float64", threads=1, **{**values, **settings}
     )
+    in_chunks(local.verifier, 16)
+    return local
 
 
 def device(bundle: Bundle, server: LocalVerifier, **options: Any) -> EdgeRuntime:

@@ -281,7 +281,7 @@ def test_a_record_does_not_go_on_in_a_process_that_computes_otherwise(fleet: Fle
     """There is no other verifier there; what is asked next is answered."""
     target, drafter, _ = fleet.folders
     local = LocalVerifier.load(
-        fleet.bundle, str(target), drafter, dtype="float64", threads=1, max_context=120, kv_tokens=300
+        fleet.bundle, str(target), drafter, dtype="float64", threads=1, max_model_len=120, kv_tokens=300
     )
 
     async def run() -> Finished:

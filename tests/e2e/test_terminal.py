@@ -377,7 +377,7 @@ def test_a_server_that_cannot_be_reached_is_named_with_the_reason(folders: Folde
 
 def test_a_verifier_says_at_once_that_it_loads(folders: Folders) -> None:
     command = [sys.executable, "-m", "outrider", "verifier", "--model", str(folders[0]), "--drafter", str(folders[1]),
-               "--port", "0", "--max-context", "120", "--kv-tokens", "600"]  # fmt: skip
+               "--port", "0", "--max-model-len", "120", "--kv-tokens", "600"]  # fmt: skip
     script = [(b"loading target", b""), (b"verifier ready", b"\x03")]
     status, said = run_in_pty(command, script, {**os.environ, "OMP_NUM_THREADS": "1"})
     assert status == 0 and said.startswith(f"loading target {folders[0]} ...".encode()), said

@@ -79,7 +79,7 @@ def test_the_command_counts_answers_and_corpora(
     tmp_path: Path, folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     target, drafter = folders
-    settings = Settings(model=str(target), drafter=drafter, dtype="float32", max_context=64, kv_tokens=512)
+    settings = Settings(model=str(target), drafter=drafter, dtype="float32", max_model_len=64, kv_tokens=512)
     assert load_model(settings, TargetSource.resolve(settings.model), "torch").ngrams is None
     answers, corpus = tmp_path / "answers.jsonl", tmp_path / "answers.corpus"
     answers.write_text(lines(ROWS) + '{"index": 9, "ids": [1, 2')  # a kill left that

@@ -50,7 +50,7 @@ def target(folder: Path) -> Target:
 def lab(folder: Path) -> Lab:
     settings = Settings(
         model=str(folder / "target"), drafter=folder / "moa", dtype="float32", device="cpu", threads=1, tree_budget=12,
-        max_context=256, max_nodes=64, kv_tokens=1024, max_sessions=4,
+        max_model_len=256, max_nodes=64, kv_tokens=1024, max_sessions=4,
     )  # fmt: skip
     return Lab(load_verifier(settings))
 

@@ -25,7 +25,7 @@ from outrider_core.models.layers import tables_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Generate, Verdict
-from tests.cloud.drive import DRAFTER_HASH, serve, started
+from tests.cloud.drive import DRAFTER_HASH, in_chunks, serve, started
 from tests.tiny import (
     plain_decode,
     save_tiny_drafter,
@@ -44,14 +44,14 @@ ASK = {"model": "tiny", "messages": [{"role": "user", "content": "w5 w6"}], "max
 
 def colocated(model: Any, folder: Path | None, **settings: int) -> Verifier:
     """A verifier that drafts by itself, its drafter in `folder`; None: the same without that."""
-    values = {"max_context": 128, "max_nodes": 24, "kv_tokens": 1024, "prefill_chunk": 16, **settings}
+    values = {"max_model_len": 128, "max_nodes": 24, "kv_tokens": 1024, **settings}
     chosen, target = Settings(**values), tiny_target(model, ())  # type: ignore[arg-type]
     served = torch_model(target, (*tiny_drafter_config(model, draft_ids=DRAFT_IDS), DRAFTER_HASH), chosen)
     if folder is not None:
         save_tiny_drafter(folder, model, target.model_hash, DRAFT_IDS)
         drafter = MoAContender("colocated", folder, tables_of(model), lookup=True, row_cost=None)
         served = replace(served, scheduler=partial(ColocatedScheduler, drafter.fresh))
-    return Verifier(served, chosen)
+    return in_chunks(Verifier(served, chosen), 16)
 
 
 def generated(replies: queue.Queue[Reply], count: int) -> list[Verdict]:

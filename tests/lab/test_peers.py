@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def peers(folder: Path) -> list[EnginePeer | TransformersPeer]:
     settings = Settings(
         model=str(folder / "target"), drafter=folder / "drafter", dtype="float32", device="cpu", threads=1,
-        tree_budget=1, max_context=256, max_nodes=16, kv_tokens=512,
+        tree_budget=1, max_model_len=256, max_nodes=16, kv_tokens=512,
     )  # fmt: skip
     return [EnginePeer(settings), TransformersPeer(settings)]
 

@@ -132,7 +132,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def verifier(installed: Installed, root: Path) -> Iterator[str]:
     """An `outrider verifier` of the tiny target; yields its address."""
     flags = ["--model", str(root / "target"), "--drafter", str(root / "drafter"), "--port", "0"]
-    sizes = ["--max-context", "120", "--max-nodes", "16", "--kv-tokens", "600"]
+    sizes = ["--max-model-len", "120", "--max-nodes", "16", "--kv-tokens", "600"]
     process = subprocess.Popen(
         [str(installed.venv / "bin/outrider"), "verifier", *flags, *sizes],
         cwd=installed.folder, env=installed.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
