@@ -29,7 +29,7 @@ from transformers import DynamicCache
 from benchmarks.command import common_arguments
 from benchmarks.provenance import provenance
 from cloud.engine.segment import Segment
-from cloud.engine.sessions import Session
+from cloud.engine.sessions import SessionRecord
 from cloud.engine.tree_budget import TreeBudget, measure_costs
 from cloud.loading import load_verifier
 from cloud.server.service import Verifier
@@ -89,7 +89,7 @@ class Bench:
         """A verify of each session; their rows lie one behind the other in the pool."""
         return [Part(i * (past + 256), past, (5,), self.tree(nodes), True) for i in range(sessions)]
 
-    def open(self, name: int, tokens: Sequence[int]) -> Session:
+    def open(self, name: int, tokens: Sequence[int]) -> SessionRecord:
         """A session whose rows are all there."""
         store, engine = self.verifier.sessions, self.verifier.engine
         session_id = name.to_bytes(16, "little")
@@ -99,7 +99,9 @@ class Bench:
         engine.step([self.segment(session, len(tokens) - 1)])
         return session
 
-    def segment(self, session: Session, chain: int, tree: TokenTree | None = None, features: bool = True) -> Segment:
+    def segment(
+        self, session: SessionRecord, chain: int, tree: TokenTree | None = None, features: bool = True
+    ) -> Segment:
         return Segment.of(session, self.verifier.engine.pool, chain, tree, features)
 
 

@@ -18,9 +18,9 @@ from typing import Any
 from cloud import loading, verifier
 from cloud.engine.runner import Logits, ModelRunner
 from cloud.engine.served_model import ServedModel
-from cloud.engine_choice import Engine
+from cloud.engine_choice import EngineName
 from cloud.settings import Settings
-from cloud.telemetry.progress import Making
+from cloud.telemetry.progress import BuildProgress
 from outrider_core.targets.part import Part
 from outrider_core.targets.source import TargetSource
 
@@ -46,8 +46,10 @@ def slow_down(seconds: float) -> None:
     """Let every step of the verifiers that this process loads take at least this long."""
     load = loading.load_model
 
-    def loaded(settings: Settings, source: TargetSource, engine: Engine, making: Making | None = None) -> ServedModel:
-        model = load(settings, source, engine, making)
+    def loaded(
+        settings: Settings, source: TargetSource, engine: EngineName, progress: BuildProgress | None = None
+    ) -> ServedModel:
+        model = load(settings, source, engine, progress)
         return replace(model, runner=SlowRunner(model.runner, seconds))
 
     loading.load_model = loaded

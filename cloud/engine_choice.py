@@ -11,7 +11,7 @@ from typing import Literal
 from cloud.settings import Settings
 from outrider_core.targets.source import TargetError, TargetSource
 
-Engine = Literal["torch", "onnx"]
+EngineName = Literal["torch", "onnx"]
 #: what torch takes
 INSTALL = "pip install 'outrider[torch]'"
 
@@ -20,7 +20,7 @@ INSTALL = "pip install 'outrider[torch]'"
 class Choice:
     """engine: what runs the target. why: in words, for the log."""
 
-    engine: Engine
+    engine: EngineName
     why: str
 
 

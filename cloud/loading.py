@@ -7,19 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloud.engine.served_model import ServedModel
-from cloud.engine_choice import Engine, choose_engine
+from cloud.engine_choice import EngineName, choose_engine
 from cloud.server.accounts import Accounts
 from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.telemetry import log
-from cloud.telemetry.progress import Making
+from cloud.telemetry.progress import BuildProgress
 from outrider_core.drafting.ngrams import NgramsError, NgramTable
 from outrider_core.models.moa_config import DrafterError
 from outrider_core.targets.source import TargetSource
 
 
-def load_verifier(settings: Settings, making: Making | None = None) -> Verifier:
-    """Load target, drafter and accounts, and time steps. making: see `load_model`.
+def load_verifier(settings: Settings, progress: BuildProgress | None = None) -> Verifier:
+    """Load target, drafter and accounts, and time steps. progress: see `load_model`.
 
     Raises TargetError, DrafterError or AuthError with one line. Of several tensor-parallel ranks only rank 0
     returns; the others follow it until it ends, then raise SystemExit(0).
@@ -28,7 +28,7 @@ def load_verifier(settings: Settings, making: Making | None = None) -> Verifier:
     begun = time.perf_counter()
     source = TargetSource.resolve(settings.model)
     choice = choose_engine(settings, source)
-    model = load_model(settings, source, choice.engine, making)
+    model = load_model(settings, source, choice.engine, progress)
     seconds = round(time.perf_counter() - begun, 1)
     log.info(
         "loaded",
@@ -44,15 +44,17 @@ def load_verifier(settings: Settings, making: Making | None = None) -> Verifier:
     return verifier
 
 
-def load_model(settings: Settings, source: TargetSource, engine: Engine, making: Making | None = None) -> ServedModel:
+def load_model(
+    settings: Settings, source: TargetSource, engine: EngineName, progress: BuildProgress | None = None
+) -> ServedModel:
     """Load the target in `source` and the drafter on this engine.
 
-    making: told while an 8-bit copy of the target is made; None: the log is. Raises TargetError or DrafterError.
+    progress: reports while an 8-bit copy of the target is built; None: in the log. Raises TargetError or DrafterError.
     """
     if engine == "onnx":
         from cloud.onnx_engine.loading import load_model as load_onnx
 
-        model = load_onnx(settings, source, making)
+        model = load_onnx(settings, source, progress)
     else:
         from cloud.torch_engine.loading import load_model as load_torch
 

@@ -25,10 +25,10 @@ from cloud import loading, verifier
 from cloud.engine.scheduler import Scheduler
 from cloud.engine.segment import Segment
 from cloud.engine.served_model import ServedModel
-from cloud.engine.sessions import Session
-from cloud.engine_choice import Engine
+from cloud.engine.sessions import SessionRecord
+from cloud.engine_choice import EngineName
 from cloud.settings import Settings
-from cloud.telemetry.progress import Making
+from cloud.telemetry.progress import BuildProgress
 from lab.contenders import MoAContender
 from outrider_core.drafting.drafter import Drafter, TreeShape
 from outrider_core.models.target import open_target
@@ -36,6 +36,7 @@ from outrider_core.protocol.prefix import common_prefix
 from outrider_core.protocol.rows import unpack_rows
 from outrider_core.protocol.tree import MAX_NODES, TokenTree
 from outrider_core.protocol.wire import Generate
+from outrider_core.targets.source import TargetSource
 
 #: drafting here costs the verifier's own time, so trees are never larger than a device's usual ones
 NODES = 32
@@ -54,23 +55,23 @@ class ColocatedScheduler(Scheduler):
     def __init__(self, open_drafter: Callable[[], Drafter], *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **{**options, "lookup": None})
         self._open_drafter = open_drafter
-        self._drafting: WeakKeyDictionary[Session, _Drafting] = WeakKeyDictionary()
+        self._drafting: WeakKeyDictionary[SessionRecord, _Drafting] = WeakKeyDictionary()
 
-    def schedule(self, waiting: Sequence[Session]) -> list[Segment]:
+    def schedule(self, waiting: Sequence[SessionRecord]) -> list[Segment]:
         """See Scheduler.schedule."""
         for session in waiting:
             if session.round is not None:
                 session.round.is_drafted = True
         return super().schedule(waiting)
 
-    def propose(self, session: Session) -> TokenTree:
+    def propose(self, session: SessionRecord) -> TokenTree:
         """See Scheduler.propose; of the drafter's for a GENERATE."""
         request = session.round
         if request is None or not isinstance(request.message, Generate):
             return super().propose(session)
         return self._draft(session).pruned(MAX_NODES, request.message.max_new - request.generated - 1)
 
-    def _draft(self, session: Session) -> TokenTree:
+    def _draft(self, session: SessionRecord) -> TokenTree:
         drafting = self._drafting.get(session)
         if drafting is None:
             drafting = self._drafting[session] = _Drafting(self._open_drafter())
@@ -90,10 +91,12 @@ def draft_here() -> None:
     """Let the verifiers that this process loads draft by themselves."""
     load = loading.load_model
 
-    def loaded(settings: Settings, engine: Engine, making: Making | None = None) -> ServedModel:
-        tables = open_target(settings.model).tables()
+    def loaded(
+        settings: Settings, source: TargetSource, engine: EngineName, progress: BuildProgress | None = None
+    ) -> ServedModel:
+        tables = open_target(source).tables()
         drafter = MoAContender("colocated", settings.drafter, tables, lookup=True, row_cost=None)
-        model = load(settings, engine, making)
+        model = load(settings, source, engine, progress)
         return replace(model, scheduler=partial(ColocatedScheduler, drafter.fresh))
 
     loading.load_model = loaded

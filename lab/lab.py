@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from cloud.engine.acceptance import AcceptedPath
-from cloud.engine.features import FeatureRows
+from cloud.engine.features import PackedRows
 from cloud.engine.segment import Segment
-from cloud.engine.sessions import Session
+from cloud.engine.sessions import SessionRecord
 from cloud.server.service import Verifier
 from cloud.torch_engine.drawing import TorchLogits
 from cloud.torch_engine.runner import TorchRunner
@@ -71,7 +71,7 @@ class Lab:
     def encode(self, question: str) -> list[int]:
         return self.tokenizer.encode_chat([{"role": "user", "content": question}])
 
-    def open(self, prompt: list[int], sampling: Sampling, contender: Contender | None) -> Session:
+    def open(self, prompt: list[int], sampling: Sampling, contender: Contender | None) -> SessionRecord:
         self._count += 1
         session_id = self._count.to_bytes(16, "little")
         request = Open(0, session_id, 0, pack_ids(prompt), 0, sampling)
@@ -79,7 +79,7 @@ class Lab:
         assert session is not None
         if contender and contender.producer:
             self.engine.producer = contender.producer
-            session.rows = FeatureRows(contender.producer.shape)
+            session.rows = PackedRows(contender.producer.shape)
         return session
 
     @torch.inference_mode()
@@ -155,7 +155,7 @@ class Lab:
 
     @torch.inference_mode()
     def prefill(
-        self, session: Session, contender: Contender | None, drafter: Any, room: int = MAX_NODES + 1
+        self, session: SessionRecord, contender: Contender | None, drafter: Any, room: int = MAX_NODES + 1
     ) -> NDArray[np.float32]:
         """Run the text but for its last token, keeping `room` for what comes; teach the drafter, where there is one.
 
@@ -174,13 +174,13 @@ class Lab:
                 self._teach(contender, drafter, session, start, list(range(chain)))
         return np.concatenate(hidden) if hidden else np.zeros((0, 0), np.float32)
 
-    def forward(self, session: Session, tree: TokenTree) -> torch.Tensor:
+    def forward(self, session: SessionRecord, tree: TokenTree) -> torch.Tensor:
         """The target's logits [1 + nodes, vocab] behind a prefilled text and behind every node of `tree`."""
         logits = self.engine.forward([Segment.of(session, self.engine.pool, 1, tree)])
         assert isinstance(logits, TorchLogits)
         return logits.values
 
-    def close(self, session: Session) -> None:
+    def close(self, session: SessionRecord) -> None:
         self.verifier.sessions.forget(session.id)
 
     def _surprise(self, tree: TokenTree, walked: AcceptedPath, sampling: Sampling) -> float:
@@ -194,7 +194,7 @@ class Lab:
         return float((-logs[np.arange(len(rows)), tokens] - entropy).sum())
 
     def _teach(
-        self, contender: Contender | None, drafter: Any, session: Session, start: int, places: list[int]
+        self, contender: Contender | None, drafter: Any, session: SessionRecord, start: int, places: list[int]
     ) -> None:
         """Give the drafter what the last step knows of positions start..: they stood at `places` of its row."""
         if contender is None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cloud.engine.acceptance import AcceptedPath
-from cloud.engine.engine import Engine
+from cloud.engine.engine import TargetEngine
 from cloud.engine.runner import Logits
 from cloud.engine.segment import Segment
 from cloud.torch_engine.drawing import TorchLogits
@@ -40,14 +40,14 @@ Distributions = NDArray[np.float64]
 Accept = Callable[[NDArray[np.float32]], tuple[list[int], int]]
 
 
-class RuleEngine(Engine):
+class RuleEngine(TargetEngine):
     """The verifier's engine with an acceptance rule of choice; where `rule` is None, the product's own."""
 
     rule: Accept | None = None
     logits = torch.empty(0)  # of the last step
 
     def accept(self, segments: Sequence[Segment], logits: Logits | None) -> list[AcceptedPath | None]:
-        """See Engine.accept. A rule judges one tree at a time."""
+        """See TargetEngine.accept. A rule judges one tree at a time."""
         if isinstance(logits, TorchLogits):
             self.logits = logits.values
         tree = segments[0].tree

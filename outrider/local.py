@@ -27,7 +27,7 @@ from cloud.server.connection import Connection
 from cloud.server.limits import UNLIMITED, Account
 from cloud.server.service import Verifier
 from cloud.settings import Settings
-from cloud.telemetry.progress import Making
+from cloud.telemetry.progress import BuildProgress
 from edge_runtime.link.websocket import (
     Arrived,
     EngineFailed,
@@ -79,7 +79,7 @@ class LocalVerifier:
         *,
         dtype: str = "auto",
         threads: int = 0,
-        making: Making | None = None,
+        progress: BuildProgress | None = None,
         **settings: Any,
     ) -> LocalVerifier:
         """Load the target that `bundle` was made for, with a KV pool for one conversation.
@@ -87,7 +87,7 @@ class LocalVerifier:
         target: alias, Hugging Face id or folder; None: the manifest's. drafter: folder with the server half; None: the
         one under drafters/ that has the bundle's hash. dtype: "auto" lets `cloud.engine_choice` choose the engine; a
         number format such as "float32" takes torch. threads: CPU threads of the target; 0: all cores but one, of two
-        both for the 8-bit copy. making: told while an 8-bit copy of the target is made, once; None: the log is.
+        both for the 8-bit copy. progress: reports while an 8-bit copy of the target is built, once; None: in the log.
         settings: further fields of `cloud.settings.Settings`; its VERIFIER_* environment variables apply here too.
 
         Raises TargetError or DrafterError with a message of one line.
@@ -103,7 +103,7 @@ class LocalVerifier:
             "prefix_cache": "on",  # one process, one user
             **settings,
         }
-        return cls(load_verifier(Settings(**values), making))
+        return cls(load_verifier(Settings(**values), progress))
 
     def __enter__(self) -> LocalVerifier:
         self.verifier.start()

@@ -39,7 +39,7 @@ class AcceptedPath(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Draft:
+class RootedTree:
     """A tree under verification.
 
     committed: number of tokens up to and including the root. row: index of the root's logits; node i's are row + 1 + i.
@@ -53,7 +53,9 @@ class Draft:
     rules: Rules | None = None
 
 
-def accept_paths(draw: Draw, drafts: Sequence[Draft], eos_ids: Container[int], max_context: int) -> list[AcceptedPath]:
+def accept_paths(
+    draw: Draw, drafts: Sequence[RootedTree], eos_ids: Container[int], max_context: int
+) -> list[AcceptedPath]:
     """Descend each tree from its root while the drawn token is a child; the first draw that is not is the bonus token.
 
     All trees descend together, one call of `draw` per level, and only visited rows are drawn from. An end-of-answer

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
-from cloud.engine.engine import Engine
+from cloud.engine.engine import TargetEngine
 from cloud.engine.engine_metrics import EngineMetrics
 from cloud.engine.outcome import StepOutcome
 from cloud.engine.replies import RoundReplies, answer_open
@@ -15,7 +15,7 @@ from cloud.engine.request import EngineRequest
 from cloud.engine.request_queue import RequestQueue
 from cloud.engine.scheduler import Scheduler
 from cloud.engine.segment import Segment
-from cloud.engine.sessions import Session, SessionStore
+from cloud.engine.sessions import SessionRecord, SessionStore
 from cloud.engine.watchdog import Watchdog
 from cloud.telemetry import log
 from cloud.telemetry.metrics import Metrics
@@ -38,7 +38,7 @@ class Batcher:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: TargetEngine,
         store: SessionStore,
         scheduler: Scheduler,
         metrics: Metrics,
@@ -177,7 +177,7 @@ class Batcher:
         if self._failures >= MAX_STEP_FAILURES:
             self._broken = f"{self._failures} steps in a row failed"
 
-    def _fail_numbers(self, sessions: Sequence[Session]) -> None:
+    def _fail_numbers(self, sessions: Sequence[SessionRecord]) -> None:
         """The target's logits for these sessions were not numbers, so nothing can be drawn from them."""
         log.error("logits are not numbers", requests=_request_ids(sessions), hint="a wider --dtype may help")
         self._metrics.unusable_logits.inc(len(sessions))
@@ -202,5 +202,5 @@ class Batcher:
             answer_open(segment.session, self._pool)
 
 
-def _request_ids(sessions: Sequence[Session]) -> list[str]:
+def _request_ids(sessions: Sequence[SessionRecord]) -> list[str]:
     return sorted({(session.round or session.requests[0]).request_id for session in sessions if session.requests})

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from cloud.engine.acceptance import AcceptedPath, Draft, accept_paths
+from cloud.engine.acceptance import AcceptedPath, RootedTree, accept_paths
 from cloud.engine.kvpool import KVPool
 from cloud.engine.runner import FeatureProducer, Logits, ModelRunner
 from cloud.engine.segment import Segment
 from outrider_core.protocol.rows import pack_rows
 
 
-class Engine:
+class TargetEngine:
     """Runs steps on a target; one thread at a time. A session's result does not depend on its neighbours."""
 
     def __init__(
@@ -58,13 +58,13 @@ class Engine:
         """What the target accepts of each segment's tree, None for a prefill chunk."""
         if logits is None:
             return [None] * len(segments)
-        drafts, tops, row = list[Draft](), list[int | None](), 0
+        drafts, tops, row = list[RootedTree](), list[int | None](), 0
         for segment in segments:
             if segment.wanted:
                 session = segment.session
                 if session.rules:
                     session.rules.follow(session.tokens)
-                drafts.append(Draft(segment.tree, session.sampling, len(session.tokens), row, session.rules))
+                drafts.append(RootedTree(segment.tree, session.sampling, len(session.tokens), row, session.rules))
                 tops.append(session.round.top if session.round else None)
                 row += 1 + len(segment.tree)
         accepted = accept_paths(logits.draw, drafts, self.eos_ids, self._max_context)
@@ -104,7 +104,7 @@ class Engine:
         return packed
 
 
-def _with_chances(logits: Logits, draft: Draft, path: AcceptedPath, top: int | None) -> AcceptedPath:
+def _with_chances(logits: Logits, draft: RootedTree, path: AcceptedPath, top: int | None) -> AcceptedPath:
     """The path with the chances of its tokens, where they are asked for."""
     if top is None or path.failed:
         return path

@@ -10,7 +10,7 @@ STREAMED_ROWS = 8
 MOST_LACKING = 64
 
 
-class FeatureRows:
+class PackedRows:
     """Packed rows (`outrider_core.protocol.rows`) of positions start..start+len-1.
 
     A row is packed once and kept in that form, so that it is sent the same every time.
@@ -46,8 +46,8 @@ class FeatureRows:
         scales = self._scales[begin * self.shape.scale_bytes : end * self.shape.scale_bytes]
         return bytes(scales + self._values[begin * self.shape.value_bytes : end * self.shape.value_bytes])
 
-    def copy(self, start: int, stop: int) -> FeatureRows:
+    def copy(self, start: int, stop: int) -> PackedRows:
         """Positions start..stop-1, for use in another thread."""
-        copy = FeatureRows(self.shape, start)
+        copy = PackedRows(self.shape, start)
         copy.append(self.block(start, stop))
         return copy

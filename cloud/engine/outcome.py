@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cloud.engine.acceptance import AcceptedPath
 from cloud.engine.request import EngineRequest
 from cloud.engine.segment import Segment
-from cloud.engine.sessions import Session
+from cloud.engine.sessions import SessionRecord
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class StepOutcome:
     steps: Sequence[tuple[Segment, AcceptedPath | None]]
     began: float
     seconds: float
-    retried: Sequence[Session]
-    stuck: Sequence[Session]
-    unusable: Sequence[Session]
+    retried: Sequence[SessionRecord]
+    stuck: Sequence[SessionRecord]
+    unusable: Sequence[SessionRecord]
 
     @classmethod
     def of(
@@ -46,7 +46,7 @@ class StepOutcome:
     ) -> StepOutcome:
         """Sort what the engine returned for these segments."""
         steps = list[tuple[Segment, AcceptedPath | None]]()
-        retried, stuck, unusable = list[Session](), list[Session](), list[Session]()
+        retried, stuck, unusable = list[SessionRecord](), list[SessionRecord](), list[SessionRecord]()
         for segment, path in zip(segments, paths, strict=True):
             session = segment.session
             if path is None or not path.failed:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence, Set
 from functools import cache
 
 from cloud.engine.kvpool import KVPool
-from cloud.engine.sessions import LEAST_SHARED, Session, SessionStore
+from cloud.engine.sessions import LEAST_SHARED, SessionRecord, SessionStore
 from cloud.telemetry.metrics import Metrics
 from outrider_core.protocol.prefix import common_prefix
 
@@ -21,19 +21,19 @@ class Prefixes:
     """Brings sessions that lack keys and values those that another session of their account has for the same tokens.
 
     What is copied is what the session would have computed: keys and values depend on nothing but the tokens up to
-    theirs. Nothing is ever written to another session's rows, and nothing is told or taken across accounts.
+    theirs. Nothing is ever written to another session's rows, and nothing is shared across accounts.
     """
 
     def __init__(self, pool: KVPool, store: SessionStore, metrics: Metrics) -> None:
         self._pool, self._store, self._metrics = pool, store, metrics
 
-    def share(self, waiting: Sequence[Session]) -> set[Session]:
+    def share(self, waiting: Sequence[SessionRecord]) -> set[SessionRecord]:
         """Copy to sessions that wait for a step, the oldest claim on the pool first.
 
         Returns those that take no part in the next step: a session with an older claim runs what they lack, or enough
         was copied for now. The first of `waiting` is never among them.
         """
-        held, running, later = set[bytes](), list[Session](), set[Session]()
+        held, running, later = set[bytes](), list[SessionRecord](), set[SessionRecord]()
         accounts = {session.account for session in waiting}
         room = dict.fromkeys(accounts, max(1, COPIED_ROWS // max(1, len(accounts))))
         packed, others = cache(_packed), cache(lambda account: list(self._store.of_account(account)))
@@ -52,11 +52,11 @@ class Prefixes:
                 running.append(session)
         return later
 
-    def _end(self, session: Session) -> int:
+    def _end(self, session: SessionRecord) -> int:
         """Tokens that have run before the root can."""
         return len(session.tokens) - 1
 
-    def _runs_for(self, other: Session, session: Session, packed: Callable[[Session], bytes]) -> bool:
+    def _runs_for(self, other: SessionRecord, session: SessionRecord, packed: Callable[[SessionRecord], bytes]) -> bool:
         """Whether `other` is about to run enough of what `session` lacks."""
         count = max(self._pool.used(session.id) + LEAST_SHARED, self._pool.used(other.id) + 1)
         if other.account != session.account or count > min(self._end(other), self._end(session)):
@@ -65,7 +65,7 @@ class Prefixes:
             return False  # nearly all that differ differ here
         return packed(other).startswith(packed(session)[: count * _TOKEN_BYTES])
 
-    def _source(self, session: Session, others: Sequence[Session]) -> tuple[Session | None, int]:
+    def _source(self, session: SessionRecord, others: Sequence[SessionRecord]) -> tuple[SessionRecord | None, int]:
         """Whose rows are worth copying and how many of them, those that the session has itself included."""
         source, rows, end = None, self._pool.used(session.id) + LEAST_SHARED - 1, self._end(session)
         if rows >= end:
@@ -80,7 +80,7 @@ class Prefixes:
                     break
         return source, rows
 
-    def _take(self, source: Session, session: Session, rows: int, held: Set[bytes]) -> int:
+    def _take(self, source: SessionRecord, session: SessionRecord, rows: int, held: Set[bytes]) -> int:
         """Copy rows of keys and values, and feature rows, as far as there is room. Returns how many rows it copied.
 
         What an ended session left is taken over instead where hardly anything of it is lost by that, or a copy would
@@ -105,6 +105,6 @@ class Prefixes:
         return copied
 
 
-def _packed(session: Session) -> bytes:
+def _packed(session: SessionRecord) -> bytes:
     """Its tokens, for comparisons at the speed of memory."""
     return array("I", session.tokens).tobytes()

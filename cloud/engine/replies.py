@@ -9,13 +9,13 @@ from cloud.engine.features import MOST_LACKING, STREAMED_ROWS
 from cloud.engine.kvpool import KVPool
 from cloud.engine.outcome import StepOutcome
 from cloud.engine.request import EngineRequest
-from cloud.engine.sessions import Session, Settled
+from cloud.engine.sessions import SessionRecord, Settled
 from outrider_core.protocol.wire import FINISH_NONE, Generate, Open, Verdict, Verify
 
 _MAX_MICROSECONDS = 2**31 - 1
 
 
-def answer_open(session: Session, pool: KVPool) -> None:
+def answer_open(session: SessionRecord, pool: KVPool) -> None:
     """Once all keys, values and feature rows of an OPEN's tokens exist, send the rows that the device lacks."""
     request = session.opening
     if request is None or not isinstance(request.message, Open):
@@ -34,7 +34,7 @@ class RoundReplies:
     def __init__(self, outcome: StepOutcome, tree_budget: int) -> None:
         self._outcome, self._tree_budget = outcome, tree_budget
 
-    def answer(self, session: Session, request: EngineRequest, path: AcceptedPath) -> None:
+    def answer(self, session: SessionRecord, request: EngineRequest, path: AcceptedPath) -> None:
         """Send what the step means for the session's round, and end the round where nothing is left to send."""
         match request.message:
             case Verify():
@@ -42,7 +42,9 @@ class RoundReplies:
             case Generate():
                 self._answer_generate(session, request, request.message, path)
 
-    def _answer_verify(self, session: Session, request: EngineRequest, message: Verify, path: AcceptedPath) -> None:
+    def _answer_verify(
+        self, session: SessionRecord, request: EngineRequest, message: Verify, path: AcceptedPath
+    ) -> None:
         """One verdict, which is remembered in case the device asks again."""
         base_len = len(session.tokens) - len(path.accepted) - 1
         rows = self._rows(session, base_len + len(path.accepted), 1 + len(path.accepted))
@@ -53,7 +55,9 @@ class RoundReplies:
         session.round = None
         request.answer(verdict)
 
-    def _answer_generate(self, session: Session, request: EngineRequest, message: Generate, path: AcceptedPath) -> None:
+    def _answer_generate(
+        self, session: SessionRecord, request: EngineRequest, message: Generate, path: AcceptedPath
+    ) -> None:
         """One verdict for each token of the step."""
         base_len = len(session.tokens) - len(path.accepted) - 1
         last = len(session.tokens) - 1
@@ -72,7 +76,7 @@ class RoundReplies:
                 request.send(verdict, False)
         request.waiting_since = time.perf_counter()
 
-    def _rows(self, session: Session, stop: int, least: int) -> bytes:
+    def _rows(self, session: SessionRecord, stop: int, least: int) -> bytes:
         """The rows up to position `stop` that the device lacks, and the `least` newest of them in any case."""
         start = min(session.rows_due, stop - least)
         session.rows_due = stop

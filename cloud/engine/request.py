@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from cloud.engine.acceptance import Chances
-from cloud.engine.features import FeatureRows
+from cloud.engine.features import PackedRows
 from cloud.engine.stream_lookup import StreamLookup
 from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Close, Error, Generate, Open, ServerMessage, Verify
 
 #: what a request is answered with: a message, or feature rows for the connection to cut into FEATURES
-Reply = ServerMessage | FeatureRows
+Reply = ServerMessage | PackedRows
 
 
 class Status(Enum):

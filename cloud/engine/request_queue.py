@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from cloud.engine.kvpool import KVPool
 from cloud.engine.replies import answer_open
 from cloud.engine.request import EngineRequest, Status
-from cloud.engine.sessions import Session, SessionStore
+from cloud.engine.sessions import SessionRecord, SessionStore
 from cloud.engine.tree_budget import TreeBudget
 from cloud.telemetry import log
 from cloud.telemetry.metrics import Metrics
@@ -55,7 +55,7 @@ class RequestQueue:
     ) -> None:
         self._store, self._pool, self._metrics, self._budget = store, pool, metrics, budget
         self._max_context = max_context
-        self._waiting: dict[bytes, Session] = {}
+        self._waiting: dict[bytes, SessionRecord] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -82,7 +82,7 @@ class RequestQueue:
             log.exception("request failed", session=short_id(request.session_id), request=request.request_id)
             request.fail(ERR_INTERNAL, "the verifier failed on this request; OPEN again")
 
-    def waiting(self) -> list[Session]:
+    def waiting(self) -> list[SessionRecord]:
         """Sessions that need a step. Drops what was cancelled and answers OPENs that need nothing more."""
         for session in list(self._waiting.values()):
             if session.round is not None and session.round.cancelled:
@@ -94,17 +94,17 @@ class RequestQueue:
                 del self._waiting[session.id]
         return list(self._waiting.values())
 
-    def move_to_back(self, session: Session) -> None:
+    def move_to_back(self, session: SessionRecord) -> None:
         """Give the other sessions the older claim on the pool."""
         self._waiting[session.id] = self._waiting.pop(session.id)
 
     def fail(
         self,
-        sessions: Iterable[Session],
+        sessions: Iterable[SessionRecord],
         why: str = "the verifier failed in this step; OPEN again",
         code: int = ERR_INTERNAL,
     ) -> None:
-        """A step of `sessions` failed: they keep their text, lose their keys and values, and are told why."""
+        """A step of `sessions` failed: they keep their text, lose their keys and values, and get the reason."""
         for session in list(sessions):
             self._waiting.pop(session.id, None)
             self._pool.release(session.id)
@@ -172,7 +172,7 @@ class RequestQueue:
             elif session.answered:
                 self._budget.observe_pause(request.waiting_since - session.answered)
 
-    def _drop(self, session: Session) -> None:
+    def _drop(self, session: SessionRecord) -> None:
         """Forget a cancelled round. Its seq counts as used, whether or not a step has run."""
         request = session.round
         assert request is not None and isinstance(request.message, Verify | Generate)

@@ -12,7 +12,7 @@ from cloud.engine.features import STREAMED_ROWS
 from cloud.engine.kvpool import KVPool
 from cloud.engine.prefixes import Prefixes
 from cloud.engine.segment import Segment
-from cloud.engine.sessions import Session
+from cloud.engine.sessions import SessionRecord
 from cloud.engine.stream_lookup import SUREST, StreamLookup, likeliest
 from cloud.engine.tree_budget import TreeBudget
 from outrider_core.protocol.tree import MAX_NODES, TokenTree
@@ -24,7 +24,7 @@ STEP_TOKENS = 1024
 PREFILL_CHUNK = 512
 #: tokens that a GENERATE must have left for its text to be searched
 WORTH_A_SEARCH = 4
-#: share by which a step may take longer for what one account's texts foretell, where others wait for it too
+#: share by which a step may take longer for what is predicted for one account, if others wait for it too
 OTHERS_WAIT = 0.1
 #: after a verdict, seconds for which the session is expected to send its next tree
 RECENT_SECONDS = 1.0
@@ -58,13 +58,13 @@ class Scheduler:
         """Nodes per tree that devices are asked to stay within."""
         return self._fixed_budget or self.budget.nodes
 
-    def schedule(self, waiting: Sequence[Session]) -> list[Segment]:
+    def schedule(self, waiting: Sequence[SessionRecord]) -> list[Segment]:
         """The next step for sessions with the oldest claim on the pool first.
 
         Verifies come first, the longest waiting first; prefill shares what a chunk may take beside them. A session
         never loses its rows to one with a younger claim.
         """
-        later = self._prefixes.share(waiting) if self._prefixes else set[Session]()
+        later = self._prefixes.share(waiting) if self._prefixes else set[SessionRecord]()
         missing = {session: self._missing(session) for session in waiting}
         by_age = sorted(waiting, key=lambda session: session.waiting_since)
         ready = [session for session in by_age if session.round is not None and not missing[session]]
@@ -89,7 +89,7 @@ class Scheduler:
                 segments.append(Segment.of(session, self._pool, chain, tree, _rows_wanted(session, tree)))
         return segments
 
-    def propose(self, session: Session) -> TokenTree:
+    def propose(self, session: SessionRecord) -> TokenTree:
         """The tree of the session's round: the device's; nothing for a GENERATE."""
         assert session.round is not None
         return session.round.tree
@@ -100,11 +100,11 @@ class Scheduler:
             self._last_round = time.perf_counter()
         self.budget.observe_step(sizes, accepted)
 
-    def _missing(self, session: Session) -> int:
+    def _missing(self, session: SessionRecord) -> int:
         """Committed tokens that must run before the root can."""
         return len(session.tokens) - 1 - self._pool.used(session.id)
 
-    def _verifies(self, ready: list[Session], room: int) -> dict[Session, TokenTree]:
+    def _verifies(self, ready: list[SessionRecord], room: int) -> dict[SessionRecord, TokenTree]:
         """Rounds whose rows are all there, their trees pruned to fair shares of the budget. Pruning is lossless.
 
         Streams have what the trees leave of it for what lookup predicts.
@@ -118,7 +118,7 @@ class Scheduler:
         return dict(zip(ready, trees, strict=True))
 
     def _looked_up(
-        self, ready: list[Session], trees: list[TokenTree], room: int, lookup: Callable[[], StreamLookup]
+        self, ready: list[SessionRecord], trees: list[TokenTree], room: int, lookup: Callable[[], StreamLookup]
     ) -> list[TokenTree]:
         """The trees, and for streams what lookup predicts, as far as it is worth its share of the step.
 
@@ -142,7 +142,7 @@ class Scheduler:
             for stream, (found, tree) in enumerate(zip(guesses, trees, strict=True))
         ]
 
-    def _guesses(self, session: Session, lookup: Callable[[], StreamLookup]) -> list[tuple[int, float]]:
+    def _guesses(self, session: SessionRecord, lookup: Callable[[], StreamLookup]) -> list[tuple[int, float]]:
         """What lookup predicts for a GENERATE, and how likely; nothing for a VERIFY."""
         request, text = session.round, session.tokens
         if request is None or not isinstance(request.message, Generate) or request.token_by_token:
@@ -154,8 +154,8 @@ class Scheduler:
         return request.lookup.guesses(text, min(left, self.tree_budget))
 
     def _prefills(
-        self, behind: list[Session], missing: dict[Session, int], verified: int
-    ) -> tuple[dict[Session, int], dict[Session, TokenTree]]:
+        self, behind: list[SessionRecord], missing: dict[SessionRecord, int], verified: int
+    ) -> tuple[dict[SessionRecord, int], dict[SessionRecord, TokenTree]]:
         """Fair shares of a chunk for sessions that lack rows, beside `verified` tokens of other sessions.
 
         A round whose session lacks none any more joins in with its tree.
@@ -168,7 +168,7 @@ class Scheduler:
             shares[shares.index(max(shares))] -= 1
             shares[0] = 1
         room -= sum(shares)
-        chunks, trees = dict(zip(behind, shares, strict=True)), dict[Session, TokenTree]()
+        chunks, trees = dict(zip(behind, shares, strict=True)), dict[SessionRecord, TokenTree]()
         for session in behind:
             if session.round is not None and chunks[session] == missing[session] and room > 0:
                 trees[session] = self.propose(session).pruned(min(room - 1, self.tree_budget), MAX_NODES)
@@ -180,7 +180,7 @@ class Scheduler:
         recently = time.perf_counter() - self._last_round < RECENT_SECONDS
         return verified or (round(self.budget.sessions * (1 + self.budget.nodes)) if recently else 0)
 
-    def _admissible(self, session: Session, chunk: int, tree: TokenTree | None, held: Set[bytes]) -> bool:
+    def _admissible(self, session: SessionRecord, chunk: int, tree: TokenTree | None, held: Set[bytes]) -> bool:
         """Whether the pool can hold `chunk` tokens, and the root with its tree, without rows that `held` own."""
         if tree is not None and chunk != self._missing(session):
             return False  # a session with an older claim has just taken its rows
@@ -188,7 +188,7 @@ class Scheduler:
         return self._pool.reserve(session.id, self._pool.used(session.id) + size, held, session.account)
 
 
-def _rows_wanted(session: Session, tree: TokenTree | None) -> bool:
+def _rows_wanted(session: SessionRecord, tree: TokenTree | None) -> bool:
     """Whether feature rows are brought up to date: they are sent, or read by whoever drafts."""
     request = session.round
     if session.opening is not None or request is None or request.is_drafted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cloud.engine.kvpool import KVPool
-from cloud.engine.sessions import Session
+from cloud.engine.sessions import SessionRecord
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.part import Part
 
@@ -18,12 +18,12 @@ class Segment(Part):
     not `wanted`. features: bring the session's feature rows up to date.
     """
 
-    session: Session = field(kw_only=True)
+    session: SessionRecord = field(kw_only=True)
     features: bool = field(default=True, kw_only=True)
 
     @classmethod
     def of(
-        cls, session: Session, pool: KVPool, chain: int, tree: TokenTree | None = None, features: bool = True
+        cls, session: SessionRecord, pool: KVPool, chain: int, tree: TokenTree | None = None, features: bool = True
     ) -> Segment:
         """The next `chain` tokens of `session`, whose rows `pool` must hold, and `tree`; None: a prefill chunk."""
         extent = pool.extent(session.id)

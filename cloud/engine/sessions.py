@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass, replace
 from itertools import chain, count
 
-from cloud.engine.features import FeatureRows
+from cloud.engine.features import PackedRows
 from cloud.engine.kvpool import KVPool
 from cloud.engine.request import EngineRequest
 from outrider_core.protocol.constraint import Rules
@@ -43,7 +43,7 @@ class Settled:
 
 
 @dataclass(eq=False)
-class Session:
+class SessionRecord:
     """One conversation. tokens: committed ids, the last is the root; rows: feature rows from position 0 on.
 
     seq: number of the last VERIFY or GENERATE that has ended. Keys and values are in the pool under the session's id.
@@ -55,7 +55,7 @@ class Session:
     tokens: list[int]
     sampling: Sampling
     seq: int
-    rows: FeatureRows
+    rows: PackedRows
     rules: Rules | None = None
     settled: Settled | None = None
     rows_due: int = 0
@@ -100,14 +100,14 @@ class SessionStore:
     ) -> None:
         self._pool, self._shape, self._keep_ended = pool, shape, keep_ended
         self._max_sessions, self._ttl, self._clock = max_sessions, ttl, clock
-        self._sessions: OrderedDict[bytes, Session] = OrderedDict()  # least recently used first
-        self._ended: OrderedDict[bytes, Session] = OrderedDict()  # what they left, the same
+        self._sessions: OrderedDict[bytes, SessionRecord] = OrderedDict()  # least recently used first
+        self._ended: OrderedDict[bytes, SessionRecord] = OrderedDict()  # what they left, the same
         self._names = count()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def get(self, session_id: bytes) -> Session | None:
+    def get(self, session_id: bytes) -> SessionRecord | None:
         """The record, marked as just used."""
         session = self._sessions.get(session_id)
         if session is not None:
@@ -123,7 +123,7 @@ class SessionStore:
         busy: Set[bytes],
         account: str = "",
         rules: Rules | None = None,
-    ) -> Session | None:
+    ) -> SessionRecord | None:
         """Begin or resume a session at `tokens`, keeping the rows of the prefix that they share with its record.
 
         rules: of the answer's constraint, which no other session follows. Returns None if the store is full of `busy`
@@ -133,8 +133,10 @@ class SessionStore:
         if session is None:
             if not self._make_room(busy):
                 return None
-            rows = FeatureRows(self._shape)
-            session = Session(session_id, list(tokens), request.sampling, request.seq, rows, rules, account=account)
+            rows = PackedRows(self._shape)
+            session = SessionRecord(
+                session_id, list(tokens), request.sampling, request.seq, rows, rules, account=account
+            )
             self._sessions[session.id] = session
             session.last_used, session.rows_due = self._clock(), len(tokens) - 1
             return session
@@ -166,26 +168,26 @@ class SessionStore:
             del self._ended[oldest.id]
             self._pool.release(oldest.id)
 
-    def of_account(self, account: str) -> Iterator[Session]:
+    def of_account(self, account: str) -> Iterator[SessionRecord]:
         """The account's sessions, those that have ended first, the least recently used first."""
         every = chain(self._ended.values(), self._sessions.values())
         return (session for session in every if session.account == account)
 
-    def has_ended(self, session: Session) -> bool:
+    def has_ended(self, session: SessionRecord) -> bool:
         """Whether this is what a session left."""
         return session.id in self._ended
 
-    def touch_ended(self, session: Session) -> None:
+    def touch_ended(self, session: SessionRecord) -> None:
         """Mark what a session left as just used."""
         self._ended.move_to_end(session.id)
         session.last_used = self._clock()
 
-    def take_over(self, left: Session, session: Session, rows: int, size: int) -> None:
+    def take_over(self, left: SessionRecord, session: SessionRecord, rows: int, size: int) -> None:
         """Give the first `rows` keys and values that a session left to another, which needs room for `size`."""
         del self._ended[left.id]
         self._pool.take_over(left.id, session.id, rows, size)
 
-    def quarantine(self, session: Session) -> None:
+    def quarantine(self, session: SessionRecord) -> None:
         """Let nobody copy the keys and values of sessions that begin like this one, whose logits were not numbers."""
         for other in list(self.of_account(session.account)):
             if common_prefix(other.tokens, session.tokens, LEAST_SHARED) == LEAST_SHARED:
@@ -209,7 +211,7 @@ class SessionStore:
         return session is not None
 
 
-def _first_to_go(sessions: Collection[Session], busy: Set[bytes]) -> Session | None:
+def _first_to_go(sessions: Collection[SessionRecord], busy: Set[bytes]) -> SessionRecord | None:
     """The oldest that is not busy of the account that has most of these, which begin with the oldest."""
     counts = Counter(session.account for session in sessions)
     idle = (session for session in sessions if session.id not in busy)

@@ -1,4 +1,4 @@
-"""Lookup for streams: tokens that the text foretells, verified in the step that computes the next one anyway.
+"""Lookup for streams: n-gram guesses, verified in the step that decodes the next token.
 
 A step of a few tokens takes little longer than a step of one. So where a GENERATE's text repeats its prompt or itself,
 or goes on as the target's answers usually do behind two tokens, one step brings several of its tokens: the target's
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from outrider_core.drafting.lookup import Lookup
 from outrider_core.drafting.ngrams import NgramTable
 
-#: tokens foretold at once, at most
-MOST = 16
+#: most tokens predicted at once
+MOST_GUESSES = 16
 #: tokens of a text that are searched, the last ones when its GENERATE begins and all that it brings
 SEARCHED = 2048
 #: tokens that are taken in for one step, so that no text keeps an engine busy
@@ -27,30 +27,30 @@ SUREST = 0.97
 
 
 class StreamLookup:
-    """What the text of one GENERATE foretells, and how often that came true. ngrams: of the target's answers."""
+    """Predicts the text of one GENERATE, and learns how often that is right. ngrams: of the target's answers."""
 
     def __init__(self, ngrams: NgramTable | None = None) -> None:
         self._lookup, self._ngrams = Lookup(memory=0), ngrams
-        self._begin: int | None = None  # of what is searched
+        self._start: int | None = None  # of what is searched
         self._known = 0  # tokens up to where it is taken in
         self._rates: list[float] = []  # of the newest guesses, as they usually are
         self._promised = self._kept = PRIOR  # hits
 
-    def guesses(self, text: list[int], most: int) -> list[tuple[int, float]]:
-        """The next tokens of `text` (token ids), at most `most` of them.
+    def guesses(self, text: list[int], limit: int) -> list[tuple[int, float]]:
+        """The next tokens of `text` (token ids), at most `limit` of them.
 
         Each with the probability that it and all before it are the target's own; these fall strictly. None as long as
         a long text is still being taken in.
         """
-        if self._begin is None or self._known > len(text):
-            self._begin = self._known = max(0, len(text) - SEARCHED)
+        if self._start is None or self._known > len(text):
+            self._start = self._known = max(0, len(text) - SEARCHED)
         self._known = min(len(text), self._known + AT_ONCE)
-        self._lookup.follow(text[self._begin : self._known])
+        self._lookup.follow(text[self._start : self._known])
         self._rates, found = [], list[tuple[int, float]]()
         if self._known < len(text):
             return []
         own, together = self._kept / self._promised, 1.0
-        while len(found) < min(most, MOST) and (guess := self._guess(text, [token for token, _ in found])):
+        while len(found) < min(limit, MOST_GUESSES) and (guess := self._guess(text, [token for token, _ in found])):
             token, rate = guess
             together *= min(SUREST, own * rate)
             found.append((token, together))

@@ -28,8 +28,8 @@ TIMED_TOKENS = (1, 4, 8, 16, 32, 64, 128)
 REPEATS, SAME = 4, 0.1
 #: seconds of a step behind which larger ones are not warmed up: a start is waited for
 LONG = 0.1
-#: where a step of at least so many tokens is LONG, and takes so many times as long as the smallest, larger ones are not
-#: timed: nobody asks for such trees, and the curve goes on as a line
+#: if a step of at least so many tokens is LONG, and takes so many times as long as the smallest, larger ones are not
+#: timed: clients never request such trees; the curve is extrapolated linearly
 DEAR_TOKENS, DEAR = 64, 4.0
 #: as many tokens by several sessions as by one: what that adds is what a session costs beside its tokens
 SHARING, SHARED_TOKENS = 8, 32
@@ -49,7 +49,7 @@ def measure_costs(
     *,
     context: int = 0,
 ) -> StepCosts:
-    """Time steps of a verifier that serves nobody yet. This overwrites the first pool rows.
+    """Time steps of a verifier that does not serve yet. This overwrites the first pool rows.
 
     rows: of the pool. context: tokens of the longest text; where it is too short for `FAR`, what a context costs is not
     timed.
@@ -136,10 +136,10 @@ class TreeBudget:
 
     A session's cycle is its pause (round-trip time, drafting, queue) and a step that `sessions` trees share. It commits
     tau(n) = 1 + gain * log2(1 + n) tokens with n nodes: the shape that drafters show (tau 2.7, 3.1, 3.5, 3.9 at 8, 16,
-    32, 64 nodes), with the gain measured on verdicts. Without costs the budget is always `most`.
+    32, 64 nodes), with the gain measured on verdicts. Without costs the budget is always `limit`.
     """
 
-    most: int
+    limit: int
     costs: StepCosts | None = None
     sessions: float = 1.0  # trees per step, smoothed
     pause: float = 0.05  # seconds between a verdict and the session's next tree, smoothed
@@ -164,21 +164,21 @@ class TreeBudget:
             self.pause += SMOOTHING * (seconds - self.pause)
 
     def advertised(self) -> CostCurve | None:
-        """The cost curve that devices are told: of steps that as many sessions share as do at present."""
+        """The cost curve to advertise to devices: of steps that as many sessions share as do at present."""
         return None if self.costs is None else self.costs.shared(self.sessions)
 
-    def prefill_room(self, tokens: int, most: int) -> int:
+    def prefill_room(self, tokens: int, limit: int) -> int:
         """Prefill tokens that may join a step of `tokens` verified ones: as many as at most double its time.
 
         So a long prompt delays other sessions' verdicts by no more than that, however slow the target is here.
         """
         if self.costs is None or not tokens:
-            return most
+            return limit
         alone = partial(self.costs.at, sessions=self.sessions)
-        limit, low, high = 2 * alone(tokens), min(LEAST_PREFILL, most), most
+        longest, low, high = 2 * alone(tokens), min(LEAST_PREFILL, limit), limit
         while low < high:  # the largest that fits
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if alone(tokens + middle) <= limit else (low, middle - 1)
+            low, high = (middle, high) if alone(tokens + middle) <= longest else (low, middle - 1)
         return low
 
     def worth_adding(
@@ -199,14 +199,14 @@ class TreeBudget:
         if self.costs is None or not chances:
             return 0
         without = self.costs.at(tokens, sessions, past)
-        best, most = 0, committed / without
+        best, highest = 0, committed / without
         for count, chance in enumerate(chances, 1):
             committed += chance
             seconds = self.costs.at(tokens + count, sessions, past)
             if seconds > (1 + slack) * without:
                 break
-            if (rate := committed / seconds) > most:
-                best, most = count, rate
+            if (rate := committed / seconds) > highest:
+                best, highest = count, rate
         return best
 
     def tau(self, nodes: int) -> float:
@@ -216,9 +216,9 @@ class TreeBudget:
     def choose(self) -> None:
         """Set `nodes` from what was measured."""
         if self.costs is None:
-            self.nodes = self.most
+            self.nodes = self.limit
             return
-        costs, sizes = self.costs, [size for size in SIZES if LEAST <= size < self.most] + [self.most]
+        costs, sizes = self.costs, [size for size in SIZES if LEAST <= size < self.limit] + [self.limit]
 
         def rate(size: int) -> float:
             return self.tau(size) / (self.pause + costs.at(self.sessions * (1 + size), self.sessions))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cloud.engine.served_model import ServedModel
 from cloud.onnx_engine.runner import OnnxModelRunner
 from cloud.settings import Settings
-from cloud.telemetry.progress import LogLines, Making
+from cloud.telemetry.progress import BuildProgress, LogLines
 from outrider_core.chat.tokenizer import ChatTokenizer, open_chat_tokenizer
 from outrider_core.machine import available_cores
 from outrider_core.models.drafter_arrays import check_target, read_drafter
@@ -26,13 +26,13 @@ from outrider_core.targets.runner import OnnxRunner
 from outrider_core.targets.source import TargetError, TargetSource
 
 
-def load_model(settings: Settings, source: TargetSource, making: Making | None = None) -> ServedModel:
+def load_model(settings: Settings, source: TargetSource, progress: BuildProgress | None = None) -> ServedModel:
     """Load the target in `source`, and the drafter that the settings name.
 
-    making: reports progress while an 8-bit copy of the target is made; None: the log does. Raises TargetError or
+    progress: reports while an 8-bit copy of the target is built; None: in the log. Raises TargetError or
     DrafterError with one line.
     """
-    drafter, reports = read_drafter(Path(settings.drafter).expanduser()), making or LogLines()
+    drafter, reports = read_drafter(Path(settings.drafter).expanduser()), progress or LogLines()
     if not source.prepared:  # looked at before a bundle is made
         check_target(drafter[0].target_hash, source.name, source.identity, settings.drafter)
     try:

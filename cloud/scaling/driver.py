@@ -154,7 +154,7 @@ def _cause(message: str) -> str:
 
 
 def _check_addresses(settings: Settings, ray_address: str | None) -> None:
-    """Fail at once where Ray would fail after seconds or wait for ever. Raises ScaleError."""
+    """Fail at once where Ray would fail after seconds or wait indefinitely. Raises ScaleError."""
     if ray_address is None:
         try:
             for probe in bind(settings.host, settings.port):

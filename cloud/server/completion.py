@@ -283,7 +283,7 @@ class Completion:
             self._record.token()
             piece = stops.push(text.push(token.token)) if token.is_text else ""
             if token.is_text and token.chances:
-                chances.append(self._told(token.chances))
+                chances.append(self._reported(token.chances))
             if token.finish_reason is not None:
                 reason = token.finish_reason
                 piece += stops.push(text.flush())
@@ -298,9 +298,9 @@ class Completion:
         drafted, accepted = session.drafted
         yield Ending(reason, drawn, drafted=drafted, accepted=accepted)
 
-    def _told(self, chances: Chances) -> TokenChances:
-        told = [TokenChance(*self._tokenizer.spelling(token), logprob) for token, logprob in chances]
-        return TokenChances(told[0], told[1:])
+    def _reported(self, chances: Chances) -> TokenChances:
+        each = [TokenChance(*self._tokenizer.spelling(token), logprob) for token, logprob in chances]
+        return TokenChances(each[0], each[1:])
 
 
 def as_api_error(error: Exception) -> ApiError:

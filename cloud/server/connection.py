@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from cloud.engine.features import FeatureRows
+from cloud.engine.features import PackedRows
 from cloud.engine.request import EngineRequest, Reply, Status
 from cloud.server.close_codes import CloseCode
 from cloud.server.limits import BYTES_PER_TOKEN, Account
@@ -298,7 +298,7 @@ class Connection:
             self.account.spend(verifies=1)
         if self._streams.get(stream.number) is not stream:
             return  # closed, moved away or opened anew meanwhile
-        if isinstance(reply, FeatureRows):
+        if isinstance(reply, PackedRows):
             self.outbox.put_features(stream.number, reply)
         else:
             self._send(reply)

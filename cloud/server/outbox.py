@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from cloud.engine.features import FeatureRows
+from cloud.engine.features import PackedRows
 from outrider_core.protocol.wire import FEATURE_CHUNK, Features, ServerMessage, encode
 
 #: while more frames than this wait for a slow reader, nothing is read from it
@@ -16,13 +16,13 @@ class Outbox:
 
     def __init__(self) -> None:
         self._messages: deque[bytes] = deque()
-        self._features: dict[int, FeatureRows] = {}  # per stream, rows still to be sent
+        self._features: dict[int, PackedRows] = {}  # per stream, rows still to be sent
 
     def put(self, message: ServerMessage) -> None:
         """Queue a message."""
         self._messages.append(encode(message))
 
-    def put_features(self, stream: int, rows: FeatureRows) -> None:
+    def put_features(self, stream: int, rows: PackedRows) -> None:
         """Queue rows in place of those that the stream still has to send."""
         if len(rows):
             self._features[stream] = rows

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from cloud.engine.batcher import Batcher
 from cloud.engine.constraints import ConstraintDesk
-from cloud.engine.engine import Engine
+from cloud.engine.engine import TargetEngine
 from cloud.engine.kvpool import KVPool
 from cloud.engine.prefixes import Prefixes
 from cloud.engine.request import EngineRequest
@@ -43,7 +43,7 @@ class Verifier:
         self.constraints = ConstraintDesk(model.vocab_size, model.eos_ids)
         self._runner, self._kv_tokens = model.runner, settings.kv_tokens
         pool = KVPool(settings.kv_tokens, self._runner.move)
-        self.engine = Engine(self._runner, pool, self.features, model.eos_ids, self.max_context)
+        self.engine = TargetEngine(self._runner, pool, self.features, model.eos_ids, self.max_context)
         shares = settings.prefix_cache == "on" or (settings.prefix_cache == "auto" and self.accounts.required)
         self.sessions = SessionStore(pool, self.features.shape, settings.max_sessions, keep_ended=shares)
         looks_up = settings.lookup == "on" or (settings.lookup == "auto" and model.exact)

@@ -1,4 +1,4 @@
-"""Tokenising beside the event loop, one text at a time and the accounts in turns."""
+"""Tokenizing beside the event loop, one text at a time and the accounts in turns."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Metrics:
         self.http_requests = counter("http_requests", "HTTP replies and WebSocket handshakes", "path", "status")
         self.verify_seconds = histogram("verify_seconds", "Seconds from a VERIFY to its verdict", _SECONDS)
         self.verified_nodes = counter("verified_nodes", "Draft nodes verified, after pruning")
-        self.lookup_tokens = counter("stream_lookup_tokens", "Tokens of streams that lookup foretold, verified")
+        self.lookup_tokens = counter("stream_lookup_tokens", "Tokens of streams that lookup predicted, verified")
         self.accepted_lookup_tokens = counter("stream_lookup_accepted_tokens", "Of these, the target's own")
         self.step_seconds = histogram("step_seconds", "Seconds per step", _SECONDS)
         self.step_sessions = histogram("step_sessions", "Sessions in one step", _TOKENS)

@@ -1,4 +1,4 @@
-"""Who is told while the 8-bit copy of a target is made."""
+"""Progress reports while the 8-bit copy of a target is built."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ MAKING = "making an 8-bit copy of the target, once"
 WAITING = "another process makes the 8-bit copy of the target; waiting for it"
 
 
-class Making(Protocol):
-    """Is told how the making goes."""
+class BuildProgress(Protocol):
+    """Reports how the build goes."""
 
     def step(self, done: int, steps: int) -> None:
         """`done` of `steps` steps are done."""
 
     def waiting(self) -> None:
-        """Another process makes this copy; it is waited for."""
+        """Another process builds this copy; wait for it."""
 
 
 class LogLines:
-    """`Making` in the verifier's log."""
+    """`BuildProgress` in the verifier's log."""
 
     def __init__(self) -> None:
         self._logged = 0.0
 
     def step(self, done: int, steps: int) -> None:
-        """See Making.step."""
+        """See BuildProgress.step."""
         if done == steps or time.monotonic() - self._logged > LOG_SECONDS:
             self._logged = time.monotonic()
             log.info(MAKING, steps=f"{done} of {steps}")
 
     def waiting(self) -> None:
-        """See Making.waiting."""
+        """See BuildProgress.waiting."""
         log.info(WAITING)
 
 
 class Bar:
-    """`Making` as a bar on a terminal, and as a line where `console` is none. Use it as a context manager.
+    """`BuildProgress` as a bar on a terminal, and as a line if `console` is not one. Use it as a context manager.
 
-    else_shown: what a terminal shows while nothing is made; "" for nothing.
+    else_shown: what a terminal shows while nothing is built; "" for nothing.
     """
 
     def __init__(self, console: Console, else_shown: str = "") -> None:
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        self._console, self._else_shown, self._told = console, else_shown, False
+        self._console, self._else_shown, self._reported = console, else_shown, False
         self._bar = Progress(*columns, console=console, transient=True)
         self._task = self._bar.add_task(else_shown, total=None)
 
@@ -68,9 +68,9 @@ class Bar:
             self._bar.stop()
 
     def step(self, done: int, steps: int) -> None:
-        """See Making.step."""
-        if not self._told:
-            self._told = True
+        """See BuildProgress.step."""
+        if not self._reported:
+            self._reported = True
             if self._console.is_terminal:
                 self._bar.start()
             else:
@@ -83,5 +83,5 @@ class Bar:
             self._bar.stop()
 
     def waiting(self) -> None:
-        """See Making.waiting."""
+        """See BuildProgress.waiting."""
         self._console.print(WAITING)

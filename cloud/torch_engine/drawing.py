@@ -117,9 +117,9 @@ def draw_on_device(
         logits = _adjusted(logits, adjustments)
     tokens = _first_argmax(logits)
     sampled = [row for row, sampling in enumerate(samplings) if not sampling.greedy]
-    most = max(1, _MOST_NUMBERS // logits.shape[1])
-    for begin in range(0, len(sampled), most):
-        rows = sampled[begin : begin + most]
+    limit = max(1, _MOST_NUMBERS // logits.shape[1])
+    for start in range(0, len(sampled), limit):
+        rows = sampled[start : start + limit]
         rules = [samplings[row] for row in rows]
         noise = _gumbel(_noise_keys(rules, [positions[row] for row in rows], logits.device), logits.shape[1])
         tokens[rows] = _first_argmax(_log_probs(logits[rows], rules) + noise)

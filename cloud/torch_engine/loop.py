@@ -16,7 +16,7 @@ from outrider_core.targets.part import Part
 
 
 @dataclass(frozen=True)
-class Span:
+class RowSpan:
     """Tokens begin..end-1 of the packed row: one session's. They see pool rows base..base+seen-1.
 
     mask: additive [end - begin, seen] in the model's dtype, once per query head of a KV head (see `attend_spans`),
@@ -42,17 +42,17 @@ class SpanPlan:
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
     rows: Tensor
-    spans: tuple[Span, ...]
+    spans: tuple[RowSpan, ...]
 
 
 def span_plan(store: KVStore, parts: Sequence[Part], rows: Tensor, group: int) -> SpanPlan:
     """The plan of these parts, packed one behind the other. group: query heads that share a KV head."""
-    spans, begin = list[Span](), 0
+    spans, begin = list[RowSpan](), 0
     for part in parts:
         mask = span_mask(part.past, len(part.chain), part.tree, store.dtype)
         device_mask = None if mask is None else mask.to(store.device, non_blocking=True).repeat(group, 1)
         causal = mask is None and len(part) > 1
-        spans.append(Span(begin, begin + len(part), part.base, part.past + len(part), device_mask, causal))
+        spans.append(RowSpan(begin, begin + len(part), part.base, part.past + len(part), device_mask, causal))
         begin += len(part)
     return SpanPlan(store.keys, store.values, rows[:begin], tuple(spans))
 

@@ -1,7 +1,7 @@
 """A step as one table of fixed shape, and attention over the whole KV pool in one call per layer.
 
-What a step does is told by numbers on the device, never by shapes: the table has FIELDS numbers for each row of the
-step, and nothing else changes from one step of so many rows to the next. So its operations do not depend on the
+A step is described by values in a device tensor, never by tensor shapes: the table has FIELDS numbers for each row of
+the step, and nothing else changes from one step of so many rows to the next. So its operations do not depend on the
 number of sessions, it can be compiled once for a number of rows, and recorded as a CUDA graph.
 
 The tree's ancestors are intervals. A walk through the tree, parents first, numbers its nodes: a node is ENTERed at its

@@ -33,7 +33,7 @@ def open_server(options: RuntimeOptions, bundle: Bundle) -> AbstractContextManag
     try:
         dtype, threads = local.dtype or "auto", options.device.threads
         with Bar(Console(stderr=True), "loading the target") as bar:
-            return LocalVerifier.load(bundle, local.target, local.drafter, dtype=dtype, threads=threads, making=bar)
+            return LocalVerifier.load(bundle, local.target, local.drafter, dtype=dtype, threads=threads, progress=bar)
     except (TargetError, DrafterError) as error:
         raise CommandError(str(error)) from None
 

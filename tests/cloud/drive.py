@@ -16,7 +16,7 @@ import uvicorn
 from websockets.sync.client import ClientConnection, connect
 
 from cloud.app import App
-from cloud.engine.features import FeatureRows
+from cloud.engine.features import PackedRows
 from cloud.engine.request import EngineRequest, Reply
 from cloud.http_server import uvicorn_config
 from cloud.server.accounts import Accounts
@@ -116,12 +116,12 @@ class Direct:
         sampling: Sampling = GREEDY,
         have: int = 0,
         rules: Rules | None = None,
-    ) -> tuple[Opened, FeatureRows]:
+    ) -> tuple[Opened, PackedRows]:
         """OPEN and wait for the prefill."""
         request = Open(0, session, seq, pack_ids(list(tokens)), have, sampling)
         _, replies = self.submit(session, request, tokens=list(tokens), rules=rules)
         opened, rows = replies.get(timeout=HANG), replies.get(timeout=HANG)
-        assert isinstance(opened, Opened) and isinstance(rows, FeatureRows), (opened, rows)
+        assert isinstance(opened, Opened) and isinstance(rows, PackedRows), (opened, rows)
         return opened, rows
 
     def verify(self, session: bytes, seq: int, base_len: int, tree: TokenTree) -> queue.Queue[Reply]:

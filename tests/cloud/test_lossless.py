@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cloud.engine.segment import Segment
-from cloud.engine.sessions import Session
+from cloud.engine.sessions import SessionRecord
 from cloud.torch_engine.loop import span_mask
 from cloud.torch_engine.runner import Steps
 from outrider_core.protocol.sampling import Sampling
@@ -150,7 +150,7 @@ def test_a_session_does_not_depend_on_its_neighbours(
             tokens = prompt if index == others else [rng.randrange(VOCAB) for _ in range(rng.randrange(2, 60))]
             name = bytes([index]) * 16
             session = store.open(name, Open(0, name, 0, pack_ids(tokens), 0, Sampling()), tokens, set())
-            assert isinstance(session, Session)
+            assert isinstance(session, SessionRecord)
             drafted = tree if index == others else random_tree(rng, [1, 2, 3, 4, 5], VOCAB)
             keep.add(name)
             assert engine.pool.reserve(name, len(tokens) + len(drafted), keep)

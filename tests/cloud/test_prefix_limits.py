@@ -9,7 +9,7 @@ import pytest
 from cloud.engine import prefixes
 from cloud.engine.kvpool import KVPool
 from cloud.engine.prefixes import Prefixes
-from cloud.engine.sessions import Session, SessionStore
+from cloud.engine.sessions import SessionRecord, SessionStore
 from cloud.telemetry.metrics import Metrics
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
@@ -51,7 +51,7 @@ class Shelf:
         self.store = SessionStore(self.pool, RowShape(2, 8), most, 3600.0, keep_ended=True)
         self.prefixes = Prefixes(self.pool, self.store, Metrics())
 
-    def session(self, tokens: list[int], used: int, account: str = "one") -> Session:
+    def session(self, tokens: list[int], used: int, account: str = "one") -> SessionRecord:
         name = len(self.store).to_bytes(16)
         request = Open(0, name, 0, b"", 0, Sampling())
         session = self.store.open(name, request, [Token(token) for token in tokens], set(), account)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloud.engine import kvpool, prefixes, sessions
-from cloud.engine.features import FeatureRows
+from cloud.engine.features import PackedRows
 from cloud.torch_engine.runner import Steps
 from outrider_core.protocol.rows import pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling
@@ -89,7 +89,7 @@ class Device:
     def check(self) -> None:
         """Whatever a verdict commits is the target's own."""
         for reply in self.opening.replies if self.opening else ():
-            assert isinstance(reply, Opened | FeatureRows), reply
+            assert isinstance(reply, Opened | PackedRows), reply
         if self.round is None:
             return
         for reply in self.round.replies[self.read :]:

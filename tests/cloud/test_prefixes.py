@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from cloud.engine.features import FeatureRows
+from cloud.engine.features import PackedRows
 from cloud.onnx_engine.loading import onnx_model
 from cloud.server.service import Verifier
 from cloud.settings import Settings
@@ -84,7 +84,7 @@ def test_twenty_sessions_prefill_one_system_prompt_once(make: Callable[..., Veri
         said.append([*verdict.accepted, verdict.bonus, *written.drawn])
     assert said[0] == said[1] and len(said[0]) >= 13
     told = [asked.replies[-1] for asked in (opened[19], alone)]
-    assert all(isinstance(rows, FeatureRows) and rows.stop == len(texts[19]) - 1 for rows in told)
+    assert all(isinstance(rows, PackedRows) and rows.stop == len(texts[19]) - 1 for rows in told)
     shape = on.verifier.features.shape
     ours, theirs = (unpack_rows(rows.block(0, rows.stop), shape) for rows in told)  # type: ignore[union-attr]
     assert (np.abs(ours - theirs) <= np.abs(theirs).max(-1, keepdims=True) / 127 + 1e-6).all()  # a packed step

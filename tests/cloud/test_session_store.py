@@ -1,10 +1,10 @@
-"""SessionStore: common prefixes, time to live, least recently used first; and FeatureRows."""
+"""SessionStore: common prefixes, time to live, least recently used first; and PackedRows."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from cloud.engine.features import FeatureRows
+from cloud.engine.features import PackedRows
 from cloud.engine.kvpool import KVPool
 from cloud.engine.sessions import SessionStore, Settled
 from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
@@ -79,7 +79,7 @@ def test_room_and_time_to_live() -> None:
 
 def test_feature_rows_are_kept_as_packed() -> None:
     values = np.random.default_rng(0).normal(size=(9, 2, 2, 4)).astype(np.float32)
-    rows = FeatureRows(SHAPE)
+    rows = PackedRows(SHAPE)
     rows.append(pack_rows(values[:4]))
     rows.append(pack_rows(values[4:]))
     assert rows.block(0, 9) == pack_rows(values)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloud.engine.acceptance import NO_TOKEN
-from cloud.engine.stream_lookup import MOST, SEARCHED, StreamLookup, likeliest
+from cloud.engine.stream_lookup import MOST_GUESSES, SEARCHED, StreamLookup, likeliest
 from cloud.engine.tree_budget import StepCosts, TreeBudget
 from cloud.server.service import Verifier
 from export.train.ngrams import count_ngrams
@@ -333,7 +333,7 @@ def test_a_streams_own_luck_is_learnt() -> None:
     assert better[0][1] >= before[0][1] > 0.8 > 0.4 > worse[0][1]
     for found in (better, worse):
         assert all(first > second for (_, first), (_, second) in pairwise(found))
-    assert len(lucky.guesses(text, 100)) == MOST and not StreamLookup().guesses([4, 5, 6], 8)
+    assert len(lucky.guesses(text, 100)) == MOST_GUESSES and not StreamLookup().guesses([4, 5, 6], 8)
     lucky.guesses([4], 8)
     lucky.observe(0, 0)
 

@@ -19,7 +19,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from cloud.engine.features import FeatureRows
+from cloud.engine.features import PackedRows
 from cloud.server.accounts import Accounts
 from cloud.server.connection import MAX_BACKLOG, MAX_MALFORMED, MAX_STREAMS, Connection
 from cloud.server.outbox import Outbox
@@ -432,7 +432,7 @@ def test_lost_socket_keeps_the_session(address: str) -> None:
 
 def test_outbox_sends_messages_before_rows_and_newest_rows_first() -> None:
     shape = RowShape(1, 1000)
-    rows = FeatureRows(shape)
+    rows = PackedRows(shape)
     count = 100
     rows.append(b"".join([bytes(4) * count, *(bytes([i]) * 1000 for i in range(count))]))
     outbox = Outbox()
