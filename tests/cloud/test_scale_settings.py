@@ -66,7 +66,7 @@ def test_paths_hold_in_other_folders(files: Path, monkeypatch: pytest.MonkeyPatc
         (["--proxy", "haproxy", "--", "--config", "{}/verifier.toml", "--insecure"], "haproxy speaks plain HTTP"),
         (["--", "--config", "/nowhere.toml"], "/nowhere.toml"),
         (["--", "--auth-file", "/nowhere"], "/nowhere"),
-        (["--", "--ssl-certfile", "{}/chain.pem", "--ssl-keyfile", "{}/tokens"], "tls"),
+        (["--", "--ssl-certfile", "{}/chain.pem", "--ssl-keyfile", "{}/tokens"], "--ssl-keyfile"),
         (["--", "--ssl-certfile", "{}/chain.pem", "--ssl-keyfile", "/nowhere"], "/nowhere"),
         (["--http-host", "0.0.0.0", "--", "--auth-file", "{}/tokens"], "--ssl-certfile"),
     ],
