@@ -98,7 +98,7 @@ class LocalVerifier:
             "drafter": drafter or find_drafter(manifest.drafter_hash),
             "dtype": dtype,
             "threads": threads,
-            "max_context": manifest.max_context,
+            "max_model_len": manifest.max_context,
             "kv_tokens": manifest.max_context + MAX_NODES,
             "prefix_cache": "on",  # one process, one user
             **settings,
