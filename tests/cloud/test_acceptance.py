@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cloud.engine.acceptance import AcceptedPath, Draft, accept_paths
+from cloud.engine.acceptance import AcceptedPath, RootedTree, accept_paths
 from outrider_core.protocol.sampling import Sampling, draw
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE
@@ -48,14 +48,14 @@ class Rows:
 )
 def test_accepted_path(best: tuple[int, ...], limit: int, want: AcceptedPath, asked: list[int]) -> None:
     rows = Rows(*best)
-    assert accept_paths(rows, [Draft(TREE, Sampling(), 10, 0)], {3}, limit) == [want]
+    assert accept_paths(rows, [RootedTree(TREE, Sampling(), 10, 0)], {3}, limit) == [want]
     assert rows.asked == asked
 
 
 def test_all_trees_go_down_together() -> None:
     """Rows of the second tree lie behind the first's; each level is asked for once."""
     rows = Rows(8, 0, 9, 1, 0, 0, 7, 9, 0, 0, 0, 6)
-    drafts = [Draft(TREE, Sampling(), 10, 0), Draft(TREE, Sampling(), 20, 6)]
+    drafts = [RootedTree(TREE, Sampling(), 10, 0), RootedTree(TREE, Sampling(), 20, 6)]
     assert accept_paths(rows, drafts, {3}, 100) == [
         AcceptedPath([1, 2], 1, FINISH_NONE),
         AcceptedPath([0, 4], 6, FINISH_NONE),
@@ -73,5 +73,5 @@ def test_draws_are_keyed_by_absolute_position() -> None:
     def flat_draw(rows: list[int], samplings: list[Sampling], positions: list[int], _: list[None]) -> list[int]:
         return [draw(flat, *how) for how in zip(samplings, positions, strict=True)]
 
-    found = accept_paths(flat_draw, [Draft(TokenTree.chain(tokens[:3]), sampling, 20, 0)], (), 100)
+    found = accept_paths(flat_draw, [RootedTree(TokenTree.chain(tokens[:3]), sampling, 20, 0)], (), 100)
     assert found == [AcceptedPath([0, 1, 2], tokens[3], FINISH_NONE)]

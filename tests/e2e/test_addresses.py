@@ -33,7 +33,7 @@ def test_localhost_is_served_on_both_of_its_addresses(command: str, folders: Fol
         pytest.skip("this machine has no IPv6")
     target, drafter, bundle = map(str, folders)
     flags = {
-        "verifier": ["--model", target, "--drafter", drafter, "--max-context", "128", "--max-nodes", "16"],
+        "verifier": ["--model", target, "--drafter", drafter, "--max-model-len", "128", "--max-nodes", "16"],
         "serve": ["--bundle", bundle, "--threads", "1"],
     }[command]
     process = subprocess.Popen(
