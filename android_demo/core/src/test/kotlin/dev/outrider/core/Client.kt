@@ -23,13 +23,13 @@ import dev.outrider.core.runtime.EdgeRuntime
 import dev.outrider.core.runtime.Options
 import dev.outrider.core.runtime.requestOf
 import dev.outrider.core.session.AnswerRecord
-import dev.outrider.core.session.Mode
 import dev.outrider.core.session.Offline
 import dev.outrider.core.session.OnReturn
 import dev.outrider.core.session.Patience
 import dev.outrider.core.session.Policy
 import dev.outrider.core.session.UnderstudyUse
 import dev.outrider.core.session.WhoWrites
+import dev.outrider.core.speed.Mode
 import dev.outrider.core.targets.Understudy
 import java.io.File
 import kotlin.concurrent.thread
@@ -155,12 +155,15 @@ private fun tell(event: Event) {
             "spans" to event.spans.map { listOf(it.begin, it.end, it.writer.name.lowercase()) },
             "stats" to with(event.stats) {
                 mapOf(
-                    "tokens" to tokens, "rounds" to rounds, "tau" to tau, "chains" to chains,
-                    "calls" to calls, "streamed" to streamed,
-                    "seconds" to seconds, "bytes_up" to bytesUp, "bytes_down" to bytesDown,
+                    "tokens" to tokens, "tau" to tau, "seconds" to seconds, "bytes_up" to bytesUp,
+                    "bytes_down" to bytesDown,
+                )
+            } + with(event.stats.counts) {
+                mapOf(
+                    "rounds" to rounds, "chains" to chains, "calls" to calls, "streamed" to streamed,
                     "provisional" to provisional, "kept" to kept, "rolled_back" to rolledBack, "adopted" to adopted,
-                    "stalls" to stalls, "understudy" to understudy,
-                    "pauses" to pauses, "opens" to opens, "ahead_hits" to aheadHits,
+                    "stalls" to stalls, "understudy" to understudy, "pauses" to pauses, "opens" to opens,
+                    "ahead_hits" to aheadHits,
                 )
             },
         )

@@ -5,6 +5,7 @@ import dev.outrider.core.bundle.Json
 import dev.outrider.core.bundle.field
 import dev.outrider.core.bundle.int
 import dev.outrider.core.bundle.ints
+import dev.outrider.core.targets.Decoding
 import dev.outrider.core.targets.TargetBundle
 import dev.outrider.core.targets.Understudy
 import dev.outrider.core.targets.UnderstudyError
@@ -55,13 +56,12 @@ fun main(arguments: Array<String>) {
 
 private fun written(understudy: Understudy, answer: Any?): Map<String, Any?> {
     val given = answer.ints("text")
-    val begin = answer.int("begin")
-    val sampling = Vectors.sampling(answer.field<Any>("sampling"))
+    val decoding = Decoding(answer.int("begin"), Vectors.sampling(answer.field<Any>("sampling")))
     val drafted = answer.ints("drafted")
-    val agreed = checkNotNull(understudy.agreed(given + drafted, given.size, begin, sampling))
+    val agreed = checkNotNull(understudy.agreed(given + drafted, given.size, decoding))
     val text = (given + drafted.take(agreed)).toMutableList()
     val probabilities = List(answer.int("count")) {
-        val (token, probability) = understudy.nextToken(text, begin, sampling)
+        val (token, probability) = understudy.nextToken(text, decoding)
         text += token
         probability
     }
@@ -87,11 +87,11 @@ private fun chain(model: OnnxUnderstudy, asked: Any?): Map<String, Any?> {
     val understudy = Understudy({ "" }) { counted }
     val text = asked.ints("text")
     val count = asked.int("count")
-    val sampling = Vectors.sampling(asked.field<Any>("sampling"))
-    val (tokens, scores) = understudy.draft(text, count, sampling)
-    understudy.draftAhead(count) { true }
-    val (more, _) = understudy.draft(text + tokens, count, sampling)
-    val (after, _) = understudy.draft(text + tokens + more.take(1), count - 1, sampling)
+    val decoding = Decoding(text.size, Vectors.sampling(asked.field<Any>("sampling")))
+    val (tokens, scores) = understudy.draft(text, count, decoding)
+    understudy.draftAhead(count) { false }
+    val (more, _) = understudy.draft(text + tokens, count, decoding)
+    val (after, _) = understudy.draft(text + tokens + more.take(1), count - 1, decoding)
     val steps = counted.steps
     understudy.unload()
     return mapOf("tokens" to tokens, "scores" to scores, "more" to more, "after" to after, "steps" to steps)

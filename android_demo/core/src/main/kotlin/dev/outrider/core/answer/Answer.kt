@@ -14,23 +14,18 @@ import dev.outrider.core.session.AddRows
 import dev.outrider.core.session.Adopt
 import dev.outrider.core.session.Commit
 import dev.outrider.core.session.Compare
-import dev.outrider.core.session.Done
 import dev.outrider.core.session.DraftAhead
 import dev.outrider.core.session.DraftChain
 import dev.outrider.core.session.DraftTree
-import dev.outrider.core.session.HandOver
-import dev.outrider.core.session.Pause
 import dev.outrider.core.session.Pin
-import dev.outrider.core.session.Provide
 import dev.outrider.core.session.ReadText
 import dev.outrider.core.session.Reconnect
-import dev.outrider.core.session.Resume
-import dev.outrider.core.session.RollBack
 import dev.outrider.core.session.Send
 import dev.outrider.core.session.Session
-import dev.outrider.core.session.Stall
 import dev.outrider.core.session.WriteToken
 import dev.outrider.core.session.Writer
+import dev.outrider.core.speed.ChainSize
+import dev.outrider.core.speed.TreeSize
 import kotlinx.coroutines.ExperimentalCoroutinesApi
 import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.flow.FlowCollector
@@ -51,11 +46,11 @@ internal class Answer(
     decode: (List<Int>) -> String,
     stops: List<String>,
 ) {
-    private val figures = Figures(session, link)
-    private val display = Display(session, figures, decode, stops, link?.error.orEmpty())
+    private val stats = StatsRecorder(link)
+    private val display = Display(session, stats, decode, stops, link?.error.orEmpty())
     private val jobs = DrafterJobs(session, worker) { inbox.trySend(it) }
     private val understudyJobs = understudy?.let { thread -> UnderstudyJobs(session, thread) { inbox.trySend(it) } }
-    private val held = HeldToken(session)
+    private val held = HeldToken(session.policy.offlineRate)
     private var welcome: Welcome? = null // of the link that the session knows
     private var down = link?.error.orEmpty() // why there is no connection
 
@@ -111,13 +106,13 @@ internal class Answer(
                 InboxEvent.Wish.CANCEL -> act(session.cancel())
             }
             // jobs of another session were asked for by an answer that was cancelled
-            is InboxEvent.Ahead -> if (event.session === session) figures.aheadNodes += event.nodes
+            is InboxEvent.Ahead -> if (event.session === session) stats.aheadNodes += event.nodes
             is InboxEvent.Failed -> if (event.session === session) throw event.error
             is InboxEvent.Compared -> if (event.session === session) {
                 act(session.treeCompared(event.draft, event.base, event.working))
             }
             is InboxEvent.Drafted -> if (event.session === session) {
-                figures.draftSeconds += event.asked
+                stats.draftSeconds += event.asked
                 act(session.treeReady(event.draft, event.version, now(), event.working))
             }
             is InboxEvent.TextRead -> if (event.session === session) act(session.textRead(event.agreed, now()))
@@ -125,7 +120,7 @@ internal class Answer(
                 act(session.understudyFailed(event.why, now()))
             }
             is InboxEvent.TokenWritten -> if (event.session === session) {
-                figures.draftSeconds += event.asked
+                stats.draftSeconds += event.asked
                 act(session.tokenWritten(event.written.token, event.written.probability, event.version, now()))
             }
         }
@@ -151,7 +146,7 @@ internal class Answer(
 
     /** Do what followed from the link, and show the reason where the verifier does not answer. */
     private fun explained(actions: List<Action>) {
-        display.because(down.ifEmpty { session.complaint })
+        display.because(down.ifEmpty { session.verifier.complaint })
         act(actions)
     }
 
@@ -163,11 +158,14 @@ internal class Answer(
                 is DraftTree -> jobs.draft(action)
                 is DraftChain -> understudyJobs?.draft(action)
                 is WriteToken -> {
-                    held.hold(action)
+                    held.hold(action, session.committed.size, session.offline.mayBeTakenBack)
                     release()
                 }
                 is ReadText -> understudyJobs?.read(action)
-                is Compare -> if (action.chain == null) jobs.compare(action) else understudyJobs?.compare(action)
+                is Compare -> when (val size = action.size) {
+                    is TreeSize -> jobs.compare(action.prefix, size)
+                    is ChainSize -> understudyJobs?.compare(action.prefix, size.tokens)
+                }
                 is DraftAhead -> {
                     jobs.draftAhead()
                     understudyJobs?.draftAhead()
@@ -179,21 +177,15 @@ internal class Answer(
                 is Reconnect -> link?.renew()
                 is Commit -> display.keep(action)?.let { return act(session.stop(it)) }
                 is Adopt -> display.keep(action)?.let { return act(session.stop(it)) }
-                is Provide -> display.show(action)
-                is HandOver -> display.show(action)
-                is RollBack -> display.show(action)
-                is Stall -> display.show(action)
-                is Pause -> display.show(action)
-                is Resume -> display.resumed()
-                is Done -> display.show(action)
+                else -> display.show(action)
             }
         }
     }
 
     /** Write the held token if its time has come; where it is not wanted any more, the session hears at once. */
     private fun release() {
-        val action = held.release(now()) ?: return
-        if (action.version == session.version) {
+        val action = held.release(now(), session.job.version) ?: return
+        if (action.version == session.job.version) {
             if (action.writer == Writer.UNDERSTUDY) understudyJobs?.write(action) else jobs.write(action)
         } else {
             act(session.tokenWritten(0, 0.0, action.version, now()))

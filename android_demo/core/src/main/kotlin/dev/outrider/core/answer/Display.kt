@@ -9,6 +9,7 @@ import dev.outrider.core.events.LinkState
 import dev.outrider.core.events.Provisional
 import dev.outrider.core.events.RolledBack
 import dev.outrider.core.events.Verified
+import dev.outrider.core.session.Action
 import dev.outrider.core.session.Adopt
 import dev.outrider.core.session.Commit
 import dev.outrider.core.session.Done
@@ -17,6 +18,7 @@ import dev.outrider.core.session.HandOver
 import dev.outrider.core.session.Pause
 import dev.outrider.core.session.PauseReason
 import dev.outrider.core.session.Provide
+import dev.outrider.core.session.Resume
 import dev.outrider.core.session.RollBack
 import dev.outrider.core.session.Session
 import dev.outrider.core.session.Stall
@@ -32,7 +34,7 @@ private const val SILENT = "the verifier is silent"
  */
 internal class Display(
     private val session: Session,
-    private val figures: Figures,
+    private val stats: StatsRecorder,
     decode: (List<Int>) -> String,
     stops: List<String>,
     private var why: String = "",
@@ -51,9 +53,8 @@ internal class Display(
 
     /** Show tokens that stay. Gives how many of them follow a stop string; null where none came. */
     fun keep(action: Commit): Int? {
-        figures.committed()
-        val count = text.commit(action.tokens)
-        text.rebase(session.provisional)
+        stats.committed()
+        val count = extend(action.tokens)
         events += Verified(text.verified, text.provisional, action.tokens.upTo(count), action.confirmed)
         tell(LinkState.VERIFIED, "")
         return count?.let { action.tokens.size - it }
@@ -61,64 +62,61 @@ internal class Display(
 
     /** As [keep] of a [Commit]. */
     fun keep(action: Adopt): Int? {
-        val count = text.commit(action.tokens)
-        text.rebase(session.provisional)
+        val count = extend(action.tokens)
         val surplus = count?.let { action.tokens.size - it }
         if (surplus != null && surplus > 0) events += RolledBack(text.verified, text.provisional, surplus)
         events += Adopted(text.verified, text.provisional, action.tokens.upTo(count))
         return surplus
     }
 
-    fun show(action: Provide) {
-        figures.wrote()
-        if (!text.provide(action.token)) session.enough()
-        events += Provisional(text.verified, text.provisional, action.token, action.writer)
-    }
+    private fun extend(tokens: List<Int>): Int? = text.commit(tokens).also { text.rebase(session.provisional) }
 
-    fun show(action: HandOver) {
-        events += HandedOver(text.verified, text.provisional, action.writer, action.why)
-    }
-
-    fun show(action: RollBack) {
-        text.rebase(session.provisional)
-        events += RolledBack(text.verified, text.provisional, action.tokens.size)
-    }
-
-    fun show(action: Stall) {
-        figures.stalled(action.deadline)
-        val waiting = session.state == State.WAITING
-        tell(if (waiting) LinkState.WAITING else LinkState.ALONE, SILENT)
-    }
-
-    fun show(action: Pause) {
-        if (!session.alone) return // the target's text goes on coming
-        val why = when (action.reason) {
-            PauseReason.UNSURE -> "paused: the device is not sure how to go on"
-            PauseReason.LIMIT -> "waiting for the link: the drafter alone has no more to say that is worth reading"
-            PauseReason.ASKED -> "paused, as was asked"
+    /** Show any other action; those that are not for a user's eyes change nothing. */
+    fun show(action: Action) {
+        when (action) {
+            is Provide -> {
+                stats.wrote()
+                if (!text.provide(action.token)) session.text.enough = true // unless it is taken back
+                events += Provisional(text.verified, text.provisional, action.token, action.writer)
+            }
+            is HandOver -> events += HandedOver(text.verified, text.provisional, action.writer, action.why)
+            is RollBack -> {
+                text.rebase(session.provisional)
+                events += RolledBack(text.verified, text.provisional, action.tokens.size)
+            }
+            is Stall -> {
+                stats.stalled(action.deadline)
+                tell(if (session.state == State.WAITING) LinkState.WAITING else LinkState.ALONE, SILENT)
+            }
+            is Pause -> if (session.offline.active) tell(LinkState.WAITING, words(action.reason))
+            is Resume -> {
+                stats.resumed()
+                tell(LinkState.VERIFIED, "")
+            }
+            is Done -> end(action.reason)
+            else -> Unit
         }
-        tell(LinkState.WAITING, why)
+    }
+
+    private fun end(reason: FinishReason) {
+        text.end()
+        val unanswered = reason == FinishReason.UNVERIFIED || reason == FinishReason.UNREACHABLE
+        val complaint = session.verifier.complaint
+        val detail = if (unanswered) why.ifEmpty { complaint } else complaint
+        val of = session.text
+        val counted = stats.end(session.stats, session.committed.size - session.prompt.size)
+        events += Finished(text.verified, text.provisional, reason, of.answer, counted, detail, of.spans)
+    }
+
+    private fun words(reason: PauseReason) = when (reason) {
+        PauseReason.UNSURE -> "paused: the device is not sure how to go on"
+        PauseReason.LIMIT -> "waiting for the link: the drafter alone has no more to say that is worth reading"
+        PauseReason.ASKED -> "paused, as was asked"
     }
 
     /** Somebody asked to go on; the device writes again. */
     fun proceeded() {
         if (session.state == State.ALONE) tell(LinkState.ALONE, SILENT)
-    }
-
-    /** The target answers again. */
-    fun resumed() {
-        figures.resumed()
-        tell(LinkState.VERIFIED, "")
-    }
-
-    fun show(action: Done) {
-        text.end()
-        val unanswered = action.reason == FinishReason.UNVERIFIED || action.reason == FinishReason.UNREACHABLE
-        val detail = if (unanswered) why.ifEmpty { session.complaint } else session.complaint
-        val tokens = session.text
-        events += Finished(
-            text.verified, text.provisional, action.reason, tokens.answer, figures.end(), detail, tokens.spans,
-        )
     }
 
     /** Why the verifier does not answer, or "". It is shown at once where the link's state says so already. */

@@ -1,13 +1,13 @@
 package dev.outrider.core.answer
 
 import dev.outrider.core.drafting.Draft
-import dev.outrider.core.drafting.TreeShape
+import dev.outrider.core.drafting.Drafter
 import dev.outrider.core.session.AddRows
-import dev.outrider.core.session.Compare
 import dev.outrider.core.session.DraftTree
 import dev.outrider.core.session.Session
-import dev.outrider.core.session.TreeSize
 import dev.outrider.core.session.WriteToken
+import dev.outrider.core.session.Writer
+import dev.outrider.core.speed.TreeSize
 
 /** A session's requests to the drafter, run in the drafter's thread; results go to [report]. */
 internal class DrafterJobs(
@@ -21,14 +21,9 @@ internal class DrafterJobs(
 
     fun draft(action: DraftTree) {
         val asked = now()
-        val shape = shapeOf(action.size)
         worker.submit { drafter ->
             val began = now()
-            val draft = if (shape == null) Draft() else {
-                drafter.draft(action.prefix, session.sampling, shape, session.constraint) {
-                    session.version != action.version
-                }
-            }
+            val draft = draft(drafter, action.prefix, action.size) { session.cancelled(action.version) }
             val end = now()
             report(InboxEvent.Drafted(session, draft, action.version, end - asked, end - began))
         }
@@ -43,37 +38,33 @@ internal class DrafterJobs(
     }
 
     /** Draft a tree for comparison, until the target falls silent: then the drafter may have to write. */
-    fun compare(action: Compare) {
-        val shape = shapeOf(action.size)
-        worker.submit { drafter ->
-            val began = now()
-            var silent = false // or was it, meanwhile
-            val drafted = if (shape == null) Draft() else {
-                drafter.draft(action.prefix, session.sampling, shape, session.constraint) {
-                    silent = silent || session.alone
-                    silent
-                }
-            }
-            val draft = if (silent) Draft() else drafted // of a tree that was broken off nothing is learnt
-            report(InboxEvent.Compared(session, draft, action.prefix.size, now() - began))
+    fun compare(prefix: List<Int>, size: TreeSize) = worker.submit { drafter ->
+        val began = now()
+        var silent = false // or was it, meanwhile
+        val drafted = draft(drafter, prefix, size) {
+            silent = silent || session.offline.active
+            silent
         }
+        val draft = if (silent) Draft() else drafted // of a tree that was broken off nothing is learnt
+        report(InboxEvent.Compared(session, draft, prefix.size, now() - began))
     }
 
     /** Draft on below the tree under way, if the session wants it; any other job ends that. */
     fun draftAhead() {
-        if (!session.draftsAhead || session.chainFlies) return
-        val version = session.version
-        worker.draftAhead(session.tuning.largest, { session.version == version }) {
+        if (session.draftsAhead != Writer.DRAFTER) return
+        val version = session.job.version
+        worker.draftAhead(session.tuning.largest, { session.cancelled(version) }) {
             report(InboxEvent.Ahead(session, it))
         }
     }
 
     fun addRows(action: AddRows) = worker.submit { it.addRows(action.positions, action.rows) }
 
-    /** The tree that is asked for; null where there is room for none. */
-    private fun shapeOf(size: TreeSize): TreeShape? {
-        if (size.depth < 1) return null
+    /** The tree that is asked for; an empty one where there is room for none. */
+    private fun draft(drafter: Drafter, prefix: List<Int>, size: TreeSize, cancelled: () -> Boolean): Draft {
+        if (size.depth < 1) return Draft()
         val largest = session.tuning.largest
-        return largest.copy(nodes = maxOf(1, size.nodes), depth = size.depth, gain = size.gain ?: largest.gain)
+        val shape = largest.copy(nodes = maxOf(1, size.nodes), depth = size.depth, gain = size.gain ?: largest.gain)
+        return drafter.draft(prefix, session.sampling, shape, session.constraint, cancelled)
     }
 }

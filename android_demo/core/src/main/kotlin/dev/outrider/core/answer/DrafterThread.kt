@@ -24,10 +24,10 @@ internal class DrafterThread(private val drafter: Drafter) {
         enqueue { job(drafter) }
     }
 
-    /** Grow the last tree on while it is [wanted] and no job waits; [done] gets the number of nodes expanded. */
-    fun draftAhead(shape: TreeShape, wanted: () -> Boolean, done: (Int) -> Unit) {
+    /** Grow the last tree on until that is [cancelled] or a job waits; [done] gets the number of nodes expanded. */
+    fun draftAhead(shape: TreeShape, cancelled: () -> Boolean, done: (Int) -> Unit) {
         val before = asked.get()
-        enqueue { done(drafter.draftAhead(shape) { asked.get() != before || !wanted() }) }
+        enqueue { done(drafter.draftAhead(shape) { asked.get() != before || cancelled() }) }
     }
 
     /** Wait for what is under way, and end. [seconds]: at most. */

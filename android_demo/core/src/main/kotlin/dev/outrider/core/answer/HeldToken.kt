@@ -1,6 +1,5 @@
 package dev.outrider.core.answer
 
-import dev.outrider.core.session.Session
 import dev.outrider.core.session.WriteToken
 
 /** Seconds that a writer is behind a reader, at most, and makes up for. */
@@ -28,26 +27,34 @@ internal class Reader(private val rate: Double) {
     }
 }
 
-/** At most one [WriteToken], held until its time has come. The first is not held. */
-internal class HeldToken(private val session: Session) {
+/** At most one [WriteToken], held until its time has come; [rate]: tokens per second. The first is not held. */
+internal class HeldToken(rate: Double) {
     private var action: WriteToken? = null
-    private val reader = Reader(session.policy.offlineRate)
+    private var committed = 0 // tokens of its text that are verified
+    private var paced = false
+    private val reader = Reader(rate)
 
-    fun hold(action: WriteToken) {
+    /**
+     * Hold [action], whose token will stand behind [committed] verified ones and what is provisional; without [paced]
+     * it is due at once.
+     */
+    fun hold(action: WriteToken, committed: Int, paced: Boolean) {
         this.action = action
+        this.committed = committed
+        this.paced = paced
     }
 
     /** When the token is due; null where none is held. */
-    fun wakeAt(): Double? = action?.let { reader.due(session.committed.size, session.provisional.size) }
+    fun wakeAt(): Double? = action?.let { if (paced) reader.due(committed, it.prefix.size - committed) else 0.0 }
 
-    /** The token to write now, if its time has come or nobody wants it any more; it is not held after that. */
-    fun release(now: Double): WriteToken? {
+    /** The token to write now, if its time has come or it is stale, as jobs carry [version] now; it is free then. */
+    fun release(now: Double, version: Int): WriteToken? {
         val held = action ?: return null
         val due = wakeAt() ?: return null
-        val paced = held.version == session.version && session.solo.mayBeTakenBack
-        if (paced && now < due) return null
+        val stale = held.version != version
+        if (!stale && now < due) return null
         action = null
-        if (paced) reader.shown(session.committed.size, session.provisional.size, now)
+        if (paced && !stale) reader.shown(committed, held.prefix.size - committed, now)
         return held
     }
 }

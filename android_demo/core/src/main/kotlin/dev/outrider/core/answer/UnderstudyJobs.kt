@@ -3,12 +3,13 @@ package dev.outrider.core.answer
 import dev.outrider.core.drafting.Draft
 import dev.outrider.core.drafting.Written
 import dev.outrider.core.protocol.TokenTree
-import dev.outrider.core.session.Compare
 import dev.outrider.core.session.DraftChain
 import dev.outrider.core.session.ReadText
 import dev.outrider.core.session.Session
 import dev.outrider.core.session.WriteToken
+import dev.outrider.core.session.Writer
 import dev.outrider.core.speed.MOST_TOKENS
+import dev.outrider.core.targets.Decoding
 import dev.outrider.core.targets.Understudy
 
 /** What a session asks of the understudy, done in the understudy's thread; results go to [report]. */
@@ -17,25 +18,19 @@ internal class UnderstudyJobs(
     private val worker: UnderstudyThread,
     private val report: (InboxEvent) -> Unit,
 ) {
-    private val begin = session.prompt.size
+    private val decoding = Decoding(session.prompt.size, session.sampling, session.constraint)
 
     fun read(action: ReadText) = submit { understudy ->
-        val wanted = { session.reads(action) }
-        val agreed = understudy.agreed(
-            action.prefix, action.base, begin, session.sampling, session.constraint, wanted,
-        )
+        val agreed = understudy.agreed(action.prefix, action.base, decoding) { !session.stillReads(action) }
         InboxEvent.TextRead(session, agreed)
     }
 
     fun write(action: WriteToken) {
         val asked = now()
         submit { understudy ->
-            val wanted = { session.version == action.version && session.finished == null }
-            val written = if (understudy.read(action.prefix, wanted)) {
-                understudy.nextToken(action.prefix, begin, session.sampling, session.constraint)
-            } else {
-                Written(0, 0.0) // which the session does not take
-            }
+            val read = understudy.read(action.prefix) { session.cancelled(action.version) }
+            // what the session does not take once it is cancelled
+            val written = if (read) understudy.nextToken(action.prefix, decoding) else Written(0, 0.0)
             InboxEvent.TokenWritten(session, written, action.version, now() - asked)
         }
     }
@@ -43,23 +38,24 @@ internal class UnderstudyJobs(
     fun draft(action: DraftChain) {
         val asked = now()
         submit { understudy ->
-            val (draft, seconds) = chain(understudy, action.prefix, action.tokens) { session.version == action.version }
+            val (draft, seconds) =
+                chain(understudy, action.prefix, action.tokens) { session.cancelled(action.version) }
             InboxEvent.Drafted(session, draft, action.version, now() - asked, seconds)
         }
     }
 
     /** Draft a chain for comparison, until the target falls silent: then the understudy has to write. */
-    fun compare(action: Compare) = submit { understudy ->
-        val (draft, seconds) = chain(understudy, action.prefix, action.chain ?: 0) { !session.alone }
-        InboxEvent.Compared(session, draft, action.prefix.size, seconds)
+    fun compare(prefix: List<Int>, tokens: Int) = submit { understudy ->
+        val (draft, seconds) = chain(understudy, prefix, tokens) { session.offline.active || session.finished != null }
+        InboxEvent.Compared(session, draft, prefix.size, seconds)
     }
 
     /** Write on behind the chain under way, if the session wants it, until its version changes. */
     fun draftAhead() {
-        if (!session.draftsAhead || !session.chainFlies) return
-        val version = session.version
-        val wanted = { session.version == version && session.finished == null && !worker.waits }
-        worker.submit { runCatching { it.draftAhead(MOST_TOKENS, wanted) } } // the next chain tells what fails
+        if (session.draftsAhead != Writer.UNDERSTUDY) return
+        val version = session.job.version
+        val cancelled = { session.cancelled(version) || worker.waits }
+        worker.submit { runCatching { it.draftAhead(MOST_TOKENS, cancelled) } } // the next chain tells what fails
     }
 
     /**
@@ -67,15 +63,12 @@ internal class UnderstudyJobs(
      * reading, and what is known takes none.
      */
     private fun chain(
-        understudy: Understudy, prefix: List<Int>, count: Int, current: () -> Boolean,
+        understudy: Understudy, prefix: List<Int>, count: Int, cancelled: () -> Boolean,
     ): Pair<Draft, Double> {
-        fun drafted(most: Int) = understudy.draft(prefix, most, session.sampling, session.constraint) {
-            current() && session.finished == null
-        }
-        drafted(minOf(1, count))
+        understudy.draft(prefix, minOf(1, count), decoding, cancelled)
         val began = now()
         val before = understudy.drafted
-        val (tokens, scores) = drafted(count)
+        val (tokens, scores) = understudy.draft(prefix, count, decoding, cancelled)
         val seconds = now() - began
         return Draft(TokenTree.chain(tokens), scores, understudy.drafted - before, chain = true) to seconds
     }

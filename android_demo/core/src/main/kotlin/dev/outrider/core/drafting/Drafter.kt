@@ -7,6 +7,7 @@ import dev.outrider.core.protocol.ROOT
 import dev.outrider.core.protocol.RowShape
 import dev.outrider.core.protocol.Sampling
 import dev.outrider.core.protocol.TokenTree
+import dev.outrider.core.protocol.commonPrefix
 import dev.outrider.core.protocol.normalise
 import kotlin.math.exp
 import kotlin.math.ln
@@ -152,14 +153,14 @@ class Drafter(
      * Draft at most shape.nodes nodes below the last token of [prefix], ranked under the biases and penalties of
      * [constraint].
      *
-     * [stop] is asked between steps; when true, what is there is returned.
+     * [cancelled] is asked between steps; when true, what is there is returned.
      */
     fun draft(
         prefix: List<Int>,
         sampling: Sampling,
         shape: TreeShape,
         constraint: Constraint? = null,
-        stop: () -> Boolean = { false },
+        cancelled: () -> Boolean = { false },
     ): Draft {
         val depth = minOf(shape.depth, shape.nodes, maxContext - prefix.size)
         if (depth < 1) return Draft()
@@ -168,7 +169,7 @@ class Drafter(
         val old = reroot(prefix, sampling, constraint)
         val growth = old ?: begin(prefix, sampling, constraint, shape.breadth, depth)
         val kept = old?.slots?.count { it >= 0 } ?: 0
-        while (!stop()) {
+        while (!cancelled()) {
             val worst = growth.worstOfBest(shape.nodes, depth)
             if (widen(growth, shape.breadth, depth, worst, shape.gain) == 0) break
         }
@@ -181,11 +182,13 @@ class Drafter(
      *
      * Path probabilities are those of what the verdict may say, so most work goes where it is likeliest to end.
      */
-    fun draftAhead(shape: TreeShape, stop: () -> Boolean): Int {
+    fun draftAhead(shape: TreeShape, cancelled: () -> Boolean): Int {
         val growth = growth ?: return 0
         val depth = minOf(2 * shape.depth, maxContext - growth.base)
         var done = 0
-        while (!stop()) done += widen(growth, shape.breadth, depth, AHEAD_FLOOR).also { if (it == 0) return done }
+        while (!cancelled()) {
+            done += widen(growth, shape.breadth, depth, AHEAD_FLOOR).also { if (it == 0) return done }
+        }
         return done
     }
 
@@ -323,7 +326,7 @@ class Drafter(
 
     /** How many tokens of [prefix] need not be read again; the last one's logits are needed in any case. */
     private fun kept(prefix: List<Int>): Int =
-        minOf(cached.zip(prefix).takeWhile { (one, other) -> one == other }.size, prefix.size - 1)
+        minOf(commonPrefix(cached, prefix), prefix.size - 1)
 
     /** Run the engine behind [past] cache rows; its keys and values land right behind them. */
     private fun step(rows: StepRows, wanted: LongArray, past: Int): FloatArray {

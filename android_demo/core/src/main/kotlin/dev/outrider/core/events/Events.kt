@@ -1,7 +1,8 @@
-/** Events that an answer yields while it grows, and the figures it ends with. */
+/** Events that an answer yields while it grows, and the statistics it ends with. */
 package dev.outrider.core.events
 
 import dev.outrider.core.session.FinishReason
+import dev.outrider.core.session.SessionStats
 import dev.outrider.core.session.Span
 import dev.outrider.core.session.Writer
 
@@ -65,20 +66,14 @@ enum class LinkState {
     WAITING,
 }
 
-/** Figures of one answer. Seconds and bytes as measured; bytes count WebSocket frames of this answer. */
-data class AnswerStats(
+/** Statistics of one answer. Seconds and bytes as measured; bytes count WebSocket frames of this answer. */
+class AnswerStats internal constructor(
+    /** What the session counted: rounds, stalls, tokens written alone. */
+    val counts: SessionStats,
     /** Verified. */
     val tokens: Int,
-    val rounds: Int,
     /** Accepted and bonus tokens per tree round. */
     val tau: Double,
-    val nodes: Int,
-    /** Of the rounds, those whose tree the understudy drafted. */
-    val chains: Int,
-    /** Requests to the verifier. */
-    val calls: Int,
-    /** Tokens that the target wrote alone. */
-    val streamed: Int,
     val seconds: Double,
     val tokensPerSecond: Double,
     val firstTokenSeconds: Double,
@@ -86,24 +81,8 @@ data class AnswerStats(
     val bytesDown: Long,
     /** Between asking for a tree or a token and having it. */
     val draftSeconds: Double,
-    /** Between VERIFY and its verdict, tree rounds only; and of that, the verifier's engine. */
-    val waitSeconds: Double,
-    val engineSeconds: Double,
-    /** Nodes expanded while a verdict was awaited; of these, below the root that the verdict gave. */
+    /** Nodes expanded while a verdict was awaited. */
     val aheadNodes: Int,
-    val aheadUsed: Int,
-    /** Trees whose root had been expanded ahead, and trees that could have been. */
-    val aheadHits: Int,
-    val aheadRounds: Int,
-    /** Tokens written alone; of these, by the understudy. */
-    val provisional: Int,
-    val understudy: Int,
-    val kept: Int,
-    val rolledBack: Int,
-    val adopted: Int,
-    val stalls: Int,
-    val pauses: Int,
-    val opens: Int,
     /** Per stall: seconds from the moment the verdict was due to the first provisional token. */
     val stallSeconds: List<Double>,
 )

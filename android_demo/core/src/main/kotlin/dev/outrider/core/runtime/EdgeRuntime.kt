@@ -22,8 +22,8 @@ import dev.outrider.core.protocol.Hello
 import dev.outrider.core.protocol.PROTOCOL_VERSION
 import dev.outrider.core.protocol.STREAMS
 import dev.outrider.core.protocol.Sampling
+import dev.outrider.core.protocol.commonPrefix
 import dev.outrider.core.session.AnswerRecord
-import dev.outrider.core.session.Mode
 import dev.outrider.core.session.Patience
 import dev.outrider.core.session.Policy
 import dev.outrider.core.session.RoundTimer
@@ -31,8 +31,11 @@ import dev.outrider.core.session.RowsSeen
 import dev.outrider.core.session.Session
 import dev.outrider.core.session.UnderstudyUse
 import dev.outrider.core.session.WhoWrites
+import dev.outrider.core.session.recordOf
+import dev.outrider.core.session.restore
 import dev.outrider.core.speed.Controller
 import dev.outrider.core.speed.LARGEST
+import dev.outrider.core.speed.Mode
 import dev.outrider.core.speed.Pace
 import dev.outrider.core.speed.Tuning
 import dev.outrider.core.targets.Understudy
@@ -199,7 +202,7 @@ class EdgeRuntime(
             "token ids of the prompt must be at least 0 and below ${manifest.vocabSize}"
         }
         val constraint = constraintOf(prompt.size, manifest.vocabSize, request, toolUseOf(request))
-        checkObeyed(constraint, policy)
+        checkSupported(constraint, policy)
         return answer(request.stop.filter(String::isNotEmpty)) {
             stream = (stream + 1) % STREAMS
             begin(prompt, request.sampling, request.maxNewTokens, constraint)
@@ -215,11 +218,11 @@ class EdgeRuntime(
         require(record.target == manifest.targetHash) {
             "the record is of another target than this bundle's; ask again"
         }
-        checkObeyed(record.constraint, policy)
+        checkSupported(record.constraint, policy)
         return answer(record.stop) {
             sessionId = record.session
             stream = record.stream
-            begin(record.prompt, record.sampling, record.maxNew, record.constraint).also { it.restore(record) }
+            begin(record.prompt, record.sampling, record.maxNew, record.constraint).also { restore(it, record) }
         }
     }
 
@@ -241,7 +244,7 @@ class EdgeRuntime(
             val session = begin()
             val answer = Answer(session, link, worker, understudyThread, inbox, bundle.tokenizer::decode, stop)
             try {
-                answer.run(this) { record = session.record(manifest.targetHash, stop) }
+                answer.run(this) { record = recordOf(session, manifest.targetHash, stop) }
             } finally {
                 answer.close()
                 synchronized(memory) {
@@ -273,7 +276,7 @@ class EdgeRuntime(
     private fun begin(ids: List<Int>, sampling: Sampling, maxNew: Int, constraint: Constraint?): Session {
         val rowsKept = synchronized(memory) {
             val before = text
-            val same = ids.zip(before).takeWhile { (one, other) -> one == other }.size
+            val same = commonPrefix(ids, before)
             if (same < before.size) worker.submit { it.remember(before) } // another conversation, or a turn said anew
             worker.submit { it.keepRows(same) }
             forgotten = false
@@ -282,7 +285,7 @@ class EdgeRuntime(
         return Session(
             ids, sampling, manifest.eosIds, maxNew, manifest.maxContext, manifest.rowShape, sessionId, stream,
             rowsKept, options.patience, timer,
-            if (constraint.unobeyed) policy.copy(writer = WhoWrites.CLOUD_ONLY) else policy,
+            if (constraint.unsupported) policy.copy(writer = WhoWrites.CLOUD_ONLY) else policy,
             Tuning(controller, options.shape, options.shaping, options.ahead), understudy?.present() == true,
             bundle.sentenceEnds, constraint = constraint,
         )

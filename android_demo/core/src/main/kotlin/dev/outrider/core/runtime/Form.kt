@@ -112,11 +112,11 @@ internal fun constraintOf(begin: Int, vocabSize: Int, request: Request, use: Too
     return Constraint(begin, request.frequencyPenalty, request.presencePenalty, bias, grammar, schema)
 }
 
-/** Whether the device's own writers cannot be held to this. */
-internal val Constraint?.unobeyed: Boolean get() = this != null && grammar != GRAMMAR_NONE
+/** Whether the device's own writers do not support this. */
+internal val Constraint?.unsupported: Boolean get() = this != null && grammar != GRAMMAR_NONE
 
-/** Raises [IllegalArgumentException] where nobody could hold an answer to [constraint]. */
-internal fun checkObeyed(constraint: Constraint?, policy: Policy) =
-    require(!constraint.unobeyed || policy.writer != WhoWrites.DEVICE_ONLY) {
-        "response_format and tools need a verifier, as this device writes alone and cannot obey them: $NO_GRAMMARS"
+/** Raises [IllegalArgumentException] where nothing could hold an answer to [constraint]. */
+internal fun checkSupported(constraint: Constraint?, policy: Policy) =
+    require(!constraint.unsupported || policy.writer != WhoWrites.DEVICE_ONLY) {
+        "response_format and tools need a verifier: this device writes alone and does not support them: $NO_GRAMMARS"
     }

@@ -2,6 +2,8 @@
 package dev.outrider.core.session
 
 import dev.outrider.core.protocol.ClientMessage
+import dev.outrider.core.speed.DraftSize
+import dev.outrider.core.speed.TreeSize
 
 sealed interface Action
 
@@ -12,13 +14,9 @@ class Send(val message: ClientMessage) : Action
 data class Pin(val arithmetic: String) : Action
 
 /**
- * Bounds of a tree: its nodes, its levels, and what another drafting step must promise; null: the runtime's own.
- *
- * depth may be 0: only the bonus token is wanted.
+ * Draft a tree of at most [size] below [prefix]; answer with [Session.treeReady]. Where its depth is 0, only the bonus
+ * token is wanted.
  */
-data class TreeSize(val nodes: Int, val depth: Int, val gain: Double? = null)
-
-/** Draft a tree of at most [size] below [prefix]; answer with [Session.treeReady]. */
 data class DraftTree(val prefix: List<Int>, val version: Int, val size: TreeSize) : Action
 
 /**
@@ -28,11 +26,10 @@ data class DraftTree(val prefix: List<Int>, val version: Int, val size: TreeSize
 data class DraftChain(val prefix: List<Int>, val version: Int, val tokens: Int) : Action
 
 /**
- * Draft a tree below [prefix] that is not sent: what comes of it is seen in the stream. Answer with
- * [Session.treeCompared]. chain: in place of a tree, the understudy is to draft a chain of so many tokens, as of
- * [DraftChain].
+ * Draft a tree below [prefix], or a chain of the understudy behind it, that is not sent: what comes of it is seen in
+ * the stream. Answer with [Session.treeCompared].
  */
-data class Compare(val prefix: List<Int>, val size: TreeSize, val chain: Int? = null) : Action
+data class Compare(val prefix: List<Int>, val size: DraftSize) : Action
 
 /**
  * Grow the tree that was just sent on, where [Session.draftsAhead], until the session's version changes; behind a
@@ -47,7 +44,7 @@ data class WriteToken(val prefix: List<Int>, val version: Int, val writer: Write
  * Let the understudy read [prefix]; answer with [Session.textRead].
  *
  * It says how many of the tokens from [base] on the understudy would have written itself, up to the first that it would
- * not. The reading may be given up where [Session.reads] says that nobody waits for it; it says null then.
+ * not. The reading may be given up once [Session.stillReads] is false; it says null then.
  */
 data class ReadText(val prefix: List<Int>, val base: Int) : Action
 

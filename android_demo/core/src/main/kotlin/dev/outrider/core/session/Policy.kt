@@ -1,9 +1,6 @@
 /** What an app decides about its answers. */
 package dev.outrider.core.session
 
-/** How the target is asked: trees to verify, or a stream that it writes itself. */
-enum class Mode { TREE, STREAM }
-
 /** Who writes. */
 enum class WhoWrites {
     /** The target's text; the device writes where the target is silent. */
@@ -15,7 +12,7 @@ enum class WhoWrites {
     /** The drafter drafts but never writes. */
     CLOUD_ONLY,
 
-    /** Nobody is asked. */
+    /** The device's text alone: no verifier is asked. */
     DEVICE_ONLY,
 }
 
@@ -75,6 +72,9 @@ data class Policy(
     val offlineRate: Double = 20.0,
     val understudy: UnderstudyUse = UnderstudyUse.COLD,
 ) {
+    /** The target writes wherever it can, so that trees and streams are alternatives. */
+    internal val targetFirst: Boolean get() = writer == WhoWrites.PREFER_CLOUD || writer == WhoWrites.CLOUD_ONLY
+
     init {
         require(offlineRate > 0) { "offlineRate is tokens per second and above 0, not $offlineRate" }
     }

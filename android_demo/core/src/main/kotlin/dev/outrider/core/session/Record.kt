@@ -15,18 +15,15 @@ import dev.outrider.core.protocol.isArithmetic
 import dev.outrider.core.protocol.packConstraint
 import dev.outrider.core.protocol.unpackConstraint
 
-private const val VERSION = 2
-
-/** Of a record with a constraint, which a program of [VERSION] would pass over. */
-private const val CONSTRAINED = 3
+private const val VERSION = 1
 
 /**
  * What it takes to go on with an answer, perhaps in another process: [toJson] now, [parse] then.
  *
  * prompt, committed, provisional: token ids; writers: who wrote which of the answer's tokens, provisional ones
  * included; seq, stream, session (16 bytes): as on the wire; target: the hash of the target that answers; stop: strings
- * that end the answer; arithmetic: what the verified tokens were computed in, "" where that is unknown, and in records
- * of earlier programs; constraint: what the answer is held to. The JSON is the same as that of the Python runtime.
+ * that end the answer; arithmetic: what the verified tokens were computed in, "" where that is unknown;
+ * constraint: what the answer is held to. The JSON is the same as that of the Python runtime.
  *
  * Raises [IllegalArgumentException] where [writers] are not the answer's.
  */
@@ -55,16 +52,15 @@ class AnswerRecord(
 
     fun toJson(): String = Json.write(
         mapOf(
-            "version" to (if (constraint == null) VERSION else CONSTRAINED), "prompt" to prompt,
-            "committed" to committed, "provisional" to provisional,
+            "version" to VERSION, "prompt" to prompt, "committed" to committed, "provisional" to provisional,
             "writers" to writers.map { listOf(it.begin, it.end, it.writer.name.lowercase()) },
             "sampling" to with(sampling) {
                 mapOf("temperature" to temperature, "top_k" to topK, "top_p" to topP, "min_p" to minP, "seed" to seed)
             },
             "max_new" to maxNew, "seq" to seq, "stream" to stream, "session" to session.toHex(), "target" to target,
-            "stop" to stop,
-        ) + constraint?.let { mapOf("constraint" to packConstraint(it).toHex()) }.orEmpty() +
-            (if (arithmetic.isEmpty()) emptyMap() else mapOf("arithmetic" to arithmetic)),
+            "stop" to stop, "constraint" to constraint?.let { packConstraint(it).toHex() }.orEmpty(),
+            "arithmetic" to arithmetic,
+        ),
     )
 
     companion object {
@@ -72,13 +68,8 @@ class AnswerRecord(
         fun parse(json: String): AnswerRecord {
             val fields = Json.parse(json)
             val version = fields.int("version")
-            require(version in VERSION..CONSTRAINED) {
-                "the record has version $version; this program reads versions $VERSION and $CONSTRAINED"
-            }
-            val held = if ("constraint" in fields as Map<*, *>) fields.field<String>("constraint") else ""
-            require((version == CONSTRAINED) == held.isNotEmpty()) {
-                "the record's version and its constraint contradict each other"
-            }
+            require(version == VERSION) { "the record has version $version; this program reads version $VERSION" }
+            val constraint = fields.field<String>("constraint")
             val sampling = fields.field<Map<*, *>>("sampling")
             val record = AnswerRecord(
                 fields.ints("prompt"), fields.ints("committed"), fields.ints("provisional"),
@@ -89,8 +80,8 @@ class AnswerRecord(
                 ),
                 fields.int("max_new"), fields.field("seq"), fields.int("stream"),
                 fields.field<String>("session").hexToBytes(), fields.field("target"), fields.strings("stop"),
-                if ("arithmetic" in fields) fields.field("arithmetic") else "",
-                if (held.isEmpty()) null else unpackConstraint(held.hexToBytes()),
+                fields.field("arithmetic"),
+                if (constraint.isEmpty()) null else unpackConstraint(constraint.hexToBytes()),
             )
             require(record.prompt.isNotEmpty() && record.session.size == 16 && record.stream in 0 until STREAMS) {
                 "not a record of an answer"
@@ -105,4 +96,18 @@ class AnswerRecord(
             return Span(begin, end, requireNotNull(writer) { "${value[2]} writes nothing" })
         }
     }
+}
+
+/** What [restore] needs. target: the bundle's hash; stop: the strings that end the answer. */
+internal fun recordOf(session: Session, target: String, stop: List<String>) = AnswerRecord(
+    session.prompt, session.committed.drop(session.prompt.size), session.provisional, session.text.spans,
+    session.sampling, session.maxNew, session.verifier.seq, session.stream, session.sessionId, target, stop,
+    session.verifier.pinned, session.constraint,
+)
+
+/** Take up a recorded answer in a session that was made with its prompt and settings and has not started. */
+internal fun restore(session: Session, record: AnswerRecord) {
+    session.text.restore(record)
+    session.verifier.seq = record.seq
+    session.verifier.pinned = record.arithmetic
 }

@@ -14,13 +14,13 @@ class RowsSeen private constructor(private var seen: BooleanArray) {
     fun upTo(length: Int) = RowsSeen(seen.copyOf(minOf(length, seen.size)))
 
     /**
-     * Packed rows of the positions [start] and on; [most] of them belong to our text. Gives those that are new.
+     * Packed rows of the positions [start] and on; [limit] of them belong to our text. Gives those that are new.
      *
      * Rows only ever cost speed: what does not fit is left out.
      */
-    internal fun add(start: Int, data: ByteArray, shape: RowShape, maxContext: Int, most: Int): List<Action> {
+    internal fun add(start: Int, data: ByteArray, shape: RowShape, maxContext: Int, limit: Int): List<Action> {
         if (data.size % shape.bytes != 0) return emptyList()
-        val count = minOf(data.size / shape.bytes, most)
+        val count = minOf(data.size / shape.bytes, limit)
         if (start < 0 || start > maxContext - count) return emptyList()
         if (seen.size < start + count) seen = seen.copyOf(start + count)
         val new = (0 until count).filter { !seen[start + it] }

@@ -1,11 +1,9 @@
 package dev.outrider.core.session
 
 import dev.outrider.core.drafting.Draft
-import dev.outrider.core.protocol.Cancel
 import dev.outrider.core.protocol.Constraint
 import dev.outrider.core.protocol.Error
 import dev.outrider.core.protocol.Features
-import dev.outrider.core.protocol.MAX_NODES
 import dev.outrider.core.protocol.Opened
 import dev.outrider.core.protocol.Resync
 import dev.outrider.core.protocol.RowShape
@@ -13,21 +11,25 @@ import dev.outrider.core.protocol.Sampling
 import dev.outrider.core.protocol.ServerMessage
 import dev.outrider.core.protocol.Verdict
 import dev.outrider.core.protocol.Welcome
+import dev.outrider.core.speed.Mode
+import dev.outrider.core.speed.RequestKind
+import dev.outrider.core.speed.Settled
 import dev.outrider.core.speed.Tuning
 
 /**
  * One answer as a pure state machine: events in, actions out. No I/O, no threads, no clock.
  *
- * One rule covers late verdicts, catching up after an outage and the normal round. A verdict commits the accepted path
- * and the bonus token. If these agree with the provisional tokens, the agreeing part becomes verified; at the first
- * difference the provisional rest is rolled back ([OnReturn.REPAIR]) or stays as it is ([OnReturn.KEEP]). While
- * provisional tokens remain, the next VERIFY is the chain of them instead of a drafted tree.
- *
- * When the target falls silent the drafter writes at once, and the understudy, where there is one, begins to read the
- * text. Once it has read it, it takes back what it would not have written itself, and writes on.
+ * The whole idea: `committed` tokens were drawn by the target (or are the prompt); `provisional` tokens behind them
+ * were written without it. The user sees both. A verdict commits the accepted path and the token that the target drew
+ * behind it. What of the provisional text agrees with these becomes verified; at the first difference the rest is
+ * rolled back ([OnReturn.REPAIR]) or stays as it is ([OnReturn.KEEP]). While provisional tokens remain, the next VERIFY
+ * is the chain of them instead of a drafted tree: so late verdicts, catching up after an outage and the normal round
+ * are one rule. Three owners hold the facts, and none of them knows the session: [VerifierState] the link, the request
+ * in flight and refusals; [OfflineWriter] who writes while the target is silent; [JobSlot] the one job of drafter or
+ * understudy. Each returns values; the session turns them into actions, and [next] alone decides what to do.
  *
  * Feed events by calling the methods; each returns the actions to carry out, in order. Times are seconds on any
- * monotonic clock, handed in with each event. One thread calls; only [version] and [reads] are for others too.
+ * monotonic clock, handed in with each event. One thread calls; only [cancelled] and [stillReads] are for others too.
  *
  * prompt: token ids of the conversation so far. maxNew: committed tokens at most. sessionId (16 bytes), stream: as on
  * the wire. rowShape: the drafter's. rowsSeen: of the prompt, as far as the drafter holds its rows. [Tuning]: what
@@ -37,15 +39,15 @@ import dev.outrider.core.speed.Tuning
 class Session(
     val prompt: List<Int>,
     val sampling: Sampling,
-    internal val eosIds: Set<Int>,
-    private val maxNew: Int,
-    internal val maxContext: Int,
-    internal val rowShape: RowShape,
-    private val sessionId: ByteArray,
+    eosIds: Set<Int>,
+    internal val maxNew: Int,
+    private val maxContext: Int,
+    private val rowShape: RowShape,
+    internal val sessionId: ByteArray,
     val stream: Int = 0,
     val rowsSeen: RowsSeen = RowsSeen(),
-    internal val patience: Patience = Patience(),
-    internal val timer: RoundTimer = RoundTimer(),
+    private val patience: Patience = Patience(),
+    timer: RoundTimer = RoundTimer(),
     val policy: Policy = Policy(),
     internal val tuning: Tuning = Tuning(),
     understudy: Boolean = false,
@@ -55,21 +57,12 @@ class Session(
 ) {
     val stats = SessionStats()
     private val ownLimit = minOf(prompt.size + maxNew, maxContext) // whatever the verifier's context
-    internal val text = AnswerTokens(prompt, ownLimit, eosIds, stats)
-    internal val requests = Requests(stream, sessionId, sampling, patience, timer, stats, constraint)
-    internal val deadlines = Deadlines(patience.silence)
-    internal val solo = Solo(policy, sentenceEnds).also { it.obeys = obeys }
-    internal val handover = Handover(understudy, policy)
-    internal val arithmetic = AnswerArithmetic()
+    internal val text = Transcript(prompt, ownLimit, eosIds, stats)
+    internal val verifier = VerifierState(stream, sessionId, sampling, constraint, maxContext, patience, timer, stats)
+    internal val offline = OfflineWriter(policy, understudy, sentenceEnds, obeys, patience.offline)
+    internal val job = JobSlot()
     val committed: List<Int> get() = text.committed
     val provisional: List<Int> get() = text.provisional
-
-    /** The request whose reply is awaited. */
-    internal val flight: Flight? get() = requests.flight
-
-    /** The target is silent. */
-    val alone: Boolean get() = solo.alone
-
     var mode = Mode.TREE
         internal set
 
@@ -77,170 +70,136 @@ class Session(
     var finished: FinishReason? = null
         private set
 
-    /** Why the verifier refused what it was asked last; "" once it has answered. */
-    var complaint = ""
-        internal set
+    val state: State get() = stateOf(verifier, offline, finished)
 
-    /** Who has a job of ours, to draft or to write. */
-    internal var busy: Writer? = null
+    // --- what jobs in other threads ask ---
 
-    /** Changes whenever the job under way is not wanted any more. */
-    @Volatile
-    var version = 0
-        internal set
-    internal var linked = false
-    internal var ready: Draft? = null // the tree to send next
-    internal var context = maxContext // the verifier's
-    internal var refused = false // this link's verifier will never take what it was asked
-    internal var returnWait = patience.offline // for the target's return, where nothing more can be written
-    internal var maxNodes = 64
-    internal var treeBudget = MAX_NODES // what the verifier asks for now; larger trees it may prune
+    /** Whether the result of a job that carries [version] is no longer wanted. */
+    fun cancelled(version: Int): Boolean = finished != null || version != job.version
 
-    /** Trees and streams are alternatives. */
-    internal val targetFirst = policy.writer == WhoWrites.PREFER_CLOUD || policy.writer == WhoWrites.CLOUD_ONLY
+    /** Whether the understudy is still to read this: somebody waits for it, or it reads along. */
+    fun stillReads(action: ReadText): Boolean = finished == null && offline.stillReads(action)
 
-    val state: State
-        get() = when {
-            finished != null -> State.FINISHED
-            alone -> if (solo.mute) State.WAITING else State.ALONE
-            flight != null -> if (flight?.tree == null) State.STREAMING else State.VERIFYING
-            else -> State.DRAFTING
-        }
-
-    /** Whether to draft on below the tree under way: nobody has anything else to do, and it is worth it. */
-    val draftsAhead: Boolean
+    /** Who is to draft on below the tree under way, or behind the chain; null: nobody, or it is not worth it. */
+    val draftsAhead: Writer?
         get() {
-            val idle = (flight?.tree?.size ?: 0) > 0 && provisional.isEmpty() && busy == null
-            return idle && tuning.draftsAhead(chainFlies)
+            val request = verifier.inFlight
+            if (request == null || request.tree.size == 0 || provisional.isNotEmpty() || job.busy != null) return null
+            val writer = if (request.kind == RequestKind.CHAIN) Writer.UNDERSTUDY else Writer.DRAFTER
+            return writer.takeIf { tuning.draftsAhead(chain = it == Writer.UNDERSTUDY) }
         }
-
-    /** The tree under way is a chain of the understudy. */
-    val chainFlies: Boolean get() = flight?.chain == true
 
     // --- events ---
 
     /** Begin. Drafting starts at once, so that the first tree is ready when the link is. */
     fun start(now: Double): List<Action> {
-        deadlines.heard = now
-        if (targetFirst) mode = tuning.begin()
+        verifier.heard = now
+        if (policy.targetFirst) mode = tuning.begin()
         if (text.over) return finish(if (text.ended) FinishReason.STOP else FinishReason.LENGTH)
-        if (policy.writer == WhoWrites.DEVICE_ONLY) return goOnAlone(now, now)
-        if (!linked) deadlines.connect = now + patience.connect
-        return arithmetic.wanted + handover.readAlong(committed) + work(now)
+        if (offline.deviceOnly) return goOffline(now, now)
+        if (!verifier.linked) verifier.connectBy = now + patience.connect
+        return verifier.wanted + offline.readAlong(committed) + next(now)
     }
 
     /**
      * The link is up and the hashes agree: OPEN with everything committed, and go on; with a verifier that computes
-     * otherwise than the one before, wait as where there is none.
-     *
-     * rtt: seconds of the handshake, if it happened during this answer.
+     * otherwise than the one before, wait as where there is none. rtt: of the handshake, if it was during this answer.
      */
     fun linkUp(welcome: Welcome, now: Double, rtt: Double? = null): List<Action> {
-        if (!welcome.computesIn(arithmetic.pinned)) return arithmetic.wanted + linkDown(now, refused = true)
-        arithmetic.offered = welcome.arithmetic
-        val actions = if (rtt == null) emptyList() else {
-            tuning.linked(welcome, rtt)
-            if (targetFirst) changeMode(tuning.begin(), now) else emptyList()
-        }
-        linked = true
-        deadlines.heard = now
-        maxNodes = minOf(welcome.maxNodes, MAX_NODES)
-        treeBudget = welcome.treeBudget.orAll()
-        context = welcome.maxContext
-        text.limit = minOf(ownLimit, context)
-        refused = false
-        complaint = ""
-        returnWait = patience.offline
-        val obeyed = constraint == null || constraint.needs and welcome.constraints.inv() == 0
-        return actions + if (obeyed) open(now) else disobeyed(now)
+        if (!welcome.computesIn(verifier.pinned)) return verifier.wanted + linkDown(now, refused = true)
+        rtt?.let { tuning.linked(welcome, it) }
+        val actions = if (rtt != null && policy.targetFirst) changeMode(tuning.begin(), now) else emptyList()
+        val supported = verifier.linkUp(welcome, now)
+        text.limit = minOf(ownLimit, verifier.context)
+        offline.accepted()
+        return actions + if (supported) open(now) else follow(Refusal.FATAL, now)
     }
 
     /** There is no link. refused: a verifier was there, and does not accept this device; another one may. */
     fun linkDown(now: Double, refused: Boolean = false): List<Action> {
-        linked = false
-        requests.flight = null
-        deadlines.retry = null
-        if (refused) expectReturn(minOf(patience.offline, REFUSED_SECONDS), now)
-        // before a first link its deadline decides
-        if (finished != null || deadlines.connect != null) return emptyList()
-        return goOnAlone(now, now)
+        verifier.linkDown()
+        if (refused) offline.expectReturn(REFUSED_SECONDS, now)
+        // before a first link, that decides
+        return if (finished != null || verifier.connectBy != null) emptyList() else goOffline(now, now)
     }
 
     /** A message for this stream arrived. */
     fun message(message: ServerMessage, now: Double): List<Action> {
-        deadlines.heard = now
+        verifier.heard = now
         if (finished != null) return emptyList()
         return when (message) {
-            is Verdict -> verdict(message, now)
+            is Verdict ->
+                verifier.settle(message, committed.size, now)?.let { settled(it, message.rows, now) }.orEmpty()
             is Features -> addRows(message.start, message.rows)
-            is Resync -> askAnew(now)
-            is Error -> refusal(message, now)
+            is Resync -> follow(verifier.resync(now), now)
+            is Error -> follow(verifier.refuse(message, now), now)
             is Opened, is Welcome -> emptyList()
         }
     }
 
     /** A tree was drafted in [seconds] (the answer to [DraftTree]), or a chain (to [DraftChain]). */
     fun treeReady(draft: Draft, version: Int, now: Double, seconds: Double = 0.0): List<Action> {
-        busy = null
-        tuning.drafted(draft, seconds, stats, version == this.version)
-        if (version == this.version) ready = tuning.worthSending(draft)
-        return work(now)
+        job.done()
+        tuning.drafted(draft, seconds, version == job.version)
+        stats.drafted(draft)
+        if (version == job.version) job.ready = tuning.worthSending(draft)
+        return next(now)
     }
 
     /** A tree below the first [base] tokens was drafted in [seconds] (the answer to [Compare]). */
-    fun treeCompared(draft: Draft, base: Int, seconds: Double): List<Action> {
-        tuning.compared(draft, base, seconds)
-        return emptyList()
-    }
+    fun treeCompared(draft: Draft, base: Int, seconds: Double): List<Action> =
+        emptyList<Action>().also { tuning.compared(draft, base, seconds) }
 
     /** A token was written, to which its writer gives the probability [sure] (the answer to [WriteToken]). */
-    fun tokenWritten(token: Int, sure: Double, version: Int, now: Double): List<Action> =
-        takeToken(token, sure, version) + work(now)
+    fun tokenWritten(token: Int, sure: Double, version: Int, now: Double): List<Action> {
+        val writer = job.done() ?: Writer.DRAFTER
+        if (cancelled(version) || !offline.mayWrite(provisional.size)) return next(now)
+        text.provide(token, writer)
+        job.cancel()
+        val pause = if (offline.wrote(token, sure, writer)) emptyList() else listOf(pauseFor(PauseReason.UNSURE))
+        return listOf(Provide(token, writer)) + pause + next(now)
+    }
 
-    /** The understudy has read what it was asked to; see [ReadText] for [agreed]. */
-    fun textRead(agreed: Int?, now: Double): List<Action> = takeReading(agreed) + work(now)
+    /** The understudy has read what it was asked to; see [ReadText] for [agreed]. What it disagrees with goes. */
+    fun textRead(agreed: Int?, now: Double): List<Action> {
+        if (finished != null) return emptyList()
+        val keep = offline.hasRead(agreed, committed, provisional)
+            ?: return offline.readAlong(committed) + next(now)
+        job.cancel()
+        val rest = offline.readOn(committed, provisional, keep)
+        return (if (rest == null) text.withdrawProvisional(keep) else listOf(rest)) + next(now)
+    }
 
     /** The understudy cannot be used: [why], in words for people. The drafter writes on. */
     fun understudyFailed(why: String, now: Double): List<Action> {
-        handover.failed()
+        offline.understudyFailed()
         tuning.understudyFailed()
-        if (busy == Writer.UNDERSTUDY) busy = null
-        val told = if (alone && finished == null) listOf(HandOver(Writer.DRAFTER, why)) else emptyList()
-        return told + work(now)
+        if (job.busy == Writer.UNDERSTUDY) job.done()
+        val told = if (offline.active && finished == null) listOf(HandOver(Writer.DRAFTER, why)) else emptyList()
+        return told + next(now)
     }
 
     /** From now on the device's writers can be held to the answer's constraint, or cannot. */
     fun setObeys(obeys: Boolean, now: Double): List<Action> {
-        if (finished != null || solo.obeys == obeys) return emptyList()
-        solo.obeys = obeys
-        version++ // a token under way is not wanted any more
-        if (obeys && solo.paused == null) deadlines.giveUp = null
-        return work(now)
+        if (finished != null || offline.supported == obeys) return emptyList()
+        offline.changeSupported(obeys)
+        job.cancel()
+        return next(now)
     }
 
-    /** Whether the understudy is still to read this: somebody waits for it, or it reads along. From any thread. */
-    fun reads(action: ReadText): Boolean = finished == null && handover.reads(action, alone)
-
     /** When [tick] wants to be called, or null. */
-    fun wakeAt(): Double? = pending().minOfOrNull { (_, moment) -> moment }
+    fun wakeAt(): Double? = deadlines().minOfOrNull { (_, moment) -> moment }
 
     /** Time passed: act on the first deadline that has passed. */
     fun tick(now: Double): List<Action> {
-        val (deadline, due) = pending().firstOrNull { (_, moment) -> now >= moment } ?: return emptyList()
+        val (deadline, due) = deadlines().firstOrNull { (_, moment) -> now >= moment } ?: return emptyList()
         return when (deadline) {
-            Deadline.CONNECT -> {
-                deadlines.connect = null
-                goOnAlone(due, now)
-            }
+            Deadline.CONNECT, Deadline.REPLY -> goOffline(due, now)
             Deadline.GIVE_UP ->
-                finish(
-                    if (policy.writer == WhoWrites.CLOUD_ONLY || !solo.obeys) FinishReason.UNREACHABLE
-                    else FinishReason.UNVERIFIED,
-                )
+                finish(if (offline.silenced) FinishReason.UNREACHABLE else FinishReason.UNVERIFIED)
             Deadline.RETRY -> open(now)
-            Deadline.REPLY -> goOnAlone(due, now)
             Deadline.RENEW -> {
-                deadlines.heard = now
+                verifier.heard = now
                 listOf(Reconnect)
             }
         }
@@ -250,25 +209,22 @@ class Session(
     fun changeMode(mode: Mode, now: Double): List<Action> {
         if (mode == this.mode || finished != null) return emptyList()
         this.mode = mode
-        version++
-        ready = null
-        val generating = flight.let { it != null && it.tree == null }
-        // a GENERATE ends by CANCEL; OPEN says how much of it arrived
-        return if (generating) listOf(Send(Cancel(stream))) + open(now) else work(now)
+        job.discard()
+        // a stream ends by CANCEL; OPEN says how much of it arrived
+        return if (verifier.streams) verifier.cancel() + open(now) else next(now)
     }
 
     /** Write nothing alone until [proceed]: the battery is low, or the user said so. */
     fun pause(now: Double): List<Action> {
-        if (finished != null || solo.paused == PauseReason.ASKED) return emptyList()
-        return listOf(pauseFor(PauseReason.ASKED)) + work(now)
+        if (finished != null || offline.paused == PauseReason.ASKED) return emptyList()
+        return listOf(pauseFor(PauseReason.ASKED)) + next(now)
     }
 
     /** Write alone again where the policy lets. */
     fun proceed(now: Double): List<Action> {
-        if (finished != null || solo.paused == null) return emptyList()
-        deadlines.giveUp = null
-        solo.proceed()
-        return work(now)
+        if (finished != null || offline.paused == null) return emptyList()
+        offline.proceed()
+        return next(now)
     }
 
     fun cancel(): List<Action> = if (finished != null) emptyList() else finish(FinishReason.CANCELLED)
@@ -279,58 +235,166 @@ class Session(
         return finish(FinishReason.STOP)
     }
 
-    /** A stop string came in the provisional text: nothing more is written, unless it is taken back. */
-    fun enough() {
-        text.enough = true
+    // --- what to do next ---
+
+    /**
+     * The one place that decides, in this order: catch up with what was written alone; let the device write, where it
+     * writes first; let the target stream; send the tree that is ready; ask for the first token, which waits for no
+     * tree; write on while the target is silent; have a tree drafted.
+     */
+    private fun next(now: Double): List<Action> {
+        if (finished != null) return emptyList()
+        val canAsk = verifier.canAsk
+        val ready = job.ready
+        val base = committed.size
+        if (canAsk && provisional.isNotEmpty()) return listOf(verifier.catchUp(provisional, base, now)) + write(now)
+        if (offline.writesFirst) return write(now)
+        if (canAsk && mode == Mode.STREAM) return listOf(verifier.generate(base, text.limit - base, now))
+        if (canAsk && ready != null) {
+            return listOf(verify(ready, now)) + if (job.busy == null) listOf(DraftAhead(job.version)) else emptyList()
+        }
+        if (canAsk && verifier.seq == 0L) return listOf(verify(Draft(), now))
+        if (offline.active) {
+            val written = write(now)
+            if (written.isNotEmpty() || !canAsk) return written
+        }
+        val idle = job.busy == null && job.ready == null && verifier.inFlight == null
+        return if (idle && mode == Mode.TREE) draft() else emptyList()
     }
 
-    // --- a record that survives the process ---
-
-    /** What [restore] needs. target: the bundle's hash; stop: the strings that end the answer. */
-    fun record(target: String, stop: List<String>) = AnswerRecord(
-        prompt, committed.drop(prompt.size), provisional, text.spans, sampling, maxNew, requests.seq, stream,
-        sessionId, target, stop, arithmetic.pinned, constraint,
-    )
-
-    /** Take up a recorded answer, before [start]. The session was made with the record's prompt and settings. */
-    fun restore(record: AnswerRecord) {
-        text.restore(record)
-        requests.seq = record.seq
-        arithmetic.pinned = record.arithmetic
+    /** Have a tree drafted, or a chain of the understudy. */
+    private fun draft(): List<Action> {
+        val chain = tuning.chain(verifier.nodeLimit, text.room, offline.drafts)
+        if (chain > 0) {
+            val version = job.take(Writer.UNDERSTUDY)
+            val compare = tuning.besideChain()?.let { listOf(Compare(committed.toList(), it)) }.orEmpty()
+            return listOf(DraftChain(offline.readToDraft(committed), version, chain)) + compare
+        }
+        val size = tuning.treeSize(verifier.nodeLimit, text.room)
+        return listOf(DraftTree(committed.toList(), job.take(Writer.DRAFTER), size))
     }
 
-    // --- inside ---
+    private fun verify(draft: Draft, now: Double): Send {
+        job.ready = null
+        tuning.asked(now, draft.chain)
+        return verifier.verify(draft, text.room, committed.size, now)
+    }
 
-    private fun pending() = if (finished != null) emptyList() else deadlines.pending(flight, alone)
+    /** Ask for one more provisional token, where one may be written and the answer is not full. */
+    private fun write(now: Double): List<Action> {
+        if (text.full || !offline.mayWrite(provisional.size)) {
+            return if (offline.active) awaitTarget(now) else emptyList()
+        }
+        val reading = offline.readToWrite(committed, provisional)
+        if (job.busy != null) return reading
+        val writer = offline.nextWriter
+            ?: return if (offline.coming) reading else listOf(pauseFor(PauseReason.LIMIT)) + awaitTarget(now)
+        return reading + offline.handOver(writer) + WriteToken(committed + provisional, job.take(writer), writer)
+    }
+
+    /** Nothing more can be written alone. */
+    private fun awaitTarget(now: Double): List<Action> =
+        if (offline.awaitTarget(now)) emptyList() else finish(FinishReason.UNVERIFIED)
+
+    private fun deadlines(): List<Pair<Deadline, Double>> =
+        if (finished != null) emptyList() else verifier.deadlines(offline.active, offline.giveUpAt)
+
+    // --- what the verifier says ---
 
     /** OPEN with everything committed; whatever was under way is forgotten. */
-    internal fun open(now: Double): List<Action> {
-        requests.flight = null
-        deadlines.retry = null
-        deadlines.connect = null
+    private fun open(now: Double): List<Action> {
+        verifier.forgetRequest()
         val actions = if (policy.onReturn == OnReturn.KEEP) adopt() else emptyList()
-        if (text.over) return actions + finish(if (text.ended) FinishReason.STOP else noRoom())
+        if (text.over) return actions + if (text.ended) finish(FinishReason.STOP) else noRoom()
         stats.opens++
-        return actions + requests.open(committed, rowsSeen.leading) + work(now)
+        return actions + verifier.open(committed, rowsSeen.leading) + next(now)
     }
+
+    /** The accepted path and the token behind it are the target's: commit, measure, and choose how to go on. */
+    private fun settled(settled: Settled, rows: ByteArray, now: Double): List<Action> {
+        val base = committed.size
+        val endsAt = base + settled.accepted.size
+        tuning.answered(settled, now, offline.active)
+        val fresh = text.within(settled.tokens)
+        stats.settled(settled, fresh.size, provisional.isNotEmpty())
+        val same = text.agreeing(fresh)
+        val keep = policy.onReturn == OnReturn.KEEP && same < minOf(fresh.size, provisional.size)
+        val start = endsAt - rows.size / rowShape.bytes // its rows end with that of the last accepted token
+        val own = addRows(start, rows, maxOf(0, (if (keep) base + same else endsAt) - start))
+        val actions = own + commit(if (keep) fresh.take(same) else fresh) + offline.stop()
+        if (keep) return actions + open(now) + choose(now)
+        if (text.over || settled.ended) {
+            return actions + finish(if (text.ended) FinishReason.STOP else FinishReason.LENGTH)
+        }
+        // beside a stream, now and then, have a tree or a chain drafted that is not sent
+        val streams = policy.targetFirst && verifier.inFlight != null
+        val size = if (streams) tuning.comparison(stats.streamed, offline.drafts) else null
+        return actions + size?.let { listOf(Compare(committed.toList(), it)) }.orEmpty() + choose(now) + next(now)
+    }
+
+    /** Tree or stream from here on. */
+    private fun choose(now: Double): List<Action> =
+        if (finished != null || !policy.targetFirst) emptyList() else changeMode(tuning.choose(offline.drafts), now)
+
+    /** Take in rows of positions [start] and on; of a verdict's, [limit] belong to our text. */
+    private fun addRows(start: Int, data: ByteArray, limit: Int = Int.MAX_VALUE) =
+        rowsSeen.add(start, data, rowShape, maxContext, limit)
+
+    private fun commit(fresh: List<Int>): List<Action> {
+        job.discard()
+        val actions = (if (fresh.isEmpty()) emptyList() else verifier.pin()) + text.commit(fresh)
+        tuning.committed(committed)
+        return actions + offline.readAlong(committed)
+    }
+
+    /** Provisional text becomes part of the answer as it is. */
+    private fun adopt(): List<Action> {
+        val tokens = text.adopt()
+        if (tokens.isEmpty()) return emptyList()
+        job.cancel()
+        return listOf(Adopt(tokens)) + offline.stop()
+    }
+
+    /** Do what follows from a refusal. */
+    private fun follow(refusal: Refusal, now: Double): List<Action> = when (refusal) {
+        Refusal.IGNORE -> emptyList()
+        Refusal.REOPEN -> open(now)
+        Refusal.RETRY -> goOffline(now, now)
+        Refusal.FATAL -> { // this link's verifier is not asked any more, nor waited for at the end
+            offline.expectReturn(0.0, now)
+            goOffline(now, now)
+        }
+        Refusal.FULL -> noRoom()
+    }
+
+    // --- the target is silent, and the end ---
 
     /** The target is silent: go on without it. */
-    internal fun goOnAlone(due: Double, now: Double): List<Action> {
-        if (alone) return work(now)
-        solo.alone = true
-        ready = null
-        version++
+    private fun goOffline(due: Double, now: Double): List<Action> {
+        verifier.connectBy = null
+        if (offline.active) return next(now)
+        offline.start()
+        job.discard()
         stats.stalls++
-        return listOf(Stall(due)) + work(now)
+        return listOf(Stall(due)) + next(now)
     }
 
-    internal fun finish(reason: FinishReason): List<Action> = buildList {
+    /** Write nothing more, until the target answers or somebody asks to go on. */
+    private fun pauseFor(reason: PauseReason): Pause {
+        stats.pauses++
+        return offline.pause(reason).also { job.cancel() }
+    }
+
+    /** The verifier's context is full: what was written alone stays as it is. */
+    private fun noRoom(): List<Action> {
+        verifier.complaint = "the verifier's context holds ${verifier.context} tokens; this conversation needs more"
+        return finish(if (provisional.isEmpty()) FinishReason.LENGTH else FinishReason.UNVERIFIED)
+    }
+
+    /** The answer ends. */
+    private fun finish(reason: FinishReason): List<Action> {
         finished = reason
-        if (flight.let { it != null && it.tree == null } && linked) add(Send(Cancel(stream))) // else it would write on
         val verified = reason == FinishReason.STOP || reason == FinishReason.LENGTH
-        if (verified) addAll(text.withdrawProvisional())
-        add(Done(reason))
+        return verifier.cancel() + (if (verified) text.withdrawProvisional() else emptyList()) + Done(reason)
     }
-
-    private fun Int.orAll() = if (this > 0) this else MAX_NODES
 }

@@ -21,6 +21,13 @@ enum class State {
     FINISHED,
 }
 
+internal fun stateOf(verifier: VerifierState, offline: OfflineWriter, finished: FinishReason?): State = when {
+    finished != null -> State.FINISHED
+    offline.active -> if (offline.muted) State.WAITING else State.ALONE
+    verifier.inFlight != null -> if (verifier.streams) State.STREAMING else State.VERIFYING
+    else -> State.DRAFTING
+}
+
 /** Who wrote a token of the answer. */
 enum class Writer {
     TARGET,

@@ -1,6 +1,7 @@
 package dev.outrider.core.speed
 
-import dev.outrider.core.session.Mode
+/** How the target is asked: to verify draft trees, or to write alone. */
+enum class Mode { TREE, STREAM }
 
 /**
  * Tree or stream: whichever promises more tokens per second, with hysteresis. pinned: always this one.

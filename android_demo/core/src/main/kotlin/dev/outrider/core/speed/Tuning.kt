@@ -3,20 +3,22 @@ package dev.outrider.core.speed
 
 import dev.outrider.core.drafting.Draft
 import dev.outrider.core.drafting.TreeShape
-import dev.outrider.core.protocol.FINISH_NONE
 import dev.outrider.core.protocol.MAX_NODES
 import dev.outrider.core.protocol.ROOT
 import dev.outrider.core.protocol.TokenTree
-import dev.outrider.core.protocol.Verdict
 import dev.outrider.core.protocol.Welcome
-import dev.outrider.core.session.Compare
-import dev.outrider.core.session.Flight
-import dev.outrider.core.session.Mode
-import dev.outrider.core.session.SessionStats
-import dev.outrider.core.session.TreeSize
 
 /** The largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds. */
 val LARGEST = TreeShape(nodes = 48)
+
+/** What is to be drafted. */
+sealed interface DraftSize
+
+/** Nodes and levels of a tree, at most. gain: as of [TreeShape]; null: that of the largest. */
+data class TreeSize(val nodes: Int, val depth: Int, val gain: Double? = null) : DraftSize
+
+/** Tokens of a chain of the understudy, at most. */
+data class ChainSize(val tokens: Int) : DraftSize
 
 /**
  * Choices of one answer. controller: measurements and mode, which outlive it. Times are handed in.
@@ -59,14 +61,13 @@ class Tuning(
      * Drafting [draft] took [seconds]. Before a first tree the drafter had something to read. [wanted]: it was not
      * given up.
      */
-    internal fun drafted(draft: Draft, seconds: Double, stats: SessionStats, wanted: Boolean) {
-        if (draft.chain && wanted && draft.tree.size == 0) barren = true
-        if (draft.chain) return pace.chains.drafted(draft.steps, seconds)
-        pace.drafted(seconds, draft.steps, behindTree && !draft.ahead)
-        if (stats.rounds == 0) return
-        stats.aheadRounds++
-        if (draft.ahead) stats.aheadHits++
-        stats.aheadUsed += draft.kept
+    internal fun drafted(draft: Draft, seconds: Double, wanted: Boolean) {
+        if (draft.chain) {
+            if (wanted && draft.tree.size == 0) barren = true
+            pace.chains.drafted(draft.steps, seconds)
+        } else {
+            pace.drafted(seconds, draft.steps, behindTree && !draft.ahead)
+        }
     }
 
     /** A drafted tree was sent: since the last verdict, reading and drafting was all that happened. */
@@ -75,31 +76,25 @@ class Tuning(
         verdictAt = null // one that is sent again, behind an outage, tells nothing
     }
 
-    /** [verdict] on [flight] came. overdue: it had been given up; an outage says nothing of the link. */
-    internal fun answered(flight: Flight, verdict: Verdict, now: Double, overdue: Boolean, stats: SessionStats) {
-        val engine = 1e-6 * verdict.engineUs
-        val wait = now - flight.sent
+    /** A verdict came. overdue: it had been given up; an outage says nothing of the link. */
+    internal fun answered(settled: Settled, now: Double, overdue: Boolean) {
+        val wait = settled.wait
+        val engine = settled.engine
         verdictAt = now
         behindTree = false
-        if (flight.tree == null) {
-            val sameStep = flight.sameStep(verdict)
+        if (settled.kind == RequestKind.STREAM) {
             // the first token had to be asked for; those of its step say nothing without it
-            if (!flight.streaming || (sameStep && !flight.measured)) return
-            pace.streamed(wait, engine, overdue, beside, sameStep)
+            val running = settled.clock == StreamClock.RUNNING
+            if (settled.clock == StreamClock.SILENT || (settled.sameStep && !running)) return
+            pace.streamed(wait, engine, overdue, beside, settled.sameStep)
             beside = drafting
-        } else if (!flight.catchingUp && !flight.afterOpen) {
-            stats.waitSeconds += wait
-            stats.engineSeconds += engine
+        } else if (settled.drafted) {
             untold = false
-            behindTree = !flight.chain
-            val queue = 1e-6 * verdict.queueUs
+            behindTree = settled.kind == RequestKind.TREE
             if (overdue) return
-            if (flight.chain) {
-                val ended = verdict.finish != FINISH_NONE
-                pace.chainVerified(flight.tree.size, verdict.path.size, wait, engine, queue, ended)
-            } else {
-                pace.verified(flight.tree, flight.scores, verdict.path, wait, engine, queue)
-            }
+            val accepted = settled.accepted
+            if (behindTree) pace.verified(settled.tree, settled.scores, accepted, wait, engine, settled.queue)
+            else pace.chainVerified(settled.tree.size, accepted.size, wait, engine, settled.queue, settled.ended)
         }
     }
 
@@ -147,28 +142,28 @@ class Tuning(
     }
 
     /**
-     * Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree. [most]: that the verifier
-     * takes. [room]: that the session has. [ready]: the understudy can draft. Where nothing is shaped, trees alone are
-     * drafted.
+     * Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree. [limit]: that the
+     * verifier takes. [room]: that the session has. [ready]: the understudy can draft. Where nothing is shaped, trees
+     * alone are drafted.
      */
-    internal fun chain(most: Int, room: Int, ready: Boolean): Int {
+    internal fun chain(limit: Int, room: Int, ready: Boolean): Int {
         offer(ready)
-        pace.chains.most = most
-        val length = if (minOf(most, room) > 1) minOf(most, room, pace.chain(chained)) else 0
+        pace.chains.most = limit
+        val length = if (minOf(limit, room) > 1) minOf(limit, room, pace.chain(chained)) else 0
         chained = length > 0
         return length
     }
 
-    /** Chains are to be had, or not. [ready]: the understudy can draft. */
+    /** Chains are possible, or not. [ready]: the understudy can draft. */
     private fun offer(ready: Boolean) {
         pace.chains.ready = ready && shaping && !barren
     }
 
-    /** A chain is drafted below [tokens]: now and then a tree too, so that what trees bring stays known. */
-    internal fun besideChain(tokens: List<Int>): List<Compare> {
-        if (comparison != null || drafting || !pace.chains.compares()) return emptyList()
+    /** A chain is drafted: now and then a tree too, of this size, so that what trees bring stays known. */
+    internal fun besideChain(): TreeSize? {
+        if (comparison != null || drafting || !pace.chains.compares()) return null
         drafting = true
-        return listOf(Compare(tokens.toList(), treeSize(MAX_NODES, largest.depth)))
+        return treeSize(MAX_NODES, largest.depth)
     }
 
     /** What of a draft is sent. */
@@ -186,23 +181,23 @@ class Tuning(
     internal fun draftsAhead(chain: Boolean = false): Boolean = ahead ?: (chain || pace.draftsAhead())
 
     /**
-     * [streamed] tokens into an answer's streams: a tree to draft below [tokens] now and then, so that tau stays known.
-     * Where the mode is pinned, nobody wants to know it. [drafts]: the understudy can draft; every second one is a
-     * chain of its then.
+     * [streamed] tokens into an answer's streams: what to draft beside them now and then, so that tau stays known.
+     * Where the mode is pinned, nothing needs to know it. [drafts]: the understudy can draft; every second comparison
+     * is a chain of its then.
      */
-    internal fun comparison(tokens: List<Int>, streamed: Int, drafts: Boolean = false): List<Compare> {
-        if (controller.pinned != null || !pace.compares(streamed, untold)) return emptyList()
+    internal fun comparison(streamed: Int, drafts: Boolean = false): DraftSize? {
+        if (controller.pinned != null || !pace.compares(streamed, untold)) return null
         drafting = true
         beside = true
         offer(drafts)
         if (pace.chains.ready && chainNext) {
             chainNext = false
             comparingChain = true
-            return listOf(Compare(tokens.toList(), TreeSize(0, 0), FIRST_TOKENS))
+            return ChainSize(FIRST_TOKENS)
         }
         chainNext = true
         untold = false
-        return listOf(Compare(tokens.toList(), treeSize(MAX_NODES, largest.depth)))
+        return treeSize(MAX_NODES, largest.depth)
     }
 }
 

@@ -3,6 +3,7 @@ package dev.outrider.core.targets
 import dev.outrider.core.drafting.Written
 import dev.outrider.core.protocol.Constraint
 import dev.outrider.core.protocol.Sampling
+import dev.outrider.core.protocol.commonPrefix
 import dev.outrider.core.protocol.draw
 import dev.outrider.core.protocol.logProbs
 import java.io.Closeable
@@ -26,6 +27,14 @@ private const val FENCE = "```"
 
 /** The understudy cannot be used. The message is one line. */
 class UnderstudyError(message: String, cause: Throwable? = null) : Exception(message, cause)
+
+/**
+ * How the tokens of one answer are drawn. promptLength: tokens of the text in front of the answer. constraint: its
+ * biases and penalties are a part of each draw.
+ */
+data class Decoding(
+    val promptLength: Int, val sampling: Sampling = Sampling(), val constraint: Constraint? = null,
+)
 
 /** A complete model in memory that keeps what it has read, position by position. One thread calls it. */
 interface UnderstudyModel : Closeable {
@@ -59,8 +68,7 @@ class Understudy(
     /** What was drafted: the last tokens of [text], to which it gave [logProbs]. */
     private class Chain(
         val text: MutableList<Int> = ArrayList(),
-        val sampling: Sampling = Sampling(),
-        val constraint: Constraint? = null,
+        val decoding: Decoding = Decoding(0),
         val logProbs: MutableList<Double> = ArrayList(),
     )
 
@@ -91,13 +99,13 @@ class Understudy(
         chain = Chain()
     }
 
-    /** Read [text], as far as it is not what was read last. False: given up, as it is not [wanted] any more. */
-    fun read(text: List<Int>, wanted: () -> Boolean = { true }): Boolean {
-        if (!wanted()) return false
+    /** Read [text], as far as it is not what was read last. False: given up, as it was [cancelled]. */
+    fun read(text: List<Int>, cancelled: () -> Boolean = { false }): Boolean {
+        if (cancelled()) return false
         opened()
         keep(text)
         while (logits == null || held.size < text.size) {
-            if (!wanted()) return false
+            if (cancelled()) return false
             val chunk = text.subList(held.size, minOf(text.size, held.size + READ_CHUNK))
             logits = step(held.size, chunk, 1).single()
             held += chunk
@@ -106,28 +114,21 @@ class Understudy(
     }
 
     /**
-     * How many of the tokens from [base] on it would have written itself, up to the first that it would not. begin:
-     * where the answer begins. constraint: its biases and penalties are a part of each draw. It has read all of them
-     * then, or as far as it agrees. null: given up, as nobody [wanted] to know any more.
+     * How many of the tokens from [base] on it would have written itself, up to the first that it would not.
+     *
+     * It has read all of them then, or as far as it agrees. null: given up, as it was [cancelled].
      */
-    fun agreed(
-        text: List<Int>,
-        base: Int,
-        begin: Int,
-        sampling: Sampling,
-        constraint: Constraint? = null,
-        wanted: () -> Boolean = { true },
-    ): Int? {
-        if (!read(text.subList(0, base), wanted)) return null
+    fun agreed(text: List<Int>, base: Int, decoding: Decoding, cancelled: () -> Boolean = { false }): Int? {
+        if (!read(text.subList(0, base), cancelled)) return null
         var agreed = base
         while (agreed < text.size) {
-            if (!wanted()) return null
+            if (cancelled()) return null
             val chunk = text.subList(agreed, minOf(text.size, agreed + READ_CHUNK))
             // the last token before is read again: its logits judge the first one
             val rows = step(agreed - 1, listOf(text[agreed - 1]) + chunk, 1 + chunk.size)
             val same = chunk.indices.firstOrNull { row ->
                 val before = text.subList(0, agreed + row)
-                draw(judged(rows[row], before, begin, constraint), sampling, before.size) != chunk[row]
+                draw(judged(rows[row], before, decoding), decoding.sampling, before.size) != chunk[row]
             } ?: chunk.size
             held += chunk.subList(0, same)
             logits = rows[same]
@@ -137,53 +138,50 @@ class Understudy(
         return agreed - base
     }
 
-    /** Its own next token behind [text], and the probability that it gives to it. begin, constraint: as of [agreed]. */
-    fun nextToken(text: List<Int>, begin: Int, sampling: Sampling, constraint: Constraint? = null): Written {
+    /** Its own next token behind [text], and the probability that it gives to it. */
+    fun nextToken(text: List<Int>, decoding: Decoding): Written {
         read(text)
         val logits = logits!!
-        val judged = judged(logits, text, begin, constraint)
-        val token = draw(judged, sampling, text.size)
-        val sure = if (constraint == null) logProbs(logits, Sampling()) else logProbs(judged, Sampling())
+        val judged = judged(logits, text, decoding)
+        val token = draw(judged, decoding.sampling, text.size)
+        val sure = if (decoding.constraint == null) logProbs(logits, Sampling()) else logProbs(judged, Sampling())
         return Written(token, exp(sure[token]))
     }
 
     /**
      * (At most [count] tokens that the target may draw behind [text], log-probabilities of the way to each.)
      *
-     * Loops are the target's to break. Fewer come where they are not [wanted] any more. What was drafted behind a text
-     * that this one goes on with is known.
+     * Loops are the target's to break. Fewer come once they are [cancelled]. What was drafted behind a text that this
+     * one continues is known.
      */
     fun draft(
-        text: List<Int>,
-        count: Int,
-        sampling: Sampling,
-        constraint: Constraint? = null,
-        wanted: () -> Boolean = { true },
+        text: List<Int>, count: Int, decoding: Decoding, cancelled: () -> Boolean = { false },
     ): Pair<List<Int>, List<Double>> {
         val size = text.size
         val base = chain.text.size - chain.logProbs.size // behind which it was drafted
         val behind = size in base..chain.text.size && chain.text.subList(0, size) == text
-        if (behind && chain.sampling == sampling && chain.constraint == constraint) {
+        if (behind && chain.decoding == decoding) {
             chain.logProbs.subList(0, size - base).clear()
         } else {
-            chain = Chain(text.toMutableList(), sampling, constraint)
+            chain = Chain(text.toMutableList(), decoding)
         }
-        goOn(count, wanted)
+        goOn(count, cancelled)
         val scores = chain.logProbs.take(count).runningReduce { way, token -> way + token }
         return chain.text.drop(size).take(count) to scores
     }
 
-    /** Draft on, [count] tokens more, while they are [wanted]. */
-    fun draftAhead(count: Int, wanted: () -> Boolean) {
-        if (chain.text.isNotEmpty()) goOn(chain.logProbs.size + count, wanted)
+    /** Draft on, [count] tokens more, until they are [cancelled]. */
+    fun draftAhead(count: Int, cancelled: () -> Boolean) {
+        if (chain.text.isNotEmpty()) goOn(chain.logProbs.size + count, cancelled)
     }
 
     /** Draft until [count] tokens stand there. */
-    private fun goOn(count: Int, wanted: () -> Boolean) {
+    private fun goOn(count: Int, cancelled: () -> Boolean) {
         val text = chain.text
-        while (chain.logProbs.size < count && text.size < maxContext && read(text, wanted)) {
-            val judged = judged(logits!!, text, text.size, chain.constraint) // as where an answer begins: no loop yet
-            val token = draw(judged, chain.sampling, text.size)
+        while (chain.logProbs.size < count && text.size < maxContext && read(text, cancelled)) {
+            // as where an answer begins: no loop yet
+            val judged = judged(logits!!, text, chain.decoding.copy(promptLength = text.size))
+            val token = draw(judged, chain.decoding.sampling, text.size)
             chain.logProbs += logProbs(judged, Sampling())[token]
             text += token
             drafted++
@@ -197,7 +195,7 @@ class Understudy(
 
     /** Forget what was read beyond what it shares with [text]; the last token of that is read again, if need be. */
     private fun keep(text: List<Int>) {
-        var same = text.zip(held).takeWhile { (one, other) -> one == other }.size
+        var same = commonPrefix(text, held)
         if (same == held.size && logits != null) return
         same = minOf(same, text.size - 1)
         held.subList(same, held.size).clear()
@@ -205,8 +203,8 @@ class Understudy(
     }
 
     /** What the token behind [text] is drawn from. */
-    private fun judged(logits: FloatArray, text: List<Int>, begin: Int, constraint: Constraint?): DoubleArray {
-        val answer = text.subList(begin, text.size)
+    private fun judged(logits: FloatArray, text: List<Int>, decoding: Decoding): DoubleArray {
+        val answer = text.subList(decoding.promptLength, text.size)
         val judged = DoubleArray(logits.size) { logits[it].toDouble() }
         val losses = repetitions(answer)
         val inCode = losses.isNotEmpty() && decode(answer).split(FENCE).size % 2 == 0
@@ -214,7 +212,9 @@ class Understudy(
             val loss = DRY_MULTIPLIER * DRY_BASE.pow(minOf(length - DRY_ALLOWED, 20))
             judged[token] = (logits[token] - minOf(DRY_MOST, loss).toFloat()).toDouble()
         }
-        for ((token, amount) in constraint?.amounts(text).orEmpty()) if (token < judged.size) judged[token] += amount
+        for ((token, amount) in decoding.constraint?.amounts(text).orEmpty()) {
+            if (token < judged.size) judged[token] += amount
+        }
         return judged
     }
 }

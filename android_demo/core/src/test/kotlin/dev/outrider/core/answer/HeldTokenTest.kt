@@ -1,7 +1,9 @@
 package dev.outrider.core.answer
 
+import dev.outrider.core.session.WriteToken
 import kotlin.test.Test
 import kotlin.test.assertEquals
+import kotlin.test.assertNull
 
 /** Tokens written alone come at a reader's pace. */
 class HeldTokenTest {
@@ -23,5 +25,23 @@ class HeldTokenTest {
         due(109.1, 8, 1) // behind what the target verified reading begins anew
         reader.shown(8, 1, 110.0)
         due(110.1, 8, 2)
+    }
+
+    @Test
+    fun aTokenIsHeldUntilItIsDueOrStale() {
+        val held = HeldToken(10.0)
+        fun hold(version: Int, paced: Boolean = true) {
+            held.hold(WriteToken(List(9) { it }, version), 7, paced)
+        }
+        assertNull(held.wakeAt())
+        hold(1)
+        assertEquals(1, held.release(100.0, 1)?.version) // the first is due at once
+        hold(2)
+        assertNull(held.release(99.9, 2))
+        assertEquals(100.0, held.wakeAt()!!, 1e-9)
+        assertEquals(2, held.release(99.9, 3)?.version) // stale
+        assertNull(held.wakeAt())
+        hold(4, paced = false)
+        assertEquals(4, held.release(99.9, 4)?.version)
     }
 }

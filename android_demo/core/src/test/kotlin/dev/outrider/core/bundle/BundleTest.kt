@@ -108,13 +108,17 @@ class BundleTest {
         val json = record.toJson()
         assertEquals(json, AnswerRecord.parse(json).toJson())
         assertEquals("onnx-8-v6", AnswerRecord.parse(json).arithmetic)
-        val old = json.replace(",\"arithmetic\":\"onnx-8-v6\"", "") // of a program from before the field
-        assertEquals("" to old, AnswerRecord.parse(old).let { it.arithmetic to it.toJson() })
+        val unknown = json.replace("onnx-8-v6", "")
+        assertEquals("" to unknown, AnswerRecord.parse(unknown).let { it.arithmetic to it.toJson() })
         for (wrong in listOf(
+            json.replace(",\"arithmetic\":\"onnx-8-v6\"", ""), json.replace(",\"constraint\":\"\"", ""),
             json.replace("onnx-8-v6", "x".repeat(65)), json.replace("onnx-8-v6", "two\\nlines"), "{}",
-            json.replace("\"version\":2", "\"version\":1"), json.replace("\"prompt\":[1,2]", "\"prompt\":[]"),
+            json.replace("\"version\":1", "\"version\":2"), json.replace("\"prompt\":[1,2]", "\"prompt\":[]"),
             json.replace("[0,1,", "[0,"), json.replace("[1,3,", "[1,2,"),
             json.replace("drafter", "nobody"), json.replace("0001", "01"),
-        )) assertFailsWith<IllegalArgumentException>(wrong) { AnswerRecord.parse(wrong) }
+        )) {
+            assertTrue(wrong != json)
+            assertFailsWith<IllegalArgumentException>(wrong) { AnswerRecord.parse(wrong) }
+        }
     }
 }

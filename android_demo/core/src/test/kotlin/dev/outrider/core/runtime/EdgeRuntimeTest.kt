@@ -22,6 +22,7 @@ import dev.outrider.core.session.Policy
 import dev.outrider.core.session.Span
 import dev.outrider.core.session.UnderstudyUse
 import dev.outrider.core.session.Writer
+import dev.outrider.core.targets.Decoding
 import dev.outrider.core.targets.Understudy
 import dev.outrider.core.targets.UnderstudyError
 import dev.outrider.core.targets.UnderstudyModel
@@ -84,7 +85,7 @@ class EdgeRuntimeTest {
             val refused = assertFailsWith<IllegalArgumentException> {
                 runtime.generate("Why?", Request(responseFormat = ResponseFormat.JsonObject))
             }
-            assertTrue("response_format and tools need a verifier" in refused.message.orEmpty())
+            assertTrue("need a verifier: this device writes alone and does not support" in refused.message.orEmpty())
             suspend fun written(request: Request) =
                 (runtime.generate("Why?", request).toList().last() as Finished).tokenIds
             assertEquals(listOf(7, 7, 7), written(Request(3, logitBias = mapOf(7 to 100f))))
@@ -135,11 +136,11 @@ class EdgeRuntimeTest {
             val prompt = letters.encode("Why?")
             val wanted = ArrayList<Int>()
             while (wanted.size < 12 && 2 !in wanted) {
-                wanted += again.nextToken(prompt + wanted, prompt.size, Sampling()).token
+                wanted += again.nextToken(prompt + wanted, Decoding(prompt.size)).token
             }
             assertEquals(wanted, end.tokenIds)
             assertEquals(listOf(Span(0, wanted.size, Writer.UNDERSTUDY)), end.spans)
-            assertEquals(wanted.size, end.stats.understudy)
+            assertEquals(wanted.size, end.stats.counts.understudy)
             assertEquals(listOf("UNDERSTUDY"), events.filterIsInstance<HandedOver>().map { it.writer.name + it.detail })
             assertTrue(events.filterIsInstance<Provisional>().all { it.writer == Writer.UNDERSTUDY })
         }
@@ -211,7 +212,7 @@ class EdgeRuntimeTest {
                 events += event
             }
             assertEquals(40, assertIs<Finished>(events.last()).tokenIds.size)
-            assertEquals(1, assertIs<Finished>(events.last()).stats.pauses)
+            assertEquals(1, assertIs<Finished>(events.last()).stats.counts.pauses)
             val states = events.filterIsInstance<LinkChange>().map { it.state }
             val expected = listOf(LinkState.CONNECTING, LinkState.ALONE, LinkState.WAITING, LinkState.ALONE)
             assertEquals(expected, states)

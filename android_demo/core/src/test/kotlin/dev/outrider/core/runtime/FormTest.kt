@@ -13,6 +13,7 @@ import dev.outrider.core.session.AnswerRecord
 import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertFailsWith
+import kotlin.test.assertTrue
 
 /** What answers may be held to: constraints of requests, and prompts with tools, as Python makes them. */
 class FormTest {
@@ -78,7 +79,9 @@ class FormTest {
             )
             val json = record.toJson()
             assertEquals(constraint, AnswerRecord.parse(json).constraint)
-            for ((right, wrong) in listOf("\"version\":3" to "\"version\":2", "\"97" to "\"96")) {
+            val damages = listOf("\"version\":1" to "\"version\":2", "\"97" to "\"96", "\"arithmetic\"" to "\"a\"")
+            for ((right, wrong) in damages) {
+                assertTrue(right in json)
                 assertFailsWith<IllegalArgumentException> { AnswerRecord.parse(json.replace(right, wrong)) }
             }
         }

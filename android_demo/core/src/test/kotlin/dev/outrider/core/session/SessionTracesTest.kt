@@ -12,8 +12,12 @@ import dev.outrider.core.protocol.RowShape
 import dev.outrider.core.protocol.ServerMessage
 import dev.outrider.core.protocol.TokenTree
 import dev.outrider.core.protocol.Welcome
+import dev.outrider.core.speed.ChainSize
 import dev.outrider.core.speed.Controller
+import dev.outrider.core.speed.DraftSize
+import dev.outrider.core.speed.Mode
 import dev.outrider.core.speed.Pace
+import dev.outrider.core.speed.TreeSize
 import dev.outrider.core.speed.Tuning
 import kotlin.test.Test
 import kotlin.test.assertEquals
@@ -73,7 +77,7 @@ class SessionTracesTest {
             constraint = setup["constraint"]?.let(Vectors::constraint),
         )
         session.mode = named(setup.field("mode"))
-        session.arithmetic.pinned = setup["arithmetic"] as String? ?: ""
+        session.verifier.pinned = setup["arithmetic"] as String? ?: ""
         return session
     }
 
@@ -133,8 +137,11 @@ class SessionTracesTest {
         else -> session.state.name.lowercase()
     }
 
-    private fun sizeOf(size: TreeSize): Map<String, Any> =
-        mapOf("nodes" to size.nodes, "depth" to size.depth) + (size.gain?.let { mapOf("gain" to it) } ?: emptyMap())
+    private fun sizeOf(size: DraftSize): Map<String, Any> = when (size) {
+        is ChainSize -> mapOf("nodes" to 0, "depth" to 0, "chain" to size.tokens)
+        is TreeSize ->
+            mapOf("nodes" to size.nodes, "depth" to size.depth) + size.gain?.let { mapOf("gain" to it) }.orEmpty()
+    }
 
     private fun json(action: Action): List<Any?> = listOf(
         action::class.simpleName,
@@ -144,8 +151,7 @@ class SessionTracesTest {
             is DraftTree -> mapOf("prefix" to action.prefix, "version" to action.version) + sizeOf(action.size)
             is DraftChain ->
                 mapOf("prefix" to action.prefix, "version" to action.version, "tokens" to action.tokens)
-            is Compare -> mapOf("prefix" to action.prefix) + sizeOf(action.size) +
-                (action.chain?.let { mapOf("chain" to it) } ?: emptyMap())
+            is Compare -> mapOf("prefix" to action.prefix) + sizeOf(action.size)
             is DraftAhead -> mapOf("version" to action.version)
             is WriteToken -> mapOf(
                 "prefix" to action.prefix, "version" to action.version, "writer" to action.writer.name.lowercase(),

@@ -7,7 +7,6 @@ import dev.outrider.core.bundle.hexToBytes
 import dev.outrider.core.bundle.int
 import dev.outrider.core.protocol.TokenTree
 import dev.outrider.core.protocol.Welcome
-import dev.outrider.core.session.Mode
 import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertNotNull

@@ -36,7 +36,7 @@ class UnderstudyTest {
             val understudy = made()
             val text = prompt.toMutableList()
             repeat(30) {
-                val (token, probability) = understudy.nextToken(text, prompt.size, sampling)
+                val (token, probability) = understudy.nextToken(text, Decoding(prompt.size, sampling))
                 assertTrue(probability > 0 && probability <= 1)
                 text += token
             }
@@ -53,10 +53,10 @@ class UnderstudyTest {
             for (right in listOf(0, 1, 9, 70)) {
                 val text = expected.take(base + right)
                 val wrong = listOf((expected[text.size] + 1) % 50, 5, 6)
-                assertEquals(right, understudy.agreed(text + wrong, base, prompt.size, sampling))
-                assertEquals(expected[text.size], understudy.nextToken(text, prompt.size, sampling).token)
+                assertEquals(right, understudy.agreed(text + wrong, base, Decoding(prompt.size, sampling)))
+                assertEquals(expected[text.size], understudy.nextToken(text, Decoding(prompt.size, sampling)).token)
             }
-            assertEquals(expected.size - base, understudy.agreed(expected, base, prompt.size, sampling))
+            assertEquals(expected.size - base, understudy.agreed(expected, base, Decoding(prompt.size, sampling)))
         }
     }
 
@@ -65,7 +65,7 @@ class UnderstudyTest {
         val understudy = made()
         val long = prompt + List(67) { it % 40 }
         for (text in listOf(prompt, prompt + 7 + 8, prompt.take(3), prompt.take(3) + 40, prompt, long, long, prompt)) {
-            assertEquals(made().nextToken(text, 0, Sampling()), understudy.nextToken(text, 0, Sampling()))
+            assertEquals(made().nextToken(text, Decoding(0)), understudy.nextToken(text, Decoding(0)))
         }
     }
 
@@ -74,9 +74,9 @@ class UnderstudyTest {
         val model = HashModel(50)
         val understudy = Understudy({ "" }) { model }
         understudy.read(prompt)
-        understudy.nextToken(prompt, 0, Sampling())
+        understudy.nextToken(prompt, Decoding(0))
         assertEquals(1, model.steps)
-        understudy.nextToken(prompt + 3, 0, Sampling())
+        understudy.nextToken(prompt + 3, Decoding(0))
         assertEquals(2, model.steps)
     }
 
@@ -85,9 +85,9 @@ class UnderstudyTest {
         val understudy = made()
         val text = List(150) { it % 50 }
         var asked = 0
-        assertFalse(understudy.read(text) { ++asked < 3 })
+        assertFalse(understudy.read(text) { ++asked >= 3 })
         assertTrue(understudy.read(text))
-        assertEquals(made().nextToken(text, 0, Sampling()), understudy.nextToken(text, 0, Sampling()))
+        assertEquals(made().nextToken(text, Decoding(0)), understudy.nextToken(text, Decoding(0)))
     }
 
     @Test
@@ -96,10 +96,10 @@ class UnderstudyTest {
         for (allowed in 0..4) { // before it opens, reads, judges and judges on
             var asked = 0
             val understudy = made()
-            val agreed = understudy.agreed(expected, prompt.size, prompt.size, Sampling()) { ++asked <= allowed }
+            val agreed = understudy.agreed(expected, prompt.size, Decoding(prompt.size)) { ++asked > allowed }
             assertEquals(if (allowed < 4) null else 2 * 64, agreed)
             assertEquals(allowed > 0, understudy.loaded)
-            assertEquals(made().nextToken(expected, 0, Sampling()), understudy.nextToken(expected, 0, Sampling()))
+            assertEquals(made().nextToken(expected, Decoding(0)), understudy.nextToken(expected, Decoding(0)))
         }
     }
 
@@ -110,11 +110,11 @@ class UnderstudyTest {
         var beyond = 0
         for (seed in 0L until 40) {
             val sampling = Sampling(1.5, seed = seed)
-            val free = made().nextToken(prompt, 0, sampling).token
-            val token = bound.nextToken(prompt, 0, sampling).token
+            val free = made().nextToken(prompt, Decoding(0, sampling)).token
+            val token = bound.nextToken(prompt, Decoding(0, sampling)).token
             assertTrue(token < 30)
             assertEquals(free < 30, token == free)
-            assertEquals(1, bound.agreed(prompt + token, prompt.size, 0, sampling))
+            assertEquals(1, bound.agreed(prompt + token, prompt.size, Decoding(0, sampling)))
             if (free >= 30) beyond++
         }
         assertTrue(beyond > 0)
@@ -125,11 +125,11 @@ class UnderstudyTest {
         val models = ArrayList<HashModel>()
         val understudy = Understudy({ "" }) { HashModel(50).also(models::add) }
         assertFalse(understudy.loaded)
-        val first = understudy.nextToken(prompt, 0, Sampling())
+        val first = understudy.nextToken(prompt, Decoding(0))
         assertTrue(understudy.loaded)
         understudy.unload()
         assertFalse(understudy.loaded)
-        assertEquals(first, understudy.nextToken(prompt, 0, Sampling()))
+        assertEquals(first, understudy.nextToken(prompt, Decoding(0)))
         assertEquals(listOf(true, false), models.map { it.closed })
     }
 
@@ -148,55 +148,57 @@ class UnderstudyTest {
         for (sampling in samplings) {
             val expected = plain(40, sampling)
             val size = prompt.size
+            val decoding = Decoding(size, sampling)
             val model = HashModel(50)
             val understudy = Understudy({ "" }) { model }
-            val (tokens, scores) = understudy.draft(prompt, 12, sampling)
+            val (tokens, scores) = understudy.draft(prompt, 12, decoding)
             assertEquals(expected.subList(size, size + 12), tokens)
             assertEquals(12, scores.size)
             assertTrue((listOf(0.0) + scores).zipWithNext().all { (sooner, later) -> later < sooner })
-            understudy.draftAhead(8) { true }
+            understudy.draftAhead(8) { false }
             assertEquals(20 to 20, understudy.drafted to model.steps)
             // the target draws the same, and goes on: nothing of it is drafted again
             val text = expected.take(size + 13)
-            val (after, known) = understudy.draft(text, 7, sampling)
+            val (after, known) = understudy.draft(text, 7, decoding)
             assertEquals(expected.subList(size + 13, size + 20), after)
             assertEquals(20 to 20, understudy.drafted to model.steps)
-            val fresh = made().draft(text, 7, sampling)
+            val fresh = made().draft(text, 7, decoding)
             assertEquals(fresh.first, after)
             for ((one, other) in fresh.second.zip(known)) assertEquals(one, other, 1e-9)
-            assertEquals(after.take(3), understudy.draft(text, 3, sampling).first)
+            assertEquals(after.take(3), understudy.draft(text, 3, decoding).first)
             // it draws otherwise
             val other = expected.take(size + 14) + (expected[size + 14] + 1) % 50
-            assertEquals(made().draft(other, 5, sampling), understudy.draft(other, 5, sampling))
-            assertEquals(made().nextToken(other, size, sampling), understudy.nextToken(other, size, sampling))
+            assertEquals(made().draft(other, 5, decoding), understudy.draft(other, 5, decoding))
+            assertEquals(made().nextToken(other, decoding), understudy.nextToken(other, decoding))
             understudy.unload()
-            understudy.draftAhead(8) { true } // of nothing
+            understudy.draftAhead(8) { false } // of nothing
             assertFalse(understudy.loaded)
         }
     }
 
     @Test
     fun aDraftIsGivenUpAndEndsWithTheContext() {
-        assertEquals(emptyList<Int>() to emptyList(), made().draft(prompt, 8, Sampling()) { false })
+        assertEquals(emptyList<Int>() to emptyList(), made().draft(prompt, 8, Decoding(prompt.size)) { true })
         var asked = 0
-        val cut = made().draft(prompt, 8, Sampling()) { asked++ < 5 } // to begin and to read, of the prompt and of two
+        // to begin and to read, of the prompt and of two
+        val cut = made().draft(prompt, 8, Decoding(prompt.size)) { asked++ >= 5 }
         assertEquals(plain(2, Sampling()).drop(prompt.size), cut.first)
         val bound = Understudy({ "" }, maxContext = prompt.size + 3) { HashModel(50) }
-        assertEquals(plain(3, Sampling()).drop(prompt.size), bound.draft(prompt, 8, Sampling()).first)
+        assertEquals(plain(3, Sampling()).drop(prompt.size), bound.draft(prompt, 8, Decoding(prompt.size)).first)
     }
 
     @Test
     fun draftsUnderAnotherConstraintAreNotTaken() {
         val understudy = made()
-        val free = made().draft(prompt, 6, Sampling()).first
+        val free = made().draft(prompt, 6, Decoding(prompt.size)).first
         val constraint = Constraint(prompt.size, biases = mapOf(free[0] to -100f))
-        assertEquals(free, understudy.draft(prompt, 6, Sampling()).first)
-        val bound = understudy.draft(prompt, 6, Sampling(), constraint).first
+        assertEquals(free, understudy.draft(prompt, 6, Decoding(prompt.size)).first)
+        val bound = understudy.draft(prompt, 6, Decoding(prompt.size, constraint = constraint)).first
         val text = prompt.toMutableList()
-        repeat(6) { text += made().nextToken(text, prompt.size, Sampling(), constraint).token }
+        repeat(6) { text += made().nextToken(text, Decoding(prompt.size, constraint = constraint)).token }
         assertEquals(text.drop(prompt.size), bound)
         assertTrue(free[0] !in bound)
-        assertEquals(free, understudy.draft(prompt, 6, Sampling()).first)
+        assertEquals(free, understudy.draft(prompt, 6, Decoding(prompt.size)).first)
         assertEquals(18, understudy.drafted)
     }
 
@@ -236,7 +238,7 @@ class UnderstudyTest {
         for (fenced in listOf(false, true)) {
             val understudy = Understudy({ if (fenced) "```kotlin\n" else "``` ```" }) { Looping() }
             val text = (prompt + 20).toMutableList()
-            repeat(60) { text += understudy.nextToken(text, prompt.size, Sampling()).token }
+            repeat(60) { text += understudy.nextToken(text, Decoding(prompt.size)).token }
             assertEquals(fenced, text.drop(prompt.size).all { it in 20..31 })
         }
     }

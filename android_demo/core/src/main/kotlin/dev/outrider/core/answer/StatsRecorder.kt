@@ -2,10 +2,10 @@ package dev.outrider.core.answer
 
 import dev.outrider.core.events.AnswerStats
 import dev.outrider.core.link.Link
-import dev.outrider.core.session.Session
+import dev.outrider.core.session.SessionStats
 
-/** Collects the figures of one answer while it grows. */
-internal class Figures(private val session: Session, private val link: Link?) {
+/** Times and bytes of one answer while it grows, and at its end all of its statistics. */
+internal class StatsRecorder(private val link: Link?) {
     var draftSeconds = 0.0
     var aheadNodes = 0
     private val stallSeconds = ArrayList<Double>()
@@ -15,6 +15,7 @@ internal class Figures(private val session: Session, private val link: Link?) {
     private val up = link?.traffic?.up ?: 0
     private val down = link?.traffic?.down ?: 0
 
+    /** The target's tokens are there. */
     fun committed() {
         if (firstToken == 0.0) firstToken = now() - began
     }
@@ -35,17 +36,14 @@ internal class Figures(private val session: Session, private val link: Link?) {
         stalledAt = null
     }
 
-    fun end(): AnswerStats {
-        val of = session.stats
-        val tokens = session.committed.size - session.prompt.size - of.adopted
+    /** The answer has ended. counts: its session's. committed: tokens of the target, and those that were adopted. */
+    fun end(counts: SessionStats, committed: Int): AnswerStats {
+        val tokens = committed - counts.adopted
         val seconds = now() - began
+        val tau = if (counts.rounds > 0) (counts.accepted + counts.rounds) / counts.rounds.toDouble() else 0.0
         return AnswerStats(
-            tokens, of.rounds, if (of.rounds > 0) (of.accepted + of.rounds) / of.rounds.toDouble() else 0.0, of.nodes,
-            of.chains, of.calls, of.streamed, seconds, tokens / seconds, firstToken,
-            (link?.traffic?.up ?: 0) - up, (link?.traffic?.down ?: 0) - down,
-            draftSeconds, of.waitSeconds, of.engineSeconds, aheadNodes, of.aheadUsed, of.aheadHits, of.aheadRounds,
-            of.provisional, of.understudy, of.kept, of.rolledBack, of.adopted, of.stalls, of.pauses, of.opens,
-            stallSeconds.toList(),
+            counts, tokens, tau, seconds, tokens / seconds, firstToken, (link?.traffic?.up ?: 0) - up,
+            (link?.traffic?.down ?: 0) - down, draftSeconds, aheadNodes, stallSeconds.toList(),
         )
     }
 }

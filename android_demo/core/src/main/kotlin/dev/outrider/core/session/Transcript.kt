@@ -1,58 +1,9 @@
 package dev.outrider.core.session
 
+import dev.outrider.core.protocol.commonPrefix
+
 /** This many tokens in a row that stand in the answer already are a loop. */
 private const val LOOP = 24
-
-/** Figures of one session. */
-class SessionStats {
-    /** Tree rounds with a verdict, catch-up rounds not counted; draft tokens accepted and nodes sent in these. */
-    var rounds = 0
-    var accepted = 0
-    var nodes = 0
-
-    /** Of these rounds, those whose tree the understudy drafted. */
-    var chains = 0
-    var catchUpRounds = 0
-
-    /** Tokens that the target wrote alone. */
-    var streamed = 0
-
-    /** Tokens written alone; of these by the understudy, verified later, rolled back, or kept unverified. */
-    var provisional = 0
-    var understudy = 0
-    var kept = 0
-    var rolledBack = 0
-    var adopted = 0
-    var stalls = 0
-    var pauses = 0
-    var opens = 0
-
-    /** VERIFY and GENERATE sent. */
-    var calls = 0
-
-    /** Between VERIFY and its verdict, rounds of drafted trees only; and of that, the verifier's engine. */
-    var waitSeconds = 0.0
-    var engineSeconds = 0.0
-
-    /** Trees whose root could have been expanded ahead, whose root had been, and nodes expanded below such roots. */
-    var aheadRounds = 0
-    var aheadHits = 0
-    var aheadUsed = 0
-
-    /** A verdict brought [fresh] tokens. nodes: of the tree; null: a stream's. chain: the understudy drafted it. */
-    internal fun count(nodes: Int?, fresh: Int, catchingUp: Boolean, chain: Boolean) {
-        if (nodes == null) {
-            streamed += fresh
-        } else if (catchingUp) {
-            catchUpRounds++
-        } else {
-            rounds++
-            if (chain) chains++
-            accepted += fresh - 1
-            this.nodes += nodes
-        }
-    }
-}
 
 /** Tokens [begin] until [end] of an answer are [writer]'s. */
 data class Span(val begin: Int, val end: Int, val writer: Writer)
@@ -61,7 +12,7 @@ data class Span(val begin: Int, val end: Int, val writer: Writer)
  * The tokens of one answer: `committed` ones were drawn by the target (or are the prompt), `provisional` ones behind
  * them were written alone. limit: tokens at most, prompt included.
  */
-internal class AnswerTokens(
+internal class Transcript(
     private val prompt: List<Int>,
     var limit: Int,
     private val eosIds: Set<Int>,
@@ -104,8 +55,6 @@ internal class AnswerTokens(
         return fresh.take(minOf(end, limit - committed.size))
     }
 
-    fun all(): List<Int> = committed + provisional
-
     fun restore(record: AnswerRecord) {
         committed += record.committed
         provisional = record.provisional
@@ -130,7 +79,7 @@ internal class AnswerTokens(
         }
 
     /** How many of [fresh] stand in the provisional text already. */
-    fun agreeing(fresh: List<Int>): Int = fresh.zip(provisional).takeWhile { (one, other) -> one == other }.size
+    fun agreeing(fresh: List<Int>): Int = commonPrefix(fresh, provisional)
 
     /** [fresh] are the target's: what agrees is confirmed, and at the first difference the rest is rolled back. */
     fun commit(fresh: List<Int>): List<Action> = buildList {

@@ -1,0 +1,277 @@
+/** Who writes while the target is silent, and whether: the drafter at once, the understudy once it has read. */
+package dev.outrider.core.session
+
+import dev.outrider.core.protocol.commonPrefix
+
+/** Tokens over which the confidence of whoever writes is averaged. */
+private const val CONFIDENCE_WINDOW = 8
+
+/** Tokens that the drafter writes alone to finish a sentence, at most. */
+private const val SENTENCE_TOKENS = 24
+
+/** Tokens of new text after which an understudy that is kept warm reads on. */
+private const val WARM_TOKENS = 64
+
+/** Tokens that it may still have to read before it writes the first one alone: too few to notice. */
+private const val FEW_TOKENS = 8
+
+/** Seconds that an answer waits at its end for a verifier that accepts it, where the last one dialled did not. */
+internal const val REFUSED_SECONDS = 10.0
+
+/** How far the understudy is. */
+internal enum class Reading {
+    /** There is none, or the policy wants none. */
+    ABSENT,
+
+    /** It has nothing to do. */
+    IDLE,
+    UNDER_WAY,
+
+    /** It has read the text, or nearly all of it, and can write. */
+    DONE,
+
+    /** It failed, and is not asked again. */
+    BROKEN,
+}
+
+/**
+ * understudy: there is one. sentenceEnds: tokens that end a sentence or a line. supported: the device's writers can be
+ * held to the answer's constraint, if it has one. usualWait: seconds that the target is waited for where nothing more
+ * can be written.
+ */
+internal class OfflineWriter(
+    private val policy: Policy,
+    understudy: Boolean,
+    private val sentenceEnds: Set<Int>,
+    supported: Boolean,
+    private val usualWait: Double,
+) {
+    private val warm = policy.understudy == UnderstudyUse.WARM
+    private var wait = usualWait
+    private val confidence = ArrayDeque<Double>()
+    private var drafted = 0 // tokens that the drafter wrote since the target fell silent
+    private var endedSentence = false // by the last of them
+    private var urged = false // somebody asked to go on
+
+    @Volatile
+    private var reading = if (understudy && policy.understudy != UnderstudyUse.OFF) Reading.IDLE else Reading.ABSENT
+
+    @Volatile
+    private var read = emptyList<Int>() // what it was asked to read last,
+    private var base = 0 // ... of which the tokens from here on are the drafter's own
+    private var holds = false // the drafter waits for it
+    private var writer = Writer.DRAFTER // who wrote the last token alone
+
+    /** The target is silent. */
+    @Volatile
+    var active = false
+        private set
+    var supported = supported
+        private set
+
+    /** Why nothing is written, where that is so for a time. */
+    var paused: PauseReason? = null
+        private set
+
+    /** When the wait for the target ends. */
+    var giveUpAt: Double? = null
+        private set
+
+    // --- whether ---
+
+    /** The target is never asked. */
+    val deviceOnly: Boolean get() = policy.writer == WhoWrites.DEVICE_ONLY
+
+    /** The device may write none of this answer. */
+    val silenced: Boolean get() = !supported || policy.writer == WhoWrites.CLOUD_ONLY
+
+    /** Nothing is written alone at present, whatever happens to the link. */
+    val muted: Boolean get() = silenced || paused != null
+
+    /** The device writes without waiting for the target. */
+    val writesFirst: Boolean get() = (policy.writer == WhoWrites.PREFER_DEVICE || deviceOnly) && !muted
+
+    /** What is written now may be taken back, as the target may return. */
+    val mayBeTakenBack: Boolean get() = active && !deviceOnly
+
+    /** Whether another token may follow [provisional] unverified ones. */
+    fun mayWrite(provisional: Int): Boolean =
+        !muted && (active || policy.writer == WhoWrites.PREFER_DEVICE && provisional < policy.lead)
+
+    /** The drafter has written as much alone as is worth reading. */
+    private val drafterIsDone: Boolean
+        get() {
+            val limited = policy.offline == Offline.SENTENCE && mayBeTakenBack && !urged
+            return limited && (endedSentence || drafted >= SENTENCE_TOKENS)
+        }
+
+    // --- the target falls silent, and returns ---
+
+    /** The target is silent. */
+    fun start() {
+        active = true
+    }
+
+    /** The target answers, and may have been silent; a pause that somebody asked for stays. */
+    fun stop(): List<Action> {
+        if (!active) return emptyList()
+        active = false
+        giveUpAt = null
+        if (paused != PauseReason.ASKED) paused = null
+        drafted = 0
+        endedSentence = false
+        urged = false
+        confidence.clear()
+        writer = Writer.DRAFTER
+        holds = false
+        if (reading == Reading.DONE && !warm) reading = Reading.IDLE
+        return listOf(Resume)
+    }
+
+    /** Nothing more can be written: wait for the target, but not forever. Returns false where it will not come. */
+    fun awaitTarget(now: Double): Boolean {
+        giveUpAt = giveUpAt ?: (now + if (paused == null) wait else usualWait)
+        return !deviceOnly || muted
+    }
+
+    /** From now on wait no longer than [seconds] for the target. */
+    fun expectReturn(seconds: Double, now: Double) {
+        wait = minOf(seconds, usualWait)
+        if (paused == null) giveUpAt = giveUpAt?.let { minOf(it, now + wait) }
+    }
+
+    /** A verifier accepts this answer: if it falls silent, wait for it as long as usual. */
+    fun accepted() {
+        wait = usualWait
+    }
+
+    /** Write nothing more, until the target answers or somebody asks to go on. */
+    fun pause(reason: PauseReason): Pause {
+        paused = reason
+        return Pause(reason)
+    }
+
+    /** Somebody asked to go on. */
+    fun proceed() {
+        paused = null
+        urged = true
+        giveUpAt = null
+        confidence.clear()
+    }
+
+    /** The device's writers can be held to the answer's constraint from now on, or cannot. */
+    fun changeSupported(supported: Boolean) {
+        this.supported = supported
+        if (supported && paused == null) giveUpAt = null
+    }
+
+    // --- who ---
+
+    /** The understudy will write, but cannot yet. */
+    val coming: Boolean get() = reading == Reading.IDLE || reading == Reading.UNDER_WAY
+
+    /** The understudy has read along, and can draft what the target verifies. */
+    val drafts: Boolean get() = warm && reading == Reading.DONE
+
+    /** Who writes the next token; null: the drafter has written enough, or leaves it to the understudy that reads. */
+    val nextWriter: Writer?
+        get() = when {
+            reading == Reading.DONE -> Writer.UNDERSTUDY
+            active && (drafterIsDone || coming && (deviceOnly || holds)) -> null
+            else -> Writer.DRAFTER
+        }
+
+    /** [writer] writes the next token. */
+    fun handOver(writer: Writer): List<Action> {
+        if (writer == this.writer) return emptyList()
+        this.writer = writer
+        confidence.clear()
+        return listOf(HandOver(writer))
+    }
+
+    /**
+     * [writer] wrote [token], to which it gives the probability [sure]. Returns whether to go on: not where the policy
+     * wants a pause, as the last tokens had too little. An understudy that is about to write may be surer.
+     */
+    fun wrote(token: Int, sure: Double, writer: Writer): Boolean {
+        confidence.addLast(sure)
+        if (confidence.size > CONFIDENCE_WINDOW) confidence.removeFirst()
+        if (active && writer == Writer.DRAFTER) {
+            drafted++
+            endedSentence = token in sentenceEnds
+        }
+        val unsure = confidence.size == CONFIDENCE_WINDOW && confidence.average() < policy.minConfidence
+        return !unsure || policy.offline != Offline.PAUSE || coming
+    }
+
+    // --- the understudy reads ---
+
+    /** What the understudy is to read before it writes. The drafter's first token comes before that work. */
+    fun readToWrite(committed: List<Int>, provisional: List<Int>): List<Action> {
+        if (!active) return emptyList()
+        val text = committed + provisional
+        val unread = text.size - commonPrefix(read, text)
+        // the drafter writes the first token, where too little is read
+        if (provisional.isEmpty() && reading == Reading.DONE && unread > FEW_TOKENS) gaveUp()
+        val begun = provisional.isNotEmpty() || deviceOnly
+        return if (reading == Reading.IDLE && begun) listOf(ask(text, committed.size)) else emptyList()
+    }
+
+    /** The committed text, which it reads as it drafts behind it, so that it need not be asked to. */
+    fun readToDraft(committed: List<Int>): List<Int> = committed.toList().also { read = it }
+
+    /** Where it is kept warm, and enough is new in the committed text, ask for that to be read. */
+    fun readAlong(committed: List<Int>): List<Action> {
+        val idle = reading == Reading.IDLE || reading == Reading.DONE
+        val enough = committed.size - read.size >= if (read.isEmpty()) 1 else WARM_TOKENS
+        return if (warm && idle && enough) listOf(ask(committed.toList(), committed.size)) else emptyList()
+    }
+
+    /** Whether [action] is what the understudy is reading, and still useful. From any thread. */
+    fun stillReads(action: ReadText): Boolean =
+        reading == Reading.UNDER_WAY && read === action.prefix && (active || warm)
+
+    /**
+     * The understudy has read the text, or gave that up (null); [agreed]: see [ReadText].
+     *
+     * Returns how many of the provisional tokens are worth keeping, as it would have written them itself; null where
+     * all that is there is, or nothing follows. The others are to be withdrawn, unless they are to be read first
+     * ([readOn]).
+     */
+    fun hasRead(agreed: Int?, committed: List<Int>, provisional: List<Int>): Int? {
+        val text = committed + provisional
+        if (agreed == null || text.take(read.size) != read || !(active || warm)) {
+            gaveUp()
+            return null
+        }
+        reading = Reading.DONE
+        val judged = maxOf(base + agreed, committed.size)
+        return if (active && judged < text.size) judged - committed.size else null
+    }
+
+    /** Where it agreed with all it read, what the drafter wrote meanwhile, to be read while that one waits. */
+    fun readOn(committed: List<Int>, provisional: List<Int>, keep: Int): ReadText? {
+        val judged = committed.size + keep
+        return if (judged < read.size) null else ask(committed + provisional, judged, holds = true)
+    }
+
+    /** It is not asked again. */
+    fun understudyFailed() {
+        reading = Reading.BROKEN
+        writer = Writer.DRAFTER
+    }
+
+    private fun ask(text: List<Int>, base: Int, holds: Boolean = false): ReadText {
+        read = text
+        reading = Reading.UNDER_WAY
+        this.base = base
+        this.holds = holds
+        return ReadText(text, base)
+    }
+
+    /** Nothing is known to be read. */
+    private fun gaveUp() {
+        reading = Reading.IDLE
+        read = emptyList()
+    }
+}

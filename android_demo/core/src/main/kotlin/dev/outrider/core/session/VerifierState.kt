@@ -1,0 +1,297 @@
+/** What an answer knows of its verifier: the link, its limits, the request under way, refusals and deadlines. */
+package dev.outrider.core.session
+
+import dev.outrider.core.drafting.Draft
+import dev.outrider.core.protocol.Cancel
+import dev.outrider.core.protocol.Constraint
+import dev.outrider.core.protocol.ERR_BOUNDS
+import dev.outrider.core.protocol.ERR_BUSY
+import dev.outrider.core.protocol.ERR_GOING_AWAY
+import dev.outrider.core.protocol.ERR_MALFORMED
+import dev.outrider.core.protocol.ERR_TOO_LONG
+import dev.outrider.core.protocol.ERR_UNKNOWN
+import dev.outrider.core.protocol.Error
+import dev.outrider.core.protocol.FINISH_NONE
+import dev.outrider.core.protocol.Generate
+import dev.outrider.core.protocol.MAX_NODES
+import dev.outrider.core.protocol.Open
+import dev.outrider.core.protocol.Sampling
+import dev.outrider.core.protocol.TokenTree
+import dev.outrider.core.protocol.Verdict
+import dev.outrider.core.protocol.Verify
+import dev.outrider.core.protocol.Welcome
+import dev.outrider.core.protocol.packIds
+import dev.outrider.core.protocol.packParents
+import dev.outrider.core.speed.RequestKind
+import dev.outrider.core.speed.Settled
+import dev.outrider.core.speed.StreamClock
+
+/** Seconds until OPEN is sent again where the verifier names no time, and at least. */
+private const val RETRY_SECONDS = 1.0
+private const val SHORTEST_RETRY = 0.05
+
+/**
+ * What is waited for, the most important first: the first link of an answer; the target's return, where nothing more
+ * can be written; the moment that the verifier named when it refused a request; the reply to a request; any message at
+ * all, before another connection is made. [Session.tick] says what happens when its time has passed.
+ */
+internal enum class Deadline { CONNECT, GIVE_UP, RETRY, REPLY, RENEW }
+
+/** What follows from a verifier's refusal. No text is lost by any. */
+internal enum class Refusal {
+    /** Nothing: it says that of what was given up, or of a link that ends after its replies. */
+    IGNORE,
+
+    /** It knows another text, or none: OPEN again. */
+    REOPEN,
+
+    /** OPEN again later. */
+    RETRY,
+
+    /** It would refuse that again: this link's verifier is not asked any more. */
+    FATAL,
+
+    /** Its context is full. */
+    FULL,
+}
+
+/**
+ * A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue; [sent] of a stream that
+ * has begun is when its last token came. The other fields: as of [Settled].
+ */
+internal data class InFlight(
+    val seq: Long,
+    val kind: RequestKind,
+    val tree: TokenTree,
+    val sent: Double,
+    val due: Double,
+    val afterOpen: Boolean,
+    val scores: List<Double> = emptyList(),
+    val clock: StreamClock = StreamClock.SILENT,
+)
+
+/**
+ * One answer's verifier, whichever it is at the moment. stream, sessionId, sampling, constraint: as on the wire.
+ * context: tokens that its answers may hold. timer: of rounds; it outlives the answer.
+ */
+internal class VerifierState(
+    private val stream: Int,
+    private val sessionId: ByteArray,
+    private val sampling: Sampling,
+    private val constraint: Constraint?,
+    context: Int,
+    private val patience: Patience,
+    private val timer: RoundTimer,
+    private val stats: SessionStats,
+) {
+    private val gaps = RoundTimer(timer.floor, timer.ceiling, timer.first) // between streamed tokens
+    private var refused = false // this link's verifier will never take what it was asked
+    private var freshOpen = false // an OPEN was sent and no request since
+    private var treeBudget = MAX_NODES // what it asks for now; larger trees it may prune
+    private var offered = "" // what the link's verifier computes in; "" where it does not say
+    private var retryAt: Double? = null // nothing is asked before
+    var context = context
+        private set
+    var maxNodes = 64
+        private set
+    var linked = false
+        private set
+    var inFlight: InFlight? = null
+        private set
+
+    /** Of the last request. */
+    var seq = 0L
+
+    /** Why it refused what it was asked last, in words for people; "" once it has answered. */
+    var complaint = ""
+
+    /** The arithmetic of the answer's verified text; "" where there is none yet, or its verifier did not say. */
+    var pinned = ""
+
+    /** The first link is waited for until then. */
+    var connectBy: Double? = null
+
+    /** When the link last said something. */
+    var heard = 0.0
+
+    /** A request may be sent. */
+    val canAsk: Boolean get() = linked && !refused && inFlight == null && retryAt == null
+
+    /** The target writes alone: its next token is awaited. */
+    val streams: Boolean get() = inFlight?.kind == RequestKind.STREAM
+
+    /** What the link is to look for. */
+    val wanted: List<Action> get() = if (pinned.isEmpty()) emptyList() else listOf(Pin(pinned))
+
+    /** Nodes of the next tree, at most. */
+    val nodeLimit: Int get() = minOf(maxNodes, treeBudget)
+
+    // --- the link ---
+
+    /**
+     * The link is up. Returns whether its verifier supports the answer's constraint: one that does not would ignore it,
+     * so it is not asked.
+     */
+    fun linkUp(welcome: Welcome, now: Double): Boolean {
+        offered = welcome.arithmetic
+        linked = true
+        heard = now
+        maxNodes = minOf(welcome.maxNodes, MAX_NODES)
+        treeBudget = if (welcome.treeBudget > 0) welcome.treeBudget else MAX_NODES
+        context = welcome.maxContext
+        refused = false
+        complaint = ""
+        if (constraint == null || constraint.needs and welcome.constraints.inv() == 0) return true
+        connectBy = null
+        refuseForGood("this verifier does not support the answer's constraint; update it, or ask without one")
+        return false
+    }
+
+    /** There is no link. */
+    fun linkDown() {
+        linked = false
+        inFlight = null
+        retryAt = null
+    }
+
+    /** The link's verifier has written some of the answer: the rest is to be computed like that. */
+    fun pin(): List<Action> {
+        if (pinned.isNotEmpty() || offered.isEmpty()) return emptyList()
+        pinned = offered
+        return wanted
+    }
+
+    // --- requests ---
+
+    /** OPEN with everything committed, of which the drafter holds the first [rowsHeld] feature rows. */
+    fun open(committed: List<Int>, rowsHeld: Int): Send {
+        freshOpen = true
+        val held = minOf(rowsHeld, committed.size - 1)
+        return Send(Open(stream, sessionId, seq, packIds(committed), held, sampling, constraint))
+    }
+
+    /** Whatever was asked or waited for is given up. */
+    fun forgetRequest() {
+        inFlight = null
+        retryAt = null
+        connectBy = null
+    }
+
+    /** VERIFY [draft] below the first [base] tokens, where the text has [room] levels. */
+    fun verify(draft: Draft, room: Int, base: Int, now: Double): Send {
+        val kind = if (draft.chain) RequestKind.CHAIN else RequestKind.TREE
+        val tree = draft.tree.pruned(maxNodes, room) // it may be older than the limits
+        return verify(kind, tree, base, now, draft.scores)
+    }
+
+    /** VERIFY [provisional] text behind the first [base] tokens. */
+    fun catchUp(provisional: List<Int>, base: Int, now: Double): Send {
+        val chain = TokenTree.chain(provisional.take(minOf(maxNodes, context - base).coerceAtLeast(0)))
+        return verify(RequestKind.CATCH_UP, chain, base, now)
+    }
+
+    private fun verify(
+        kind: RequestKind, tree: TokenTree, base: Int, now: Double, scores: List<Double> = emptyList(),
+    ): Send {
+        start(kind, tree, now, scores)
+        return Send(Verify(stream, seq, base, packIds(tree.tokens), packParents(tree)))
+    }
+
+    /** GENERATE at most [limit] tokens behind the first [base]. */
+    fun generate(base: Int, limit: Int, now: Double): Send {
+        start(RequestKind.STREAM, TokenTree(), now)
+        return Send(Generate(stream, seq, base, limit, rows = true))
+    }
+
+    /** CANCEL a stream, which would go on otherwise. */
+    fun cancel(): List<Action> = if (streams && linked) listOf(Send(Cancel(stream))) else emptyList()
+
+    /**
+     * A verdict came, where [base] tokens are committed. null: it is stale, as its request was given up. A GENERATE
+     * stays under way: its next token is awaited.
+     */
+    fun settle(verdict: Verdict, base: Int, now: Double): Settled? {
+        val request = inFlight
+        if (request == null || verdict.seq != request.seq || verdict.baseLen != base) return null
+        val timed = verdict.engineUs > 0
+        val sameStep = !timed && (request.clock == StreamClock.FIRST || request.clock == StreamClock.RUNNING)
+        if (!request.afterOpen && !sameStep) (if (streams) gaps else timer).add(now - request.sent)
+        inFlight = if (streams) awaitingMore(request, timed, now) else null
+        complaint = ""
+        if (verdict.treeBudget > 0) treeBudget = verdict.treeBudget
+        val tokens = verdict.path.mapNotNull(request.tree.tokens::getOrNull) + verdict.bonus
+        return Settled(
+            request.kind, request.tree, request.scores, verdict.path, tokens, now - request.sent,
+            1e-6 * verdict.engineUs, 1e-6 * verdict.queueUs, verdict.finish != FINISH_NONE, request.afterOpen,
+            request.clock, sameStep,
+        )
+    }
+
+    /** The stream, after one more token; [timed]: it told its step's time. */
+    private fun awaitingMore(request: InFlight, timed: Boolean, now: Double): InFlight {
+        val clock = when {
+            request.clock == StreamClock.SILENT -> if (timed) StreamClock.FIRST else StreamClock.UNTIMED
+            timed -> StreamClock.RUNNING
+            else -> request.clock
+        }
+        return request.copy(sent = now, due = now + gaps.timeout(), afterOpen = false, clock = clock)
+    }
+
+    private fun start(kind: RequestKind, tree: TokenTree, now: Double, scores: List<Double> = emptyList()) {
+        seq++
+        stats.calls++
+        val wait = if (freshOpen) maxOf(timer.timeout(), patience.open) else timer.timeout()
+        inFlight = InFlight(seq, kind, tree, now, now + wait, freshOpen, scores)
+        freshOpen = false
+    }
+
+    // --- refusals ---
+
+    /** The verifier refused what it was asked last, or says that it ends. */
+    fun refuse(error: Error, now: Double): Refusal {
+        // what is under way is still answered; then the link comes up elsewhere
+        if (error.code == ERR_GOING_AWAY && error.stream == -1) return Refusal.IGNORE
+        if (error.code == ERR_UNKNOWN) return resync(now)
+        if (error.code == ERR_TOO_LONG) return Refusal.FULL
+        if (error.code == ERR_MALFORMED || error.code == ERR_BOUNDS) {
+            refuseForGood(error.text)
+            return Refusal.FATAL
+        }
+        val advised = error.code == ERR_BUSY || error.code == ERR_GOING_AWAY
+        complaint = error.text
+        inFlight = null
+        retryAt = now + if (advised) maxOf(SHORTEST_RETRY, error.retryAfterMs / 1000.0) else RETRY_SECONDS
+        return Refusal.RETRY
+    }
+
+    /** The verifier knows another text, or none. */
+    fun resync(now: Double): Refusal {
+        val request = inFlight ?: return Refusal.IGNORE // the OPEN before what it says that of was refused
+        if (!request.afterOpen) return Refusal.REOPEN
+        inFlight = null
+        retryAt = now + RETRY_SECONDS // OPEN has just been of no help
+        return Refusal.RETRY
+    }
+
+    private fun refuseForGood(why: String) {
+        refused = true
+        complaint = why
+        inFlight = null
+        retryAt = null
+    }
+
+    // --- deadlines ---
+
+    /**
+     * All that is waited for, the most important first. offline: the reply is overdue already. giveUpAt: when the wait
+     * for the target's return ends.
+     */
+    fun deadlines(offline: Boolean, giveUpAt: Double?): List<Pair<Deadline, Double>> = buildList {
+        connectBy?.let { add(Deadline.CONNECT to it) }
+        giveUpAt?.let { add(Deadline.GIVE_UP to it) }
+        retryAt?.let { add(Deadline.RETRY to it) }
+        val due = inFlight?.due ?: return@buildList
+        if (!offline) add(Deadline.REPLY to due)
+        add(Deadline.RENEW to maxOf(heard, due) + patience.silence)
+    }
+}
