@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -20,7 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from cloud.server.close_codes import CloseCode
 from cloud.server.device_socket import DeviceSocket
 from cloud.server.limits import WAITING, Account, Gate, Refusal
-from cloud.server.openai import no_such_route, openai_routes
+from cloud.server.openai import EngineBackend
 from cloud.server.page import page_routes
 from cloud.server.service import Verifier
 from cloud.server.stream import Stream
@@ -28,6 +26,7 @@ from cloud.settings import Settings
 from cloud.telemetry import log
 from cloud.telemetry.metrics import CONTENT_TYPE
 from cloud.telemetry.tracing import Traced, trace_of
+from outrider_core.chat.api.app import api_app, api_routes
 from outrider_core.chat.api.errors import ApiError
 from outrider_core.protocol.wire import SUBPROTOCOL
 from outrider_core.serving import PageRules, bearer, is_loopback
@@ -76,21 +75,9 @@ class App:
             *extra_routes,
         ]
         if verifier.tokenizer is not None:
-            routes += openai_routes(verifier, verifier.model_name, verifier.tokenizer, self.admit, self.gate)
-        pages = Middleware(
-            CORSMiddleware,
-            allow_origins=settings.allow_origin,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["retry-after", "x-request-id"],
-        )
-        served = Starlette(
-            middleware=[pages] if settings.allow_origin else [],
-            routes=routes,
-            lifespan=self._lifespan,
-            exception_handlers={404: no_such_route, 405: no_such_route},
-        )
-        self.asgi: ASGIApp = Traced(served, verifier.metrics)
+            backend = EngineBackend(verifier, verifier.model_name, verifier.tokenizer, self.admit, self.gate)
+            routes += api_routes(backend)
+        self.asgi: ASGIApp = Traced(api_app(routes, settings.allow_origin, self._lifespan), verifier.metrics)
 
     async def drain(self, seconds: float) -> None:
         """Accept nothing new, tell the devices, let rounds under way end for at most `seconds`, close the sockets."""
@@ -141,9 +128,9 @@ class App:
         protocols = connection.scope.get("subprotocols", ())
         return self.verifier.accounts.authenticate(bearer(connection.headers.get("authorization"), protocols))
 
-    def admit(self, request: Request) -> Account:
+    def admit(self, request: HTTPConnection) -> Account:
         """The account of an HTTP request. Raises ApiError 401 or 403."""
-        read_by_page = request.method == "GET" and _is_local(request)  # browsers name the Origin of all else
+        read_by_page = request.scope["method"] == "GET" and _is_local(request)  # browsers name the Origin of all else
         if self._pages.foreign(request.headers) or (read_by_page and self._pages.rebound(request.headers)):
             self.gate.refused(Refusal.ORIGIN)
             raise ApiError(403, FOREIGN, code="origin_not_allowed")

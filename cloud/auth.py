@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from cloud.server.accounts import AuthError, limit_type, read_accounts
-from cloud.server.limits import Limits
+from cloud.server.limits import AccountLimits
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,12 +24,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("file", type=Path, help="token file (the verifier's --auth-file), created if missing")
     parser.add_argument("name", help="who the token is for: letters, digits, dot, dash, underscore")
-    for limit in fields(Limits):
+    for limit in fields(AccountLimits):
         parser.add_argument(
             f"--{limit.name}", type=limit_type(limit), metavar="N", help=f"limit (default {limit.default:g})"
         )
     arguments = parser.parse_args(argv)
-    limits = [f"{f.name}={v:g}" for f in fields(Limits) if (v := getattr(arguments, f.name)) is not None]
+    limits = [f"{f.name}={v:g}" for f in fields(AccountLimits) if (v := getattr(arguments, f.name)) is not None]
     token = secrets.token_urlsafe(32)
     line = " ".join([arguments.name, hashlib.sha256(token.encode()).hexdigest(), *limits])
     path: Path = arguments.file

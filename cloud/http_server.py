@@ -18,9 +18,10 @@ from cloud.server.accounts import AuthError
 from cloud.server.limits import raise_descriptors
 from cloud.server.service import Verifier
 from cloud.server.tls import CertificateError, reload_certificate
-from cloud.server.uvicorn_protocols import HttpProtocol, WebSocketProtocol
+from cloud.server.uvicorn_protocols import WebSocketProtocol
 from cloud.settings import Settings
 from cloud.telemetry import log
+from outrider_core.http_protocol import HttpProtocol
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME
 
 #: exit status where the engine is broken, or where the end itself hangs (EX_SOFTWARE of sysexits)

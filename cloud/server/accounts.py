@@ -17,7 +17,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from cloud.server.limits import UNLIMITED, Account, Limits
+from cloud.server.limits import UNLIMITED, Account, AccountLimits
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -96,14 +96,14 @@ def _version(path: Path) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_size
 
 
-def read_accounts(path: Path) -> list[tuple[bytes, str, Limits]]:
+def read_accounts(path: Path) -> list[tuple[bytes, str, AccountLimits]]:
     """Return digest, name and limits of each line of a token file. Raises AuthError."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise AuthError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    kinds = {limit.name: limit_type(limit) for limit in fields(Limits)}
-    accounts: list[tuple[bytes, str, Limits]] = []
+    kinds = {limit.name: limit_type(limit) for limit in fields(AccountLimits)}
+    accounts: list[tuple[bytes, str, AccountLimits]] = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -123,7 +123,7 @@ def read_accounts(path: Path) -> list[tuple[bytes, str, Limits]]:
         digest = bytes.fromhex(words[1])
         if any(digest == known or words[0] == name for known, name, _ in accounts):
             raise AuthError(f"{where}: the name or the token is in the file twice")
-        accounts.append((digest, words[0], Limits(**given)))  # type: ignore[arg-type]
+        accounts.append((digest, words[0], AccountLimits(**given)))  # type: ignore[arg-type]
     if not accounts:
         raise AuthError(f"{path}: contains no tokens; python -m cloud.auth {path} NAME adds one")
     return accounts

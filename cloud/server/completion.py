@@ -1,4 +1,4 @@
-"""Completions by the target alone: a session of the engine, and the ASGI response that reads from it."""
+"""Completions by the target alone: a session of the engine, and what is recorded of it."""
 
 from __future__ import annotations
 
@@ -6,29 +6,21 @@ import asyncio
 import math
 import secrets
 import time
-import traceback
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
-
-from starlette.types import Receive, Scope, Send
 
 from cloud.engine.acceptance import Chances
 from cloud.engine.request import EngineRequest, Reply
 from cloud.server.limits import Account
 from cloud.server.service import Verifier
 from cloud.telemetry import log
-from cloud.telemetry.metrics import ABORT, ERROR, Metrics
-from cloud.telemetry.tracing import trace_of
-from outrider_core.chat.api.asgi import send_answer, send_error, unless_gone
+from cloud.telemetry.metrics import ABORT, Metrics
 from outrider_core.chat.api.constraints import field_of
 from outrider_core.chat.api.errors import ApiError
-from outrider_core.chat.api.fields import Request, token_limit
-from outrider_core.chat.api.replies import Delta, Ending, FinishReason, TokenChance, TokenChances
-from outrider_core.chat.tokenizer import ChatTokenizer
+from outrider_core.chat.api.replies import ChatFinishReason
 from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.sampling import Sampling
-from outrider_core.protocol.text import Detokeniser, StopStrings
 from outrider_core.protocol.wire import (
     ERR_BOUNDS,
     ERR_BUSY,
@@ -56,7 +48,7 @@ class Drawn:
     """
 
     token: int
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     is_text: bool
     chances: Chances = ()
 
@@ -112,7 +104,7 @@ class EngineSession:
             reply, done, chances = await self._next()
             if isinstance(reply, Verdict):
                 is_eos = reply.finish == FINISH_EOS
-                reason = FinishReason.STOP if is_eos else FinishReason.LENGTH
+                reason = ChatFinishReason.STOP if is_eos else ChatFinishReason.LENGTH
                 yield Drawn(reply.bonus, reason if done else None, not is_eos, chances)
             elif done:
                 raise _failed()
@@ -201,112 +193,3 @@ class CompletionRecord:
         self._metrics.finished.labels(reason).inc()
         self._metrics.request_seconds.observe(seconds)
         log.info("completion", finish=reason, tokens=self._tokens, seconds=round(seconds, 3), **fields)
-
-
-class Completion:
-    """An ASGI response: opens a session of the engine for each choice, sends what the target writes, closes it.
-
-    rules: of each choice. The account has counted one stream already, which the choices use one after another.
-    """
-
-    def __init__(
-        self,
-        verifier: Verifier,
-        account: Account,
-        model_name: str,
-        request: Request,
-        ids: list[int],
-        rules: Sequence[Rules | None],
-        tokenizer: ChatTokenizer,
-        begun: float,
-    ) -> None:
-        self._verifier, self._account, self._request, self._ids = verifier, account, request, ids
-        self._rules, self._tokenizer = rules, tokenizer
-        self._record = CompletionRecord(verifier.metrics, begun)
-        self._writer = request.writer(model_name, verifier.target_hash, len(ids), lambda: tokenizer.decode(ids))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trace = trace_of(scope)
-        self._session = session = self._opened(0, trace.request)
-        try:
-            await unless_gone(self._send(session, send, trace.request), receive)
-        finally:
-            self._session.close()
-            self._record.close(
-                completion=self._writer.id, account=self._account.name, prompt_tokens=len(self._ids), **trace.fields
-            )
-
-    def _opened(self, choice: int, request_id: str) -> EngineSession:
-        asked = self._request
-        max_new = token_limit(asked, self._verifier.max_context - len(self._ids))
-        sampling, rules = asked.sampling(choice), self._rules[choice]
-        return EngineSession(
-            self._verifier, self._account, self._ids, sampling, rules, max_new, request_id, top=asked.top
-        )
-
-    async def _send(self, session: EngineSession, send: Send, request_id: str) -> None:
-        try:
-            with self._request.named():
-                try:
-                    await session.opened()  # before a stream begins, so that a refusal has a status of its own
-                except Exception as error:
-                    self._record.finish(ERROR)
-                    raise as_api_error(error) from None
-                await send_answer(send, self._request, self._writer, self._answers(request_id))
-        except ApiError as error:
-            await send_error(send, error)
-
-    async def _answers(self, request_id: str) -> AsyncIterator[Delta | Ending]:
-        """All choices. Raises ApiError, whatever went wrong."""
-        ending = None
-        try:
-            for choice in range(self._request.choices):
-                if choice:
-                    self._session.close()
-                    self._account.streams += 1
-                    self._session = self._opened(choice, request_id)
-                    await self._session.opened()
-                async for part in self._answer(self._session):
-                    ending = part if isinstance(part, Ending) else ending
-                    yield part
-        except Exception as error:
-            self._record.finish(ERROR)
-            raise as_api_error(error) from None
-        if ending is not None:
-            self._record.finish(ending.finish_reason)
-
-    async def _answer(self, session: EngineSession) -> AsyncIterator[Delta | Ending]:
-        text, stops = Detokeniser(self._tokenizer.decode, self._tokenizer.special_ids), StopStrings(self._request.stops)
-        drawn, reason, chances = 0, FinishReason.LENGTH, list[TokenChances]()
-        async for token in session.tokens():
-            drawn += 1
-            self._record.token()
-            piece = stops.push(text.push(token.token)) if token.is_text else ""
-            if token.is_text and token.chances:
-                chances.append(self._reported(token.chances))
-            if token.finish_reason is not None:
-                reason = token.finish_reason
-                piece += stops.push(text.flush())
-                piece += stops.flush()
-            if piece or (chances and token.finish_reason is not None):
-                yield Delta(piece, chances=chances)
-                chances = []
-            if stops.hit:
-                session.close()
-                reason = FinishReason.STOP
-                break
-        drafted, accepted = session.drafted
-        yield Ending(reason, drawn, drafted=drafted, accepted=accepted)
-
-    def _reported(self, chances: Chances) -> TokenChances:
-        each = [TokenChance(*self._tokenizer.spelling(token), logprob) for token, logprob in chances]
-        return TokenChances(each[0], each[1:])
-
-
-def as_api_error(error: Exception) -> ApiError:
-    """The error itself, or a 500 for an unexpected one, which is logged without its values, as they may hold text."""
-    if isinstance(error, ApiError):
-        return error
-    where = "".join(traceback.format_tb(error.__traceback__))
-    log.error("completion failed", error=type(error).__name__, where=where)
-    return ApiError(500, "the server failed on this request; its log says where", code="internal_error")

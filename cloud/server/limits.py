@@ -13,10 +13,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from cloud.settings import Settings
 from cloud.telemetry.metrics import Metrics
 from outrider_core.serving import is_loopback
+
+if TYPE_CHECKING:  # uvicorn is not needed where the target runs on the device itself
+    from outrider_core.http_protocol import HttpProtocol
 
 #: seconds of its rate that an account may use at once
 BURST = 3.0
@@ -34,8 +38,6 @@ REQUEST_SECONDS = 10.0
 MESSAGE_SECONDS = 20.0
 #: WebSockets of this process at a time; further ones get 503
 MAX_CONNECTIONS = 10_000
-#: seconds that the rest of a body may take which nobody wants any more, and in which a close is awaited
-LAST_READ = 5.0
 #: seconds for which a client may read nothing of a reply that is sent to it
 UNREAD = 60.0
 #: sockets of one address at a time, where the settings name no number and other machines can connect
@@ -49,7 +51,7 @@ RESERVED_DESCRIPTORS = 64
 
 
 @dataclass(frozen=True)
-class Limits:
+class AccountLimits:
     """What one account may do, as a line of the token file says. The rates are per second.
 
     sessions: streams open at a time, and records kept. connections: WebSockets at a time; 0: twice `sessions`.
@@ -64,7 +66,7 @@ class Limits:
     nodes: float = 5_000.0  # nodes of trees
 
 
-UNLIMITED = Limits(1 << 31, 1 << 31, 1 << 62, float("inf"), float("inf"), float("inf"))
+UNLIMITED = AccountLimits(1 << 31, 1 << 31, 1 << 62, float("inf"), float("inf"), float("inf"))
 
 
 class Bucket:
@@ -95,7 +97,7 @@ class Account:
     WebSockets. waiting: bytes of messages and bodies that have begun and not ended.
     """
 
-    def __init__(self, name: str, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, limits: AccountLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.name, self.limits = name, limits
         self.revoked = False
         self.streams = self.connections = self.waiting = 0
@@ -155,19 +157,20 @@ class Refusal(StrEnum):
 
 
 class Gate:
-    """Raw sockets by address, whoever is behind them, and the deadlines that all sockets have."""
+    """Raw sockets by address, whoever is behind them, and the deadlines that all sockets have. See SocketBounds."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.request_seconds, self.message_seconds = REQUEST_SECONDS, MESSAGE_SECONDS
-        self.max_connections = MAX_CONNECTIONS
+        self.unread_seconds, self.max_connections = UNREAD, MAX_CONNECTIONS
         per_address = settings.sockets_per_address
         self._per_address = (0 if is_loopback(settings.host) else PER_ADDRESS) if per_address is None else per_address
         self.most_sockets = descriptors() - RESERVED_DESCRIPTORS
         self._sockets: Counter[str] = Counter()
         self._total, self._metrics = 0, metrics
 
-    def enter(self, address: str) -> bool:
+    def enter(self, protocol: HttpProtocol) -> bool:
         """Count a socket that has just been accepted. False: it is to be cut, and was not counted."""
+        address = protocol.address
         if self._total >= self.most_sockets:
             self.refused(Refusal.DESCRIPTORS)
             return False
@@ -187,7 +190,7 @@ class Gate:
             del self._sockets[address]
         self._metrics.sockets.set(self._total)
 
-    def refused(self, reason: Refusal) -> None:
+    def refused(self, reason: str) -> None:
         """Count what was refused or cut."""
         self._metrics.refused.labels(reason).inc()
 

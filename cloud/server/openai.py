@@ -1,4 +1,4 @@
-"""Routes of the OpenAI API: chat and text completions, responses, and `GET /v1/models`. The target decodes alone.
+"""The OpenAI API by the verifier's engine: the target decodes alone.
 
 Each choice is a session of its own in the engine: OPEN, GENERATE, and CLOSE in every case, also when the client
 hangs up. It is sampled as for a device (`outrider_core.protocol.sampling`), so a seed gives the same text here and
@@ -10,179 +10,215 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+import traceback
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any
 
-import msgspec
 from jinja2 import TemplateError
-from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
-from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
-from starlette.routing import Route
 
-from cloud.server.completion import RETRY_SECONDS, Completion, as_api_error
+from cloud.engine.acceptance import Chances
+from cloud.server.completion import RETRY_SECONDS, CompletionRecord, EngineSession
 from cloud.server.limits import BYTES_PER_TOKEN, Account, Gate, Refusal
 from cloud.server.service import Verifier
 from cloud.server.tokenizing import FairWorker
-from outrider_core.chat.api.asgi import ClientGone, read_body
+from cloud.telemetry import log
+from cloud.telemetry.metrics import ERROR
+from cloud.telemetry.tracing import trace_of
 from outrider_core.chat.api.constraints import field_of
 from outrider_core.chat.api.errors import ApiError
-from outrider_core.chat.api.fields import Request, check_model
-from outrider_core.chat.api.replies import model_card, model_list
-from outrider_core.chat.api.routes import PARSERS
+from outrider_core.chat.api.fields import ApiRequest, token_limit
+from outrider_core.chat.api.replies import ChatFinishReason, Delta, Ending, ReplyWriter, TokenChance, TokenChances
 from outrider_core.chat.grammar import GrammarError
 from outrider_core.chat.tokenizer import ChatTokenizer
 from outrider_core.protocol.constraint import Rules
+from outrider_core.protocol.text import Detokeniser, StopStrings
 
 
-def openai_routes(
-    verifier: Verifier, model_name: str, tokenizer: ChatTokenizer, admit: Callable[[HttpRequest], Account], gate: Gate
-) -> list[Route]:
-    """Routes for the app of `verifier`, which serves its target as `model_name`.
+class EngineBackend:
+    """What `verifier` answers by the name of `model`. See Backend.
 
-    tokenizer: the target's own; completions are refused if it has no chat template.
-    admit(request): returns the account that asks, or raises ApiError. gate: counts what is refused.
+    Args:
+        tokenizer: The target's own; chat completions are refused if it has no template.
+        admit: Returns the account that asks, or raises ApiError.
+        gate: Counts what is refused.
     """
-    card = model_card(model_name)
-    worker = FairWorker("tokenizer")  # a long prompt would hold up the event loop
 
-    def encode(asked: Request) -> list[int]:
-        if asked.conversation is None:
-            return (
-                asked.plain_prompt
-                if isinstance(asked.plain_prompt, list)
-                else tokenizer.encode_prompt(asked.plain_prompt)
-            )
-        if not tokenizer.template:
-            raise ApiError(400, f"{model_name} has no chat template; serve an instruct model", "model")
-        try:
-            return tokenizer.encode_chat(asked.conversation, asked.tool_use.prompt if asked.tool_use else ())
-        except (TemplateError, ValueError, RecursionError) as error:
-            raise ApiError(400, f"the chat template of {model_name} refuses this: {error}", "messages") from None
+    def __init__(
+        self,
+        verifier: Verifier,
+        model: str,
+        tokenizer: ChatTokenizer,
+        admit: Callable[[HTTPConnection], Account],
+        gate: Gate,
+    ) -> None:
+        self.verifier, self.model, self.tokenizer, self.admit, self.gate = verifier, model, tokenizer, admit, gate
+        self._worker = FairWorker("tokenizer")  # a long prompt would hold up the event loop
 
-    async def answer(parsed: Callable[[bytes], Request], request: HttpRequest) -> Response | Completion:
-        begun = time.perf_counter()
-        account = admit(request)
-        _check_ready(verifier)
+    def begin(self, request: HTTPConnection) -> EngineCompletion:
+        """See Backend."""
+        account = self.admit(request)
+        if not self.verifier.ready:
+            text = "the server accepts no requests now; try again or use another"
+            raise ApiError(503, text, None, "not_ready", RETRY_SECONDS)
         if account.busy:
-            gate.refused(Refusal.SESSIONS)
+            self.gate.refused(Refusal.SESSIONS)
             text = f"this token's {account.limits.sessions} sessions are all in use"
             raise ApiError(429, text, None, "rate_limit_exceeded", RETRY_SECONDS)
-        account.streams += 1  # from here on, so that what waits to be read and tokenised is bounded too
-        try:
-            asked, ids, rules = await prepare(parsed, request, account)
-        except BaseException:
-            account.streams -= 1
-            raise
-        return Completion(verifier, account, model_name, asked, ids, rules, tokenizer, begun)
+        self.charge(account, 0)  # read and tokenise nothing for an account over its limits
+        return EngineCompletion(self, account, request)
 
-    async def prepare(
-        parsed: Callable[[bytes], Request], request: HttpRequest, account: Account
-    ) -> tuple[Request, list[int], list[Rules | None]]:
-        """The request, its prompt and each choice's rules. Every choice reads the prompt anew, and is charged for it.
-
-        Charged by its bytes before it is tokenised, however that ends.
-        """
-        charge(account, 0)  # read and tokenise nothing for an account over its limits
-        body = await read_body(request.receive)
-        asked = parsed(body)
-        check_model(asked.model, model_name)
-        paid = len(body) // BYTES_PER_TOKEN
-        charge(account, paid)
-        with asked.named():
-            ids = await worker.run(account.name, partial(encode, asked))
-            try:
-                _check_prompt(ids, verifier)
-            except ApiError:
-                gate.refused(Refusal.TOO_LONG)
-                raise
-            account.spend(prefill=len(ids) * asked.choices - paid)
-            return asked, ids, [await _rules(verifier, account, asked, ids) for _ in range(asked.choices)]
-
-    def charge(account: Account, prompt: int) -> None:
-        """Charge a prompt's tokens. Each token written counts as a verify, charged when it comes."""
+    def charge(self, account: Account, prompt: int) -> None:
+        """Charge a prompt's tokens. Each token written counts as a verify, charged when it comes. Raises ApiError."""
         if wait := account.charge(prefill=prompt, verifies=0):
-            gate.refused(Refusal.RATE)
+            self.gate.refused(Refusal.RATE)
             text = "over this token's limit of tokens per second"
             raise ApiError(429, text, None, "rate_limit_exceeded", math.ceil(wait))
 
-    async def models(request: HttpRequest) -> Response:
-        admit(request)
-        return _json(model_list(card))
+    async def tokenize(self, account: Account, asked: ApiRequest) -> list[int]:
+        """Return token ids of the prompt. Raises ApiError where it cannot be one here."""
+        ids = await self._worker.run(account.name, partial(self._encode, asked))
+        if not ids:
+            raise ApiError(400, "the chat template makes an empty prompt of these messages", "messages")
+        if len(ids) >= (context := self.verifier.max_context):
+            self.gate.refused(Refusal.TOO_LONG)
+            text = f"the prompt has {len(ids)} tokens; at most {context - 1} fit this server's context"
+            raise ApiError(400, text, "messages", "context_length_exceeded")
+        if max(ids) >= self.verifier.vocab_size:  # would fail the step of every session
+            raise ApiError(400, f"the prompt holds token {max(ids)}, which the model does not know", "messages")
+        return ids
 
-    async def model(request: HttpRequest) -> Response:
-        admit(request)
-        check_model(request.path_params["name"], model_name)
-        return _json(card)
-
-    return [
-        *(Route(path, _answered(partial(answer, parsed)), methods=["POST"]) for path, parsed in PARSERS.items()),
-        Route("/v1/models", _answered(models)),
-        Route("/v1/models/{name:path}", _answered(model)),
-    ]
-
-
-async def no_such_route(request: HTTPConnection, error: Exception) -> Response:
-    """The answer to a path or method that is not served."""
-    status = error.status_code if isinstance(error, HTTPException) else 404
-    text = f"{request.scope.get('method', 'GET')} {request.url.path} is not served here; "
-    text += f"there are POST {', '.join(PARSERS)} and GET /v1/models"
-    return _refusal(ApiError(status, text, code="method_not_allowed" if status == 405 else "unknown_url"))
-
-
-def _answered(
-    endpoint: Callable[[HttpRequest], Awaitable[Response | Completion]],
-) -> Callable[[HttpRequest], Awaitable[Response | Completion]]:
-    """The endpoint, with its exceptions turned into responses."""
-
-    async def answered(request: HttpRequest) -> Response | Completion:
+    def _encode(self, asked: ApiRequest) -> list[int]:
+        """Runs in the tokenizer's thread."""
+        prompt = asked.plain_prompt
+        if asked.conversation is None:
+            return prompt if isinstance(prompt, list) else self.tokenizer.encode_prompt(prompt)
+        if not self.tokenizer.template:
+            raise ApiError(400, f"{self.model} has no chat template; serve an instruct model", "model")
         try:
-            return await endpoint(request)
-        except ClientGone:
-            return Response(status_code=400)  # nobody reads it
-        except Exception as error:
-            return _refusal(error)
+            return self.tokenizer.encode_chat(asked.conversation, asked.tool_use.prompt if asked.tool_use else ())
+        except (TemplateError, ValueError, RecursionError) as error:
+            raise ApiError(400, f"the chat template of {self.model} refuses this: {error}", "messages") from None
 
-    return answered
-
-
-def _refusal(error: Exception) -> Response:
-    refusal = as_api_error(error)
-    return _json(refusal.body(), refusal.status, refusal.headers)
-
-
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(value), status, headers, "application/json")
-
-
-async def _rules(verifier: Verifier, account: Account, asked: Request, ids: list[int]) -> Rules | None:
-    """Rules of the answer behind `ids`; None where it has none. Raises ApiError on those that cannot be obeyed."""
-    constraint = asked.constraint(len(ids), verifier.vocab_size)
-    if constraint is None:
-        return None
-    field = field_of(constraint)
-    if why := verifier.constraints.check(constraint, len(ids)):
-        raise ApiError(400, why, field, "unsupported_parameter")
-    try:
-        return await asyncio.wrap_future(verifier.constraints.prepare(account.name, constraint, ids, lambda: False))
-    except GrammarError as error:
-        raise ApiError(400, str(error), field, "invalid_schema") from None
+    async def rules(self, account: Account, asked: ApiRequest, ids: list[int]) -> Rules | None:
+        """Return rules of an answer to `ids`, or None where it has none. Raises ApiError on those it cannot obey."""
+        constraint = asked.constraint(len(ids), self.verifier.vocab_size)
+        if constraint is None:
+            return None
+        field, desk = field_of(constraint), self.verifier.constraints
+        if why := desk.check(constraint, len(ids)):
+            raise ApiError(400, why, field, "unsupported_parameter")
+        try:
+            return await asyncio.wrap_future(desk.prepare(account.name, constraint, ids, lambda: False))
+        except GrammarError as error:
+            raise ApiError(400, str(error), field, "invalid_schema") from None
 
 
-def _check_ready(verifier: Verifier) -> None:
-    if not verifier.ready:
-        raise ApiError(
-            503, "the server accepts no requests now; try again or use another", None, "not_ready", RETRY_SECONDS
+class EngineCompletion:
+    """A session of the engine for each choice, one after another. See Completion.
+
+    The account counts one stream for it, from here on, so that what waits to be read and tokenised is bounded too.
+    """
+
+    _asked: ApiRequest
+    _ids: list[int]
+    _writer: ReplyWriter
+    _record: CompletionRecord | None = None
+    _session: EngineSession | None = None
+
+    def __init__(self, backend: EngineBackend, account: Account, request: HTTPConnection) -> None:
+        self._backend, self._verifier, self._account = backend, backend.verifier, account
+        self._trace, self._begun = trace_of(request.scope), time.perf_counter()
+        account.streams += 1
+
+    async def prepare(self, asked: ApiRequest, size: int) -> ReplyWriter:
+        """See Completion. Every choice reads the prompt anew, and is charged for it.
+
+        It is charged by its bytes before it is tokenised, however that ends.
+        """
+        backend, paid = self._backend, size // BYTES_PER_TOKEN
+        backend.charge(self._account, paid)
+        self._asked, self._ids = asked, await backend.tokenize(self._account, asked)
+        self._account.spend(prefill=len(self._ids) * asked.choices - paid)
+        self._rules = [await backend.rules(self._account, asked, self._ids) for _ in range(asked.choices)]
+        prompt_text = partial(backend.tokenizer.decode, self._ids)
+        self._writer = asked.writer(backend.model, self._verifier.target_hash, len(self._ids), prompt_text)
+        self._record = CompletionRecord(self._verifier.metrics, self._begun)
+        self._session = await self._opened(0)  # before a stream begins, so that a refusal has a status of its own
+        return self._writer
+
+    async def parts(self) -> AsyncIterator[Delta | Ending]:
+        """See Completion."""
+        assert self._record is not None and self._session is not None
+        for choice in range(self._asked.choices):
+            if choice:
+                self._session.close()
+                self._account.streams += 1
+                await self._opened(choice)
+            async for part in self._choice(self._session, self._record):
+                yield part
+        assert isinstance(part, Ending)
+        self._record.finish(part.finish_reason)
+
+    def failed(self, error: Exception) -> ApiError:
+        """See Completion. An unexpected error is logged without its values, as they may hold text."""
+        if self._record is not None:
+            self._record.finish(ERROR)
+        if isinstance(error, ApiError):
+            return error
+        where = "".join(traceback.format_tb(error.__traceback__))
+        log.error("completion failed", error=type(error).__name__, where=where)
+        return ApiError(500, "the server failed on this request; its log says where", code="internal_error")
+
+    async def close(self) -> None:
+        """See Completion."""
+        if self._session is None:
+            self._account.streams -= 1
+        else:
+            self._session.close()
+        if self._record is not None:
+            names = {"completion": self._writer.id, "account": self._account.name, "prompt_tokens": len(self._ids)}
+            self._record.close(**names, **self._trace.fields)
+
+    async def _opened(self, choice: int) -> EngineSession:
+        asked = self._asked
+        self._session = EngineSession(
+            self._verifier,
+            self._account,
+            self._ids,
+            asked.sampling(choice),
+            self._rules[choice],
+            token_limit(asked, self._verifier.max_context - len(self._ids)),
+            self._trace.request,
+            top=asked.top,
         )
+        await self._session.opened()
+        return self._session
 
+    async def _choice(self, session: EngineSession, record: CompletionRecord) -> AsyncIterator[Delta | Ending]:
+        tokenizer = self._backend.tokenizer
+        text, stops = Detokeniser(tokenizer.decode, tokenizer.special_ids), StopStrings(self._asked.stops)
+        drawn, reason, chances = 0, ChatFinishReason.LENGTH, list[TokenChances]()
+        async for token in session.tokens():
+            drawn += 1
+            record.token()
+            piece = stops.push(text.push(token.token)) if token.is_text else ""
+            if token.is_text and token.chances:
+                chances.append(self._spelt(token.chances))
+            if token.finish_reason is not None:
+                reason = token.finish_reason
+                piece += stops.push(text.flush())
+                piece += stops.flush()
+            if piece or (chances and token.finish_reason is not None):
+                yield Delta(piece, chances=chances)
+                chances = []
+            if stops.hit:
+                session.close()
+                reason = ChatFinishReason.STOP
+                break
+        drafted, accepted = session.drafted
+        yield Ending(reason, drawn, drafted=drafted, accepted=accepted)
 
-def _check_prompt(ids: list[int], verifier: Verifier) -> None:
-    if not ids:
-        raise ApiError(400, "the chat template makes an empty prompt of these messages", "messages")
-    if len(ids) >= verifier.max_context:
-        text = f"the prompt has {len(ids)} tokens; at most {verifier.max_context - 1} fit this server's context"
-        raise ApiError(400, text, "messages", "context_length_exceeded")
-    if max(ids) >= verifier.vocab_size:  # would fail the step of every session
-        raise ApiError(400, f"the prompt holds token {max(ids)}, which the model does not know", "messages")
+    def _spelt(self, chances: Chances) -> TokenChances:
+        first, *others = [TokenChance(*self._backend.tokenizer.spelling(token), logprob) for token, logprob in chances]
+        return TokenChances(first, others)

@@ -1,121 +1,24 @@
-"""uvicorn's protocols with bounds that it lacks: on sockets, slow requests and messages, what is not read, pings."""
+"""uvicorn's WebSocket protocol with bounds that it lacks: on slow messages, what is not read, pings."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
 from typing import Any, cast
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
 from cloud.server.close_codes import CloseCode
 from cloud.server.limits import (
     CONTROLS_PER_SECOND,
-    LAST_READ,
     MAX_FRAGMENTS,
-    UNREAD,
     WAITING,
     Account,
     Bucket,
     Gate,
     Refusal,
 )
-
-
-class Deadline:
-    """A timer that cuts a socket."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, cut: Callable[[], None]) -> None:
-        self._loop, self._cut = loop, cut
-        self._timer: asyncio.TimerHandle | None = None
-        self._kind = ""
-
-    def keep(self, kind: str, seconds: float) -> None:
-        """Cut in `seconds` if nothing changes; a deadline of the same kind that runs already stays as it is."""
-        if self._timer is None or self._kind != kind:
-            self.lift()
-            self._kind, self._timer = kind, self._loop.call_later(seconds, self._cut)
-
-    def lift(self) -> None:
-        """Forget it."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-class HttpProtocol(H11Protocol):
-    """Cuts sockets beyond the gate's bounds, and those that do not send a request or read a reply in time.
-
-    A request's headers have `Gate.request_seconds` from the connection's begin, or from the end of the last reply. What
-    is left of a body when its reply has been sent has LAST_READ.
-    """
-
-    def __init__(self, gate: Gate, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._gate, self._address = gate, ""
-        self._entered = self._upgraded = False
-        self._reading = Deadline(self.loop, self._too_slow)
-        self._writing = Deadline(self.loop, self._not_read)
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._address = self.client[0] if self.client else ""
-        self._entered = self._gate.enter(self._address)
-        if self._entered:
-            self._watch()
-        else:
-            transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._watch()
-
-    def _watch(self) -> None:
-        """Set the deadline for what the client has to send now."""
-        if self._upgraded:
-            self._reading.lift()
-        elif self.conn.their_state is h11.IDLE:
-            self._reading.keep("head", self._gate.request_seconds)
-        elif self.conn.their_state is h11.SEND_BODY and self.cycle is not None and self.cycle.response_complete:
-            self._reading.keep("rest of a body", LAST_READ)
-        else:
-            self._reading.lift()
-
-    def _too_slow(self) -> None:
-        self._gate.refused(Refusal.SLOW_REQUEST)
-        self.transport.abort()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._writing.keep("reply", UNREAD)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._writing.lift()
-
-    def _not_read(self) -> None:
-        self._gate.refused(Refusal.UNREAD)
-        self.transport.abort()
-
-    def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        self._upgraded = True  # from here on the socket is the WebSocketProtocol's
-        self._writing.lift()
-        super().handle_websocket_upgrade(event)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._reading.lift()
-        self._writing.lift()
-        if self._entered:
-            self._gate.leave(self._address)
-        super().connection_lost(exc)
+from outrider_core.http_protocol import LAST_READ, SocketDeadline
 
 
 class Waiting:
@@ -149,7 +52,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().__init__(*arguments, **options)
         self._gate, self._address = gate, ""
         self._controls = Bucket(CONTROLS_PER_SECOND, time.monotonic)
-        self._message = Deadline(self.loop, self._unfinished)
+        self._message = SocketDeadline(self.loop, self._unfinished)
         self._fragments = 0
         self._waiting = Waiting()
         self.app_state = {**self.app_state, WAITING: self._waiting}

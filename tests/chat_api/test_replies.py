@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from outrider_core.chat.api import asgi
+from outrider_core.chat.api import app
+from outrider_core.chat.api.app import PARSERS
 from outrider_core.chat.api.errors import ApiError
-from outrider_core.chat.api.replies import ChatWriter, Delta, Ending, FinishReason
+from outrider_core.chat.api.replies import ChatFinishReason, ChatWriter, Delta, Ending
 from outrider_core.chat.api.response_writer import ResponseWriter
-from outrider_core.chat.api.routes import PARSERS
 from outrider_core.chat.tool_grammar import call_text
 
-ENDING = Ending(FinishReason.STOP, 5, {"outrider": {"unverified": False}}, drafted=9, accepted=3)
+ENDING = Ending(ChatFinishReason.STOP, 5, {"outrider": {"unverified": False}}, drafted=9, accepted=3)
 
 
 async def answer(*parts: Delta | Ending | ApiError) -> AsyncIterator[Delta | Ending]:
@@ -108,9 +108,10 @@ def test_a_call_that_a_stop_string_cuts_off_is_not_told_as_whole(cut: int) -> No
     text = call_text("f", {"a": 1}) + "\n" + call_text("g", {"b": "x" * 40})
     said = text[: len(text) - cut]
     chat = ChatWriter("tiny", "target-hash", 7, calls=True)
-    [choice] = asyncio.run(chat.whole(answer(Delta(said), Ending(FinishReason.STOP, 5))))["choices"]
+    [choice] = asyncio.run(chat.whole(answer(Delta(said), Ending(ChatFinishReason.STOP, 5))))["choices"]
     assert choice["finish_reason"] == ("stop" if cut else "tool_calls")
-    reply = asyncio.run(ResponseWriter("tiny", {}, 7, True).whole(answer(Delta(said), Ending(FinishReason.STOP, 5))))
+    ended = answer(Delta(said), Ending(ChatFinishReason.STOP, 5))
+    reply = asyncio.run(ResponseWriter("tiny", {}, 7, True).whole(ended))
     assert [each["status"] for each in reply["output"]] == ["completed", "incomplete" if cut else "completed"]
 
 
@@ -128,7 +129,7 @@ def test_an_answer_of_json_beside_tools_is_no_call() -> None:
     }
     for path, body in bodies.items():
         asked = PARSERS[path](json.dumps({"model": "m", **body}).encode())
-        said = answer(Delta('{"a": "<tool_call>"}'), Ending(FinishReason.STOP, 5))
+        said = answer(Delta('{"a": "<tool_call>"}'), Ending(ChatFinishReason.STOP, 5))
         whole = asyncio.run(asked.writer("m", "f", 1, str).whole(said))
         told = whole["choices"][0]["message"] if "choices" in whole else whole["output"][0]["content"][0]
         assert told.get("content", told.get("text")) == '{"a": "<tool_call>"}'
@@ -136,7 +137,7 @@ def test_an_answer_of_json_beside_tools_is_no_call() -> None:
 
 def begun(parts: AsyncIterator[Delta | Ending]) -> list[Delta | Ending]:
     async def run() -> list[Delta | Ending]:
-        return [part async for part in await asgi.begun(parts)]
+        return [part async for part in await app.begun(parts)]
 
     return asyncio.run(run())
 
@@ -150,7 +151,7 @@ def test_a_stream_begins_with_what_is_written() -> None:
 
 
 def test_a_stream_that_takes_long_begins_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi, "BEGIN_SECONDS", 0.02)
+    monkeypatch.setattr(app, "BEGIN_SECONDS", 0.02)
     waiting, failed, has_begun = Delta("", idle=True), ApiError(502, "late"), asyncio.Event()
 
     async def slow() -> AsyncIterator[Delta | Ending]:
@@ -161,7 +162,7 @@ def test_a_stream_that_takes_long_begins_without(monkeypatch: pytest.MonkeyPatch
 
     async def run() -> list[Any]:
         parts = list[Any]()
-        stream = await asgi.begun(slow())
+        stream = await app.begun(slow())
         has_begun.set()
         try:
             async for part in stream:

@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 
 from cloud.auth import main
 from cloud.server.accounts import Accounts, AuthError
-from cloud.server.limits import Account, Limits
+from cloud.server.limits import Account, AccountLimits
 from cloud.server.service import Verifier
 from edge_runtime.link.websocket import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from outrider_core.chat.tokenizer import chat_tokenizer_of
@@ -59,8 +59,8 @@ def test_tokens_are_made_and_found(tmp_path: Path, capsys: pytest.CaptureFixture
     accounts = Accounts(file)
     one, two = accounts.authenticate(first), accounts.authenticate(second)
     assert one is not None and two is not None
-    assert (one.name, one.limits) == ("app-1", Limits())
-    assert (two.limits.sessions, two.limits.nodes, two.limits.verifies) == (3, 10.5, Limits.verifies)
+    assert (one.name, one.limits) == ("app-1", AccountLimits())
+    assert (two.limits.sessions, two.limits.nodes, two.limits.verifies) == (3, 10.5, AccountLimits.verifies)
     for wrong in (None, "", first[:-1], first + "a", "\udcff"):
         assert accounts.authenticate(wrong) is None
     assert main([str(file), "app-1"]) == 2 and "twice" in capsys.readouterr().err
@@ -116,7 +116,7 @@ def test_reload_revokes_and_keeps_debts(tmp_path: Path, capsys: pytest.CaptureFi
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 200)), max_size=60), st.floats(0.5, 50))
 def test_a_bucket_never_gives_more_than_its_rate_for_long(steps: list[tuple[float, int]], rate: float) -> None:
     clock = Clock()
-    account, taken, biggest, start = Account("a", Limits(nodes=rate), clock), 0, 0, clock.now
+    account, taken, biggest, start = Account("a", AccountLimits(nodes=rate), clock), 0, 0, clock.now
     for pause, amount in steps:
         clock.now += pause
         wait = account.charge(nodes=amount)
@@ -132,7 +132,7 @@ def test_a_bucket_never_gives_more_than_its_rate_for_long(steps: list[tuple[floa
 
 def test_sessions_of_two_accounts_never_meet() -> None:
     session = os.urandom(16)
-    names = {Account(name, Limits()).scoped(session) for name in ("", "a", "b", "ab")}
+    names = {Account(name, AccountLimits()).scoped(session) for name in ("", "a", "b", "ab")}
     assert len(names) == 4 and all(len(name) == 16 for name in names)
 
 

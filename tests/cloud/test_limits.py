@@ -137,7 +137,7 @@ def test_half_a_request_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_body_dripped_behind_its_refusal_is_cut(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloud.server.uvicorn_protocols.LAST_READ", 0.5)
+    monkeypatch.setattr("outrider_core.http_protocol.LAST_READ", 0.5)
     with house(tmp_path, capsys=capsys) as at, at.other_client_at_work():
         for path in (b"v1/chat/completions", b"healthz", b"nowhere"):
             with at.connect() as peer:
@@ -159,7 +159,7 @@ def test_a_refused_body_that_comes_in_time_keeps_the_connection(
 def test_a_reply_that_nobody_reads_is_cut(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloud.server.uvicorn_protocols.UNREAD", 0.5)
+    monkeypatch.setattr("cloud.server.limits.UNREAD", 0.5)
     with house(tmp_path, capsys=capsys) as at, at.other_client_at_work():
         with at.connect() as peer, suppress(ConnectionError):
             while not at.refused("unread"):

@@ -16,17 +16,17 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 from starlette.routing import Mount
 from structlog.testing import capture_logs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cloud.server.accounts import Accounts
 from cloud.server.limits import Account, Gate
-from cloud.server.openai import openai_routes
+from cloud.server.openai import EngineBackend
 from cloud.server.service import Verifier
 from cloud.settings import Settings
-from outrider_core.chat.api.asgi import MAX_BODY
+from outrider_core.chat.api.app import MAX_BODY, api_routes
 from outrider_core.chat.api.requests import NEUTRAL
 from outrider_core.chat.boundary import boundary_of, render_chat
 from outrider_core.chat.tokenizer import chat_tokenizer_of
@@ -485,7 +485,7 @@ def test_body_too_large(url: str) -> None:
 
 
 def test_body_too_slow(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider_core.chat.api.asgi.BODY_SECONDS", 0.3)
+    monkeypatch.setattr("outrider_core.chat.api.app.BODY_SECONDS", 0.3)
     address = httpx.URL(url)
     with socket.create_connection((address.host, address.port or 0), timeout=HANG) as client:
         client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
@@ -549,12 +549,15 @@ def test_a_fault_nobody_foresaw_is_a_500_and_logs_no_text() -> None:
     account = Accounts().authenticate(None)
     assert account is not None
 
-    def everybody(_: Request) -> Account:
+    def everybody(_: HTTPConnection) -> Account:
         return account
 
     gate = Gate(Settings(), verifier.metrics)
     routes: Any = [
-        Mount(f"/{index}", routes=openai_routes(verifier, NAME, chat_tokenizer_of(each), everybody, gate))
+        Mount(
+            f"/{index}",
+            routes=api_routes(EngineBackend(verifier, NAME, chat_tokenizer_of(each), everybody, gate)),
+        )
         for index, each in enumerate(made)
     ]
     with serve(verifier, extra_routes=routes) as address, capture_logs() as logs:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from openai import BadRequestError, OpenAI
 
+from outrider_core.chat.api.app import PARSERS
 from outrider_core.chat.api.errors import ApiError
-from outrider_core.chat.api.routes import PARSERS
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.test_openai import IDS, MODEL, NAME, QUESTION, TOKENIZER, served, truth, words
 from tests.waiting import HANG

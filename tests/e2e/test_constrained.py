@@ -292,7 +292,7 @@ def test_the_devices_endpoint(folders: Folders, bundle: Bundle) -> None:
 
     async def run(server: str | None) -> list[httpx.Response]:
         async with EdgeRuntime(bundle, server, patience=PATIENCE, threads=1) as runtime:
-            transport = httpx.ASGITransport(Endpoint(runtime))  # type: ignore[arg-type]
+            transport = httpx.ASGITransport(Endpoint(runtime).app)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1", timeout=HANG) as client:
                 bodies = [body | ASKED, body | bad, body | bad | {"stream": True}]
                 replies = [await client.post("/chat/completions", json=each) for each in bodies]
@@ -318,7 +318,7 @@ def test_openais_client_at_the_devices_endpoint(folders: Folders, bundle: Bundle
 
     async def run(address: str) -> None:
         async with EdgeRuntime(bundle, address, patience=PATIENCE, threads=1) as runtime:
-            web = httpx.AsyncClient(transport=httpx.ASGITransport(Endpoint(runtime)))  # type: ignore[arg-type]
+            web = httpx.AsyncClient(transport=httpx.ASGITransport(Endpoint(runtime).app))
             async with AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="x", http_client=web) as client:
                 await asked(client)
 

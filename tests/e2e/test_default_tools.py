@@ -78,7 +78,7 @@ def test_by_the_verifiers_endpoint(verifier: VerifierProcess, count: int) -> Non
 def test_by_the_devices_endpoint(verifier: VerifierProcess) -> None:
     async def run() -> int:
         async with EdgeRuntime(open_bundle(BUNDLE), verifier.address) as runtime:
-            transport = httpx.ASGITransport(Endpoint(runtime))  # type: ignore[arg-type]
+            transport = httpx.ASGITransport(Endpoint(runtime).app)
             web = httpx.AsyncClient(transport=transport)
             async with AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="x", http_client=web, timeout=900) as client:
                 return sum([await ask(client, index) for index in (0, 1)])

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from outrider_core.chat.api.errors import ApiError
 from outrider_core.chat.api.fields import Fields, read
-from outrider_core.chat.api.replies import DONE, Answer, Delta, TokenChances, Usage, Writer, event, extended
+from outrider_core.chat.api.replies import DONE, AnswerParts, Delta, ReplyWriter, TokenChances, Usage, event, extended
 
 #: see `outrider_core.chat.api.requests.NEUTRAL`
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -36,27 +36,27 @@ class CompletionRequest(Fields, kw_only=True):
 
     @property
     def conversation(self) -> list[dict[str, Any]] | None:
-        """See Request."""
+        """See ApiRequest."""
         return None
 
     @property
     def plain_prompt(self) -> str | list[int]:
-        """See Request."""
+        """See ApiRequest."""
         return self.prompt  # type: ignore[return-value]  # `check` has seen that it is
 
     @property
     def top(self) -> int | None:
-        """See Request."""
+        """See ApiRequest."""
         return self.logprobs
 
     @property
     def length(self) -> int | None:
-        """See Request. -1: no limit but the context's."""
+        """See ApiRequest. -1: no limit but the context's."""
         asked = (self.max_completion_tokens, self.max_tokens)
         return USUAL_TOKENS if asked == (None, None) else Fields.length.fget(self)  # type: ignore[attr-defined]
 
-    def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> Writer:
-        """See Request."""
+    def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> ReplyWriter:
+        """See ApiRequest."""
         echo = prompt_text() if self.echo else ""
         return TextWriter(model, fingerprint, prompt_tokens, self.include_usage, echo)
 
@@ -81,7 +81,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
 
 
 class TextWriter:
-    """See Writer. echo: what stands before each choice's text."""
+    """See ReplyWriter. echo: what stands before each choice's text."""
 
     def __init__(self, model: str, fingerprint: str, prompt_tokens: int, usage: bool, echo: str) -> None:
         self.id = f"cmpl-{secrets.token_hex(12)}"
@@ -94,8 +94,8 @@ class TextWriter:
         }
         self._usage, self._shows_usage, self._echo = Usage(prompt_tokens), usage, echo
 
-    async def whole(self, answer: Answer) -> dict[str, Any]:
-        """See Writer."""
+    async def whole(self, answer: AnswerParts) -> dict[str, Any]:
+        """See ReplyWriter."""
         choices, extensions = list[dict[str, Any]](), list[Mapping[str, Any]]()
         text, chances = [self._echo], list[TokenChances]()
         async for part in answer:
@@ -110,8 +110,8 @@ class TextWriter:
         last = extensions[0] if len(extensions) == 1 else {}
         return {**self._head, "choices": extended(choices, extensions), "usage": self._usage.body(), **last}
 
-    async def events(self, answer: Answer) -> AsyncIterator[bytes]:
-        """See Writer."""
+    async def events(self, answer: AnswerParts) -> AsyncIterator[bytes]:
+        """See ReplyWriter."""
         unknown: dict[str, Any] = {"usage": None} if self._shows_usage else {}
         index, echo, offset = 0, self._echo, 0
         try:

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 from outrider_core.chat.api.constraints import ConstraintFault, constraint_of
 from outrider_core.chat.api.errors import ApiError
-from outrider_core.chat.api.replies import Writer
+from outrider_core.chat.api.replies import ReplyWriter
 from outrider_core.chat.api.tools import ToolUse
 from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.sampling import Sampling
@@ -28,7 +28,7 @@ MAX_CHOICES, MAX_TOP = 8, 20
 _SEEDS = 2**63 - 1
 
 
-class Request(Protocol):
+class ApiRequest(Protocol):
     """What an endpoint asks of a request, whatever call it came by.
 
     choices: answers to write, one after another. conversation: messages as chat templates take them; None:
@@ -61,14 +61,14 @@ class Request(Protocol):
     def constraint(self, begin: int, vocab_size: int) -> Constraint | None:
         """What an answer whose first token has index `begin` is held to. Raises ApiError."""
 
-    def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> Writer:
+    def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> ReplyWriter:
         """Of the reply. prompt_text(): the prompt as text."""
 
     def named(self) -> AbstractContextManager[None]:
         """Within it an ApiError gets the name that its field has in this request: outside, all are chat completions."""
 
 
-def token_limit(request: Request, available: int) -> int:
+def token_limit(request: ApiRequest, available: int) -> int:
     """The most tokens to write where the context has space for `available`."""
     return available if request.length is None else min(request.length, available)
 
@@ -109,7 +109,7 @@ class Fields(Struct, dict=True):
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
 
     def sampling(self, choice: int = 0) -> Sampling:
-        """See Request. By OpenAI's defaults: temperature 1 and a random seed; further choices have the next seeds."""
+        """See ApiRequest. OpenAI's defaults: temperature 1 and a random seed; further choices have the next seeds."""
         seed = secrets.randbits(63) if self.seed is None or self.seed == -1 else self.seed + choice
         return Sampling(
             temperature=1.0 if self.temperature is None else self.temperature,
@@ -120,7 +120,7 @@ class Fields(Struct, dict=True):
         )
 
     def constraint(self, begin: int, vocab_size: int) -> Constraint | None:
-        """See Request."""
+        """See ApiRequest."""
         try:
             return constraint_of(
                 begin,
@@ -137,7 +137,7 @@ class Fields(Struct, dict=True):
     @classmethod
     @contextmanager
     def named(cls) -> Iterator[None]:
-        """See Request."""
+        """See ApiRequest."""
         try:
             yield
         except ApiError as error:
@@ -147,17 +147,17 @@ class Fields(Struct, dict=True):
 
     @property
     def tool_use(self) -> ToolUse | None:
-        """See Request."""
+        """See ApiRequest."""
         return None
 
     @property
     def streams(self) -> bool:
-        """See Request."""
+        """See ApiRequest."""
         return bool(self.stream)
 
     @property
     def choices(self) -> int:
-        """See Request."""
+        """See ApiRequest."""
         return self.n or 1
 
     @property
@@ -178,7 +178,7 @@ class Fields(Struct, dict=True):
 
     @property
     def length(self) -> int | None:
-        """See Request."""
+        """See ApiRequest."""
         limits = (self.max_completion_tokens, self.max_tokens)
         return next((limit for limit in limits if limit is not None and limit > 0), None)
 

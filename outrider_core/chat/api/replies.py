@@ -15,7 +15,7 @@ from outrider_core.chat.api.errors import ApiError
 from outrider_core.chat.api.tools import CallDelta, CallReader
 
 
-class FinishReason(StrEnum):
+class ChatFinishReason(StrEnum):
     """Why an answer ended: by itself or at a stop string, at a limit of tokens, or as it calls functions."""
 
     STOP = "stop"
@@ -62,7 +62,7 @@ class Ending:
     drafted: tokens that were verified as drafts; accepted: of these, the target's own.
     """
 
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     completion_tokens: int
     extension: Mapping[str, Any] = field(default_factory=dict)
     drafted: int = 0
@@ -70,22 +70,22 @@ class Ending:
 
 
 #: any number of Deltas, then one Ending, as often as choices were asked for; ApiError where the answer fails
-Answer = AsyncIterator[Delta | Ending]
+AnswerParts = AsyncIterator[Delta | Ending]
 
 
-class Writer(Protocol):
+class ReplyWriter(Protocol):
     """Writes the reply to one request. id: its own."""
 
     id: str
 
-    async def whole(self, answer: Answer) -> dict[str, Any]:
+    async def whole(self, answer: AnswerParts) -> dict[str, Any]:
         """The whole answer as one object. Raises ApiError where it fails."""
 
-    def events(self, answer: Answer) -> AsyncIterator[bytes]:
+    def events(self, answer: AnswerParts) -> AsyncIterator[bytes]:
         """All server-sent events as they travel. An error that comes now can only be an event itself."""
 
 
-async def with_calls(answer: Answer, formed: bool = False) -> Answer:
+async def with_calls(answer: AnswerParts, formed: bool = False) -> AnswerParts:
     """The answer with the calls in its text taken apart. formed: see CallReader.
 
     It ends with TOOL_CALLS where it calls, and all of its calls are whole.
@@ -104,8 +104,8 @@ async def with_calls(answer: Answer, formed: bool = False) -> Answer:
         if isinstance(part, Ending):
             if carried.chances:
                 yield carried
-            called = reader.calls and not reader.inside and part.finish_reason == FinishReason.STOP
-            yield replace(part, finish_reason=FinishReason.TOOL_CALLS) if called else part
+            called = reader.calls and not reader.inside and part.finish_reason == ChatFinishReason.STOP
+            yield replace(part, finish_reason=ChatFinishReason.TOOL_CALLS) if called else part
             reader, carried = CallReader(formed), Delta("")
         elif carried.extension:
             yield carried
@@ -161,9 +161,9 @@ class ChatWriter:
         self._usage, self._shows_usage = Usage(prompt_tokens), usage
         self._calls, self._chances, self._formed = calls, chances, formed
 
-    async def whole(self, answer: Answer) -> dict[str, Any]:
-        """See Writer."""
-        choices, choice = list[dict[str, Any]](), _Choice()
+    async def whole(self, answer: AnswerParts) -> dict[str, Any]:
+        """See ReplyWriter."""
+        choices, choice = list[dict[str, Any]](), _WholeChoice()
         extensions = list[Mapping[str, Any]]()
         async for part in with_calls(answer, self._formed) if self._calls else answer:
             if isinstance(part, Delta):
@@ -180,7 +180,7 @@ class ChatWriter:
                 }
             )
             extensions.append(part.extension)
-            choice = _Choice()
+            choice = _WholeChoice()
         return {
             **self._head,
             "object": "chat.completion",
@@ -189,8 +189,8 @@ class ChatWriter:
             **(extensions[0] if len(extensions) == 1 else {}),
         }
 
-    async def events(self, answer: Answer) -> AsyncIterator[bytes]:
-        """See Writer."""
+    async def events(self, answer: AnswerParts) -> AsyncIterator[bytes]:
+        """See ReplyWriter."""
         unknown: dict[str, Any] = {"usage": None} if self._shows_usage else {}
         index, begun = 0, False
         try:
@@ -215,7 +215,7 @@ class ChatWriter:
         index: int,
         delta: Mapping[str, Any] | None,
         fields: Mapping[str, Any],
-        finish_reason: FinishReason | None = None,
+        finish_reason: ChatFinishReason | None = None,
         chances: Sequence[TokenChances] = (),
     ) -> bytes:
         """delta: what is new; None for the chunk of token counts, which has no choice."""
@@ -225,7 +225,7 @@ class ChatWriter:
         return event({**self._head, "object": "chat.completion.chunk", "choices": choices, **fields})
 
 
-class _Choice:
+class _WholeChoice:
     """One choice of a whole answer."""
 
     def __init__(self) -> None:
@@ -255,7 +255,7 @@ class _Choice:
         return {"role": "assistant", "content": text or None, "tool_calls": calls}
 
 
-async def _from_the_start(answer: Answer) -> AsyncIterator[Delta | Ending | None]:
+async def _from_the_start(answer: AnswerParts) -> AsyncIterator[Delta | Ending | None]:
     """None, as soon as the reply may begin, then the answer."""
     yield None
     async for part in answer:

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from outrider_core.chat.api.constraints import ConstraintFault
 from outrider_core.chat.api.errors import ApiError
 from outrider_core.chat.api.fields import MAX_TOP, Fields, read
-from outrider_core.chat.api.replies import ChatWriter, Writer
+from outrider_core.chat.api.replies import ChatWriter, ReplyWriter
 from outrider_core.chat.api.tools import ToolUse, tool_use_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -26,7 +26,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Part(Struct):
+class ContentPart(Struct):
     """One part of a message's content."""
 
     type: str
@@ -48,11 +48,11 @@ class ToolCall(Struct):
     type: str = "function"
 
 
-class Message(Struct):
+class ChatMessage(Struct):
     """One message of the conversation. tool_call_id, name: of the call that a message of role tool answers."""
 
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     tool_calls: list[ToolCall] | None = None
     function_call: Any = None
     tool_call_id: str | None = None
@@ -62,7 +62,7 @@ class Message(Struct):
 class ChatRequest(Fields, kw_only=True):
     """The supported fields, within OpenAI's bounds. null is the same as absent."""
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
     tools: list[Any] | None = None
@@ -71,17 +71,17 @@ class ChatRequest(Fields, kw_only=True):
 
     @cached_property
     def tool_use(self) -> ToolUse | None:  # type: ignore[override]
-        """See Request. Raises ConstraintFault; `check` has seen that it does not."""
+        """See ApiRequest. Raises ConstraintFault; `check` has seen that it does not."""
         return tool_use_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
     def top(self) -> int | None:
-        """See Request."""
+        """See ApiRequest."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def plain_prompt(self) -> str | list[int]:
-        """See Request."""
+        """See ApiRequest."""
         return ""
 
     @cached_property
@@ -89,8 +89,8 @@ class ChatRequest(Fields, kw_only=True):
         """Messages as chat templates take them. Templates know "developer" as "system"."""
         return [_as_templates_take(message) for message in self.messages]
 
-    def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> Writer:
-        """See Request."""
+    def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> ReplyWriter:
+        """See ApiRequest."""
         calls, chances = self.tool_use is not None, self.top is not None
         return ChatWriter(model, fingerprint, prompt_tokens, self.include_usage, calls, chances, self.formed)
 
@@ -111,7 +111,7 @@ def parse(body: bytes) -> ChatRequest:
     return read(body, ChatRequest, NEUTRAL)
 
 
-def check_messages(messages: Sequence[Message]) -> None:
+def check_messages(messages: Sequence[ChatMessage]) -> None:
     """Raise ApiError where one cannot be, or answers a call that nobody made."""
     made = dict[str, str]()
     for index, message in enumerate(messages):
@@ -126,7 +126,7 @@ def check_messages(messages: Sequence[Message]) -> None:
             message.name = made[message.tool_call_id or ""]
 
 
-def _check_message(message: Message, where: str) -> None:
+def _check_message(message: ChatMessage, where: str) -> None:
     if message.function_call is not None or message.role == "function":
         field = "role" if message.role == "function" else "function_call"
         text = "functions are OpenAI's old form of tools; use tool_calls and role tool"
@@ -162,7 +162,7 @@ def _arguments(call: ToolCall, where: str) -> dict[str, Any]:
     return value
 
 
-def _as_templates_take(message: Message) -> dict[str, Any]:
+def _as_templates_take(message: ChatMessage) -> dict[str, Any]:
     taken: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     taken["content"] = _content(message)
     if message.tool_calls:
@@ -179,7 +179,7 @@ def _as_templates_take(message: Message) -> dict[str, Any]:
     return taken
 
 
-def _content(message: Message) -> str:
+def _content(message: ChatMessage) -> str:
     if isinstance(message.content, str):
         return message.content
     return "".join(part.text or "" for part in message.content or ())

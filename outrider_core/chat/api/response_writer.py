@@ -8,14 +8,23 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from outrider_core.chat.api.errors import ApiError
-from outrider_core.chat.api.replies import Answer, Delta, Ending, FinishReason, Usage, chances_of, event, with_calls
+from outrider_core.chat.api.replies import (
+    AnswerParts,
+    ChatFinishReason,
+    Delta,
+    Ending,
+    Usage,
+    chances_of,
+    event,
+    with_calls,
+)
 from outrider_core.chat.api.tools import CallDelta
 
-Event = dict[str, Any]
+ResponseEvent = dict[str, Any]
 
 
 class ResponseWriter:
-    """See `outrider_core.chat.api.replies.Writer`. echoed: what a reply repeats of its request.
+    """See `outrider_core.chat.api.replies.ReplyWriter`. echoed: what a reply repeats of its request.
 
     calls: the answer may call functions. formed: see `outrider_core.chat.api.tools.CallReader`.
     """
@@ -40,19 +49,19 @@ class ResponseWriter:
         self._output = list[dict[str, Any]]()
         self._open = False  # whether the last item of the output still grows
 
-    async def whole(self, answer: Answer) -> dict[str, Any]:
-        """See Writer."""
+    async def whole(self, answer: AnswerParts) -> dict[str, Any]:
+        """See ReplyWriter."""
         async for part in with_calls(answer, self._formed) if self._calls else answer:
             for _ in self._grown(part):
                 pass
         assert isinstance(part, Ending)
         return self._body(*_status(part), part.extension)
 
-    async def events(self, answer: Answer) -> AsyncIterator[bytes]:
-        """See Writer."""
+    async def events(self, answer: AnswerParts) -> AsyncIterator[bytes]:
+        """See ReplyWriter."""
         number = 0
 
-        def numbered(kind: str, fields: Event) -> bytes:
+        def numbered(kind: str, fields: ResponseEvent) -> bytes:
             nonlocal number
             number += 1
             return event({"type": kind, "sequence_number": number - 1, **fields}, kind)
@@ -71,7 +80,7 @@ class ResponseWriter:
             told = {"code": error.code or "server_error", "message": error.message}
             yield numbered("response.failed", {"response": {**self._body("failed", None, {}), "error": told}})
 
-    def _body(self, status: str, details: Event | None, extension: Mapping[str, Any]) -> Event:
+    def _body(self, status: str, details: ResponseEvent | None, extension: Mapping[str, Any]) -> ResponseEvent:
         usage = {
             "input_tokens": self._usage.prompt,
             "input_tokens_details": {"cached_tokens": 0},
@@ -90,21 +99,22 @@ class ResponseWriter:
             **extension,
         }
 
-    def _grown(self, part: Delta | Ending) -> Iterator[Event]:
+    def _grown(self, part: Delta | Ending) -> Iterator[ResponseEvent]:
         """Grow the output by a part of the answer; yields what to say of it."""
         if isinstance(part, Ending):
             self._usage.add(part)
             if not self._output:
                 yield from self._message()
             calling = self._output[-1]["type"] == "function_call"  # ended by a stop string where it is not TOOL_CALLS
-            cut = part.finish_reason == FinishReason.LENGTH or (calling and part.finish_reason == FinishReason.STOP)
+            reason = part.finish_reason
+            cut = reason == ChatFinishReason.LENGTH or (calling and reason == ChatFinishReason.STOP)
             yield from self._closed("incomplete" if cut else "completed")
         elif part.call is not None:
             yield from self._called(part.call)
         elif part.text or part.chances or (part.extension and not self._calls):
             yield from self._said(part)
 
-    def _said(self, part: Delta) -> Iterator[Event]:
+    def _said(self, part: Delta) -> Iterator[ResponseEvent]:
         if not (self._open and self._output[-1]["type"] == "message"):
             yield from self._message()
         content = self._output[-1]["content"][0]
@@ -119,7 +129,7 @@ class ResponseWriter:
             **part.extension,
         }
 
-    def _message(self) -> Iterator[Event]:
+    def _message(self) -> Iterator[ResponseEvent]:
         """Begin an item of text."""
         yield from self._closed("completed")
         item = {"id": f"msg_{secrets.token_hex(16)}", "type": "message", "role": "assistant"}
@@ -128,7 +138,7 @@ class ResponseWriter:
         self._output[-1]["content"].append(content)
         yield {**self._place("response.content_part.added"), "content_index": 0, "part": {**content}}
 
-    def _called(self, call: CallDelta) -> Iterator[Event]:
+    def _called(self, call: CallDelta) -> Iterator[ResponseEvent]:
         if call.id:
             yield from self._closed("completed")
             item = {"id": f"fc_{secrets.token_hex(16)}", "type": "function_call", "call_id": call.id}
@@ -137,13 +147,13 @@ class ResponseWriter:
             self._output[-1]["arguments"] += call.arguments
             yield {**self._place("response.function_call_arguments.delta"), "delta": call.arguments}
 
-    def _begun(self, item: Event) -> Iterator[Event]:
+    def _begun(self, item: ResponseEvent) -> Iterator[ResponseEvent]:
         self._output.append(item)
         self._open = True
         place = {"output_index": len(self._output) - 1}
         yield {"type": "response.output_item.added", **place, "item": {**item}}
 
-    def _closed(self, status: str) -> Iterator[Event]:
+    def _closed(self, status: str) -> Iterator[ResponseEvent]:
         """End the item that grows, where there is one."""
         if not self._open:
             return
@@ -161,12 +171,12 @@ class ResponseWriter:
             yield {**self._place("response.function_call_arguments.done"), **arguments}
         yield {"type": "response.output_item.done", "output_index": len(self._output) - 1, "item": item}
 
-    def _place(self, kind: str) -> Event:
+    def _place(self, kind: str) -> ResponseEvent:
         return {"type": kind, "item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
 
 
-def _status(ending: Ending) -> tuple[str, Event | None]:
+def _status(ending: Ending) -> tuple[str, ResponseEvent | None]:
     """The response's status, and why it is incomplete."""
-    if ending.finish_reason == FinishReason.LENGTH:
+    if ending.finish_reason == ChatFinishReason.LENGTH:
         return "incomplete", {"reason": "max_output_tokens"}
     return "completed", None

@@ -12,8 +12,8 @@ from msgspec import Meta, Struct
 from outrider_core.chat.api.constraints import ConstraintFault
 from outrider_core.chat.api.errors import ApiError
 from outrider_core.chat.api.fields import MAX_TOP, Fields, Tokens, read
-from outrider_core.chat.api.replies import Writer
-from outrider_core.chat.api.requests import ChatRequest, Message, Part, ToolCall, check_messages
+from outrider_core.chat.api.replies import ReplyWriter
+from outrider_core.chat.api.requests import ChatMessage, ChatRequest, ContentPart, ToolCall, check_messages
 from outrider_core.chat.api.response_writer import ResponseWriter
 from outrider_core.chat.api.tools import ToolUse, tool_use_of
 
@@ -40,11 +40,11 @@ class Item(Struct):
 
     type: str = "message"
     role: str | None = None
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[Part] | None = None
+    output: str | list[ContentPart] | None = None
 
 
 class Format(Struct):
@@ -90,32 +90,32 @@ class ResponseRequest(Fields, kw_only=True):
 
     @property
     def conversation(self) -> list[dict[str, Any]] | None:
-        """See Request."""
+        """See ApiRequest."""
         return self._chat.conversation
 
     @property
     def plain_prompt(self) -> str | list[int]:
-        """See Request."""
+        """See ApiRequest."""
         return ""
 
     @property
     def top(self) -> int | None:
-        """See Request."""
+        """See ApiRequest."""
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
     @property
     def length(self) -> int | None:
-        """See Request."""
+        """See ApiRequest."""
         return self.max_output_tokens if (self.max_output_tokens or 0) > 0 else Fields.length.fget(self)  # type: ignore[attr-defined]
 
     @cached_property
     def tool_use(self) -> ToolUse | None:  # type: ignore[override]
-        """See Request. Raises ConstraintFault; `check` has seen that it does not."""
+        """See ApiRequest. Raises ConstraintFault; `check` has seen that it does not."""
         nested = [{"type": tool.get("type"), "function": tool} for tool in self.tools or ()]
         return tool_use_of(nested, _nested_choice(self.tool_choice), self.parallel_tool_calls)
 
-    def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> Writer:
-        """See Request."""
+    def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> ReplyWriter:
+        """See ApiRequest."""
         return ResponseWriter(model, self._echoed(), prompt_tokens, self.tool_use is not None, self.formed)
 
     def check(self) -> None:
@@ -145,10 +145,10 @@ class ResponseRequest(Fields, kw_only=True):
             raise ApiError(400, "text.format of type json_schema needs schema", "text.format.schema", "invalid_value")
         return {"type": form.type, "json_schema": {"name": form.name, "schema": form.schema, "strict": form.strict}}
 
-    def _messages(self) -> list[Message]:
-        messages = [Message("system", self.instructions)] if self.instructions else []
+    def _messages(self) -> list[ChatMessage]:
+        messages = [ChatMessage("system", self.instructions)] if self.instructions else []
         if isinstance(self.input, str):
-            return [*messages, Message("user", self.input)]
+            return [*messages, ChatMessage("user", self.input)]
         for index, item in enumerate(self.input):
             _append(messages, item, f"input[{index}]")
         return messages
@@ -189,13 +189,13 @@ def parse_response(body: bytes) -> ResponseRequest:
         return read(body, ResponseRequest, NEUTRAL)
 
 
-def _append(messages: list[Message], item: Item, where: str) -> None:
+def _append(messages: list[ChatMessage], item: Item, where: str) -> None:
     """Add an item of `input` to the messages. Raises ApiError."""
     match item.type:
         case "message":
             if item.role is None or item.role == "tool":
                 raise ApiError(400, f"{where} needs the role of a message", f"{where}.role", "invalid_value")
-            messages.append(Message(item.role, _texts(item.content, f"{where}.content")))
+            messages.append(ChatMessage(item.role, _texts(item.content, f"{where}.content")))
         case "function_call":
             if item.call_id is None or item.name is None:
                 raise ApiError(400, f"{where} needs call_id and name", where, "invalid_value")
@@ -204,21 +204,21 @@ def _append(messages: list[Message], item: Item, where: str) -> None:
                 type=ToolCall,
             )
             if not messages or messages[-1].role != "assistant":
-                messages.append(Message("assistant"))
+                messages.append(ChatMessage("assistant"))
             messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), call]
         case "function_call_output":
             content = _texts(item.output, f"{where}.output")
-            messages.append(Message("tool", content, tool_call_id=item.call_id))
+            messages.append(ChatMessage("tool", content, tool_call_id=item.call_id))
         case _:
             text = f"{where}: items of type message, function_call and function_call_output are taken"
             raise ApiError(400, text, f"{where}.type", "unsupported_content")
 
 
-def _texts(content: str | list[Part] | None, where: str) -> str | list[Part] | None:
+def _texts(content: str | list[ContentPart] | None, where: str) -> str | list[ContentPart] | None:
     if not isinstance(content, list):
         return content
     for index, part in enumerate(content):
         if part.type not in TEXTS:
             text = "content parts must be text; images, audio and files are not supported"
             raise ApiError(400, text, f"{where}[{index}]", "unsupported_content")
-    return [Part("text", part.text) for part in content]
+    return [ContentPart("text", part.text) for part in content]

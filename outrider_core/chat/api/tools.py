@@ -39,14 +39,14 @@ class _Named(Struct):
     name: str
 
 
-class _Choice(Struct):
+class _ToolChoice(Struct):
     type: Literal["function"]
     function: _Named
 
 
 class _AllowedTools(Struct):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[_Choice], Meta(min_length=1)]
+    tools: Annotated[list[_ToolChoice], Meta(min_length=1)]
 
 
 class _Allowed(Struct):
@@ -121,7 +121,7 @@ def _chosen(choice: Any) -> _Chosen:
         if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
             allowed = msgspec.convert(choice, _Allowed).allowed_tools
             return _Chosen(tuple(each.function.name for each in allowed.tools), allowed.mode == "required")
-        return _Chosen((msgspec.convert(choice, _Choice).function.name,), required=True, single=True)
+        return _Chosen((msgspec.convert(choice, _ToolChoice).function.name,), required=True, single=True)
     except msgspec.ValidationError:
         pass
     ways = '{"type": "function", "function": {"name": ...}} or an allowed_tools with mode auto or required'

@@ -1,0 +1,252 @@
+"""The OpenAI-style calls as one Starlette app, whatever answers them: a verifier's engine, or a device's runtime."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+from starlette.types import Lifespan, Receive, Scope, Send
+
+from outrider_core.chat.api.completions import parse_completion
+from outrider_core.chat.api.errors import ApiError
+from outrider_core.chat.api.fields import ApiRequest, check_model
+from outrider_core.chat.api.replies import AnswerParts, Delta, Ending, ReplyWriter, model_card, model_list
+from outrider_core.chat.api.requests import parse
+from outrider_core.chat.api.responses import parse_response
+
+#: path -> reads a body; raises ApiError
+PARSERS: dict[str, Callable[[bytes], ApiRequest]] = {
+    "/v1/chat/completions": parse,
+    "/v1/completions": parse_completion,
+    "/v1/responses": parse_response,
+}
+MAX_BODY = 1 << 20
+BODY_SECONDS = 30.0
+#: for so long may a stream wait for its first token, so that a refusal has a status of its own
+BEGIN_SECONDS = 5.0
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # else proxies may hold events back
+
+
+class Completion(Protocol):
+    """One request under way, from its headers to the last byte of its reply."""
+
+    async def prepare(self, asked: ApiRequest, size: int) -> ReplyWriter:
+        """Accept the request, whose body has `size` bytes, and return what writes the reply. Raises ApiError."""
+
+    def parts(self) -> AnswerParts:
+        """Return the answer as it is written."""
+
+    def failed(self, error: Exception) -> ApiError:
+        """Return what to tell the client where anything here, or the reading of its request, has raised."""
+
+    async def close(self) -> None:
+        """Give up what is not finished. Called in every case."""
+
+
+class Backend(Protocol):
+    """What answers requests. model: the name it is served by."""
+
+    model: str
+
+    def admit(self, request: HTTPConnection) -> object:
+        """Raise ApiError where the client may not ask."""
+
+    def begin(self, request: HTTPConnection) -> Completion:
+        """Admit a completion, before its body is read. Raises ApiError."""
+
+
+class ClientGone(Exception):
+    """The client has hung up."""
+
+
+def api_routes(backend: Backend) -> list[Route]:
+    """Return the routes of all calls, answered by `backend`."""
+    card = model_card(backend.model)
+
+    async def models(request: Request) -> Response:
+        backend.admit(request)
+        return _json(model_list(card))
+
+    async def model(request: Request) -> Response:
+        backend.admit(request)
+        check_model(request.path_params["name"], backend.model)
+        return _json(card)
+
+    return [
+        *(Route(path, _Call(backend, parsed), methods=["POST"]) for path, parsed in PARSERS.items()),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
+    ]
+
+
+def api_app(
+    routes: Sequence[BaseRoute], origins: Sequence[str], lifespan: Lifespan[Starlette] | None = None
+) -> Starlette:
+    """Return the app of `routes`, whose refusals have OpenAI's form. origins: of web pages that may read replies."""
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        allow_private_network=True,
+        expose_headers=["retry-after", "x-request-id"],
+    )
+    return Starlette(
+        middleware=[cors] if origins else [],
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers={404: _no_such_route, 405: _no_such_route, ApiError: _refused},
+    )
+
+
+async def _no_such_route(request: HTTPConnection, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    text = f"{request.scope.get('method', 'GET')} {request.url.path} is not served here; "
+    text += f"there are POST {', '.join(PARSERS)} and GET /v1/models"
+    code = "method_not_allowed" if status == 405 else "unknown_url"
+    return await _refused(request, ApiError(status, text, code=code))
+
+
+async def _refused(_: HTTPConnection, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _json(error.body(), error.status, error.headers)
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+class _Call:
+    """One of the calls, as an ASGI app."""
+
+    def __init__(self, backend: Backend, parsed: Callable[[bytes], ApiRequest]) -> None:
+        self._backend, self._parsed = backend, parsed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        completion = self._backend.begin(HTTPConnection(scope))
+        try:
+            body = await _read_body(receive)
+            asked = self._parsed(body)
+            check_model(asked.model, self._backend.model)
+            await _unless_gone(_reply(completion, asked, len(body), scope, receive, send), receive)
+        except ClientGone:
+            pass
+        except Exception as error:
+            raise completion.failed(error) from None
+        finally:
+            await completion.close()
+
+
+async def _reply(
+    completion: Completion, asked: ApiRequest, size: int, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Send the answer in the form that was asked for.
+
+    Raises where it fails before anything was sent; in a stream that has begun an error is an event.
+    """
+    with asked.named():
+        writer = await completion.prepare(asked, size)
+    parts = _told(completion, asked)
+    if asked.streams:
+        events = writer.events(await begun(parts))
+        stream = StreamingResponse(events, headers=STREAM_HEADERS, media_type="text/event-stream")
+        await stream.stream_response(send)
+    else:
+        await _json(await writer.whole(parts))(scope, receive, send)
+
+
+async def _told(completion: Completion, asked: ApiRequest) -> AnswerParts:
+    """The answer's parts, with whatever they raise as ApiError."""
+    with asked.named():
+        try:
+            async for part in completion.parts():
+                yield part
+        except Exception as error:
+            raise completion.failed(error) from None
+
+
+async def _read_body(receive: Receive) -> bytes:
+    """The request's body, of at most MAX_BODY bytes; what a larger one has beyond that is left unread.
+
+    Raises ApiError 413 if it is larger, ApiError 408 if it is slow, ClientGone.
+    """
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                body += message.get("body", b"")
+                if len(body) > MAX_BODY:
+                    text = f"the body is larger than {MAX_BODY} bytes; send less"
+                    raise ApiError(413, text, code="request_too_large")
+                if not message.get("more_body"):
+                    return bytes(body)
+    except TimeoutError:
+        text = f"the body did not arrive within {BODY_SECONDS:.0f} s"
+        raise ApiError(408, text, code="request_timeout") from None
+
+
+async def begun(parts: AnswerParts) -> AnswerParts:
+    """Return the answer, once something of it is written, or after BEGIN_SECONDS. Raises what it raises before."""
+    first, ends = list[Delta | Ending](), asyncio.get_running_loop().time() + BEGIN_SECONDS
+    while True:
+        coming = asyncio.ensure_future(_next(parts))
+        try:
+            await asyncio.wait({coming}, timeout=ends - asyncio.get_running_loop().time())
+        except asyncio.CancelledError:
+            coming.cancel()
+            raise
+        if not coming.done():
+            return _joined(first, coming, parts)
+        part = coming.result()
+        if part is not None:
+            first.append(part)
+        if not (isinstance(part, Delta) and part.idle):
+            return _joined(first, None, parts)
+
+
+async def _next(parts: AnswerParts) -> Delta | Ending | None:
+    return await anext(parts, None)
+
+
+async def _joined(
+    first: list[Delta | Ending], coming: asyncio.Future[Delta | Ending | None] | None, rest: AnswerParts
+) -> AsyncIterator[Delta | Ending]:
+    for part in first:
+        yield part
+    if coming is not None and (late := await coming) is not None:
+        yield late
+    async for part in rest:
+        yield part
+
+
+async def _unless_gone(work: Awaitable[None], receive: Receive) -> None:
+    """Await `work` until it is done or the client hangs up."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.create_task(_until_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    except OSError:
+        pass  # servers other than uvicorn raise it when the client has hung up
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
