@@ -12,6 +12,7 @@ import asyncio
 import statistics
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from benchmarks.command import VERIFIER_DTYPE, common_arguments, conclude
 from benchmarks.questions import as_question, read_questions
 from cloud.torch_engine.process import PLAIN_STREAMS, UNPRUNED_TREES, VerifierProcess
 from edge_runtime.events import AnswerStats, Finished
-from edge_runtime.runtime import FIXED, EdgeRuntime
+from edge_runtime.options import FIXED_TREES, RuntimeOptions
+from edge_runtime.runtime import EdgeRuntime
 from outrider_core.drafting.bundle import open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.drafting.row_cost import USUAL
@@ -47,9 +49,9 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         with console.status("starting the verifier"):
             verifier.start()
             await asyncio.to_thread(verifier.wait_ready)
-        fixed = FIXED.copy()
-        fixed["row_cost"] = options.row_cost
-        async with EdgeRuntime(bundle, verifier.address, shape=shape, lookup=not options.no_lookup, **fixed) as runtime:
+        chosen = RuntimeOptions(shape=shape, lookup=not options.no_lookup)
+        fixed = replace(FIXED_TREES, row_cost=options.row_cost)
+        async with EdgeRuntime(bundle, verifier.address, chosen, fixed) as runtime:
             for question in track(questions, "questions", console=console):
                 if options.earlier != "others":
                     runtime.forget()

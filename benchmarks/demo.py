@@ -21,6 +21,7 @@ from benchmarks.baseline import PlainAnswer, plain_decode
 from benchmarks.command import common_arguments, conclude
 from cloud.torch_engine.process import PLAIN_STREAMS, VerifierProcess
 from edge_runtime.events import Event, Finished, HandedOver, LinkState, Provisional, RolledBack, Verified
+from edge_runtime.options import Pinned
 from edge_runtime.runtime import EdgeRuntime
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.machine import describe_machine
@@ -180,7 +181,9 @@ async def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             await asyncio.to_thread(verifier.wait_ready)
             token_by_token.start()  # to compare with, one step a token
             await asyncio.to_thread(token_by_token.wait_ready)
-        async with EdgeRuntime.from_bundle(options.bundle, verifier.address, shape=SHAPE, mode="tree") as runtime:
+        async with EdgeRuntime.from_bundle(
+            options.bundle, verifier.address, shape=SHAPE, pinned=Pinned(mode="tree")
+        ) as runtime:
             console.print(
                 f"[bold]1.[/] In trees. [{DRAFTED}]Green text[/] was proposed by this device and accepted: every "
                 "stretch of it and the plain token behind it took one pass of the full model"

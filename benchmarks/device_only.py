@@ -27,6 +27,7 @@ from benchmarks.questions import as_question, read_questions
 from edge_runtime.answer.offline_drafter import guesses_for
 from edge_runtime.blocking import BlockingRuntime
 from edge_runtime.events import Finished
+from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.speed.controller import Mode
 from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, open_bundle
@@ -63,7 +64,11 @@ def measure(options: argparse.Namespace, console: Console) -> Figures:
     answers: dict[str, list[Answer]] = defaultdict(list)
     with ExitStack() as stack:
         runtimes = {
-            name: stack.enter_context(BlockingRuntime(EdgeRuntime(bundle, None, threads=options.threads, mode=mode)))
+            name: stack.enter_context(
+                BlockingRuntime(
+                    EdgeRuntime(bundle, None, RuntimeOptions(threads=options.threads), pinned=Pinned(mode=mode))
+                )
+            )
             for name, mode in ROWS.items()
         }
         for runtime in runtimes.values():  # opens the understudy

@@ -13,6 +13,7 @@ from rich.progress import Progress
 from benchmarks.command import Figures
 from benchmarks.links import PROFILES, EmulatedLink, Profile
 from edge_runtime.events import Finished, Provisional, RolledBack, Verified
+from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from outrider_core.machine import describe_machine
@@ -75,7 +76,7 @@ async def _break_one(bench: Bench, port: int, rng: random.Random, counts: _Count
     policy = Policy(understudy=options.understudy)
     async with (
         EmulatedLink(port, profile, rng.randrange(2**32)) as link,
-        EdgeRuntime(bench.bundle, link.address, threads=bench.threads, policy=policy) as runtime,
+        EdgeRuntime(bench.bundle, link.address, RuntimeOptions(threads=bench.threads, policy=policy)) as runtime,
         link.weather(),
     ):
         breaker = asyncio.create_task(_break(link, rng, profile))

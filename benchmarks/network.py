@@ -38,7 +38,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -54,6 +53,7 @@ from benchmarks.questions import as_question, read_questions
 from benchmarks.slow_device import SlowEngine
 from cloud.torch_engine.process import PLAIN_STREAMS, VerifierProcess
 from edge_runtime.events import AnswerStats, Finished, Provisional, Verified
+from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from edge_runtime.speed.tuning import LARGEST
@@ -64,18 +64,18 @@ from outrider_core.machine import describe_machine
 from outrider_core.protocol.tree import MAX_NODES
 
 #: name -> options of the runtime; None: not a runtime's mode
-MODES: dict[str, dict[str, Any] | None] = {
-    "ahead": {"mode": "tree", "ahead": True},
-    "tree": {"mode": "tree", "ahead": False},
-    "stream": {"mode": "stream"},
-    "plain": {"mode": "stream"},
+MODES: dict[str, tuple[Policy, Pinned] | None] = {
+    "ahead": (Policy(), Pinned(mode="tree", ahead=True)),
+    "tree": (Policy(), Pinned(mode="tree", ahead=False)),
+    "stream": (Policy(), Pinned(mode="stream")),
+    "plain": (Policy(), Pinned(mode="stream")),
     "token": None,
-    "controller": {},
-    "device": {"policy": Policy(writer="device-only")},
-    "no-understudy": {"policy": Policy(understudy="off")},
-    "warm": {"policy": Policy(understudy="warm")},
-    "drafter-first": {"policy": Policy("prefer-device", understudy="off")},
-    "understudy-first": {"policy": Policy("prefer-device", understudy="warm")},
+    "controller": (Policy(), Pinned()),
+    "device": (Policy(writer="device-only"), Pinned()),
+    "no-understudy": (Policy(understudy="off"), Pinned()),
+    "warm": (Policy(understudy="warm"), Pinned()),
+    "drafter-first": (Policy("prefer-device", understudy="off"), Pinned()),
+    "understudy-first": (Policy("prefer-device", understudy="warm"), Pinned()),
 }
 #: flags of a verifier of their own
 VERIFIERS: dict[str, Sequence[str]] = {"plain": PLAIN_STREAMS}
@@ -178,7 +178,7 @@ class Bench:
     async def learn_truth(self) -> None:
         """The target's own answers, one step a token, over no link at all."""
         verifier = await self.verifier(PLAIN_STREAMS)
-        async with EdgeRuntime(self.bundle, verifier.address, mode="stream") as runtime:
+        async with EdgeRuntime(self.bundle, verifier.address, pinned=Pinned(mode="stream")) as runtime:
             for number in range(len(self.prompts)):
                 run = Run()
                 await self.answer(runtime, number, run)
@@ -228,11 +228,11 @@ async def measure(options: argparse.Namespace, console: Console) -> Figures:
 async def measure_profile(bench: Bench, profile: Profile) -> Figures:
     """Every mode over one profile, in turns."""
     options = bench.options
-    variants: dict[str, dict[str, Any] | None] = {name: MODES[name] for name in options.modes}
+    variants, shapes = {name: MODES[name] for name in options.modes}, dict[str, TreeShape]()
     for nodes in options.sweep:
-        shape = TreeShape(nodes=nodes, depth=min(TreeShape.depth, nodes))
-        variants[f"{nodes} nodes"] = {"mode": "tree", "ahead": False, "shaping": False, "shape": shape}
-    variants |= {module: {"mode": "stream"} for module in options.stream_by}
+        shapes[f"{nodes} nodes"] = TreeShape(nodes=nodes, depth=min(TreeShape.depth, nodes))
+        variants[f"{nodes} nodes"] = (Policy(), Pinned(mode="tree", ahead=False, shaping=False))
+    variants |= {module: (Policy(), Pinned(mode="stream")) for module in options.stream_by}
     runs = {name: Run(options.dilation) for name in variants}
     async with AsyncExitStack() as stack:
         runtimes: dict[str, EdgeRuntime] = {}
@@ -247,8 +247,13 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
             engine = SlowEngine(
                 open_engine(bench.bundle, None, bench.threads), options.dilation * options.device_step_ms / 1000
             )
-            given = {"shape": TreeShape(nodes=options.nodes), "engine": engine, **settings}
-            runtime = runtimes[name] = await stack.enter_async_context(EdgeRuntime(bench.bundle, link.address, **given))
+            policy, pinned = settings
+            chosen = RuntimeOptions(
+                policy=policy, engine=engine, shape=shapes.get(name, TreeShape(nodes=options.nodes))
+            )
+            runtime = runtimes[name] = await stack.enter_async_context(
+                EdgeRuntime(bench.bundle, link.address, chosen, pinned)
+            )
             async with asyncio.timeout(60 * options.dilation):  # dialling is not part of an answer
                 while runtime.link and not runtime.link.welcome:
                     await asyncio.sleep(0.01)

@@ -39,6 +39,7 @@ from benchmarks.outage import Outage, OutageWatch
 from benchmarks.questions import Question, as_question, read_questions
 from cloud.torch_engine.process import VerifierProcess
 from edge_runtime.events import Finished
+from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from outrider_core.drafting.bundle import Bundle, open_bundle
@@ -110,7 +111,7 @@ async def measure(
     asked = [(q, p.tokens) for q, p in zip(questions, plain, strict=True) if len(p.tokens) > CUT_AFTER + 8]
     async with EmulatedLink(verifier.port) as link:
         for writer in options.writers:
-            runtime = EdgeRuntime(bundle, link.address, policy=WRITERS[writer], threads=options.threads)
+            runtime = EdgeRuntime(bundle, link.address, RuntimeOptions(policy=WRITERS[writer], threads=options.threads))
             async with runtime:
                 for outage in options.outages:
                     for question, tokens in track(asked, f"{writer}, {outage:g} s", console=console):

@@ -23,6 +23,7 @@ from rich.table import Table
 from benchmarks.command import common_arguments, conclude
 from cloud.torch_engine.process import VerifierProcess
 from edge_runtime.events import Finished
+from edge_runtime.options import Pinned
 from edge_runtime.runtime import EdgeRuntime
 from outrider_core.drafting.bundle import open_bundle
 from outrider_core.machine import describe_machine
@@ -83,8 +84,8 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
             verifier.start()
             await asyncio.to_thread(verifier.wait_ready)
         async with (
-            EdgeRuntime(bundle, verifier.address, mode="tree") as trees,
-            EdgeRuntime(bundle, verifier.address, mode="stream") as stream,
+            EdgeRuntime(bundle, verifier.address, pinned=Pinned(mode="tree")) as trees,
+            EdgeRuntime(bundle, verifier.address, pinned=Pinned(mode="stream")) as stream,
         ):
             await answered(trees, 0, options)  # which makes engine and grammar ready
             for number in track(range(len(ASKED)), "schemas", console=console):

@@ -9,11 +9,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from edge_runtime.context import FittedMessages
 from edge_runtime.events import Event, Finished
 from edge_runtime.link.transport import LinkMaker
+from edge_runtime.options import AnswerKeywords, Pinned, RuntimeKeywords
 from edge_runtime.runtime import EdgeRuntime
 
 Result = TypeVar("Result")
@@ -36,9 +37,16 @@ class BlockingRuntime:
         self._answer: asyncio.Task[None] | None = None  # on its way
 
     @classmethod
-    def from_bundle(cls, folder: str | Path, server: str | LinkMaker | None = None, **options: Any) -> BlockingRuntime:
+    def from_bundle(
+        cls,
+        folder: str | Path,
+        server: str | LinkMaker | None = None,
+        *,
+        pinned: Pinned | None = None,
+        **options: Unpack[RuntimeKeywords],
+    ) -> BlockingRuntime:
         """Arguments and errors as of `EdgeRuntime.from_bundle`."""
-        return cls(EdgeRuntime.from_bundle(folder, server, **options))
+        return cls(EdgeRuntime.from_bundle(folder, server, pinned=pinned, **options))
 
     def __enter__(self) -> BlockingRuntime:
         self._thread.start()
@@ -61,11 +69,13 @@ class BlockingRuntime:
             self._thread.join()
         self._loop.close()
 
-    def generate(self, prompt: str | list[dict[str, Any]] | list[int], **options: Any) -> Iterator[Event]:
+    def generate(
+        self, prompt: str | list[dict[str, Any]] | list[int], **options: Unpack[AnswerKeywords]
+    ) -> Iterator[Event]:
         """As `EdgeRuntime.generate`. Leaving the loop early, also by Ctrl-C, cancels the answer."""
         return self._drain(self.runtime.generate(prompt, **options))
 
-    def answer(self, prompt: str | list[dict[str, Any]] | list[int], **options: Any) -> Finished:
+    def answer(self, prompt: str | list[dict[str, Any]] | list[int], **options: Unpack[AnswerKeywords]) -> Finished:
         """The end of an answer to `prompt`, for those who need no events. Options as of `generate`."""
         *_, finished = self.generate(prompt, **options)
         assert isinstance(finished, Finished)

@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from outrider_core.arguments import positive_int, positive_ints
 from outrider_core.drafting.bundle import Bundle, BundleError, Manifest, open_bundle
@@ -200,7 +201,7 @@ def probe(options: argparse.Namespace) -> dict[str, Any]:
     tick("loaded")
     others = Others()
     if options.draft:
-        drafter = EdgeRuntime(bundle, None, engine=engine).drafter
+        drafter = EdgeRuntime(bundle, None, RuntimeOptions(engine=engine)).drafter
         figures["draft"] = measure_drafting(drafter, bundle, options.draft, tick)
         figures["peak_rss_mb"] = memory_mb()[1]
     else:

@@ -11,38 +11,37 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypedDict
+from typing import Any, Unpack
 
 from edge_runtime.answer.answer import Answer
 from edge_runtime.answer.constraints import ConstraintSupport
 from edge_runtime.answer.inbox import InboxEvent
-from edge_runtime.answer.offline_drafter import guesses_for
+from edge_runtime.answer.offline_drafter import guesses_for, understudy_of
 from edge_runtime.answer.threads import DrafterThread, UnderstudyThread
 from edge_runtime.arguments import checked_length, checked_sampling, checked_stops
 from edge_runtime.context import FittedMessages, fit_messages
 from edge_runtime.events import Event
 from edge_runtime.link.transport import LinkMaker, VerifierLink
 from edge_runtime.link.websocket import EngineFailed, Link, LinkDown, LinkEvent, LinkRefused, LinkUp
+from edge_runtime.options import Pinned, RuntimeKeywords, RuntimeOptions
 from edge_runtime.session.feature_rows import RowsSeen
-from edge_runtime.session.policy import Policy, UnderstudyUse, WhoWrites
+from edge_runtime.session.policy import UnderstudyUse, WhoWrites
 from edge_runtime.session.record import constraint_of as recorded_constraint
 from edge_runtime.session.record import read_record, record_of, restore
 from edge_runtime.session.session import Session
 from edge_runtime.session.timeouts import Patience, RoundTimer
 from edge_runtime.speed.controller import Controller, Mode
 from edge_runtime.speed.pace import Pace
-from edge_runtime.speed.tuning import LARGEST, Tuning
+from edge_runtime.speed.tuning import Tuning
 from outrider_core.chat.api.constraints import constraint_of
 from outrider_core.chat.api.tools import tool_use_of
-from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, Bundle, open_bundle
-from outrider_core.drafting.drafter import Drafter, TreeShape
-from outrider_core.drafting.engines import Engine, open_engine
-from outrider_core.drafting.row_cost import USUAL
+from outrider_core.drafting.bundle import Bundle, open_bundle
+from outrider_core.drafting.drafter import Drafter
+from outrider_core.drafting.engines import open_engine
 from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.prefix import common_prefix
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
-from outrider_core.targets.understudy import Understudy
 
 #: for a reliable verifier: no verdict is ever overdue
 UNHURRIED = Patience(open=math.inf, connect=math.inf, silence=math.inf)
@@ -50,66 +49,42 @@ UNHURRIED = Patience(open=math.inf, connect=math.inf, silence=math.inf)
 LEFT_SECONDS = 0.5
 
 
-class FixedTrees(TypedDict):
-    """Options of a runtime whose choices are all made in advance; as of `EdgeRuntime`."""
-
-    mode: Mode
-    shaping: bool
-    ahead: bool
-    row_cost: float
-
-
-#: sends trees of one shape, whatever they bring, and never drafts ahead: for measuring acceptance
-FIXED: FixedTrees = {"mode": Mode.TREE, "shaping": False, "ahead": False, "row_cost": USUAL}
-
-
 class EdgeRuntime:
     """A bundle, its engine and one link; answers one prompt at a time.
 
-    server: `host:port`, `ws://...` or `wss://...` of a `python -m cloud.verifier`; a `LinkMaker`, such as an entered
-    `outrider.local.LocalVerifier`; None: write alone.
-    policy: who writes, and what becomes of text written alone (`edge_runtime.session.policy.Policy`).
-    engine: "onnx", "executorch", an engine object, or None: the first that is in the bundle and installed.
-    shape: the largest trees. shaping: choose smaller ones where they bring more tokens per second. ahead: draft on
-    while a verdict is awaited; None: where that makes rounds shorter, and the target does not run in this process.
-    lookup: draft what followed when this text, or an earlier one of this runtime, stood at the same tokens.
-    mode: "tree" or "stream", pinned, with an understudy that writes alone too; None: whichever is faster. token: for an
-    address that asks for one. ca_file: certificates to trust beside the system's. row_cost: what one row more adds to a
-    step of the engine, as a share of it; None: it is learnt.
+    Args:
+        bundle: An opened bundle. Its engine's weights are loaded here, so make a runtime outside of a busy event loop.
+        server: `host:port`, `ws://...` or `wss://...` of a verifier; a `LinkMaker`, such as an entered `LocalVerifier`;
+            None to write on this device alone.
+        options: What an app decides; None for the defaults.
+        pinned: Choices that are otherwise measured; for benchmarks and tests.
+
+    Raises:
+        BundleError: The bundle has no engine that is installed here.
+        ValueError: The address is not one, or the token would travel in clear text.
     """
 
     def __init__(
         self,
         bundle: Bundle,
-        server: str | LinkMaker | None,
-        *,
-        policy: Policy | None = None,
-        threads: int = 0,
-        shape: TreeShape | None = None,
-        patience: Patience | None = None,
-        lookup: bool = True,
-        engine: str | Engine | None = None,
-        ahead: bool | None = None,
-        shaping: bool = True,
-        mode: Mode | Literal["tree", "stream"] | None = None,
-        token: str | None = None,
-        ca_file: str | Path | None = None,
-        row_cost: float | None = None,
+        server: str | LinkMaker | None = None,
+        options: RuntimeOptions | None = None,
+        pinned: Pinned | None = None,
     ) -> None:
-        self.bundle = bundle
-        self.shape = shape or LARGEST
-        self.policy = policy or Policy()
+        options, pinned = options or RuntimeOptions(), pinned or Pinned()
+        self.bundle, self.policy, self._shape = bundle, options.policy, options.shape
         if not server or self.policy.writer is WhoWrites.DEVICE_ONLY:
             server, self.policy = None, replace(self.policy, writer=WhoWrites.DEVICE_ONLY)
         reliable = server is not None and not isinstance(server, str) and server.reliable
-        self.patience = patience or (UNHURRIED if reliable else Patience())
-        self.shaping, self.controller = shaping, Controller(Pace(), Mode(mode) if mode else None)
-        self.ahead = False if reliable and ahead is None else ahead
-        self.timer = RoundTimer(math.inf, math.inf, math.inf) if reliable else RoundTimer()
+        self.patience = options.patience or (UNHURRIED if reliable else Patience())
+        self._timer = RoundTimer(math.inf, math.inf, math.inf) if reliable else RoundTimer()
+        self._shaping, self.controller = pinned.shaping, Controller(Pace(), Mode(pinned.mode) if pinned.mode else None)
+        self._ahead = False if reliable and pinned.ahead is None else pinned.ahead
         manifest = bundle.manifest
+        engine, threads = options.engine, options.threads
         if engine is None or isinstance(engine, str):
             engine = open_engine(bundle, engine, threads)
-        self.drafter = Drafter.of(bundle, engine, lookup, row_cost)
+        self.drafter = Drafter.of(bundle, engine, options.lookup, pinned.row_cost)
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
         #: what happens: link events and finished drafter jobs
         self._inbox: asyncio.Queue[InboxEvent] = asyncio.Queue()
@@ -117,26 +92,17 @@ class EdgeRuntime:
         self.link_error = ""  # why there is no connection; "" while there is one or none was tried yet
         self.link_refused = False  # a verifier was there, and did not accept this device
         if isinstance(server, str):
-            self.link = Link(server, hello, self._linked, token, ca_file)
+            self.link = Link(server, hello, self._linked, options.token, options.ca_file)
         elif server:
             self.link = server.link(hello, self._linked)
         self._link_task: asyncio.Task[None] | None = None
         self._worker = DrafterThread(self.drafter)
         self._support = ConstraintSupport(bundle.tokenizer, manifest.vocab_size, manifest.eos_ids)
-        entry = manifest.understudy
-        folder = bundle.folder / (entry.folder if entry else UNDERSTUDY_FOLDER)
-        expected = entry.manifest_sha256 if entry else ""
-        guesses = partial(guesses_for, bundle, engine, shape=self.shape, lookup=lookup, mode=self.controller.pinned)
-        understudy = Understudy(
-            folder,
-            expected,
-            manifest.max_context,
-            manifest.vocab_size,
-            self.decode,
-            threads,
-            guesses if self.policy.writer is WhoWrites.DEVICE_ONLY else None,
+        guesses = partial(
+            guesses_for, bundle, engine, shape=options.shape, lookup=options.lookup, mode=self.controller.pinned
         )
-        self._understudy = UnderstudyThread(understudy)
+        offline = self.policy.writer is WhoWrites.DEVICE_ONLY
+        self._understudy = UnderstudyThread(understudy_of(bundle, threads, guesses if offline else None))
         self._session_id = secrets.token_bytes(16)
         self._text: list[int] = []  # committed tokens of the last answer and its conversation
         self._rows_seen = RowsSeen()  # of `_text`
@@ -148,13 +114,27 @@ class EdgeRuntime:
         self._idle.set()
 
     @classmethod
-    def from_bundle(cls, folder: str | Path, server: str | LinkMaker | None = None, **options: Any) -> EdgeRuntime:
-        """Open and check the bundle `folder`. Raises BundleError with one clear line.
+    def from_bundle(
+        cls,
+        folder: str | Path,
+        server: str | LinkMaker | None = None,
+        *,
+        pinned: Pinned | None = None,
+        **options: Unpack[RuntimeKeywords],
+    ) -> EdgeRuntime:
+        """Open and check the bundle in `folder`, and make a runtime of it.
 
-        options: threads (engine threads, 0 = all cores), shape (TreeShape), policy (Policy), patience (Patience),
-        lookup, ahead, shaping, mode, engine, token, ca_file, row_cost: as of the class.
+        Args:
+            folder: What `outrider export bundle` wrote.
+            server: As of the class.
+            pinned: As of the class.
+            **options: The fields of `RuntimeOptions`.
+
+        Raises:
+            BundleError: The bundle is damaged or incomplete, or has no engine that is installed here. One line.
+            ValueError: As of the class.
         """
-        return cls(open_bundle(folder), server, **options)
+        return cls(open_bundle(folder), server, RuntimeOptions(**options), pinned)
 
     async def __aenter__(self) -> EdgeRuntime:
         if self.link and self._link_task is None:
@@ -210,8 +190,7 @@ class EdgeRuntime:
 
     def decode(self, ids: list[int]) -> str:
         """Text of token ids, special tokens left out."""
-        text: str = self.bundle.tokenizer.decode(ids, skip_special_tokens=True)
-        return text
+        return self.bundle.decode(ids)
 
     def generate(
         self,
@@ -421,9 +400,9 @@ class EdgeRuntime:
             stream=self._stream,
             rows_seen=self._rows_seen.up_to(same),
             patience=self.patience,
-            timer=self.timer,
+            timer=self._timer,
             policy=replace(self.policy, writer=WhoWrites.CLOUD_ONLY) if unsupported else self.policy,
-            tuning=Tuning(self.controller, self.shape, self.shaping, self.ahead),
+            tuning=Tuning(self.controller, self._shape, self._shaping, self._ahead),
             understudy=self.bundle.has_understudy,
             sentence_ends=self.bundle.sentence_ends,
             constraint=constraint,

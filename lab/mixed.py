@@ -25,6 +25,7 @@ from benchmarks.command import Figures, common_arguments, conclude
 from benchmarks.questions import read_questions
 from cloud.loading import load_verifier
 from cloud.settings import Settings
+from edge_runtime.answer.offline_drafter import understudy_of
 from lab.contenders import MoAContender, Tables
 from lab.lab import Lab
 from outrider_core.drafting.bundle import Bundle, open_bundle
@@ -103,7 +104,7 @@ class MixedContender(MoAContender):
 
 def measure(options: argparse.Namespace, console: Console) -> Figures:
     bundle = open_bundle(options.bundle)
-    entry, manifest = bundle.manifest.understudy, bundle.manifest
+    entry = bundle.manifest.understudy
     if not (bundle.has_understudy and entry):
         raise ValueError(f"{options.bundle} carries no understudy; write one that does: export bundle --understudy")
     verifier = load_verifier(
@@ -111,14 +112,7 @@ def measure(options: argparse.Namespace, console: Console) -> Figures:
     )
     lab = Lab(verifier)
     tables = open_target(TargetSource.resolve(options.target)).tables()
-    understudy = Understudy(
-        bundle.folder / entry.folder,
-        entry.manifest_sha256,
-        manifest.max_context,
-        manifest.vocab_size,
-        lambda ids: "",
-        options.threads,
-    )
+    understudy = understudy_of(bundle, options.threads)
     rows = ("trees", "chains", "both", "siblings")
     contenders = [MixedContender(row, options.drafter, tables, bundle, understudy, options.chain) for row in rows]
     longest = verifier.max_context - options.max_new_tokens

@@ -46,6 +46,7 @@ from cloud.loading import load_verifier
 from cloud.settings import Settings
 from edge_runtime.blocking import BlockingRuntime
 from edge_runtime.events import Finished, Verified
+from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.speed.controller import Mode
 from lab import llama_peer
@@ -137,7 +138,9 @@ class DevicePeer:
         self.plain = None if name == PLAIN else PLAIN
         self.name = name
         self.megabytes = megabytes
-        self.runtime = BlockingRuntime(EdgeRuntime(bundle, server, threads=threads, mode=mode))
+        self.runtime = BlockingRuntime(
+            EdgeRuntime(bundle, server, RuntimeOptions(threads=threads), pinned=Pinned(mode=mode))
+        )
 
     def answer(self, prompt: list[int], new: int) -> tuple[list[int], float]:
         first = begun = 0.0

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Verified,
     )
     from edge_runtime.link.websocket import EngineFailed, LinkRefused
+    from edge_runtime.options import Pinned, RuntimeOptions
     from edge_runtime.runtime import EdgeRuntime
     from edge_runtime.session.policy import Policy
     from edge_runtime.session.timeouts import Patience
@@ -58,9 +59,11 @@ _HOMES = {
     "LinkState": "edge_runtime.events",
     "LocalVerifier": "outrider.local",
     "Patience": "edge_runtime.session.timeouts",
+    "Pinned": "edge_runtime.options",
     "Policy": "edge_runtime.session.policy",
     "Provisional": "edge_runtime.events",
     "RolledBack": "edge_runtime.events",
+    "RuntimeOptions": "edge_runtime.options",
     "TreeShape": "outrider_core.drafting.drafter",
     "Verified": "edge_runtime.events",
     "open_bundle": "outrider_core.drafting.bundle",
@@ -84,9 +87,11 @@ __all__ = [
     "LinkState",
     "LocalVerifier",
     "Patience",
+    "Pinned",
     "Policy",
     "Provisional",
     "RolledBack",
+    "RuntimeOptions",
     "TreeShape",
     "Verified",
     "__version__",

@@ -21,7 +21,7 @@ from edge_runtime.speed.ahead import Ahead
 from edge_runtime.speed.controller import Controller, Mode
 from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.tuning import LARGEST, foreseen
-from outrider_core.drafting.bundle import SERVER_HALF_FILE, Bundle
+from outrider_core.drafting.bundle import SERVER_HALF_FILE, UNDERSTUDY_FOLDER, Bundle
 from outrider_core.drafting.drafter import PROMPT_CHUNK, Drafter, TreeShape
 from outrider_core.drafting.engines import Engine
 from outrider_core.models.host_features import HostFeatures
@@ -30,7 +30,7 @@ from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.prefix import common_prefix
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.config import TargetConfig
-from outrider_core.targets.understudy import Decoding, Understudy
+from outrider_core.targets.understudy import Decoding, Guesser, Understudy
 
 #: nodes of the steps that are timed, one before each of the first tokens, and how often each is: the fastest counts
 TIMED_NODES, TIMES = (0, 4, 16), 3
@@ -173,6 +173,22 @@ class Guesses:
             same = common_prefix(drafter.cached, text)
             drafter.read(text[: same + PROMPT_CHUNK])
         return not cancelled()
+
+
+def understudy_of(
+    bundle: Bundle, threads: int = 0, guesser: Callable[[TargetConfig], Guesser | None] | None = None
+) -> Understudy:
+    """The understudy of `bundle`, which may carry none. The rest as of `Understudy`."""
+    entry, manifest = bundle.manifest.understudy, bundle.manifest
+    return Understudy(
+        bundle.folder / (entry.folder if entry else UNDERSTUDY_FOLDER),
+        entry.manifest_sha256 if entry else "",
+        manifest.max_context,
+        manifest.vocab_size,
+        bundle.decode,
+        threads,
+        guesser,
+    )
 
 
 def guesses_for(

@@ -16,7 +16,8 @@ from rich.table import Table
 
 from cloud.torch_engine.process import UNPRUNED_TREES, VerifierProcess
 from edge_runtime.events import AnswerStats, Finished
-from edge_runtime.runtime import FIXED, EdgeRuntime
+from edge_runtime.options import FIXED_TREES, RuntimeOptions
+from edge_runtime.runtime import EdgeRuntime
 from export.bundle.bundle_options import CheckOptions
 from export.bundle.parity import compare
 from export.bundle.plan import target_fits
@@ -201,7 +202,7 @@ async def _tau(
 ) -> dict[str, Any]:
     stats: list[AnswerStats] = []
     texts = []
-    async with EdgeRuntime(bundle, address, engine=engine, lookup=False, **FIXED) as runtime:
+    async with EdgeRuntime(bundle, address, RuntimeOptions(engine=engine, lookup=False), FIXED_TREES) as runtime:
         for prompt in prompts:
             ids = runtime.encode_prompt(prompt)
             last = None

@@ -14,13 +14,13 @@ from edge_runtime.speed.tuning import LARGEST
 from outrider import __version__
 from outrider.cli.options import (
     AnswerOptions,
+    CallOptions,
     ChatOptions,
     DeviceOptions,
     DoctorOptions,
     GenerateOptions,
     LocalOptions,
     Options,
-    RuntimeOptions,
     ServeOptions,
 )
 from outrider_core.drafting.drafter import TreeShape
@@ -285,8 +285,8 @@ def _device(flags: argparse.Namespace) -> DeviceOptions:
     return DeviceOptions(flags.bundle, flags.server, token, flags.ca_file, flags.engine, flags.threads)
 
 
-def _runtime(flags: argparse.Namespace) -> RuntimeOptions:
-    return RuntimeOptions(
+def _runtime(flags: argparse.Namespace) -> CallOptions:
+    return CallOptions(
         device=_device(flags),
         local=LocalOptions(flags.target, flags.drafter, flags.dtype) if flags.local else None,
         policy=Policy(flags.policy, flags.on_return, flags.alone, understudy=flags.understudy),

@@ -33,6 +33,7 @@ from edge_runtime.link.websocket import (
     tls_context,
     verifier_url,
 )
+from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.speed.pace import Pace
 from outrider.cli.terminal import printable
@@ -92,7 +93,7 @@ def look_at_engine(bundle: Bundle, engine: str | None, threads: int) -> tuple[Fi
     """Also the seconds of one drafting step."""
     try:
         began = time.perf_counter()
-        drafter = EdgeRuntime(bundle, None, engine=engine, threads=threads).drafter
+        drafter = EdgeRuntime(bundle, None, RuntimeOptions(engine=engine, threads=threads)).drafter
         loaded = time.perf_counter() - began
     except BundleError as error:
         return Finding("engine", "bad", str(error), "install that package, or export for another engine"), 0.0

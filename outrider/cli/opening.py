@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from rich.console import Console
 
 from edge_runtime.link.transport import LinkMaker
+from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
-from outrider.cli.options import RuntimeOptions
+from outrider.cli.options import CallOptions
 from outrider_core.drafting.bundle import Bundle
 
 
@@ -16,7 +17,7 @@ class CommandError(RuntimeError):
     """The command cannot run as it was asked to. One line that says what to do."""
 
 
-def open_server(options: RuntimeOptions, bundle: Bundle) -> AbstractContextManager[str | LinkMaker | None]:
+def open_server(options: CallOptions, bundle: Bundle) -> AbstractContextManager[str | LinkMaker | None]:
     """What --server or --local names; entered, it answers. Raises CommandError."""
     if options.local is None:
         return nullcontext(options.device.server)
@@ -38,17 +39,19 @@ def open_server(options: RuntimeOptions, bundle: Bundle) -> AbstractContextManag
         raise CommandError(str(error)) from None
 
 
-def open_runtime(options: RuntimeOptions, bundle: Bundle, server: str | LinkMaker | None) -> EdgeRuntime:
+def open_runtime(options: CallOptions, bundle: Bundle, server: str | LinkMaker | None) -> EdgeRuntime:
     device = options.device
     return EdgeRuntime(
         bundle,
         server,
-        policy=options.policy,
-        threads=device.threads,
-        shape=options.shape,
-        engine=device.engine,
-        mode=options.mode,
-        lookup=options.lookup,
-        token=device.token,
-        ca_file=device.ca_file,
+        RuntimeOptions(
+            policy=options.policy,
+            engine=device.engine,
+            threads=device.threads,
+            shape=options.shape,
+            lookup=options.lookup,
+            token=device.token,
+            ca_file=device.ca_file,
+        ),
+        Pinned(mode=options.mode),
     )

@@ -33,7 +33,7 @@ class LocalOptions:
 
 
 @dataclass(frozen=True)
-class RuntimeOptions:
+class CallOptions:
     """How answers are made. local: None where the target runs elsewhere or nowhere."""
 
     device: DeviceOptions
@@ -61,7 +61,7 @@ class AnswerOptions:
 class GenerateOptions:
     """prompt: the question, or "-" for standard input. give_up: seconds without a connection that end it, or None."""
 
-    runtime: RuntimeOptions
+    runtime: CallOptions
     answer: AnswerOptions
     prompt: str
     json: bool
@@ -72,7 +72,7 @@ class GenerateOptions:
 class ChatOptions:
     """journal: file that keeps the chat, or None. give_up: seconds without a connection that end an answer, or None."""
 
-    runtime: RuntimeOptions
+    runtime: CallOptions
     answer: AnswerOptions
     journal: Path | None
     give_up: float | None
@@ -82,7 +82,7 @@ class ChatOptions:
 class ServeOptions:
     """key: Bearer token that requests must carry, "" for none."""
 
-    runtime: RuntimeOptions
+    runtime: CallOptions
     host: str
     port: int
     key: str

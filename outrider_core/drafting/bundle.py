@@ -155,6 +155,11 @@ class Bundle:
     def path(self, name: str) -> Path:
         return self.folder / name
 
+    def decode(self, ids: list[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
     def render_chat(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Token ids of a conversation (`role`, `content`) up to where the assistant's next turn begins.
 

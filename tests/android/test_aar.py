@@ -14,6 +14,7 @@ import pytest
 from android_demo.ci import aar, apk, core, dex, native
 from android_demo.ci.engines import Libraries
 from edge_runtime.events import Finished
+from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from outrider_core.drafting.bundle import open_bundle
@@ -90,7 +91,9 @@ def test_an_app_writes_alone_what_python_writes(program: tuple[list[Path], tuple
 
     async def pythons() -> list[int]:
         bundle = open_bundle(core.BUNDLE)
-        async with EdgeRuntime(bundle, None, policy=Policy(understudy="off"), engine="onnx", threads=1) as runtime:
+        async with EdgeRuntime(
+            bundle, None, RuntimeOptions(policy=Policy(understudy="off"), engine="onnx", threads=1)
+        ) as runtime:
             prompt = bundle.render_chat([{"role": "user", "content": QUESTION}])
             events = [event async for event in runtime.generate(prompt, max_new_tokens=40)]
         assert isinstance(events[-1], Finished)

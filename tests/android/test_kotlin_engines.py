@@ -22,6 +22,7 @@ from android_demo.ci.pins import REPOSITORY
 from benchmarks.links import EmulatedLink
 from cloud.torch_engine.process import VerifierProcess
 from edge_runtime.events import Finished
+from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from export.bundle.bundle import write_bundle
 from export.bundle.bundle_options import BundleOptions
@@ -193,7 +194,7 @@ def a_device(
 async def pythons(
     bundle: Bundle, server: str | None, engine: str, prompt: list[int], sampling: Sampling, max_new: int
 ) -> Finished:
-    async with EdgeRuntime(bundle, server, engine=engine, threads=1) as runtime:
+    async with EdgeRuntime(bundle, server, RuntimeOptions(engine=engine, threads=1)) as runtime:
         async for event in runtime.generate(
             prompt, max_new_tokens=max_new, temperature=sampling.temperature, top_p=sampling.top_p, seed=sampling.seed
         ):

@@ -10,6 +10,7 @@ import pytest
 
 from edge_runtime.blocking import BlockingRuntime
 from edge_runtime.events import Finished, Provisional, Verified
+from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
@@ -23,7 +24,7 @@ Folders = tuple[Path, Path, Path]
 def test_answers_one_after_the_other(folders: Folders, bundle: Bundle) -> None:
     sampling = Sampling(temperature=0.9, seed=4)
     with serve(make_verifier(folders)) as address:
-        with BlockingRuntime(EdgeRuntime(bundle, address, patience=PATIENCE)) as runtime:
+        with BlockingRuntime(EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE))) as runtime:
             events = list(runtime.generate(PROMPT, max_new_tokens=MAX_NEW))
             runtime.forget()
             drawn = runtime.answer(PROMPT, max_new_tokens=MAX_NEW, temperature=0.9, seed=4)
@@ -37,7 +38,7 @@ def test_answers_one_after_the_other(folders: Folders, bundle: Bundle) -> None:
 def test_an_answer_that_is_left_is_cancelled(folders: Folders, bundle: Bundle) -> None:
     with (
         serve(make_verifier(folders)) as address,
-        BlockingRuntime(EdgeRuntime(bundle, address, patience=PATIENCE)) as runtime,
+        BlockingRuntime(EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE))) as runtime,
     ):
         for _ in runtime.generate(PROMPT, max_new_tokens=MAX_NEW):
             break
@@ -48,13 +49,13 @@ def test_an_answer_that_is_left_is_cancelled(folders: Folders, bundle: Bundle) -
 
 def test_a_record_leads_on_in_another_runtime(folders: Folders, bundle: Bundle) -> None:
     with serve(make_verifier(folders)) as address:
-        with BlockingRuntime(EdgeRuntime(bundle, address, patience=PATIENCE)) as first:
+        with BlockingRuntime(EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE))) as first:
             events = first.generate(PROMPT, max_new_tokens=MAX_NEW)
             next(event for event in events if isinstance(event, Verified))
             record = first.record()
             # closed in mid-answer: the iterator ends
         assert [event for event in events if isinstance(event, Finished)] == []
-        with BlockingRuntime(EdgeRuntime(bundle, address, patience=PATIENCE)) as second:
+        with BlockingRuntime(EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE))) as second:
             *_, end = second.resume(record or {})
     assert isinstance(end, Finished) and end.token_ids == oracle(folders, PROMPT, Sampling())
 

@@ -11,6 +11,7 @@ from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
 from edge_runtime.events import Finished
+from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.timeouts import Patience
 from outrider_core.drafting.bundle import Bundle
@@ -38,7 +39,9 @@ def test_a_device_over_its_sessions_asks_again_when_it_was_told(
 
     async def answered(address: str) -> Finished:
         patience = Patience(open=0.6, connect=0.3, silence=1.0, offline=3.0)
-        async with EdgeRuntime(bundle, address, token="secret", patience=patience, threads=1) as runtime:
+        async with EdgeRuntime(
+            bundle, address, RuntimeOptions(token="secret", patience=patience, threads=1)
+        ) as runtime:
             last = [event async for event in runtime.generate(PROMPT, max_new_tokens=20)][-1]
         assert isinstance(last, Finished)
         return last

@@ -14,6 +14,7 @@ from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
 from edge_runtime.events import Event, Finished, Provisional, Verified
+from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.timeouts import Patience
@@ -49,7 +50,9 @@ async def answered(bundle: Bundle, first: int, then: int, verified: int, alone: 
     async with (
         EmulatedLink(first) as link,
         EdgeRuntime(
-            bundle, link.address, patience=PATIENCE, policy=Policy(offline="continue", offline_rate=500.0), threads=1
+            bundle,
+            link.address,
+            RuntimeOptions(patience=PATIENCE, policy=Policy(offline="continue", offline_rate=500.0), threads=1),
         ) as runtime,
     ):
         async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW):

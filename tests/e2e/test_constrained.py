@@ -19,6 +19,7 @@ from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
 from edge_runtime.events import Event, Finished, Provisional, Verified
+from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.timeouts import Patience
@@ -118,7 +119,12 @@ def test_cut_in_mid_json(folders: Folders, bundle: Bundle, temperature: float, p
         events, cut_at, verified = list[Event](), 2, 0
         async with (
             EmulatedLink(port_of(first)) as link,
-            EdgeRuntime(bundle, link.address, policy=policy, patience=PATIENCE, threads=1, mode="tree") as runtime,
+            EdgeRuntime(
+                bundle,
+                link.address,
+                RuntimeOptions(policy=policy, patience=PATIENCE, threads=1),
+                pinned=Pinned(mode="tree"),
+            ) as runtime,
         ):
             asked = runtime.generate(PROMPT, max_new_tokens=MOST, temperature=temperature, seed=9, **ASKED)
             async for event in asked:
@@ -147,7 +153,7 @@ def outage(address: str, bundle: Bundle, seed: int, policy: Policy, alone: int) 
         verified, provisional, cut_at = 0, 0, rng.randrange(2, 12)
         async with (
             EmulatedLink(port_of(address)) as link,
-            EdgeRuntime(bundle, link.address, policy=policy, patience=PATIENCE, threads=1) as runtime,
+            EdgeRuntime(bundle, link.address, RuntimeOptions(policy=policy, patience=PATIENCE, threads=1)) as runtime,
         ):
             asked = runtime.generate(PROMPT, max_new_tokens=MOST, temperature=1.0, seed=seed, **ASKED)
             async for event in asked:
@@ -197,7 +203,7 @@ def test_written_alone_in_a_hundred_answers(folders: Folders, bundle: Bundle) ->
 def test_json_without_a_verifier(bundle: Bundle, understudy: Literal["off", "cold"]) -> None:
     async def run() -> Finished:
         policy = Policy(understudy=understudy)
-        async with EdgeRuntime(bundle, None, policy=policy, patience=PATIENCE, threads=1) as runtime:
+        async with EdgeRuntime(bundle, None, RuntimeOptions(policy=policy, patience=PATIENCE, threads=1)) as runtime:
             *_, end = [e async for e in runtime.generate(PROMPT, max_new_tokens=MOST, temperature=1.0, seed=3, **ASKED)]
             bad = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}}
             with pytest.raises(ValueError, match="cannot be obeyed"):
@@ -214,7 +220,9 @@ def test_json_without_a_verifier(bundle: Bundle, understudy: Literal["off", "col
 def test_recorded_in_mid_json_and_resumed_by_another_process(folders: Folders, bundle: Bundle) -> None:
     async def run(address: str) -> Finished:
         record: dict[str, Any] | None = None
-        async with EdgeRuntime(bundle, address, patience=PATIENCE, threads=1, mode="tree") as runtime:
+        async with EdgeRuntime(
+            bundle, address, RuntimeOptions(patience=PATIENCE, threads=1), pinned=Pinned(mode="tree")
+        ) as runtime:
             asked = runtime.generate(PROMPT, max_new_tokens=MOST, temperature=1.0, seed=9, **ASKED)
             async for event in asked:
                 if isinstance(event, Verified):
@@ -222,7 +230,9 @@ def test_recorded_in_mid_json_and_resumed_by_another_process(folders: Folders, b
                     break
             await asked.aclose()
         assert record is not None and record["version"] == 1
-        async with EdgeRuntime(bundle, address, patience=PATIENCE, threads=1, mode="stream") as runtime:
+        async with EdgeRuntime(
+            bundle, address, RuntimeOptions(patience=PATIENCE, threads=1), pinned=Pinned(mode="stream")
+        ) as runtime:
             for damaged in ({"version": 2}, {"constraint": None}, {"constraint": "93"}, {"constraint": "xy"}):
                 with pytest.raises(ValueError, match="not a record"):
                     await anext(runtime.resume(record | damaged))
@@ -239,7 +249,7 @@ def test_a_verifier_that_does_not_know_constraints_is_not_asked(folders: Folders
     verifier = json_verifier(folders)
 
     async def run(address: str) -> tuple[Finished, Finished]:
-        async with EdgeRuntime(bundle, address, patience=PATIENCE, threads=1) as runtime:
+        async with EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE, threads=1)) as runtime:
             ends = []
             for asked in (ASKED, {}):
                 *_, end = [event async for event in runtime.generate(PROMPT, max_new_tokens=5, **asked)]
@@ -260,7 +270,7 @@ def test_a_verifier_that_does_not_know_constraints_is_not_asked(folders: Folders
 
 def test_arguments(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(**asked: Any) -> None:
-        async with EdgeRuntime(bundle, "127.0.0.1:9", threads=1) as runtime:
+        async with EdgeRuntime(bundle, "127.0.0.1:9", RuntimeOptions(threads=1)) as runtime:
             runtime.generate(PROMPT, **asked)
 
     wrong: list[dict[str, Any]] = [
@@ -272,7 +282,7 @@ def test_arguments(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
             asyncio.run(run(**asked))
 
     async def alone() -> None:
-        async with EdgeRuntime(bundle, None, threads=1) as runtime:
+        async with EdgeRuntime(bundle, None, RuntimeOptions(threads=1)) as runtime:
             runtime.generate(PROMPT, **ASKED)
 
     monkeypatch.setattr(grammar.importlib.util, "find_spec", lambda name: None)
@@ -291,7 +301,7 @@ def test_the_devices_endpoint(folders: Folders, bundle: Bundle) -> None:
     )
 
     async def run(server: str | None) -> list[httpx.Response]:
-        async with EdgeRuntime(bundle, server, patience=PATIENCE, threads=1) as runtime:
+        async with EdgeRuntime(bundle, server, RuntimeOptions(patience=PATIENCE, threads=1)) as runtime:
             transport = httpx.ASGITransport(Endpoint(runtime).app)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1", timeout=HANG) as client:
                 bodies = [body | ASKED, body | bad, body | bad | {"stream": True}]
@@ -317,7 +327,7 @@ def test_openais_client_at_the_devices_endpoint(folders: Folders, bundle: Bundle
     model, most = bundle.manifest.target, {"max_tokens": 40, "seed": 4}
 
     async def run(address: str) -> None:
-        async with EdgeRuntime(bundle, address, patience=PATIENCE, threads=1) as runtime:
+        async with EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE, threads=1)) as runtime:
             web = httpx.AsyncClient(transport=httpx.ASGITransport(Endpoint(runtime).app))
             async with AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="x", http_client=web) as client:
                 await asked(client)

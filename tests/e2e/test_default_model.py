@@ -18,6 +18,7 @@ from benchmarks.baseline import plain_decode
 from benchmarks.links import EmulatedLink
 from cloud.torch_engine.process import VerifierProcess
 from edge_runtime.events import Finished, Provisional, RolledBack, Verified
+from edge_runtime.options import Pinned
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.timeouts import Patience
 from outrider_core.drafting.bundle import open_bundle
@@ -50,8 +51,8 @@ def test_greedy_output_is_the_targets_own(verifier: VerifierProcess, oracle: Ver
     async def run() -> None:
         bundle = open_bundle(BUNDLE)
         async with (
-            EdgeRuntime(bundle, verifier.address, mode="tree") as one,
-            EdgeRuntime(bundle, verifier.address, mode="tree") as two,
+            EdgeRuntime(bundle, verifier.address, pinned=Pinned(mode="tree")) as one,
+            EdgeRuntime(bundle, verifier.address, pinned=Pinned(mode="tree")) as two,
         ):
             prompts = [one.encode_prompt(question) for question in QUESTIONS]
             together = await asyncio.gather(follow(one, prompts[0], 48), follow(two, prompts[1], 48))
@@ -84,7 +85,7 @@ def test_a_stream_in_fewer_steps_is_the_same(verifier: VerifierProcess, oracle: 
     async def run() -> None:
         bundle = open_bundle(BUNDLE)
         samplings = (Sampling(), Sampling(temperature=0.8, top_p=0.95, seed=11))
-        async with EdgeRuntime(bundle, verifier.address, mode="stream") as runtime:
+        async with EdgeRuntime(bundle, verifier.address, pinned=Pinned(mode="stream")) as runtime:
             prompt = runtime.encode_prompt(
                 "Copy these words three times: the slow red fox sleeps under the old oak tree."
             )

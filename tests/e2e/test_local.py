@@ -21,6 +21,7 @@ import torch
 
 from edge_runtime.events import Finished, Verified
 from edge_runtime.link.websocket import EngineFailed, LinkRefused
+from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from export.bundle.bundle import write_bundle
 from export.bundle.bundle_options import BundleOptions
@@ -86,8 +87,8 @@ def load(folders: Folders, bundle: Bundle, **settings: Any) -> LocalVerifier:
 
 
 def device(bundle: Bundle, server: LocalVerifier, **options: Any) -> EdgeRuntime:
-    usual = {"shape": TreeShape(nodes=16, depth=4), "mode": "tree", "shaping": False}
-    return EdgeRuntime(bundle, server, threads=1, **{**usual, **options})
+    options = {"shape": TreeShape(nodes=16, depth=4), "threads": 1, **options}
+    return EdgeRuntime(bundle, server, RuntimeOptions(**options), Pinned(mode="tree", shaping=False))
 
 
 async def answer(runtime: EdgeRuntime, prompt: list[int], sampling: Sampling = SAMPLINGS[0]) -> Finished:

@@ -12,6 +12,7 @@ import pytest
 
 from edge_runtime.blocking import BlockingRuntime
 from edge_runtime.events import Event, Finished, LinkState, Verified
+from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.timeouts import Patience
@@ -33,7 +34,7 @@ Folders = tuple[Path, Path, Path]
 )  # fmt: skip
 def test_a_wrong_argument_is_refused_by_the_call_itself(bundle: Bundle, options: dict[str, Any], text: str) -> None:
     async def run() -> None:
-        async with EdgeRuntime(bundle, None, threads=1) as runtime:
+        async with EdgeRuntime(bundle, None, RuntimeOptions(threads=1)) as runtime:
             with pytest.raises(ValueError, match=text):
                 runtime.generate(PROMPT, **options)
             with pytest.raises(ValueError, match="token ids of the prompt"):
@@ -44,7 +45,7 @@ def test_a_wrong_argument_is_refused_by_the_call_itself(bundle: Bundle, options:
 
 def test_a_second_answer_at_once_is_refused_and_the_first_goes_on(folders: Folders, bundle: Bundle) -> None:
     async def run(address: str) -> Finished:
-        async with EdgeRuntime(bundle, address, patience=PATIENCE, threads=1) as runtime:
+        async with EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE, threads=1)) as runtime:
             events = runtime.generate(PROMPT, max_new_tokens=MAX_NEW)
             await anext(events)
             with pytest.raises(RuntimeError, match="already on its way"):
@@ -60,7 +61,7 @@ def test_a_second_answer_at_once_is_refused_and_the_first_goes_on(folders: Folde
 
 def test_an_iterator_that_was_left_is_no_answer_on_its_way(folders: Folders, bundle: Bundle) -> None:
     async def run(address: str) -> list[int]:
-        async with EdgeRuntime(bundle, address, patience=PATIENCE, threads=1) as runtime:
+        async with EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE, threads=1)) as runtime:
             async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW):
                 if isinstance(event, Verified):
                     break
@@ -72,7 +73,7 @@ def test_an_iterator_that_was_left_is_no_answer_on_its_way(folders: Folders, bun
 
 def test_a_runtime_that_is_not_entered_says_so_at_once(bundle: Bundle) -> None:
     async def run() -> None:
-        runtime = EdgeRuntime(bundle, "127.0.0.1:1", threads=1)
+        runtime = EdgeRuntime(bundle, "127.0.0.1:1", RuntimeOptions(threads=1))
         began = time.monotonic()
         with pytest.raises(RuntimeError, match="async with EdgeRuntime"):
             await anext(runtime.generate(PROMPT))
@@ -86,7 +87,7 @@ def test_a_runtime_that_is_not_entered_says_so_at_once(bundle: Bundle) -> None:
 
 
 def test_a_blocking_runtime_that_is_not_entered_says_so_at_once(bundle: Bundle) -> None:
-    runtime = BlockingRuntime(EdgeRuntime(bundle, None, threads=1))
+    runtime = BlockingRuntime(EdgeRuntime(bundle, None, RuntimeOptions(threads=1)))
     with contextlib.closing(runtime), pytest.raises(RuntimeError, match="with BlockingRuntime"):
         next(iter(runtime.generate(PROMPT)))
 
@@ -96,7 +97,9 @@ def test_an_answer_without_a_verifier_says_why_there_is_none(bundle: Bundle, wri
     async def run() -> list[Event]:
         patience = Patience(connect=0.3, offline=0.6)
         policy = Policy(writer=writer, offline_rate=100.0)
-        async with EdgeRuntime(bundle, "127.0.0.1:1", policy=policy, patience=patience, threads=1) as runtime:
+        async with EdgeRuntime(
+            bundle, "127.0.0.1:1", RuntimeOptions(policy=policy, patience=patience, threads=1)
+        ) as runtime:
             events = [event async for event in runtime.generate(PROMPT, max_new_tokens=8)]
             assert runtime.link_error == "Connection refused"
             return events
@@ -113,7 +116,9 @@ def test_a_name_that_has_no_address_is_the_reason(bundle: Bundle) -> None:
     async def run() -> str:
         patience = Patience(connect=0.3, offline=2.0)
         policy = Policy(writer="cloud-only")
-        async with EdgeRuntime(bundle, "nowhere.invalid:80", policy=policy, patience=patience, threads=1) as runtime:
+        async with EdgeRuntime(
+            bundle, "nowhere.invalid:80", RuntimeOptions(policy=policy, patience=patience, threads=1)
+        ) as runtime:
             *_, last = [event async for event in runtime.generate(PROMPT, max_new_tokens=8)]
             assert isinstance(last, Finished)
             return last.detail

@@ -18,6 +18,7 @@ import torch
 from benchmarks.links import EmulatedLink
 from edge_runtime.events import Event, Finished, LinkState, Verified
 from edge_runtime.link.websocket import Link
+from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.timeouts import Patience
@@ -62,7 +63,9 @@ async def answers(bundle: Bundle, link: BothVersions, count: int) -> list[list[E
     """Answers of one device; in each the connection is cut twice once it has verified some text."""
     seen = []
     policy = Policy(offline_rate=200.0)
-    async with EdgeRuntime(bundle, link.address, patience=PATIENCE, policy=policy, threads=1) as runtime:
+    async with EdgeRuntime(
+        bundle, link.address, RuntimeOptions(patience=PATIENCE, policy=policy, threads=1)
+    ) as runtime:
         for number in range(count):
             events, cuts, sampling = list[Event](), 0, SAMPLINGS[number % len(SAMPLINGS)]
             async for event in runtime.generate(
@@ -106,7 +109,7 @@ async def replaced(bundle: Bundle, old: str, new: str) -> tuple[list[Event], lis
     events, cut = list[Event](), False
     async with (
         EmulatedLink(port_of(old)) as link,
-        EdgeRuntime(bundle, link.address, patience=patience, policy=policy, threads=1) as runtime,
+        EdgeRuntime(bundle, link.address, RuntimeOptions(patience=patience, policy=policy, threads=1)) as runtime,
     ):
         async for event in runtime.generate(prompt_of(0), max_new_tokens=MAX_NEW):
             events.append(event)
@@ -207,7 +210,9 @@ def test_an_answer_that_is_torn_off_leaves_the_next_one_free(folders: Folders, b
     """Its task is cancelled once more while the last message waits for a network that takes nothing."""
 
     async def run(server: str) -> None:
-        async with EdgeRuntime(bundle, server, patience=PATIENCE, threads=1, mode="stream") as runtime:
+        async with EdgeRuntime(
+            bundle, server, RuntimeOptions(patience=PATIENCE, threads=1), pinned=Pinned(mode="stream")
+        ) as runtime:
             link, written = runtime.link, asyncio.Event()
             assert isinstance(link, Link)
             send, stuck = link.send, asyncio.Event()
@@ -242,7 +247,7 @@ def test_an_answer_that_is_torn_off_leaves_the_next_one_free(folders: Folders, b
 
 async def begun(bundle: Bundle, server: str) -> dict[str, Any]:
     """The record of an answer whose first tokens the verifier at `server` wrote."""
-    async with EdgeRuntime(bundle, server, patience=PATIENCE, threads=1) as runtime:
+    async with EdgeRuntime(bundle, server, RuntimeOptions(patience=PATIENCE, threads=1)) as runtime:
         async for event in runtime.generate(prompt_of(1), max_new_tokens=MAX_NEW):
             record: dict[str, Any] = json.loads(json.dumps(runtime.record()))
             if isinstance(event, Verified) and len(record["committed"]) > 3:
@@ -259,7 +264,7 @@ def test_a_record_goes_on_where_it_was_begun(fleet: Fleet) -> None:
         for known in (True, False):
             async with (
                 BothVersions(*map(port_of, fleet.addresses)) as link,
-                EdgeRuntime(fleet.bundle, link.address, patience=PATIENCE, threads=1) as runtime,
+                EdgeRuntime(fleet.bundle, link.address, RuntimeOptions(patience=PATIENCE, threads=1)) as runtime,
             ):
                 while not (runtime.link and runtime.link.welcome):
                     await asyncio.sleep(0.01)
@@ -286,7 +291,7 @@ def test_a_record_does_not_go_on_in_a_process_that_computes_otherwise(fleet: Fle
 
     async def run() -> Finished:
         record = await begun(fleet.bundle, fleet.eight.address)
-        async with EdgeRuntime(fleet.bundle, local, threads=1) as runtime:
+        async with EdgeRuntime(fleet.bundle, local, RuntimeOptions(threads=1)) as runtime:
             for _ in range(2):
                 with pytest.raises(ValueError, match=f"begun in {fleet.eight_bits} arithmetic, and the target in this"):
                     _ = [event async for event in runtime.resume(record)]

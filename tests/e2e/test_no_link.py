@@ -17,6 +17,7 @@ from rich.text import Text
 
 from benchmarks.links import EmulatedLink
 from edge_runtime.events import Event, Finished, LinkState
+from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.timeouts import Patience
@@ -100,7 +101,9 @@ def test_the_answer_is_finished_alone_and_says_why(
     async def run(address: str) -> tuple[list[Event], str]:
         patience = Patience(connect=0.3, offline=1.0)
         policy = Policy(offline_rate=100.0)
-        async with EdgeRuntime(bundle, address, policy=policy, patience=patience, threads=1, **options) as runtime:
+        async with EdgeRuntime(
+            bundle, address, RuntimeOptions(policy=policy, patience=patience, threads=1, **options)
+        ) as runtime:
             screen, events = Screen(runtime, False), list[Event]()
             badge = Text()
             async for event in runtime.generate(PROMPT, max_new_tokens=8):
@@ -130,7 +133,7 @@ def test_once_the_way_is_free_the_answer_is_the_targets(folders: Folders, bundle
         events = list[Event]()
         async with (
             EmulatedLink(port_of(page)) as link,
-            EdgeRuntime(bundle, link.address, patience=patience, threads=1) as runtime,
+            EdgeRuntime(bundle, link.address, RuntimeOptions(patience=patience, threads=1)) as runtime,
         ):
             async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW):
                 events.append(event)

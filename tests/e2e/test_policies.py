@@ -14,6 +14,7 @@ import pytest
 from benchmarks.links import EmulatedLink
 from edge_runtime.answer.threads import DrafterFailed
 from edge_runtime.events import Adopted, Event, Finished, LinkState, Provisional, Verified
+from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.timeouts import Patience
@@ -44,7 +45,9 @@ async def run_with(runtime: EdgeRuntime, **options: Any) -> tuple[Finished, Scre
 @pytest.mark.parametrize("mode", ["prefer-cloud", "prefer-device", "cloud-only"])
 def test_every_policy_with_a_link_ends_in_the_targets_text(folders: Folders, bundle: Bundle, mode: Any) -> None:
     async def run(address: str) -> tuple[Finished, Screen, list[Event]]:
-        async with EdgeRuntime(bundle, address, policy=Policy(writer=mode), patience=PATIENCE) as runtime:
+        async with EdgeRuntime(
+            bundle, address, RuntimeOptions(policy=Policy(writer=mode), patience=PATIENCE)
+        ) as runtime:
             return await run_with(runtime, temperature=0.9, seed=4)
 
     with serve(make_verifier(folders)) as address:
@@ -57,7 +60,9 @@ def test_every_policy_with_a_link_ends_in_the_targets_text(folders: Folders, bun
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, seed=4)], ids=["greedy", "sampled"])
 def test_drafting_ahead_changes_no_token(folders: Folders, bundle: Bundle, sampling: Sampling) -> None:
     async def run(address: str) -> Finished:
-        async with EdgeRuntime(bundle, address, patience=PATIENCE, mode="tree", ahead=True) as runtime:
+        async with EdgeRuntime(
+            bundle, address, RuntimeOptions(patience=PATIENCE), pinned=Pinned(mode="tree", ahead=True)
+        ) as runtime:
             end, _, _ = await run_with(runtime, temperature=sampling.temperature, seed=sampling.seed)
             return end
 
@@ -75,7 +80,7 @@ def test_text_written_alone_does_not_run_away(folders: Folders, bundle: Bundle) 
         policy = Policy(offline_rate=rate)
         async with (
             EmulatedLink(port(address)) as link,
-            EdgeRuntime(bundle, link.address, policy=policy, patience=PATIENCE) as runtime,
+            EdgeRuntime(bundle, link.address, RuntimeOptions(policy=policy, patience=PATIENCE)) as runtime,
         ):
             async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW):
                 if isinstance(event, Verified) and not link.cuts:
@@ -103,7 +108,7 @@ def test_text_written_alone_does_not_run_away(folders: Folders, bundle: Bundle) 
 def test_nothing_holds_a_device_up_that_is_alone(folders: Folders, bundle: Bundle) -> None:
     async def run() -> Finished:
         policy = Policy(writer="device-only", offline_rate=1e-6)
-        async with EdgeRuntime(bundle, None, policy=policy) as runtime:
+        async with EdgeRuntime(bundle, None, RuntimeOptions(policy=policy)) as runtime:
             return (await run_with(runtime))[0]
 
     end = asyncio.run(run())
@@ -122,7 +127,9 @@ def test_a_streams_gap_is_without_the_round_trip(folders: Folders, bundle: Bundl
     async def run(address: str) -> float | None:
         async with (
             EmulatedLink(port(address), delay=0.4) as link,
-            EdgeRuntime(bundle, link.address, mode="stream", patience=Patience()) as runtime,
+            EdgeRuntime(
+                bundle, link.address, RuntimeOptions(patience=Patience()), pinned=Pinned(mode="stream")
+            ) as runtime,
         ):
             await run_with(runtime)
             return runtime.controller.pace.gap
@@ -136,7 +143,9 @@ def test_cloud_only_waits_through_an_outage(folders: Folders, bundle: Bundle) ->
     async def run(address: str) -> tuple[Finished, list[Event]]:
         async with (
             EmulatedLink(port(address)) as link,
-            EdgeRuntime(bundle, link.address, policy=Policy(writer="cloud-only"), patience=PATIENCE) as runtime,
+            EdgeRuntime(
+                bundle, link.address, RuntimeOptions(policy=Policy(writer="cloud-only"), patience=PATIENCE)
+            ) as runtime,
         ):
             events: list[Event] = []
             async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW):
@@ -158,7 +167,9 @@ def test_what_was_written_in_an_outage_can_be_kept(folders: Folders, bundle: Bun
     async def run(address: str) -> tuple[Finished, Screen, list[Event]]:
         async with (
             EmulatedLink(port(address)) as link,
-            EdgeRuntime(bundle, link.address, policy=Policy(on_return="keep"), patience=PATIENCE) as runtime,
+            EdgeRuntime(
+                bundle, link.address, RuntimeOptions(policy=Policy(on_return="keep"), patience=PATIENCE)
+            ) as runtime,
         ):
             screen, events = Screen(), list[Event]()
             async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW):
@@ -187,7 +198,7 @@ def test_a_stop_string_ends_the_answer_wherever_the_rounds_end(folders: Folders,
     stops = {whole[at : at + size] for at in range(2, len(whole) - 6, 5) for size in (1, 4)}
 
     async def run(address: str) -> None:
-        async with EdgeRuntime(bundle, address, patience=PATIENCE) as runtime:
+        async with EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE)) as runtime:
             for stop in sorted(stops):
                 end, screen, _ = await run_with(runtime, stop=[stop])
                 assert end.verified == whole[: whole.find(stop)] and end.provisional == ""
@@ -206,7 +217,7 @@ def test_an_answer_goes_on_in_another_process_from_its_record(folders: Folders, 
     truth = oracle(folders, PROMPT, sampling)
 
     async def run(address: str, after: int) -> Finished:
-        first = EdgeRuntime(bundle, address, patience=PATIENCE)
+        first = EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE))
         await first.__aenter__()
         record = ""
         stream = first.generate(PROMPT, max_new_tokens=MAX_NEW, temperature=0.8, seed=9)
@@ -217,7 +228,7 @@ def test_an_answer_goes_on_in_another_process_from_its_record(folders: Folders, 
             after -= 1
         assert first._link_task
         first._link_task.cancel()
-        async with EdgeRuntime(bundle, address, patience=PATIENCE) as second:
+        async with EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE)) as second:
             screen = Screen()
             screen.tokens = json.loads(record)["committed"]
             screen.verified = len(screen.tokens)
@@ -251,7 +262,7 @@ def test_pausing_stops_what_is_written_alone_and_nothing_else(folders: Folders, 
     async def run(address: str) -> tuple[Finished, int]:
         async with (
             EmulatedLink(port(address)) as link,
-            EdgeRuntime(bundle, link.address, patience=patience) as runtime,
+            EdgeRuntime(bundle, link.address, RuntimeOptions(patience=patience)) as runtime,
         ):
             link.silent, written = True, 0
             async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW):
@@ -274,7 +285,7 @@ def test_answers_share_their_runtime(folders: Folders, bundle: Bundle) -> None:
     """Another answer behind a stopped or cancelled one starts clean."""
 
     async def run(address: str) -> list[int]:
-        async with EdgeRuntime(bundle, address, patience=PATIENCE) as runtime:
+        async with EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE)) as runtime:
             stream = runtime.generate(PROMPT, max_new_tokens=MAX_NEW)
             async for _ in stream:
                 break
@@ -291,7 +302,7 @@ def test_a_link_that_came_up_before_the_answer_is_known_to_it(folders: Folders, 
     async def run(address: str) -> tuple[float | None, bool, int]:
         async with (
             EmulatedLink(port(address), delay=0.2) as link,
-            EdgeRuntime(bundle, link.address, patience=PATIENCE) as runtime,
+            EdgeRuntime(bundle, link.address, RuntimeOptions(patience=PATIENCE)) as runtime,
         ):
             while not (runtime.link and runtime.link.welcome):
                 await asyncio.sleep(0.02)
@@ -313,7 +324,10 @@ def test_a_stop_string_in_adopted_text_ends_the_answer(folders: Folders, bundle:
         async with (
             EmulatedLink(port(address)) as link,
             EdgeRuntime(
-                bundle, link.address, policy=Policy(on_return="keep"), patience=PATIENCE, mode="tree"
+                bundle,
+                link.address,
+                RuntimeOptions(policy=Policy(on_return="keep"), patience=PATIENCE),
+                pinned=Pinned(mode="tree"),
             ) as runtime,
         ):
             text = ""
@@ -353,7 +367,10 @@ def test_an_engine_that_fails_ends_the_answer_with_one_line(folders: Folders, bu
     async def run(address: str) -> None:
         engine = Failing(open_engine(bundle, None, 1), 3)
         async with EdgeRuntime(
-            bundle, None if alone else address, patience=PATIENCE, engine=engine, mode="tree"
+            bundle,
+            None if alone else address,
+            RuntimeOptions(patience=PATIENCE, engine=engine),
+            pinned=Pinned(mode="tree"),
         ) as runtime:
             with pytest.raises(DrafterFailed, match="engine failed: out of memory"):
                 async with asyncio.timeout(20):
@@ -383,7 +400,7 @@ class Stuck:
 def test_what_a_cancelled_answer_asked_for_fails_alone(bundle: Bundle) -> None:
     async def run() -> Finished:
         engine = Stuck(open_engine(bundle, None, 1))
-        async with EdgeRuntime(bundle, None, engine=engine) as runtime:
+        async with EdgeRuntime(bundle, None, RuntimeOptions(engine=engine)) as runtime:
             left = runtime.generate(PROMPT, max_new_tokens=4)
             async for _ in left:
                 await asyncio.to_thread(engine.begun.wait, 20)
@@ -417,7 +434,7 @@ def test_an_answer_that_goes_on_after_a_pause_says_so(bundle: Bundle) -> None:
 
 def test_empty_stop_strings_stop_nothing(folders: Folders, bundle: Bundle) -> None:
     async def run(address: str) -> Finished:
-        async with EdgeRuntime(bundle, address, patience=PATIENCE) as runtime:
+        async with EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE)) as runtime:
             return (await run_with(runtime, stop=["", ""]))[0]
 
     with serve(make_verifier(folders)) as address:

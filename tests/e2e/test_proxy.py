@@ -12,6 +12,7 @@ import pytest
 
 from edge_runtime.events import Finished
 from edge_runtime.link.websocket import in_clear_text, proxy_of
+from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.timeouts import Patience
@@ -60,7 +61,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def ask(bundle: Bundle, address: str, patience: Patience) -> Finished:
     policy = Policy(offline_rate=100.0)
-    async with EdgeRuntime(bundle, address, patience=patience, policy=policy, threads=1) as runtime:
+    async with EdgeRuntime(bundle, address, RuntimeOptions(patience=patience, policy=policy, threads=1)) as runtime:
         *_, last = [event async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW)]
     assert isinstance(last, Finished)
     return last

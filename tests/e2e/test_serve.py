@@ -21,6 +21,7 @@ import pytest
 
 from benchmarks.links import EmulatedLink
 from cloud.torch_engine.process import free_port
+from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.timeouts import Patience
 from outrider.cli.serve import MOST_SOCKETS, Endpoint
@@ -45,7 +46,9 @@ def request(bundle: Bundle, **more: Any) -> dict[str, Any]:
 async def client_of(
     bundle: Bundle, server: str | None, patience: Patience = PATIENCE, **options: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    async with EdgeRuntime(bundle, server, patience=patience, threads=1, mode="tree") as runtime:
+    async with EdgeRuntime(
+        bundle, server, RuntimeOptions(patience=patience, threads=1), pinned=Pinned(mode="tree")
+    ) as runtime:
         transport = httpx.ASGITransport(Endpoint(runtime, **options).app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8766/v1", timeout=HANG) as client:
             yield client
@@ -220,7 +223,7 @@ def test_a_page_that_is_allowed_gets_what_its_browser_asks_for(folders: Folders,
 @asynccontextmanager
 async def listening(bundle: Bundle, server: str | None, model: str = "", **options: Any) -> AsyncIterator[int]:
     """The port of a real endpoint; `serve`'s own uvicorn. model: another name for it than the bundle's."""
-    runtime = EdgeRuntime(bundle, server, patience=PATIENCE, threads=1, mode="tree")
+    runtime = EdgeRuntime(bundle, server, RuntimeOptions(patience=PATIENCE, threads=1), pinned=Pinned(mode="tree"))
     bound = bind("127.0.0.1", 0)
     port = bound[0].getsockname()[1]
     endpoint = Endpoint(runtime, **options)

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.links import EmulatedLink
 from edge_runtime.events import Finished, Verified
+from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.drafting.drafter import TreeShape
@@ -46,7 +47,9 @@ def test_concurrent_answers_equal_plain_decoding(
 
             async def one(number: int, prompt: list[int], sampling: Sampling) -> tuple[Finished, list[int]]:
                 shape = TreeShape(nodes=4 + 2 * (number % 6), depth=1 + number % 5, breadth=3)
-                async with EdgeRuntime(bundle, link.address, shape=shape, patience=PATIENCE, threads=1) as runtime:
+                async with EdgeRuntime(
+                    bundle, link.address, RuntimeOptions(shape=shape, patience=PATIENCE, threads=1)
+                ) as runtime:
                     return await answer(runtime, prompt, sampling)
 
             ends = await asyncio.gather(*(one(n, *job) for n, job in enumerate(jobs)))
@@ -72,7 +75,7 @@ def test_another_replica_takes_the_session_over(folders: tuple[Path, Path, Path]
         screen = Screen()
         async with (
             EmulatedLink(int(first.rsplit(":", 1)[1])) as link,
-            EdgeRuntime(bundle, link.address, patience=PATIENCE, mode="tree") as runtime,
+            EdgeRuntime(bundle, link.address, RuntimeOptions(patience=PATIENCE), pinned=Pinned(mode="tree")) as runtime,
         ):
             async for event in runtime.generate(prompt, max_new_tokens=MAX_NEW, temperature=1.0, seed=3):
                 screen.show(event)
@@ -92,7 +95,7 @@ def test_cancelled_answer_leaves_the_runtime_usable(folders: tuple[Path, Path, P
     prompt = [20, 21, 22]
 
     async def run(address: str) -> list[int]:
-        async with EdgeRuntime(bundle, address, patience=PATIENCE) as runtime:
+        async with EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE)) as runtime:
             stream = runtime.generate(prompt, max_new_tokens=MAX_NEW)
             async for event in stream:
                 if isinstance(event, Verified):
@@ -111,7 +114,7 @@ def test_an_answer_that_was_left_is_forgotten_too(
     """What it said so far would be kept a moment later, when it has ended."""
 
     async def run(address: str) -> None:
-        async with EdgeRuntime(bundle, address, patience=PATIENCE) as runtime:
+        async with EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE)) as runtime:
             remembered: list[list[int]] = []
             runtime.drafter.remember = lambda text: remembered.append(list(text))  # type: ignore[method-assign]
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from edge_runtime import probe
+from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from export.bundle.quant import Profile
 from export.bundle.to_onnx import write_onnx
@@ -239,7 +240,7 @@ def test_drafting_runs_the_context_it_claims(bundle: Path) -> None:
     opened = open_bundle(bundle)
     recorder = Recorder(open_engine(opened, "onnx", 1))
     context, null = 100, 1
-    probe.measure_drafting(EdgeRuntime(opened, None, engine=recorder).drafter, opened, context)
+    probe.measure_drafting(EdgeRuntime(opened, None, RuntimeOptions(engine=recorder)).drafter, opened, context)
     prompt = [seen for seen in recorder.seen if seen[1] < context - 1]
     assert sum(tokens for tokens, _, _ in prompt) == context, "one prompt pass and no second one"
     assert {rows for _, _, rows in prompt} == {context - 1 + null}

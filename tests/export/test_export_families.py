@@ -12,6 +12,7 @@ import torch
 from onnx import TensorProto
 
 from edge_runtime.events import Event, Finished
+from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from export.__main__ import main
 from export.bundle.plan import make_plan
@@ -81,7 +82,7 @@ def drafts(bundle: Bundle, engine: Engine, rows: int) -> None:
 
 def writes_alone(bundle: Bundle, engine: str) -> None:
     async def run() -> list[Event]:
-        async with EdgeRuntime(bundle, None, threads=1, engine=engine) as runtime:
+        async with EdgeRuntime(bundle, None, RuntimeOptions(threads=1, engine=engine)) as runtime:
             return [event async for event in runtime.generate([5, 6, 7], max_new_tokens=6)]
 
     end = asyncio.run(run())[-1]

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from edge_runtime.answer.offline_drafter import TIMED_NODES, Guesses, guesses_for
+from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from edge_runtime.speed.controller import Mode
@@ -300,7 +301,7 @@ def test_guesses_want_the_drafters_own_target_and_its_server_half(folder: Path) 
 
 
 async def texts(bundle: Bundle, policy: Policy) -> tuple[list[int], bool]:
-    async with EdgeRuntime(bundle, None, policy=policy, threads=1) as runtime:
+    async with EdgeRuntime(bundle, None, RuntimeOptions(policy=policy, threads=1)) as runtime:
         events = [event async for event in runtime.generate(PROMPT, max_new_tokens=40)]
         return events[-1].token_ids, runtime._understudy.understudy._guesser is not None  # type: ignore[union-attr]
 
@@ -311,7 +312,7 @@ def test_a_device_alone_has_them(bundle: Bundle) -> None:
     bundle.path(SERVER_HALF_FILE).unlink()
     without, present = asyncio.run(texts(bundle, Policy(writer="device-only")))
     assert not present and with_them == without
-    linked = EdgeRuntime(bundle, "127.0.0.1:1", threads=1)._understudy.understudy
+    linked = EdgeRuntime(bundle, "127.0.0.1:1", RuntimeOptions(threads=1))._understudy.understudy
     linked.load()
     assert linked._guesser is None
 
@@ -373,7 +374,9 @@ def test_what_is_forgotten_is_given_back(bundle: Bundle) -> None:
 
 def test_the_users_choices_reach_them(bundle: Bundle) -> None:
     shape = TreeShape(nodes=2, depth=2)
-    runtime = EdgeRuntime(bundle, None, threads=1, shape=shape, lookup=False, mode="tree")
+    runtime = EdgeRuntime(
+        bundle, None, RuntimeOptions(threads=1, shape=shape, lookup=False), pinned=Pinned(mode="tree")
+    )
     runtime._understudy.understudy.load()
     guesser = runtime._understudy.understudy._guesser
     assert isinstance(guesser, Guesses) and guesser.controller.pinned is Mode.TREE

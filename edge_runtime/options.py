@@ -1,0 +1,94 @@
+"""What an app decides about its runtime and its answers, and what measurements pin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from edge_runtime.session.policy import Policy
+from edge_runtime.session.timeouts import Patience
+from edge_runtime.speed.controller import Mode
+from edge_runtime.speed.tuning import LARGEST
+from outrider_core.drafting.drafter import TreeShape
+from outrider_core.drafting.engines import Engine
+from outrider_core.drafting.row_cost import USUAL
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """What an app decides about a runtime.
+
+    Attributes:
+        policy: Who writes, and what becomes of text that the device wrote alone.
+        engine: "onnx", "executorch", an engine object, or None for the first that is in the bundle and installed.
+        threads: Threads of the drafter's engine and of the understudy's; 0 takes all cores.
+        shape: The largest draft trees.
+        lookup: Draft what followed when this text, or an earlier one of this runtime, stood at the same tokens.
+        patience: When to stop waiting; None for the defaults, without limits for a verifier in this process.
+        token: Bearer token of the verifier; never sent in clear text to another machine.
+        ca_file: PEM certificates to trust beside the system's.
+    """
+
+    policy: Policy = Policy()  # noqa: RUF009 - frozen
+    engine: str | Engine | None = None
+    threads: int = 0
+    shape: TreeShape = LARGEST
+    lookup: bool = True
+    patience: Patience | None = None
+    token: str | None = None
+    ca_file: str | Path | None = None
+
+
+class RuntimeKeywords(TypedDict, total=False):
+    """`RuntimeOptions` as keywords."""
+
+    policy: Policy
+    engine: str | Engine | None
+    threads: int
+    shape: TreeShape
+    lookup: bool
+    patience: Patience | None
+    token: str | None
+    ca_file: str | Path | None
+
+
+class AnswerKeywords(TypedDict, total=False):
+    """The keywords of `EdgeRuntime.generate`."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int | None
+    stop: str | Sequence[str]
+    response_format: Mapping[str, Any] | None
+    logit_bias: Mapping[int, float] | Mapping[str, float] | None
+    frequency_penalty: float
+    presence_penalty: float
+    tools: Sequence[dict[str, Any]]
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """Choices that a runtime otherwise makes by what it measures: for benchmarks and tests.
+
+    Attributes:
+        mode: Send trees or let the target stream; an understudy that writes alone obeys it too.
+        shaping: Send smaller trees than the largest when they bring more tokens per second.
+        ahead: Draft on while a verdict is awaited; None when that makes rounds shorter.
+        row_cost: What one row more adds to a step of the engine, as a share of it; None learns it.
+    """
+
+    mode: Mode | Literal["tree", "stream"] | None = None
+    shaping: bool = True
+    ahead: bool | None = None
+    row_cost: float | None = None
+
+
+#: sends trees of one shape, whatever they bring, and never drafts ahead: for measuring acceptance
+FIXED_TREES = Pinned(Mode.TREE, shaping=False, ahead=False, row_cost=USUAL)
