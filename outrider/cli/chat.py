@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from dataclasses import asdict
 
 from edge_runtime.context import ConversationTooLong
 from edge_runtime.link.transport import LinkMaker
+from edge_runtime.runtime import EdgeRuntime
 from outrider.cli.journal import Journal
-from outrider.cli.opening import open_runtime
 from outrider.cli.options import ChatOptions
 from outrider.cli.prompt import Interrupted, LineReader, interrupts
 from outrider.cli.reach import Reach
@@ -26,9 +25,9 @@ async def chat(options: ChatOptions, bundle: Bundle, server: str | LinkMaker | N
     messages, unfinished = journal.load()
     async with AsyncExitStack() as stack:
         stopped = stack.enter_context(interrupts())
-        runtime = await stack.enter_async_context(open_runtime(options.runtime, bundle, server))
-        watched = server if isinstance(server, str) and options.runtime.policy.writer != "device-only" else None
-        reach = Reach(runtime, watched, output.tell, options.give_up)
+        runtime = await stack.enter_async_context(EdgeRuntime(bundle, server, options.runtime()))
+        watched = server if isinstance(server, str) and options.policy != "device-only" else None
+        reach = Reach(runtime, watched, output.tell)
         lines, forgotten = LineReader(stopped), 0
         output.note(WELCOME)
         for message in messages:
@@ -44,7 +43,7 @@ async def chat(options: ChatOptions, bundle: Bundle, server: str | LinkMaker | N
                     return 0
                 messages.append({"role": "user", "content": question})
                 try:
-                    fitted = runtime.fit_messages(messages, options.answer.max_new_tokens)
+                    fitted = runtime.fit_messages(messages, options.max_tokens)
                 except ConversationTooLong as error:
                     messages.pop()
                     output.tell(str(error))
@@ -52,7 +51,7 @@ async def chat(options: ChatOptions, bundle: Bundle, server: str | LinkMaker | N
                 if len(fitted.dropped) > forgotten:
                     forgotten = len(fitted.dropped)
                     output.tell(f"the context is full: the model no longer sees the first {forgotten} messages")
-                events = runtime.generate(fitted.messages, **asdict(options.answer))
+                events = runtime.generate(fitted.messages, **options.answer())
             resumed, unfinished = unfinished is not None, None
 
             def keep() -> None:
@@ -60,9 +59,7 @@ async def chat(options: ChatOptions, bundle: Bundle, server: str | LinkMaker | N
                     journal.save(messages, runtime.record())
 
             try:
-                event = await show_answer(
-                    runtime, events, output, reach, stopped, local=options.runtime.local is not None, each=keep
-                )
+                event = await show_answer(runtime, events, output, reach, stopped, local=options.local, each=keep)
             except ValueError as error:
                 if not resumed:
                     raise

@@ -14,10 +14,11 @@ from rich.console import Console
 from edge_runtime.answer.threads import DrafterFailed
 from edge_runtime.link.transport import LinkMaker
 from edge_runtime.link.websocket import EngineFailed, LinkRefused, in_clear_text
+from edge_runtime.runtime import EdgeRuntime
 from outrider.cli.arguments import parse
 from outrider.cli.chat import chat
 from outrider.cli.generate import generate
-from outrider.cli.opening import CommandError, open_runtime, open_server
+from outrider.cli.opening import CommandError, open_server
 from outrider.cli.options import ChatOptions, DoctorOptions, GenerateOptions, Options, ServeOptions
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
 from outrider_core.serving import bind, in_url, is_loopback
@@ -45,11 +46,11 @@ def run(options: Options) -> int:
     """Raises one of EXPECTED."""
     if isinstance(options, DoctorOptions):
         return doctor(options)
-    bundle = open_bundle(options.runtime.device.bundle)
-    address = options.runtime.device.server
-    if address and options.runtime.policy.writer != "device-only" and in_clear_text(address):
+    bundle = open_bundle(options.bundle)
+    address = options.server
+    if address and options.policy != "device-only" and in_clear_text(address):
         print(f"note: {address} is asked in clear text: others on the way can read along; use wss://", file=sys.stderr)
-    with open_server(options.runtime, bundle) as server:
+    with open_server(options, bundle) as server:
         match options:
             case GenerateOptions():
                 return asyncio.run(generate(options, bundle, server))
@@ -64,10 +65,10 @@ async def serve(options: ServeOptions, bundle: Bundle, server: str | LinkMaker |
         from outrider.cli.serve import Endpoint, run
     except ImportError as error:
         raise CommandError(f"serve needs {error.name or error}; run: pip install 'outrider[serve]'") from None
-    if not is_loopback(options.host) and not options.key:
-        raise CommandError(f"{options.host} is open to other machines; give --key too, or serve on 127.0.0.1")
-    runtime = open_runtime(options.runtime, bundle, server)
-    endpoint = Endpoint(runtime, unverified=options.unverified, origins=options.origins, key=options.key)
+    if not is_loopback(options.host) and not options.api_key:
+        raise CommandError(f"{options.host} is open to other machines; give --api-key too, or serve on 127.0.0.1")
+    runtime = EdgeRuntime(bundle, server, options.runtime(lookup=not options.no_lookup))
+    endpoint = Endpoint(runtime, unverified=options.unverified, origins=options.allow_origin, key=options.api_key)
     try:
         bound = bind(options.host, options.port)
     except OSError as error:
@@ -81,15 +82,15 @@ async def serve(options: ServeOptions, bundle: Bundle, server: str | LinkMaker |
 def doctor(options: DoctorOptions) -> int:
     from outrider.cli.doctor import examine, show
 
-    console, device = Console(stderr=options.json), options.device
+    console = Console(stderr=options.json)
     findings = asyncio.run(
         examine(
-            device.bundle,
-            device.server,
-            token=device.token,
-            ca_file=device.ca_file,
-            engine=device.engine,
-            threads=device.threads,
+            options.bundle,
+            options.server,
+            token=options.token,
+            ca_file=options.ca_file,
+            engine=options.engine,
+            threads=options.threads,
             tell=lambda finding: None if options.json else show([finding], console),
         )
     )

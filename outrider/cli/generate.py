@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 
 from edge_runtime.link.transport import LinkMaker
-from outrider.cli.opening import open_runtime
+from edge_runtime.runtime import EdgeRuntime
 from outrider.cli.options import GenerateOptions
 from outrider.cli.prompt import interrupts
 from outrider.cli.reach import Reach
@@ -17,22 +17,22 @@ from outrider_core.drafting.bundle import Bundle
 
 #: exit status where a server was given and verified nothing
 UNVERIFIED = 3
-OFFLINE = "nobody is asked: everything below is the device's own, unverified text"
+OFFLINE = "offline: all text below was written on this device and is unverified"
 
 
 async def generate(options: GenerateOptions, bundle: Bundle, server: str | LinkMaker | None) -> int:
     """Returns the exit status."""
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     output = Output.standard(json=options.json)
-    asked = server if isinstance(server, str) and options.runtime.policy.writer != "device-only" else None
+    asked = server if isinstance(server, str) and options.policy != "device-only" else None
     async with AsyncExitStack() as stack:
         stopped = stack.enter_context(interrupts())
-        runtime = await stack.enter_async_context(open_runtime(options.runtime, bundle, server))
+        runtime = await stack.enter_async_context(EdgeRuntime(bundle, server, options.runtime()))
         if server is None:
             output.note(OFFLINE)
-        reach = Reach(runtime, asked, output.tell, options.give_up)
-        events = runtime.generate([{"role": "user", "content": prompt}], **asdict(options.answer))
-        event = await show_answer(runtime, events, output, reach, stopped, local=options.runtime.local is not None)
+        reach = Reach(runtime, asked, output.tell, options.give_up, "--give-up")
+        events = runtime.generate([{"role": "user", "content": prompt}], **options.answer(options.stop))
+        event = await show_answer(runtime, events, output, reach, stopped, local=options.local)
         if event is None and not reach.gave_up:
             return 130
         if event and options.json:

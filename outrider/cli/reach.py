@@ -17,6 +17,7 @@ class Reach:
     """Watches the link of a runtime for a user. server: as the user wrote it; None: there is nothing to watch.
 
     give_up: seconds without a connection after which an answer ends; None: the runtime's patience decides.
+    flag: the one that sets it, for the notice; "" if the command has none.
     """
 
     def __init__(
@@ -25,8 +26,10 @@ class Reach:
         server: str | None,
         tell: Callable[[str], None],
         give_up: float | None = None,
+        flag: str = "",
     ) -> None:
         self._runtime, self._server, self._tell, self._give_up = runtime, server, tell, give_up
+        self._hint = f" ({flag})" if flag else ""
         self._told = False
         self.gave_up = False
 
@@ -39,7 +42,7 @@ class Reach:
     @property
     def _patience(self) -> str:
         seconds = self._runtime.patience.offline if self._give_up is None else self._give_up
-        return f"an answer that cannot go on without it waits {seconds:g} s at most (--give-up)"
+        return f"an answer that cannot go on without it waits {seconds:g} s at most{self._hint}"
 
     async def watch(self, stopped: asyncio.Event) -> None:
         """While an answer is on its way: say once what is wrong, and set `stopped` where it is given up."""

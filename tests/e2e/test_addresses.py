@@ -41,7 +41,7 @@ def test_localhost_is_served_on_both_of_its_addresses(command: str, folders: Fol
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OUTRIDER_KEY": "", "OUTRIDER_CACHE": str(folders[0].parent / "cache")},
+        env={**os.environ, "OUTRIDER_API_KEY": "", "OUTRIDER_CACHE": str(folders[0].parent / "cache")},
     )
     try:
         assert process.stdout is not None

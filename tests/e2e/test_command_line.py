@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 from edge_runtime.session.timeouts import Patience
 from outrider.cli import COMMANDS, device, main
-from outrider.cli.arguments import parse
+from outrider.cli.arguments import COMMANDS as DEVICE_COMMANDS
+from outrider.cli.arguments import build_parsers, parse
 from outrider.cli.options import ChatOptions, GenerateOptions, ServeOptions
 from outrider.cli.serve import Endpoint
 
@@ -29,12 +31,9 @@ def generate(*arguments: str) -> GenerateOptions:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--max-new-tokens", "0"], "--max-new-tokens: must be a whole number, at least 1, not '0'"),
-        (["--max-new-tokens", "-4"], "--max-new-tokens"),
+        (["--max-tokens", "0"], "--max-tokens: must be a whole number, at least 1, not '0'"),
+        (["--max-tokens", "-4"], "--max-tokens"),
         (["--threads", "-1"], "--threads: must be a whole number, at least 0"),
-        (["--nodes", "0"], "--nodes: must be"),
-        (["--nodes", "1000"], "a tree needs 1.."),
-        (["--depth", "0"], "--depth: must be"),
         (["--temperature", "-1"], "temperature must be at least 0"),
         (["--top-p", "7"], "top_p must be above 0 and at most 1, not 7.0"),
         (["--seed", "-1"], "seed must be"),
@@ -50,18 +49,33 @@ def test_a_wrong_figure_is_refused_by_name(arguments: list[str], text: str, caps
 
 def test_a_stop_string_does_not_swallow_the_prompt() -> None:
     options = generate("--stop", "blue", "question", "--stop", "green")
-    assert options.answer.stop == ["blue", "green"] and options.prompt == "question"
+    assert options.stop == ("blue", "green") and options.prompt == "question"
 
 
 def test_options_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_TOKEN", "secret")
-    options = generate("--local", "--target", "my/model", "--policy", "cloud-only", "--nodes", "9", "hi")
-    assert options.runtime.device.token == "secret" and options.runtime.local is not None
-    assert options.runtime.local.target == "my/model" and options.runtime.policy.writer == "cloud-only"
-    assert options.runtime.shape.nodes == 9 and options.answer.max_new_tokens == 256 and options.give_up is None
-    monkeypatch.setenv("OUTRIDER_KEY", "key")
+    options = generate("--local", "--model", "my/model", "--policy", "cloud-only", "--threads", "3", "hi")
+    assert options.local and options.model == "my/model" and options.give_up is None
+    runtime = options.runtime()
+    assert runtime.token == "secret" and runtime.policy.writer == "cloud-only" and runtime.threads == 3
+    assert options.answer(options.stop)["max_new_tokens"] == 256
+    monkeypatch.setenv("OUTRIDER_API_KEY", "key")
     serve = parse(["serve", "--server", "127.0.0.1:1"], "outrider")
-    assert isinstance(serve, ServeOptions) and serve.key == "key" and serve.runtime.local is None
+    assert isinstance(serve, ServeOptions) and serve.api_key == "key" and not serve.local
+
+
+@pytest.mark.parametrize(("command", "limit"), [("chat", 20), ("serve", 20), ("generate", 22), ("doctor", 7)])
+def test_a_command_has_few_flags(command: str, limit: int) -> None:
+    _, commands = build_parsers("outrider")
+    flags = [action for action in commands[command]._actions if action.option_strings and action.dest != "help"]
+    assert len(flags) <= limit
+
+
+def test_flags_are_the_fields_of_the_options() -> None:
+    _, commands = build_parsers("outrider")
+    for name, command in commands.items():
+        given = {action.dest for action in command._actions} - {"help"}
+        assert given == {each.name for each in fields(DEVICE_COMMANDS[name].options)}
 
 
 def test_a_journal_without_a_folder_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,14 +145,14 @@ def test_loopback_needs_no_key(
     except OSError:
         pytest.skip(f"this machine has no {host}")
 
-    monkeypatch.delenv("OUTRIDER_KEY", raising=False)
+    monkeypatch.delenv("OUTRIDER_API_KEY", raising=False)
     monkeypatch.setattr("outrider.cli.serve.run", run)
     assert device.main(["serve", "--bundle", str(folders[2]), "--host", host, "--port", "0"]) == 0
     assert {address[0] for address in served} == {each[4][0] for each in socket.getaddrinfo(host, 0)}
     (port,) = {address[1] for address in served}
     assert port and f"http://{shown}:{port}/v1" in capsys.readouterr().err
     assert device.main(["serve", "--bundle", str(folders[2]), "--host", "0.0.0.0"]) == 1
-    assert "0.0.0.0 is open to other machines; give --key" in capsys.readouterr().err
+    assert "0.0.0.0 is open to other machines; give --api-key" in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_said_and_nothing_else(capsys: pytest.CaptureFixture[str], folders: Folders) -> None:

@@ -262,7 +262,7 @@ def test_command_line_answers_and_fails_clearly(verifier: VerifierProcess) -> No
         )  # fmt: skip
 
     good = command(
-        "generate", "--bundle", str(BUNDLE), "--server", verifier.address, "--json", "--max-new-tokens", "8",
+        "generate", "--bundle", str(BUNDLE), "--server", verifier.address, "--json", "--max-tokens", "8",
         "What is the capital of Japan?",
     )  # fmt: skip
     assert good.returncode == 0, good.stderr
@@ -274,7 +274,7 @@ def test_command_line_answers_and_fails_clearly(verifier: VerifierProcess) -> No
 def test_chat_answers_line_by_line(verifier: VerifierProcess) -> None:
     command = [sys.executable, "-m", "edge_runtime", "chat", "--bundle", str(BUNDLE), "--server", verifier.address]
     done = subprocess.run(
-        [*command, "--max-new-tokens", "8"], input="What is the capital of Japan?\nAnd of Italy?\n\n", text=True,
+        [*command, "--max-tokens", "8"], input="What is the capital of Japan?\nAnd of Italy?\n\n", text=True,
         capture_output=True, cwd=ROOT, timeout=HANG,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -351,7 +351,7 @@ def command(folder: Path, *arguments: str, before: str = "") -> subprocess.Compl
 
 def test_command_finds_target_and_drafter_by_the_bundle(folders: Folders) -> None:
     """Run where drafters/ is; only the answer is on stdout, nothing on stderr but the answer as it grew."""
-    arguments = ("--bundle", "bundle", "--dtype", "float64", "--max-new-tokens", str(MAX_NEW))
+    arguments = ("--bundle", "bundle", "--dtype", "float64", "--max-tokens", str(MAX_NEW))
     done = command(folders.bundle.parent, "generate", "--local", *arguments, "--json", "w20 w21 w22")
     assert done.returncode == 0, done.stderr
     end = json.loads(done.stdout)
@@ -364,7 +364,7 @@ def test_command_finds_target_and_drafter_by_the_bundle(folders: Folders) -> Non
     ("arguments", "before", "status", "text"),
     [
         (["--local", "--server", "127.0.0.1:1"], "", 2, "argument --server: not allowed with argument --local"),
-        (["--target", "x"], "", 2, "--target says what --local loads; give --local too"),
+        (["--model", "x"], "", 2, "--model says what --local loads; give --local too"),
         (
             ["--local"],
             "sys.modules['onnx'] = sys.modules['filelock'] = sys.modules['structlog'] = None",
@@ -372,7 +372,7 @@ def test_command_finds_target_and_drafter_by_the_bundle(folders: Folders) -> Non
             "needs structlog, which is not here; run: pip install 'outrider[local]'",
         ),
         (["--local", "--dtype", "float32"], "sys.modules['torch'] = None", 1, "run: pip install 'outrider[torch]'"),
-        (["--local", "--target", "/nowhere"], "", 1, "/nowhere: no such folder"),
+        (["--local", "--model", "/nowhere"], "", 1, "/nowhere: no such folder"),
         (["--local", "--drafter", "/nowhere"], "", 1, "so this is not a drafter folder"),
     ],
 )
@@ -389,7 +389,7 @@ def test_command_says_what_is_wrong(
 @pytest.mark.skipif(not (BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run the tests with: make test")
 def test_default_model_on_the_command_line() -> None:
     question = "What is the capital of Japan?"
-    done = command(ROOT, "generate", "--local", "--json", "--max-new-tokens", "24", question)
+    done = command(ROOT, "generate", "--local", "--json", "--max-tokens", "24", question)
     assert done.returncode == 0, done.stderr
     end = json.loads(done.stdout)
     assert "Tokyo" in end["verified_text"] and end["text"] == end["verified_text"]
@@ -405,14 +405,14 @@ def test_default_model_takes_no_torch() -> None:
         "import atexit; atexit.register(lambda: print(sorted({'torch', 'transformers'} & set(sys.modules)), "
         "file=sys.stderr))"
     )
-    done = command(ROOT, "generate", "--local", "--max-new-tokens", "2", "Hello", before=watch)
+    done = command(ROOT, "generate", "--local", "--max-tokens", "2", "Hello", before=watch)
     assert done.returncode == 0 and done.stderr.splitlines()[-1] == "[]", done.stderr
 
 
 @pytest.mark.skipif(not (BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run the tests with: make test")
 def test_default_model_talks_turn_by_turn() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "edge_runtime", "chat", "--local", "--max-new-tokens", "8"],
+        [sys.executable, "-m", "edge_runtime", "chat", "--local", "--max-tokens", "8"],
         text=True,
         input="What is the capital of Japan?\nAnd of Italy?\n\n",
         capture_output=True,

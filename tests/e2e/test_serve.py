@@ -393,7 +393,7 @@ def test_the_command_serves_and_ends_with_a_signal(folders: Folders, bundle: Bun
             "--threads",
             "1",
         ]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "OUTRIDER_KEY": ""})
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "OUTRIDER_API_KEY": ""})
         try:
             url, end = f"http://127.0.0.1:{port}", time.monotonic() + HANG
             while True:
@@ -416,5 +416,5 @@ def test_the_command_serves_and_ends_with_a_signal(folders: Folders, bundle: Bun
 
 def test_an_open_address_wants_a_key(folders: Folders) -> None:
     command = [sys.executable, "-m", "edge_runtime", "serve", "--bundle", str(folders[2]), "--host", "0.0.0.0"]
-    ended = subprocess.run(command, capture_output=True, timeout=HANG, env={**os.environ, "OUTRIDER_KEY": ""})
-    assert ended.returncode == 1 and b"--key" in ended.stderr
+    ended = subprocess.run(command, capture_output=True, timeout=HANG, env={**os.environ, "OUTRIDER_API_KEY": ""})
+    assert ended.returncode == 1 and b"--api-key" in ended.stderr

@@ -213,7 +213,7 @@ def test_an_answer_of_another_model_in_the_journal_does_not_end_the_chat(folders
     messages = [{"role": "user", "content": "w5"}]
     journal.write_text(json.dumps({"messages": messages, "answer": {"target": "another"}}))
     command = [sys.executable, "-m", "edge_runtime", "chat", "--bundle", str(folders[2]), "--threads", "1",
-               "--max-new-tokens", "8", "--journal", str(journal)]  # fmt: skip
+               "--max-tokens", "8", "--journal", str(journal)]  # fmt: skip
     done = subprocess.run(command, input="w9\n", capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0 and "cannot go on with the answer that was cut off" in done.stderr
     kept = json.loads(journal.read_text())
@@ -222,7 +222,7 @@ def test_an_answer_of_another_model_in_the_journal_does_not_end_the_chat(folders
 
 def start_chat(bundle: Path, server: str, journal: Path, question: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "edge_runtime", "chat", "--bundle", str(bundle), "--server", server, "--threads",
-               "1", "--max-new-tokens", "40", "--journal", str(journal), "--mode", "tree"]  # fmt: skip
+               "1", "--max-tokens", "40", "--journal", str(journal)]  # fmt: skip
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdin
     process.stdin.write(question.encode())
@@ -295,7 +295,7 @@ def test_a_chat_whose_context_is_full_goes_on(folders: Folders, tmp_path: Path) 
     turns = [{"role": ("user", "assistant")[i % 2], "content": "w9 " * 70} for i in range(8)]
     journal.write_text(json.dumps({"messages": turns, "answer": None}))
     command = [sys.executable, "-m", "outrider", "chat", "--bundle", str(folders[2]), "--threads", "1",
-               "--max-new-tokens", "8", "--journal", str(journal)]  # fmt: skip
+               "--max-tokens", "8", "--journal", str(journal)]  # fmt: skip
     lines = ["w5 w6", "w7 " * 300, "w8"]
     done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
@@ -350,7 +350,7 @@ def test_a_pipe_gets_the_answer_alone_in_one_line(folders: Folders, bundle: Bund
     )
     with serve(make_verifier(folders)) as address:
         command = [sys.executable, "-m", "outrider", "generate", "--bundle", str(folders[2]), "--server", address,
-                   "--threads", "1", "--max-new-tokens", "40", question]  # fmt: skip
+                   "--threads", "1", "--max-tokens", "40", question]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0 and len(truth) > 80
     assert done.stdout == truth + "\n" and "verified tokens" in done.stderr

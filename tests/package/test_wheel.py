@@ -150,7 +150,7 @@ def verifier(installed: Installed, root: Path) -> Iterator[str]:
 
 def test_the_installed_command_answers_through_its_own_verifier(installed: Installed, bundle: Path) -> None:
     with verifier(installed, bundle) as address:
-        asked = ("generate", "--bundle", str(bundle / "bundle"), "--server", address, "--max-new-tokens", "8", "--json")
+        asked = ("generate", "--bundle", str(bundle / "bundle"), "--server", address, "--max-tokens", "8", "--json")
         done = installed.run("outrider", *asked, "w5 w9 w11")
     assert done.returncode == 0, done.stderr
     assert '"reason": "length"' in done.stdout and '"tokens": 8' in done.stdout
@@ -167,7 +167,7 @@ def test_the_device_installs_without_torch_and_works_offline(
     listed = device.run("python", "-c", "import importlib.util as i; print(i.find_spec('torch'))")
     assert listed.stdout == "None\n"
     shutil.copytree(bundle / "bundle", tmp_path / "bundle")
-    done = device.run("outrider", "generate", "--bundle", "bundle", "--max-new-tokens", "4", "--json", "w5 w9")
+    done = device.run("outrider", "generate", "--bundle", "bundle", "--max-tokens", "4", "--json", "w5 w9")
     assert done.returncode == 0 and '"provisional": 4' in done.stdout, done.stderr
     done = device.run("outrider", "verifier")
     assert done.returncode == 1 and "pip install 'outrider[cloud]'" in done.stderr
@@ -186,7 +186,7 @@ def test_target_and_drafter_in_one_process_without_torch(distributions: Distribu
         "python", "-c", "import importlib.util as i; print(i.find_spec('torch'), i.find_spec('transformers'))"
     )
     assert listed.stdout == "None None\n"
-    asked = ("generate", "--local", "--bundle", str(BUNDLE), "--max-new-tokens", "24", "--json")
+    asked = ("generate", "--local", "--bundle", str(BUNDLE), "--max-tokens", "24", "--json")
     texts = []
     for first in (True, False):
         done = local.run("outrider", *asked, "What is the capital of Japan?", timeout=300)
