@@ -31,6 +31,8 @@ def open_server(options: WritingOptions, bundle: Bundle) -> AbstractContextManag
     try:
         dtype, threads = options.dtype or "auto", options.threads
         with Bar(Console(stderr=True), "loading the target") as bar:
-            return LocalVerifier.load(bundle, options.model, options.drafter, dtype=dtype, threads=threads, progress=bar)
+            return LocalVerifier.load(
+                bundle, options.model, options.drafter, dtype=dtype, threads=threads, progress=bar
+            )
     except (TargetError, DrafterError) as error:
         raise CommandError(str(error)) from None
