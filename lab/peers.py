@@ -384,7 +384,7 @@ def open_llamas(options: argparse.Namespace, threads: int, stack: ExitStack) -> 
     The stack closes them.
     """
     gguf = options.gguf or TargetSource.resolve(options.target).path
-    if not gguf.is_file():
+    if options.gguf is None and not gguf.is_file():
         if options.llama_python:
             raise PeerError(f"{options.target} is not made from a GGUF file; give --gguf FILE for llama.cpp")
         return [], f"{options.target} is not made from a GGUF file; give --gguf FILE"
