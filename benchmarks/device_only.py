@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.command import Figures, common_arguments, conclude
 from benchmarks.questions import as_question, read_questions
-from edge_runtime.answer.offline_drafter import guesses_for
+from edge_runtime.answer.offline_drafter import offline_drafter_for
 from edge_runtime.blocking import BlockingRuntime
 from edge_runtime.events import Finished
 from edge_runtime.options import Pinned, RuntimeOptions
@@ -55,7 +55,7 @@ def measure(options: argparse.Namespace, console: Console) -> Figures:
     if not bundle.has_understudy:
         raise ValueError(f"{options.bundle} carries no understudy; write one that does: export bundle --understudy")
     model = open_target_bundle(bundle.folder / UNDERSTUDY_FOLDER).config
-    if guesses_for(bundle, open_engine(bundle, None), model) is None:
+    if offline_drafter_for(bundle, open_engine(bundle, None), model) is None:
         raise ValueError(
             f"{options.bundle} lets nothing be guessed: export it again, with the target as its understudy"
         )

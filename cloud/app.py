@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from cloud.server.close_codes import CloseCode
 from cloud.server.device_socket import DeviceSocket
-from cloud.server.limits import WAITING, Account, Gate, Refusal
+from cloud.server.limits import WAITING, Account, Gate, RefusalReason
 from cloud.server.openai import EngineBackend
 from cloud.server.page import page_routes
 from cloud.server.service import Verifier
@@ -116,7 +116,7 @@ class App:
         if not local or FORWARDED & set(request.headers.keys()) or self._pages.rebound(request.headers):
             account = self.account(request)
             if (local and not required) or account is None or self._metrics_account not in ("", account.name):
-                self.gate.refused(Refusal.TOKEN)
+                self.gate.refused(RefusalReason.TOKEN)
                 return PlainTextResponse(
                     "a token that may read metrics is needed\n", 401, {"WWW-Authenticate": "Bearer"}
                 )
@@ -132,35 +132,35 @@ class App:
         """The account of an HTTP request. Raises ApiError 401 or 403."""
         read_by_page = request.scope["method"] == "GET" and _is_local(request)  # browsers name the Origin of all else
         if self._pages.foreign(request.headers) or (read_by_page and self._pages.rebound(request.headers)):
-            self.gate.refused(Refusal.ORIGIN)
+            self.gate.refused(RefusalReason.ORIGIN)
             raise ApiError(403, FOREIGN, code="origin_not_allowed")
         account = self.account(request)
         if account is None:
-            self.gate.refused(Refusal.TOKEN)
+            self.gate.refused(RefusalReason.TOKEN)
             raise ApiError(401, TOKEN_NEEDED, code="invalid_api_key")
         return account
 
-    def _refusal(self, websocket: WebSocket, account: Account | None) -> tuple[Refusal, int, str] | None:
+    def _refusal(self, websocket: WebSocket, account: Account | None) -> tuple[RefusalReason, int, str] | None:
         """Why a handshake is refused, with HTTP status and text; None if it is not."""
         if not self.verifier.ready:
-            return Refusal.NOT_READY, 503, "not ready"
+            return RefusalReason.NOT_READY, 503, "not ready"
         if self._pages.foreign(websocket.headers):
-            return Refusal.ORIGIN, 403, FOREIGN
+            return RefusalReason.ORIGIN, 403, FOREIGN
         if account is None:
-            return Refusal.TOKEN, 401, TOKEN_NEEDED
+            return RefusalReason.TOKEN, 401, TOKEN_NEEDED
         if account.crowded:
-            return Refusal.ACCOUNT, 429, "all connections of this token are taken; close one"
+            return RefusalReason.ACCOUNT, 429, "all connections of this token are taken; close one"
         if len(self.sockets) >= self.gate.max_connections:
-            return Refusal.CONNECTIONS, 503, "all connections of this verifier are taken; try again later"
+            return RefusalReason.CONNECTIONS, 503, "all connections of this verifier are taken; try again later"
         if SUBPROTOCOL not in websocket.scope["subprotocols"]:
-            return Refusal.SUBPROTOCOL, 400, f"WebSocket subprotocol {SUBPROTOCOL} is required"
+            return RefusalReason.SUBPROTOCOL, 400, f"WebSocket subprotocol {SUBPROTOCOL} is required"
         return None
 
     async def _verify(self, websocket: WebSocket) -> None:
         account = self.account(websocket)
         refusal = self._refusal(websocket, account)
         if refusal is not None or account is None:
-            reason, status, text = refusal or (Refusal.TOKEN, 401, TOKEN_NEEDED)
+            reason, status, text = refusal or (RefusalReason.TOKEN, 401, TOKEN_NEEDED)
             self.gate.refused(reason)
             await websocket.send_denial_response(PlainTextResponse(text + "\n", status))
             return

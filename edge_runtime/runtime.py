@@ -16,7 +16,7 @@ from typing import Any, Unpack
 from edge_runtime.answer.answer import Answer
 from edge_runtime.answer.constraints import ConstraintSupport
 from edge_runtime.answer.inbox import InboxEvent
-from edge_runtime.answer.offline_drafter import guesses_for, understudy_of
+from edge_runtime.answer.offline_drafter import offline_drafter_for, understudy_of
 from edge_runtime.answer.threads import DrafterThread, UnderstudyThread
 from edge_runtime.arguments import checked_length, checked_sampling, checked_stops
 from edge_runtime.context import FittedMessages, fit_messages
@@ -98,11 +98,11 @@ class EdgeRuntime:
         self._link_task: asyncio.Task[None] | None = None
         self._worker = DrafterThread(self.drafter)
         self._support = ConstraintSupport(bundle.tokenizer, manifest.vocab_size, manifest.eos_ids)
-        guesses = partial(
-            guesses_for, bundle, engine, shape=options.shape, lookup=options.lookup, mode=self.controller.pinned
+        drafter_for = partial(
+            offline_drafter_for, bundle, engine, shape=options.shape, lookup=options.lookup, mode=self.controller.pinned
         )
         offline = self.policy.writer is WhoWrites.DEVICE_ONLY
-        self._understudy = UnderstudyThread(understudy_of(bundle, threads, guesses if offline else None))
+        self._understudy = UnderstudyThread(understudy_of(bundle, threads, drafter_for if offline else None))
         self._session_id = secrets.token_bytes(16)
         self._text: list[int] = []  # committed tokens of the last answer and its conversation
         self._rows_seen = RowsSeen()  # of `_text`

@@ -37,7 +37,7 @@ python -m export train --prompts prompts.jsonl --output-dir drafters/mine
 
 
 @dataclass(frozen=True)
-class Command:
+class ExportCommand:
     """A command of `export`. run: returns its exit status, None for 0."""
 
     options: type
@@ -175,7 +175,7 @@ def run_ngrams(options: NgramsOptions) -> None:
 
 #: beside `train`, whose options depend on its preset
 COMMANDS = {
-    "ngrams": Command(
+    "ngrams": ExportCommand(
         NgramsOptions,
         run_ngrams,
         "count what usually follows in a target's answers",
@@ -183,35 +183,35 @@ COMMANDS = {
         "drafter: the verifier's streams foresee by it what their texts do not repeat. `train` does this by itself; "
         "for an imported drafter, or with more answers, run it. No torch.",
     ),
-    "import": Command(
+    "import": ExportCommand(
         ImportOptions,
         run_import,
         "turn a published MoA checkpoint into a drafter folder",
         "Read a checkpoint in the layout of the MoA authors' code (safetensors) and write a drafter folder "
         "that `bundle` and the verifier take.",
     ),
-    "bundle": Command(
+    "bundle": ExportCommand(
         BundleOptions,
         run_bundle,
         "write the folder an app ships",
         "Export the drafter's device half for ONNX Runtime and ExecuTorch, compare it with the eager model "
         "and put tokenizer, chat template and manifest beside it. After Ctrl-C the same command goes on.",
     ),
-    "check": Command(
+    "check": ExportCommand(
         CheckOptions,
         run_check,
         "prove a bundle again",
         "Verify hashes and metadata, compare every engine with the eager drafter on a fixed prompt set "
         "and measure acceptance length through a real verifier. Exits 1 if a bound of the manifest is broken.",
     ),
-    "bench": Command(
+    "bench": ExportCommand(
         BenchOptions,
         run_bench,
         "measure a bundle's engines on this machine",
         "Load time, peak memory and step times by width and context, beside the time that memory bandwidth "
         "alone would take. Figures go into the bundle's report.json and report.md.",
     ),
-    "target": Command(
+    "target": ExportCommand(
         TargetOptions,
         run_target,
         "make the copy of a target that a CPU serves",

@@ -9,7 +9,7 @@ from cloud.engine.features import MOST_LACKING, STREAMED_ROWS
 from cloud.engine.kvpool import KVPool
 from cloud.engine.outcome import StepOutcome
 from cloud.engine.request import EngineRequest
-from cloud.engine.sessions import SessionRecord, Settled
+from cloud.engine.sessions import SessionRecord, SettledRound
 from outrider_core.protocol.wire import FINISH_NONE, Generate, Open, Verdict, Verify
 
 _MAX_MICROSECONDS = 2**31 - 1
@@ -50,7 +50,7 @@ class RoundReplies:
         rows = self._rows(session, base_len + len(path.accepted), 1 + len(path.accepted))
         verdict = self._verdict(request, message, base_len, path, rows)
         session.seq = message.seq
-        session.settled = Settled(message, verdict, tuple(session.tokens[base_len:]))
+        session.settled = SettledRound(message, verdict, tuple(session.tokens[base_len:]))
         session.answered = time.perf_counter()
         session.round = None
         request.answer(verdict)

@@ -24,7 +24,7 @@ LEAST_SHARED = 64
 
 
 @dataclass(frozen=True)
-class Settled:
+class SettledRound:
     """The last VERIFY that was answered, its verdict and the tokens it committed: a retry gets the same verdict."""
 
     request: Verify
@@ -57,7 +57,7 @@ class SessionRecord:
     seq: int
     rows: PackedRows
     rules: Rules | None = None
-    settled: Settled | None = None
+    settled: SettledRound | None = None
     rows_due: int = 0
     account: str = ""
     answered: float = 0.0  # when its last verdict went out (time.perf_counter)

@@ -135,7 +135,7 @@ class Account:
         return hashlib.blake2b(session, digest_size=16, key=hashlib.sha256(self.name.encode()).digest()).digest()
 
 
-class Refusal(StrEnum):
+class RefusalReason(StrEnum):
     """Why a handshake, request or socket was refused or cut; the label of `outrider:refused_total`."""
 
     NOT_READY = "not_ready"
@@ -172,10 +172,10 @@ class Gate:
         """Count a socket that has just been accepted. False: it is to be cut, and was not counted."""
         address = protocol.address
         if self._total >= self.most_sockets:
-            self.refused(Refusal.DESCRIPTORS)
+            self.refused(RefusalReason.DESCRIPTORS)
             return False
         if self._per_address and self._sockets[address] >= self._per_address:
-            self.refused(Refusal.ADDRESS)
+            self.refused(RefusalReason.ADDRESS)
             return False
         self._sockets[address] += 1
         self._total += 1

@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection
 
 from cloud.engine.acceptance import Chances
 from cloud.server.completion import RETRY_SECONDS, CompletionRecord, EngineSession
-from cloud.server.limits import BYTES_PER_TOKEN, Account, Gate, Refusal
+from cloud.server.limits import BYTES_PER_TOKEN, Account, Gate, RefusalReason
 from cloud.server.service import Verifier
 from cloud.server.tokenizing import FairWorker
 from cloud.telemetry import log
@@ -62,7 +62,7 @@ class EngineBackend:
             text = "the server accepts no requests now; try again or use another"
             raise ApiError(503, text, None, "not_ready", RETRY_SECONDS)
         if account.busy:
-            self.gate.refused(Refusal.SESSIONS)
+            self.gate.refused(RefusalReason.SESSIONS)
             text = f"this token's {account.limits.sessions} sessions are all in use"
             raise ApiError(429, text, None, "rate_limit_exceeded", RETRY_SECONDS)
         self.charge(account, 0)  # read and tokenise nothing for an account over its limits
@@ -71,7 +71,7 @@ class EngineBackend:
     def charge(self, account: Account, prompt: int) -> None:
         """Charge a prompt's tokens. Each token written counts as a verify, charged when it comes. Raises ApiError."""
         if wait := account.charge(prefill=prompt, verifies=0):
-            self.gate.refused(Refusal.RATE)
+            self.gate.refused(RefusalReason.RATE)
             text = "over this token's limit of tokens per second"
             raise ApiError(429, text, None, "rate_limit_exceeded", math.ceil(wait))
 
@@ -81,7 +81,7 @@ class EngineBackend:
         if not ids:
             raise ApiError(400, "the chat template makes an empty prompt of these messages", "messages")
         if len(ids) >= (context := self.verifier.max_context):
-            self.gate.refused(Refusal.TOO_LONG)
+            self.gate.refused(RefusalReason.TOO_LONG)
             text = f"the prompt has {len(ids)} tokens; at most {context - 1} fit this server's context"
             raise ApiError(400, text, "messages", "context_length_exceeded")
         if max(ids) >= self.verifier.vocab_size:  # would fail the step of every session

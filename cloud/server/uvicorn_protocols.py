@@ -16,7 +16,7 @@ from cloud.server.limits import (
     Account,
     Bucket,
     Gate,
-    Refusal,
+    RefusalReason,
 )
 from outrider_core.http_protocol import LAST_READ, SocketDeadline
 
@@ -75,7 +75,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         else:
             self._message.lift()
         if not self._waiting.hold(held):
-            self._fail(Refusal.WAITING, "too many unfinished messages of this token")
+            self._fail(RefusalReason.WAITING, "too many unfinished messages of this token")
 
     def send_receive_event_to_app(self) -> None:
         super().send_receive_event_to_app()
@@ -87,9 +87,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._message.lift()
             self._message.keep("message", self._gate.message_seconds)
         else:
-            self._fail(Refusal.SLOW_MESSAGE, "a message was not finished in time")
+            self._fail(RefusalReason.SLOW_MESSAGE, "a message was not finished in time")
 
-    def _fail(self, reason: Refusal, text: str) -> None:
+    def _fail(self, reason: RefusalReason, text: str) -> None:
         """Close the socket and forget what it holds, so that the account's other sockets do not suffer for it."""
         self.frames, self._fragments = [], 0
         if not self.close_sent and not self.transport.is_closing():
@@ -103,7 +103,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """Count a ping or pong. Too many cut the socket, because a close would wait for the client to read."""
         self._controls.take(1)
         if self._controls.wait() > 0:
-            self._gate.refused(Refusal.FLOOD)
+            self._gate.refused(RefusalReason.FLOOD)
             self.transport.abort()
         return self.transport.is_closing()
 

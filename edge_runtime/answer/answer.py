@@ -21,7 +21,7 @@ from edge_runtime.answer.inbox import (
     Written,
 )
 from edge_runtime.answer.jobs import DrafterJobs, UnderstudyJobs
-from edge_runtime.answer.reading_pacer import HeldToken
+from edge_runtime.answer.reading_pacer import ReadingPacer
 from edge_runtime.answer.stats import StatsRecorder
 from edge_runtime.answer.threads import DrafterThread, UnderstudyThread
 from edge_runtime.events import Event, LinkStatus
@@ -70,7 +70,7 @@ class Answer:
         self._display = Display(session, self._stats, decode, stops, why)
         self._jobs = DrafterJobs(session, worker, inbox, self._stats)
         self._understudy = UnderstudyJobs(session, understudy, inbox)
-        self._held = HeldToken(session.policy.offline_rate)
+        self._held = ReadingPacer(session.policy.offline_rate)
         self._support, self._compiling = support, None if support is None else asyncio.create_task(self._compile())
 
     async def run(self) -> AsyncIterator[Event]:

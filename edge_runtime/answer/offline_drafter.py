@@ -30,7 +30,7 @@ from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.prefix import common_prefix
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.config import TargetConfig
-from outrider_core.targets.understudy import Decoding, Guesser, Understudy
+from outrider_core.targets.understudy import Decoding, Understudy, UnderstudyDrafter
 
 #: nodes of the steps that are timed, one before each of the first tokens, and how often each is: the fastest counts
 TIMED_NODES, TIMES = (0, 4, 16), 3
@@ -52,8 +52,8 @@ class _Step:
     seconds: float = 0.0
 
 
-class Guesses:
-    """Guesses for one understudy. Not thread-safe: its thread calls.
+class OfflineDrafter:
+    """Drafts for one understudy. Not thread-safe: its thread calls.
 
     engine: of the drafter, which another drafter may use at the same time. features: the drafter's server half. shape:
     the largest trees. lookup: as of the runtime. mode: trees, or a token a step, pinned; None: whichever is faster.
@@ -176,7 +176,7 @@ class Guesses:
 
 
 def understudy_of(
-    bundle: Bundle, threads: int = 0, guesser: Callable[[TargetConfig], Guesser | None] | None = None
+    bundle: Bundle, threads: int = 0, drafter: Callable[[TargetConfig], UnderstudyDrafter | None] | None = None
 ) -> Understudy:
     """The understudy of `bundle`, which may carry none. The rest as of `Understudy`."""
     entry, manifest = bundle.manifest.understudy, bundle.manifest
@@ -187,25 +187,25 @@ def understudy_of(
         manifest.vocab_size,
         bundle.decode,
         threads,
-        guesser,
+        drafter,
     )
 
 
-def guesses_for(
+def offline_drafter_for(
     bundle: Bundle,
     engine: Engine,
     model: TargetConfig,
     shape: TreeShape = LARGEST,
     lookup: bool = True,
     mode: Mode | None = None,
-) -> Guesses | None:
-    """Guesses for the understudy of `bundle`, which has the shapes of `model`; None where that is not the drafter's own
-    target, or without a server half that can be used. The rest as of `Guesses`."""
+) -> OfflineDrafter | None:
+    """Drafts for the understudy of `bundle`, which has the shapes of `model`; None where that is not the drafter's own
+    target, or without a server half that can be used. The rest as of `OfflineDrafter`."""
     entry, path = bundle.manifest.understudy, bundle.path(SERVER_HALF_FILE)
     if not (entry and entry.source_hash == bundle.manifest.target_hash and path.is_file()):
         return None
     try:
-        return Guesses(bundle, engine, _server_half(path, bundle, model), shape, lookup, mode)
+        return OfflineDrafter(bundle, engine, _server_half(path, bundle, model), shape, lookup, mode)
     except Exception:  # whatever is wrong with a file that no manifest lists: it writes as well without
         return None
 

@@ -31,7 +31,7 @@ class _Reader:
         self._committed, self._next = committed, now + 1 / self._rate
 
 
-class HeldToken:
+class ReadingPacer:
     """At most one WriteToken, held until its time has come. The first one is not held."""
 
     def __init__(self, rate: float) -> None:

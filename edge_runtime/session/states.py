@@ -46,7 +46,7 @@ class PauseReason(StrEnum):
     ASKED = "asked"  #: somebody called `pause`
 
 
-class Event(StrEnum):
+class SessionEvent(StrEnum):
     """What may happen to a session: the method of `Session` that is called."""
 
     START = "start"
@@ -70,51 +70,51 @@ class Event(StrEnum):
 #: state -> event -> states that it may lead to, besides staying. CANCEL and STOP lead from everywhere to FINISHED;
 #: nothing leads away from there. Where `keep` adopts what was written, a new link, a retry or another mode ends being
 #: alone at once.
-TRANSITIONS: dict[State, dict[Event, tuple[State, ...]]] = {
+TRANSITIONS: dict[State, dict[SessionEvent, tuple[State, ...]]] = {
     State.DRAFTING: {
-        Event.START: (State.ALONE, State.WAITING, State.FINISHED),
-        Event.LINK_UP: (State.VERIFYING, State.STREAMING, State.ALONE, State.WAITING, State.FINISHED),
-        Event.LINK_DOWN: (State.ALONE, State.WAITING),
-        Event.MESSAGE: (State.ALONE, State.WAITING, State.FINISHED),
-        Event.TREE_READY: (State.VERIFYING,),
-        Event.TOKEN_WRITTEN: (State.VERIFYING,),
-        Event.TICK: (State.ALONE, State.WAITING),
-        Event.SET_MODE: (State.STREAMING,),
-        Event.PAUSE: (State.VERIFYING, State.STREAMING),
+        SessionEvent.START: (State.ALONE, State.WAITING, State.FINISHED),
+        SessionEvent.LINK_UP: (State.VERIFYING, State.STREAMING, State.ALONE, State.WAITING, State.FINISHED),
+        SessionEvent.LINK_DOWN: (State.ALONE, State.WAITING),
+        SessionEvent.MESSAGE: (State.ALONE, State.WAITING, State.FINISHED),
+        SessionEvent.TREE_READY: (State.VERIFYING,),
+        SessionEvent.TOKEN_WRITTEN: (State.VERIFYING,),
+        SessionEvent.TICK: (State.ALONE, State.WAITING),
+        SessionEvent.SET_MODE: (State.STREAMING,),
+        SessionEvent.PAUSE: (State.VERIFYING, State.STREAMING),
     },
     State.VERIFYING: {
-        Event.LINK_DOWN: (State.ALONE, State.WAITING),
-        Event.MESSAGE: (State.DRAFTING, State.STREAMING, State.ALONE, State.WAITING, State.FINISHED),
-        Event.TICK: (State.ALONE, State.WAITING),
+        SessionEvent.LINK_DOWN: (State.ALONE, State.WAITING),
+        SessionEvent.MESSAGE: (State.DRAFTING, State.STREAMING, State.ALONE, State.WAITING, State.FINISHED),
+        SessionEvent.TICK: (State.ALONE, State.WAITING),
     },
     State.STREAMING: {
-        Event.LINK_DOWN: (State.ALONE, State.WAITING),
-        Event.MESSAGE: (State.DRAFTING, State.VERIFYING, State.ALONE, State.WAITING, State.FINISHED),
-        Event.TICK: (State.ALONE, State.WAITING),
-        Event.SET_MODE: (State.DRAFTING, State.VERIFYING),
+        SessionEvent.LINK_DOWN: (State.ALONE, State.WAITING),
+        SessionEvent.MESSAGE: (State.DRAFTING, State.VERIFYING, State.ALONE, State.WAITING, State.FINISHED),
+        SessionEvent.TICK: (State.ALONE, State.WAITING),
+        SessionEvent.SET_MODE: (State.DRAFTING, State.VERIFYING),
     },
     State.ALONE: {
-        Event.LINK_UP: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
-        Event.MESSAGE: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
-        Event.TOKEN_WRITTEN: (State.WAITING, State.FINISHED),
-        Event.TICK: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
-        Event.SET_MODE: (State.DRAFTING, State.FINISHED),
-        Event.PAUSE: (State.WAITING,),
-        Event.SET_OBEYS: (State.WAITING,),
+        SessionEvent.LINK_UP: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
+        SessionEvent.MESSAGE: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
+        SessionEvent.TOKEN_WRITTEN: (State.WAITING, State.FINISHED),
+        SessionEvent.TICK: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
+        SessionEvent.SET_MODE: (State.DRAFTING, State.FINISHED),
+        SessionEvent.PAUSE: (State.WAITING,),
+        SessionEvent.SET_OBEYS: (State.WAITING,),
     },
     State.WAITING: {
-        Event.LINK_UP: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
-        Event.MESSAGE: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
-        Event.TICK: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
-        Event.SET_MODE: (State.DRAFTING, State.FINISHED),
-        Event.PROCEED: (State.ALONE,),
-        Event.SET_OBEYS: (State.ALONE,),
+        SessionEvent.LINK_UP: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
+        SessionEvent.MESSAGE: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
+        SessionEvent.TICK: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
+        SessionEvent.SET_MODE: (State.DRAFTING, State.FINISHED),
+        SessionEvent.PROCEED: (State.ALONE,),
+        SessionEvent.SET_OBEYS: (State.ALONE,),
     },
     State.FINISHED: {},
 }
 
 
-def allowed(before: State, event: Event) -> tuple[State, ...]:
+def allowed(before: State, event: SessionEvent) -> tuple[State, ...]:
     """Where `event` may lead from `before`."""
-    end = (State.FINISHED,) if event in (Event.CANCEL, Event.STOP) else ()
+    end = (State.FINISHED,) if event in (SessionEvent.CANCEL, SessionEvent.STOP) else ()
     return (before, *end, *TRANSITIONS[before].get(event, ()))

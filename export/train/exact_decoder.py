@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from outrider_core.targets.batch import Span
+from outrider_core.targets.batch import BlockRange
 from outrider_core.targets.bundle import TargetBundle
 from outrider_core.targets.part import POOL_BLOCK, Part
 from outrider_core.targets.runner import OnnxRunner
@@ -69,7 +69,7 @@ class Spans:
     """Which blocks of a pool belong to which slot, packed to its front."""
 
     def __init__(self, slots: int) -> None:
-        self._spans: list[Span | None] = [None] * slots
+        self._spans: list[BlockRange | None] = [None] * slots
 
     def base(self, slot: int) -> int:
         """The first pool row."""
@@ -90,9 +90,9 @@ class Spans:
             if span.first - first >= count:
                 break
             first = span.end
-        self._spans[slot] = Span(first, count)
+        self._spans[slot] = BlockRange(first, count)
 
-    def _of(self, slot: int) -> Span:
+    def _of(self, slot: int) -> BlockRange:
         span = self._spans[slot]
         assert span is not None
         return span

@@ -24,7 +24,7 @@ MOST_PADDING = 2.0
 
 
 @dataclass(frozen=True)
-class Span:
+class BlockRange:
     """Blocks of the pool that belong to a part: `count` from `first` on."""
 
     first: int
@@ -36,9 +36,9 @@ class Span:
         return self.first + self.count
 
 
-def span_of(part: Part) -> Span:
+def span_of(part: Part) -> BlockRange:
     """The blocks that a part reads and writes."""
-    return Span(part.base // POOL_BLOCK, -(-(part.past + len(part)) // POOL_BLOCK))
+    return BlockRange(part.base // POOL_BLOCK, -(-(part.past + len(part)) // POOL_BLOCK))
 
 
 def group_parts(parts: Sequence[Part], idle_blocks: int) -> list[list[int]]:
@@ -75,8 +75,8 @@ class Batch:
     def __init__(self, parts: Sequence[Part], config: TargetConfig) -> None:
         spans = [span_of(part) for part in parts]
         first = spans[0].first
-        self.span = Span(first, spans[-1].end - first)
-        local = [Span(span.first - first, span.count) for span in spans]
+        self.span = BlockRange(first, spans[-1].end - first)
+        local = [BlockRange(span.first - first, span.count) for span in spans]
         counts = [len(part) for part in parts]
         begins = np.cumsum(counts) - counts
         self.feeds: dict[str, NDArray[Any]] = {
@@ -89,7 +89,9 @@ class Batch:
         }
 
 
-def routes(counts: Sequence[int], spans: Sequence[Span], blocks: int, config: TargetConfig) -> dict[str, NDArray[Any]]:
+def routes(
+    counts: Sequence[int], spans: Sequence[BlockRange], blocks: int, config: TargetConfig
+) -> dict[str, NDArray[Any]]:
     """Which queries meet which block and which sums belong to which token: five inputs of the graph.
 
     counts: tokens of each part. spans: blocks of each part among the run's `blocks`.
@@ -127,7 +129,7 @@ def slots(rows: Ints, config: TargetConfig) -> Ints:
     return places
 
 
-def _joined_mask(parts: Sequence[Part], spans: Sequence[Span], blocks: int, group: int) -> Floats:
+def _joined_mask(parts: Sequence[Part], spans: Sequence[BlockRange], blocks: int, group: int) -> Floats:
     """0 where a token attends, else -inf: float32 [blocks, 1, group * padded, POOL_BLOCK]."""
     padded = max(len(part) for part in parts)
     joined = np.full((blocks, group, padded, POOL_BLOCK), -np.inf, np.float32)

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from outrider_core.targets.batch import Batch, Span, group_parts
+from outrider_core.targets.batch import Batch, BlockRange, group_parts
 from outrider_core.targets.bundle import TargetBundle
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.memory import give_back, untouched
@@ -41,7 +41,7 @@ class OnnxRunner:
         self._keys, self._values = untouched(shape), untouched(shape)
         self._value_scales = np.array(value_scales, np.float32)
         self._binding = self._session.io_binding()
-        self._bound = Span(0, 0)
+        self._bound = BlockRange(0, 0)
         # in the time that another run reads the 8-bit weights, attention reads half as many bytes
         self._idle_blocks = config.linear_weights // (4 * self._keys[:, 0].nbytes)
         self._small_runs: int | None = None  # since the last large one, whose memory is still held
@@ -131,7 +131,7 @@ class OnnxRunner:
         new = self._keys[-1][block, :, row], self._values[-1][block, :, row]
         return all(np.isfinite(each).all() for each in (logits, *new))
 
-    def _bind(self, span: Span) -> None:
+    def _bind(self, span: BlockRange) -> None:
         """Let the graph read and write these blocks of the pool in place."""
         if span == self._bound:
             return

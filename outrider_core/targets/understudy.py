@@ -60,8 +60,8 @@ class Decoding:
     rules: Rules | None = None
 
 
-class Guesser(Protocol):
-    """Foresees what an understudy writes."""
+class UnderstudyDrafter(Protocol):
+    """Drafts what an understudy may write next."""
 
     def tree(
         self, understudy: Understudy, text: list[int], decoding: Decoding, cancelled: Callable[[], bool]
@@ -102,7 +102,7 @@ class Understudy:
 
     manifest_sha256: of the manifest that belongs there. max_context: tokens of a text at most. vocab: of the target; it
     may be less than this model's, whose logits of the ids beyond are left out. decode: text of token ids. threads: of
-    the engine, 0: all cores. guesser: makes what foresees its words, so that one step may bring several tokens, once
+    the engine, 0: all cores. drafter: makes what foresees its words, so that one step may bring several tokens, once
     the model is loaded; None, or where it gives none: there is no such thing.
     """
 
@@ -114,7 +114,7 @@ class Understudy:
         vocab: int,
         decode: Callable[[list[int]], str],
         threads: int = 0,
-        guesser: Callable[[TargetConfig], Guesser | None] | None = None,
+        drafter: Callable[[TargetConfig], UnderstudyDrafter | None] | None = None,
     ) -> None:
         self._folder, self._manifest_sha256 = folder, manifest_sha256
         self._max_context, self._vocab, self._decode, self._threads = max_context, vocab, decode, threads
@@ -123,8 +123,8 @@ class Understudy:
         self._logits: Floats | None = None  # behind the last of these
         self._draft = _Written()
         self.drafted = 0  # tokens so far
-        self._make_guesser = guesser
-        self._guesser: Guesser | None = None
+        self._make_drafter = drafter
+        self._drafter: UnderstudyDrafter | None = None
         self._guess: _Guess | None = None  # below what is read
 
     @property
@@ -148,10 +148,10 @@ class Understudy:
             ) from error
         except Exception as error:  # the engine raises kinds of its own
             raise UnderstudyError(f"the understudy does not load: {' '.join(str(error).split())[:300]}") from None
-        make, self._make_guesser = self._make_guesser, None
+        make, self._make_drafter = self._make_drafter, None
         if make:
             with suppress(Exception):  # of the engine, or of files that are gone: it writes without
-                self._guesser = make(model.config) if _runs_trees(model) else None
+                self._drafter = make(model.config) if _runs_trees(model) else None
 
     def _check_manifest(self) -> None:
         path = self._folder / MANIFEST_FILE
@@ -164,8 +164,8 @@ class Understudy:
 
     def forget(self) -> None:
         """Forget what guesses were made from."""
-        if self._guesser:
-            self._guesser.forget()
+        if self._drafter:
+            self._drafter.forget()
 
     def unload(self) -> None:
         """Give its memory back."""
@@ -191,7 +191,7 @@ class Understudy:
 
     def read_to_write(self, text: list[int], decoding: Decoding, cancelled: Callable[[], bool] = lambda: False) -> bool:
         """`read`, before `next_token` is called with the same: the last step takes guesses along at what follows."""
-        if self._guesser is None:
+        if self._drafter is None:
             return self.read(text, cancelled)
         if not self._goes_on_with(text) and (not self.read(text[:-1] or text, cancelled) or cancelled()):
             return False
@@ -201,19 +201,19 @@ class Understudy:
                 return False
             base, began = len(self._read), time.perf_counter()
             logits = self._run(Part(0, base, (text[-1],), tree))
-            if self._guesser:
-                self._guesser.stepped(time.perf_counter() - began)
+            if self._drafter:
+                self._drafter.stepped(time.perf_counter() - began)
             self._read.append(text[-1])
             self._logits, self._guess = logits[0], _Guess(tree, logits[1:], base + 1)
         return True
 
     def _guessed(self, text: list[int], decoding: Decoding, cancelled: Callable[[], bool]) -> TokenTree:
         """What may follow; nothing, now and later, where guessing fails."""
-        assert self._guesser
+        assert self._drafter
         try:
-            return self._guesser.tree(self, text, decoding, cancelled)
+            return self._drafter.tree(self, text, decoding, cancelled)
         except Exception:  # of an engine, or of a server half that does not fit after all
-            self._guesser = None
+            self._drafter = None
             return TokenTree()
 
     def gather(self, layers: Sequence[int], positions: Sequence[int]) -> Floats:

@@ -6,7 +6,7 @@ import numpy as np
 
 from cloud.engine.features import PackedRows
 from cloud.engine.kvpool import KVPool
-from cloud.engine.sessions import SessionStore, Settled
+from cloud.engine.sessions import SessionStore, SettledRound
 from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Open, Verdict, Verify, pack_ids
@@ -43,7 +43,7 @@ def test_reopen_keeps_the_common_prefix() -> None:
 def test_reopen_keeps_the_last_reply_only_for_the_same_text() -> None:
     store, _, _ = make_store()
     verify = Verify(0, 1, 2, b"", b"")
-    settled = Settled(verify, Verdict(0, 1, 2, b"", 7, 0, b""), (7,))
+    settled = SettledRound(verify, Verdict(0, 1, 2, b"", 7, 0, b""), (7,))
     for tokens, sampling, kept in (
         ([1, 2], Sampling(), True),
         ([1, 2, 7], Sampling(), True),

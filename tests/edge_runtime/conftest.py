@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from edge_runtime.session.session import Session
-from edge_runtime.session.states import Event, State, allowed
+from edge_runtime.session.states import SessionEvent, State, allowed
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _transitions() -> Iterator[None]:
     inside = False  # an event that the session gives itself is part of another one
 
-    def held(event: Event) -> Callable[..., Any]:
+    def held(event: SessionEvent) -> Callable[..., Any]:
         inner = getattr(Session, event)
 
         @wraps(inner)
@@ -36,6 +36,6 @@ def _transitions() -> Iterator[None]:
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        for event in Event:
+        for event in SessionEvent:
             patch.setattr(Session, event, held(event))
         yield

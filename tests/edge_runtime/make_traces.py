@@ -23,7 +23,7 @@ from edge_runtime.session.actions import Action, AddRows, Send, WriteToken
 from edge_runtime.session.offline import REFUSED_SECONDS
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.session import Session
-from edge_runtime.session.states import Event, State
+from edge_runtime.session.states import SessionEvent, State
 from edge_runtime.session.timeouts import Patience, RoundTimer
 from edge_runtime.speed.controller import Mode
 from edge_runtime.speed.tuning import Tuning
@@ -207,7 +207,7 @@ class Recording:
     def __init__(self, world: World) -> None:
         self.world, self.inside = world, False
         self.setup, self.steps = setup_of(world.session), list[Any]()
-        for call in Event:
+        for call in SessionEvent:
             setattr(world.session, call, self._recorded(world.session, call))
 
     def _recorded(self, session: Session, call: str) -> Callable[..., list[Action]]:

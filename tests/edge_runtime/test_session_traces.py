@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.session.states import TRANSITIONS, Event, State, allowed
+from edge_runtime.session.states import TRANSITIONS, SessionEvent, State, allowed
 from tests.edge_runtime.make_traces import FILE, replay, traces
 
 
@@ -36,15 +36,15 @@ def test_a_session_that_acts_otherwise_is_noticed(recorded: list[dict[str, Any]]
 
 
 def test_every_event_and_every_arrow_is_there_and_none_besides_the_table(recorded: list[dict[str, Any]]) -> None:
-    calls, arrows = set[Event](), set[tuple[State, State]]()
+    calls, arrows = set[SessionEvent](), set[tuple[State, State]]()
     for trace in recorded:
         state = State.DRAFTING
         for call, _, _, after in trace["steps"]:
-            assert after in allowed(state, Event(call)), f"{trace['name']}: {call} leads from {state} to {after}"
-            calls.add(Event(call))
+            assert after in allowed(state, SessionEvent(call)), f"{trace['name']}: {call} leads from {state} to {after}"
+            calls.add(SessionEvent(call))
             arrows.add((state, State(after)))
             state = State(after)
-    assert calls == set(Event)
+    assert calls == set(SessionEvent)
     ends = {(state, State.FINISHED) for state in State}
     table = {(state, after) for state, events in TRANSITIONS.items() for many in events.values() for after in many}
     assert {(one, other) for one, other in arrows if one is not other} == table | ends - {(State.FINISHED,) * 2}

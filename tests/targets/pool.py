@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from outrider_core.protocol.tree import ROOT, TokenTree
-from outrider_core.targets.batch import Span, routes, slots
+from outrider_core.targets.batch import BlockRange, routes, slots
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.graph import TargetGraph
 from outrider_core.targets.part import POOL_BLOCK
@@ -44,7 +44,7 @@ class Pool:
         mask = np.full((len(ids), self.blocks * POOL_BLOCK), -np.inf, np.float32)
         for token, visible in enumerate(seen):
             mask[token, visible] = 0
-        count, whole = len(ids), Span(0, self.blocks)
+        count, whole = len(ids), BlockRange(0, self.blocks)
         tiled = np.tile(mask, (self.config.group, 1)).reshape(-1, self.blocks, POOL_BLOCK)
         inputs = {
             "ids": np.array(ids),

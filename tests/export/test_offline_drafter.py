@@ -15,7 +15,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from edge_runtime.answer.offline_drafter import TIMED_NODES, Guesses, guesses_for
+from edge_runtime.answer.offline_drafter import TIMED_NODES, OfflineDrafter, offline_drafter_for
 from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
@@ -30,7 +30,7 @@ from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.targets.bundle import open_target_bundle
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.source import TargetSource
-from outrider_core.targets.understudy import Decoding, Guesser, Understudy
+from outrider_core.targets.understudy import Decoding, Understudy, UnderstudyDrafter
 from tests.export.conftest import Bundles, Folders
 from tests.targets.plain import skip_unless_exact
 
@@ -55,7 +55,7 @@ def bundle(folder: Path) -> Bundle:
     return open_bundle(folder)
 
 
-def made(bundle: Bundle, guesser: Guesser | None = None) -> Understudy:
+def made(bundle: Bundle, drafter: UnderstudyDrafter | None = None) -> Understudy:
     entry, manifest = bundle.manifest.understudy, bundle.manifest
     assert entry
     folder = bundle.folder / entry.folder
@@ -66,19 +66,19 @@ def made(bundle: Bundle, guesser: Guesser | None = None) -> Understudy:
         manifest.vocab_size,
         lambda ids: "",
         1,
-        lambda model: guesser,
+        lambda model: drafter,
     )
 
 
-def found(bundle: Bundle, engine: Engine | None = None, mode: Mode | None = None) -> Guesses | None:
+def found(bundle: Bundle, engine: Engine | None = None, mode: Mode | None = None) -> OfflineDrafter | None:
     model = open_target_bundle(bundle.folder / UNDERSTUDY_FOLDER).config
-    return guesses_for(bundle, engine or open_engine(bundle, None, 1), model, mode=mode)
+    return offline_drafter_for(bundle, engine or open_engine(bundle, None, 1), model, mode=mode)
 
 
-def guesses(bundle: Bundle, mode: Mode | None = None) -> Guesses:
-    guesser = found(bundle, mode=mode)
-    assert guesser
-    return guesser
+def guesses(bundle: Bundle, mode: Mode | None = None) -> OfflineDrafter:
+    drafter = found(bundle, mode=mode)
+    assert drafter
+    return drafter
 
 
 def written(
@@ -160,13 +160,13 @@ def test_a_text_may_change_anywhere_below_and_beside_a_guess(bundle: Bundle) -> 
 def test_the_drafters_guesses_change_nothing_whatever_is_chosen(
     bundle: Bundle, mode: Mode | None, sampling: Sampling
 ) -> None:
-    guesser = guesses(bundle)
-    guesser.controller.pinned = mode
-    understudy = made(bundle, guesser)
+    drafter = guesses(bundle)
+    drafter.controller.pinned = mode
+    understudy = made(bundle, drafter)
     count = bundle.manifest.max_context - len(PROMPT)  # to the very end of the context
     assert written(understudy, count, sampling) == written(made(bundle), count, sampling)
     if mode is Mode.TREE:  # a random model repeats itself, and that is looked up
-        assert guesser.controller.pace.written > 0 and guesser.controller.pace.usual_tau > 1
+        assert drafter.controller.pace.written > 0 and drafter.controller.pace.usual_tau > 1
     assert written(understudy, 20, sampling) == written(made(bundle), 20, sampling)
 
 
@@ -186,44 +186,44 @@ class Timed:
 
 @pytest.mark.parametrize(("per_node", "chosen"), [(0.0, Mode.TREE), (50.0, Mode.STREAM)])
 def test_trees_are_drafted_only_where_they_make_it_faster(bundle: Bundle, per_node: float, chosen: Mode) -> None:
-    guesser = guesses(bundle)
-    timed = Timed(10.0, per_node, guesser._features._config.kv_width)
+    drafter = guesses(bundle)
+    timed = Timed(10.0, per_node, drafter._features._config.kv_width)
     text = [*PROMPT, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39] * 6  # lookup knows how it goes on
     size, trees = 40, 0
     while size < len(text) - 1:
-        tree = guesser.tree(timed, text[:size], Decoding(5), lambda: False)  # type: ignore[arg-type]
-        guesser.stepped(timed.time_step(len(tree)))
+        tree = drafter.tree(timed, text[:size], Decoding(5), lambda: False)  # type: ignore[arg-type]
+        drafter.stepped(timed.time_step(len(tree)))
         trees += bool(tree)
         node, size = tree.child(ROOT, text[size]), size + 1
         while node is not None and size < len(text) - 1:
             node, size = tree.child(node, text[size]), size + 1
-    curve = guesser.controller.pace.curve
+    curve = drafter.controller.pace.curve
     assert curve and curve.seconds == tuple(timed.time_step(nodes) for nodes in TIMED_NODES)
-    assert guesser.controller.mode is chosen
+    assert drafter.controller.mode is chosen
     assert trees <= 3 if chosen is Mode.STREAM else trees >= 4
 
 
 def test_trees_that_are_worth_nothing_cost_next_to_nothing(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many short answers to long prompts, which the drafter would have to read, by a clock of their own."""
-    guesser, clock = guesses(bundle), [0.0]
-    timed = Timed(0.02, 0.02, guesser._features._config.kv_width)
+    drafter, clock = guesses(bundle), [0.0]
+    timed = Timed(0.02, 0.02, drafter._features._config.kv_width)
     monkeypatch.setattr("edge_runtime.answer.offline_drafter.time.perf_counter", lambda: clock[0])
-    step = guesser._made.args[1].step
+    step = drafter._made.args[1].step
 
     def slow(*inputs: np.ndarray) -> object:
         clock[0] += 0.01 * len(inputs[0])
         return step(*inputs)
 
-    monkeypatch.setattr(guesser._made.args[1], "step", slow)
+    monkeypatch.setattr(drafter._made.args[1], "step", slow)
     rng, taken, plain = random.Random(0), 0.0, 0.0
     for answer in range(30):
         text = [1] + [rng.randrange(4, 199) for _ in range(150)]
         began = clock[0]
         for _ in range(40):
-            tree = guesser.tree(timed, text, Decoding(151), lambda: False)  # type: ignore[arg-type]
+            tree = drafter.tree(timed, text, Decoding(151), lambda: False)  # type: ignore[arg-type]
             seconds = timed.time_step(len(tree))
             clock[0] += seconds
-            guesser.stepped(seconds)
+            drafter.stepped(seconds)
             text.append(next(t for t in iter(lambda: rng.randrange(4, 199), 0) if tree.child(ROOT, t) is None))
         if answer >= 10:
             taken, plain = taken + clock[0] - began, plain + 40 * 0.02
@@ -245,9 +245,9 @@ def test_a_guess_below_a_text_that_was_given_up_is_not_taken(bundle: Bundle) -> 
 
 
 def test_rows_are_those_of_the_text(bundle: Bundle) -> None:
-    guesser = guesses(bundle)
-    guesser.controller.pinned = Mode.TREE
-    understudy = made(bundle, guesser)
+    drafter = guesses(bundle)
+    drafter.controller.pinned = Mode.TREE
+    understudy = made(bundle, drafter)
     text = [*PROMPT, *(token for token, _ in written(understudy, 30, Sampling()))]
     other = [*text[:10], *range(60, 90)]
     understudy.next_token(other, Decoding(10))
@@ -256,7 +256,7 @@ def test_rows_are_those_of_the_text(bundle: Bundle) -> None:
     another = made(bundle, fresh)
     written(another, 12, Sampling(temperature=1.0, seed=3))  # the first tokens time steps
     another.next_token(other, Decoding(10))
-    drafter, other_drafter = guesser._drafter, fresh._drafter
+    drafter, other_drafter = drafter._drafter, fresh._drafter
     assert drafter and other_drafter
     held = np.flatnonzero(other_drafter.rows.filled)
     assert held.tolist() == list(range(len(other) - 1)) == np.flatnonzero(drafter.rows.filled).tolist()
@@ -303,7 +303,7 @@ def test_guesses_want_the_drafters_own_target_and_its_server_half(folder: Path) 
 async def texts(bundle: Bundle, policy: Policy) -> tuple[list[int], bool]:
     async with EdgeRuntime(bundle, None, RuntimeOptions(policy=policy, threads=1)) as runtime:
         events = [event async for event in runtime.generate(PROMPT, max_new_tokens=40)]
-        return events[-1].token_ids, runtime._understudy.understudy._guesser is not None  # type: ignore[union-attr]
+        return events[-1].token_ids, runtime._understudy.understudy._drafter is not None  # type: ignore[union-attr]
 
 
 def test_a_device_alone_has_them(bundle: Bundle) -> None:
@@ -314,7 +314,7 @@ def test_a_device_alone_has_them(bundle: Bundle) -> None:
     assert not present and with_them == without
     linked = EdgeRuntime(bundle, "127.0.0.1:1", RuntimeOptions(threads=1))._understudy.understudy
     linked.load()
-    assert linked._guesser is None
+    assert linked._drafter is None
 
 
 class Failing:
@@ -325,25 +325,25 @@ class Failing:
 
 
 def test_guessing_that_fails_leaves_the_understudy_to_write(bundle: Bundle) -> None:
-    guesser = found(bundle, Failing(), Mode.TREE)
-    assert guesser
-    understudy = made(bundle, guesser)
+    drafter = found(bundle, Failing(), Mode.TREE)
+    assert drafter
+    understudy = made(bundle, drafter)
     assert written(understudy, 20, Sampling()) == written(made(bundle), 20, Sampling())
-    assert understudy._guesser is None
+    assert understudy._drafter is None
 
 
 def test_an_understudy_whose_guesses_cannot_be_made_writes_without(bundle: Bundle) -> None:
-    def make(model: TargetConfig) -> Guesser:
+    def make(model: TargetConfig) -> UnderstudyDrafter:
         raise OSError("no such file")
 
     understudy = made(bundle)
-    understudy._make_guesser = make
+    understudy._make_drafter = make
     assert written(understudy, 5, Sampling()) == written(made(bundle), 5, Sampling())
 
 
 def test_guessing_is_given_up_where_nobody_waits(bundle: Bundle) -> None:
-    guesser = guesses(bundle, Mode.TREE)
-    understudy = made(bundle, guesser)
+    drafter = guesses(bundle, Mode.TREE)
+    understudy = made(bundle, drafter)
     long = [1, *(4 + place % 190 for place in range(200))]
     for _ in range(6):  # the first tokens time steps
         understudy.next_token(PROMPT, Decoding(len(PROMPT)))
@@ -355,21 +355,21 @@ def test_guessing_is_given_up_where_nobody_waits(bundle: Bundle) -> None:
         return asked[0] >= 9  # the text is read, and some rows
 
     assert not understudy.read_to_write(long, Decoding(len(long)), cancelled)
-    assert guesser._rows < len(long) - 1 or len(guesser._drafter.cached) < len(long) - 1  # type: ignore[union-attr]
+    assert drafter._rows < len(long) - 1 or len(drafter._drafter.cached) < len(long) - 1  # type: ignore[union-attr]
     assert understudy.next_token(long, Decoding(5)) == made(bundle).next_token(long, Decoding(5))
 
 
 def test_what_is_forgotten_is_given_back(bundle: Bundle) -> None:
-    guesser = guesses(bundle, Mode.TREE)
-    understudy = made(bundle, guesser)
+    drafter = guesses(bundle, Mode.TREE)
+    understudy = made(bundle, drafter)
     written(understudy, 20, Sampling())
-    assert guesser._drafter and guesser._text
+    assert drafter._drafter and drafter._text
     understudy.forget()
-    assert guesser._drafter is None and not guesser._text and not guesser._rows
+    assert drafter._drafter is None and not drafter._text and not drafter._rows
     assert written(understudy, 20, Sampling()) == written(made(bundle), 20, Sampling())
-    assert guesser._drafter
+    assert drafter._drafter
     understudy.unload()
-    assert guesser._drafter is None  # type: ignore[unreachable]
+    assert drafter._drafter is None  # type: ignore[unreachable]
 
 
 def test_the_users_choices_reach_them(bundle: Bundle) -> None:
@@ -378,7 +378,7 @@ def test_the_users_choices_reach_them(bundle: Bundle) -> None:
         bundle, None, RuntimeOptions(threads=1, shape=shape, lookup=False), pinned=Pinned(mode="tree")
     )
     runtime._understudy.understudy.load()
-    guesser = runtime._understudy.understudy._guesser
-    assert isinstance(guesser, Guesses) and guesser.controller.pinned is Mode.TREE
-    written(made(bundle, guesser), 20, Sampling())
-    assert guesser._drafter and guesser._drafter.lookup is None and len(guesser._step.tree) <= 2  # type: ignore[union-attr]
+    drafter = runtime._understudy.understudy._drafter
+    assert isinstance(drafter, OfflineDrafter) and drafter.controller.pinned is Mode.TREE
+    written(made(bundle, drafter), 20, Sampling())
+    assert drafter._drafter and drafter._drafter.lookup is None and len(drafter._step.tree) <= 2  # type: ignore[union-attr]

@@ -5,7 +5,7 @@ import random
 import pytest
 from pytest import approx
 
-from edge_runtime.answer.reading_pacer import HeldToken, _Reader
+from edge_runtime.answer.reading_pacer import ReadingPacer, _Reader
 from edge_runtime.session.actions import WriteToken
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.states import Writer
@@ -53,7 +53,7 @@ def test_behind_what_the_target_verified_reading_begins_anew() -> None:
 def test_only_what_is_written_alone_is_read_at_that_pace(policy: Policy) -> None:
     world = World(random.Random(1), policy=policy)
     session, now = world.session, 100.0
-    held = HeldToken(policy.offline_rate)
+    held = ReadingPacer(policy.offline_rate)
 
     def write() -> bool:
         action = WriteToken(session.committed + session.provisional, session.job.version, Writer.DRAFTER)
