@@ -177,11 +177,18 @@ class EdgeRuntime:
     def fit_messages(
         self, messages: list[dict[str, Any]], reserve: int = 256, tools: Sequence[dict[str, Any]] = ()
     ) -> FittedMessages:
-        """The conversation without the oldest turns that would not fit into the context.
+        """Drop the oldest turns of a conversation until the rest fits into the context.
 
-        reserve: tokens to keep free for the answer. Instructions at the beginning and the last turn are never dropped.
-        The context is the bundle's, or the verifier's where that is smaller and there is a connection.
-        Raises ConversationTooLong, a ValueError, where the last turn alone does not fit.
+        Args:
+            messages: Chat messages. Instructions at the beginning and the last turn are never dropped.
+            reserve: Tokens to keep free for the answer.
+            tools: Functions that may be called, as OpenAI has them.
+
+        Returns:
+            What fits into the bundle's context, or the verifier's where that is smaller and there is a connection.
+
+        Raises:
+            ConversationTooLong: The last turn alone does not fit. It is a ValueError.
         """
         context = self.bundle.manifest.max_context
         if self.link and self.link.welcome:
@@ -211,19 +218,30 @@ class EdgeRuntime:
         tool_choice: str | Mapping[str, Any] = "auto",
         parallel_tool_calls: bool = True,
     ) -> AsyncGenerator[Event, None]:
-        """Answer `prompt`: text, chat messages or token ids. Yields events, the last one `Finished`.
+        """Answer a prompt. Closing the iterator cancels the answer.
 
-        max_new_tokens counts verified tokens only. temperature 0 is greedy. seed: the same seed gives the same text;
-        None picks one. stop: a string or strings that end the answer; they are not part of it. response_format,
-        logit_bias (by token id), the penalties and tools: as OpenAI has them; whoever writes is held to them. Under a
-        response_format or tools the device writes alone only where llguidance is installed; elsewhere such an answer
-        waits where there is no link. Calls stand in the text as `<tool_call>`; a prompt of token ids has to describe
-        the tools itself. Closing the iterator cancels.
-        Raises ValueError at once on an argument out of bounds and on a prompt that leaves no room. While events are
-        read: RuntimeError where the runtime is not entered or an answer is already on its way, DrafterFailed where
-        the device's engine fails, LinkRefused and EngineFailed only of a verifier in this process (`outrider.local`):
-        what one elsewhere refuses, another at its address may accept, so it is a link that is down, with the reason in
-        `LinkState.detail`.
+        Args:
+            prompt: Text, chat messages, or token ids; ids have to describe the tools themselves.
+            max_new_tokens: Verified tokens at most.
+            temperature: 0 is greedy.
+            top_k, top_p, min_p: Which tokens may be drawn; 0, 1 and 0 allow all.
+            seed: The same seed gives the same text; None picks one.
+            stop: A string or strings that end the answer; they are not part of it.
+            response_format, logit_bias, frequency_penalty, presence_penalty, tools, tool_choice, parallel_tool_calls:
+                As OpenAI has them (logit_bias by token id). Whoever writes keeps to them. Under a response_format or
+                tools the device writes alone only where llguidance is installed; elsewhere such an answer waits for
+                the link. Calls stand in the text as `<tool_call>`.
+
+        Returns:
+            Events (`edge_runtime.events`), the last one `Finished`.
+
+        Raises:
+            ValueError: At once: an argument is out of bounds, or the prompt leaves no room.
+            RuntimeError: While events are read: the runtime is not entered, or is answering already.
+            DrafterFailed: While events are read: the device's engine failed.
+            LinkRefused, EngineFailed: While events are read, only of a verifier in this process (`outrider.local`).
+                What a verifier elsewhere refuses, another at its address may accept: that is a link that is down, with
+                the reason in `LinkState.detail`.
         """
         sampling = checked_sampling(temperature, top_k, top_p, min_p, seed)
         length, stops = checked_length(max_new_tokens), checked_stops(stop)
@@ -273,11 +291,19 @@ class EdgeRuntime:
         )
 
     def resume(self, record: dict[str, Any]) -> AsyncGenerator[Event, None]:
-        """Go on with an answer that `record` wrote down, perhaps in a process that has ended. Events as of `generate`.
+        """Go on with an answer that `record` wrote down, perhaps in a process that has ended.
 
-        It waits for a verifier that computes as the one did that began it, where that one said how. Raises ValueError,
-        when the first event is asked for, on anything but a record of this bundle, and where the verifier in this
-        process computes otherwise.
+        It waits for a verifier that computes as the one did that began it, where that one said how.
+
+        Args:
+            record: What `record` returned.
+
+        Returns:
+            Events, as of `generate`.
+
+        Raises:
+            ValueError: When the first event is read: it is not a record of this bundle, or the verifier in this process
+                computes otherwise. The rest as of `generate`.
         """
 
         def begin() -> tuple[Session, list[str]]:
@@ -292,9 +318,12 @@ class EdgeRuntime:
         return self._run(begin)
 
     def record(self) -> dict[str, Any] | None:
-        """What `resume` needs to go on with the answer on its way, as JSON can carry it; None where there is none.
+        """Describe the answer on its way, so that `resume` can go on with it.
 
         Write it down after every event that matters to you: an app that is killed in mid-answer then loses nothing.
+
+        Returns:
+            What JSON can carry; None where no answer is on its way.
         """
         if self._answer is None:
             return None

@@ -42,15 +42,20 @@ class UnderstudyUse(StrEnum):
 class Policy:
     """Who writes, and what becomes of text that the device wrote alone. Plain strings such as "device-only" do too.
 
-    offline: "device-only", which waits for no link, goes on where "sentence" would wait; "pause" does not hold where an
-    understudy is about to write.
-    min_confidence: mean probability of the last tokens written, for "pause".
-    lead: unverified tokens at most, for "prefer-device".
-    offline_rate: tokens per second written alone while the target may come back, at most: faster than anybody reads,
-    and no more than that would be taken back. A writer that was slow, or whose words replace others, makes up for a
-    second of it. It does not hold "device-only" up.
-    understudy: "warm" costs computing time while the link is up.
-    Raises ValueError where a value is not one of those.
+    Args:
+        writer: Whose text an answer is.
+        on_return: What becomes of text that the device wrote alone, once the target is back.
+        offline: How far the device writes alone. "device-only", which waits for no link, goes on where "sentence" would
+            wait; "pause" does not hold where an understudy is about to write.
+        min_confidence: Mean probability of the last tokens written, for "pause".
+        lead: Unverified tokens at most, for "prefer-device".
+        offline_rate: Tokens per second at most that are written alone while the target may come back: faster than
+            anybody reads, and no more than that would be taken back. A writer that was slow, or whose words replace
+            others, makes up for a second of it. It does not hold "device-only" up.
+        understudy: What the understudy does; "warm" costs computing time while the link is up.
+
+    Raises:
+        ValueError: A value is not one of those.
     """
 
     writer: WhoWrites | str = WhoWrites.PREFER_CLOUD
