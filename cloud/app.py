@@ -63,7 +63,7 @@ class App:
         self._streams: dict[bytes, Stream] = {}
         self.sockets: set[DeviceSocket] = set()
         names = {settings.host, *(urlsplit(origin).hostname or "" for origin in settings.allow_origin)}
-        self._pages = PageRules(settings.allow_origin, names, needs_token=verifier.accounts.required)
+        self._pages = PageRules(settings.allow_origin, names, verifier.accounts.required, serves_pages=True)
         self._metrics_text = metrics
         self._metrics_account = settings.metrics_account
         routes: list[BaseRoute] = [

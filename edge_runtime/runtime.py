@@ -61,7 +61,8 @@ class EdgeRuntime:
 
     Raises:
         BundleError: The bundle has no engine that is installed here.
-        ValueError: The address is not one, or the token would travel in clear text.
+        LinkRefused: The address is not one, the token would travel in clear text, or the CA file holds no certificates.
+        EngineFailed: The verifier in this process is not running.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class EdgeRuntime:
 
         Raises:
             BundleError: The bundle is damaged or incomplete, or has no engine that is installed here. One line.
-            ValueError: As of the class.
+            LinkRefused, EngineFailed: As of the class.
         """
         return cls(open_bundle(folder), server, RuntimeOptions(**options), pinned)
 

@@ -122,7 +122,7 @@ class LocalVerifier:
 
 
 class LocalLink:
-    """A `Transport` without a socket: frames are encoded, checked and counted as `Link` does it.
+    """A `VerifierLink` without a socket: frames are encoded, checked and counted as `Link` does it.
 
     A failed step ends the answer with EngineFailed; an engine thread that has ended or hangs ends the link with it.
     """

@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 def is_loopback(host: str | None) -> bool:
     """Return whether a host, by name or address, can be reached from this machine only."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+        address = ipaddress.ip_address(host or "")
     except ValueError:
-        return False
+        return host == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def in_url(host: str) -> str:
@@ -70,8 +71,8 @@ def bearer(authorization: str | None, subprotocols: Sequence[str] = ()) -> str |
     Browsers set no headers for a WebSocket, but subprotocols.
     """
     scheme, _, token = (authorization or "").partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
-        return token.strip()
+    if scheme.lower() == "bearer" and (token := token.strip(" \t")):
+        return token
     return next((name.removeprefix("bearer.") for name in subprotocols if name.startswith("bearer.")), None)
 
 
@@ -82,17 +83,26 @@ class PageRules:
         origins: Pages that may, beside those of the server itself.
         names: Hosts under which pages may reach the server, beside localhost and IP addresses.
         needs_token: Every request needs a token; a stranger's page has none, so any host will do.
+        serves_pages: The server has pages of its own, which may use it.
     """
 
-    def __init__(self, origins: Collection[str], names: Collection[str] = (), needs_token: bool = False) -> None:
+    def __init__(
+        self,
+        origins: Collection[str],
+        names: Collection[str] = (),
+        needs_token: bool = False,
+        serves_pages: bool = False,
+    ) -> None:
         self._origins, self._names, self._needs_token = frozenset(origins), frozenset(names), needs_token
+        self._serves_pages = serves_pages
 
     def foreign(self, headers: Mapping[str, str]) -> bool:
         """Return whether the request comes from a page of an origin that is not allowed."""
         origin = headers.get("origin")
         if origin is None or origin in self._origins:
             return False
-        return origin.partition("://")[2] != headers.get("host") or self.rebound(headers)
+        own = self._serves_pages and origin.partition("://")[2] == headers.get("host")
+        return not own or self.rebound(headers)
 
     def rebound(self, headers: Mapping[str, str]) -> bool:
         """Return whether the request's Host may be a name of a stranger, who can point it to this machine."""

@@ -124,9 +124,11 @@ GOOD = "https://good.example"
     ],
 )
 def test_which_pages_may_ask(headers: dict[str, str], foreign: bool, rebound: bool) -> None:
-    pages = PageRules([GOOD], ["named.example"])
+    pages = PageRules([GOOD], ["named.example"], serves_pages=True)
     assert (pages.foreign(headers), pages.rebound(headers)) == (foreign, rebound)
-    guarded = PageRules([GOOD], [], needs_token=True)
+    guarded = PageRules([GOOD], [], needs_token=True, serves_pages=True)
     assert not guarded.rebound(headers)
     origin = headers.get("origin", GOOD)
     assert guarded.foreign(headers) == (origin not in (GOOD, f"http://{headers.get('host')}"))
+    without_pages = PageRules([GOOD])
+    assert without_pages.foreign(headers) == (origin != GOOD)

@@ -76,7 +76,7 @@ class Unsupported:
 
 @dataclass(frozen=True)
 class Failed:
-    """The answer cannot go on: the drafter's engine failed, or nothing can hold the answer to its constraint."""
+    """The answer cannot go on: the drafter's engine failed."""
 
     session: Session
     error: Exception

@@ -11,7 +11,7 @@ from outrider_core.drafting.drafter import Draft
 @dataclass
 class JobSlot:
     """busy: who has a job of this answer. ready: the tree to send next. version: of what is asked for; the result of a
-    job of another version is stale. Nobody else changes it."""
+    job of another version is stale."""
 
     busy: Writer | None = None
     ready: Draft | None = None

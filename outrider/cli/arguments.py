@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
     """Help begins with examples."""
 
     def __init__(self, examples: Sequence[str] = (), **options: object) -> None:
-        super().__init__(formatter_class=HelpFormatter, **options)  # type: ignore[arg-type]
+        super().__init__(formatter_class=HelpFormatter, allow_abbrev=False, **options)  # type: ignore[arg-type]
         self.examples = examples
 
     def format_help(self) -> str:

@@ -66,7 +66,7 @@ async def chat(options: ChatOptions, bundle: Bundle, server: str | LinkMaker | N
                 output.tell(f"cannot go on with the answer that was cut off: {error}")
                 continue
             if event is None:
-                output.note(reach.advice if reach.gave_up else "stopped")
+                output.note("stopped")
                 messages.pop()
             else:
                 messages.append({"role": "assistant", "content": event.verified + event.provisional})

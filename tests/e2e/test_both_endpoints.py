@@ -14,6 +14,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from outrider.cli.serve import Endpoint, run
 from outrider_core.chat.api.app import MAX_BODY
@@ -62,7 +63,7 @@ def served(
         if request.param == "verifier":
             yield Served(f"http://{address}/v1", verifier.model_name, texts)
             return
-        runtime = EdgeRuntime(bundle, address, patience=PATIENCE, threads=1, mode="tree")
+        runtime = EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE, threads=1), Pinned(mode="tree"))
         bound = bind("127.0.0.1", 0)
         loop, endpoint = asyncio.new_event_loop(), Endpoint(runtime, origins=[PAGE])
         task = loop.create_task(run(endpoint, bound))

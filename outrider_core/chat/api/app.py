@@ -78,8 +78,10 @@ def api_routes(backend: Backend) -> list[Route]:
 
     async def model(request: Request) -> Response:
         backend.admit(request)
-        check_model(request.path_params["name"], backend.model)
-        return _json(card)
+        name = request.path_params["name"]
+        if name:
+            check_model(name, backend.model)
+        return _json(card if name else model_list(card))
 
     return [
         *(Route(path, _Call(backend, parsed), methods=["POST"]) for path, parsed in PARSERS.items()),
@@ -100,12 +102,14 @@ def api_app(
         allow_private_network=True,
         expose_headers=["retry-after", "x-request-id"],
     )
-    return Starlette(
+    app = Starlette(
         middleware=[cors] if origins else [],
         routes=routes,
         lifespan=lifespan,
         exception_handlers={404: _no_such_route, 405: _no_such_route, ApiError: _refused},
     )
+    app.router.redirect_slashes = False  # a redirect names the scheme that a proxy's client did not use
+    return app
 
 
 async def _no_such_route(request: HTTPConnection, error: Exception) -> Response:
