@@ -62,7 +62,7 @@ class App:
         self.gate = Gate(settings, verifier.metrics)
         self._streams: dict[bytes, Stream] = {}
         self.sockets: set[DeviceSocket] = set()
-        names = {settings.host, *(urlsplit(origin).hostname or "" for origin in settings.allow_origin)}
+        names = {settings.host, *filter(None, (urlsplit(origin).hostname for origin in settings.allow_origin))}
         self._pages = PageRules(settings.allow_origin, names, verifier.accounts.required, serves_pages=True)
         self._metrics_text = metrics
         self._metrics_account = settings.metrics_account

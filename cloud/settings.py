@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
@@ -140,6 +141,13 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
+        for origin in self.allow_origin:
+            try:
+                named = origin == "null" or urlsplit(origin).hostname
+            except ValueError:
+                named = None
+            if not named:
+                raise ValueError(f"allow_origin {origin!r} is not an origin; write one as https://pages.example")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ValueError("ssl_certfile and ssl_keyfile go together; give both or none")
         self._check_engine()

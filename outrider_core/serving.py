@@ -35,9 +35,10 @@ def bind(host: str, port: int) -> list[socket.socket]:
         found = [
             (family, address) for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         ]
+        both = len({family for family, _ in found}) > 1
         for family, address in dict.fromkeys(found):
             try:
-                bound.append(_bound(family, (address[0], port, *address[2:])))
+                bound.append(_bound(family, (address[0], port, *address[2:]), both))
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
@@ -53,11 +54,14 @@ def bind(host: str, port: int) -> list[socket.socket]:
     return bound
 
 
-def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
+def _bound(family: int, address: tuple[Any, ...], both: bool) -> socket.socket:
+    """both: the name has addresses of IPv4 too, which have sockets of their own."""
     made = socket.socket(family)
     try:
         if os.name == "posix":  # elsewhere it would let two programs share a port
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if both and family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.bind(address)
     except OSError:
         made.close()

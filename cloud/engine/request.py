@@ -67,8 +67,12 @@ class EngineRequest:
 
     def answer(self, reply: Reply) -> None:
         """Send the last reply."""
-        self.status = Status.ENDED
+        self.end()
         self.send(reply, True)
+
+    def end(self) -> None:
+        """Nothing more is done for it. What it takes memory for goes: a connection may keep it for long."""
+        self.status, self.lookup = Status.ENDED, None
 
     def fail(self, code: int, text: str, retry_after_ms: int = 0) -> None:
         """Answer with an ERROR."""

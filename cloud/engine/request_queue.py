@@ -77,7 +77,7 @@ class RequestQueue:
                 case Close():
                     self._waiting.pop(request.session_id, None)
                     self._store.forget(request.session_id)
-                    request.status = Status.ENDED
+                    request.end()
         except Exception:
             log.exception("request failed", session=short_id(request.session_id), request=request.request_id)
             request.fail(ERR_INTERNAL, "the verifier failed on this request; OPEN again")
@@ -88,7 +88,8 @@ class RequestQueue:
             if session.round is not None and session.round.cancelled:
                 self._drop(session)
             if session.opening is not None and session.opening.cancelled:
-                session.opening.status, session.opening = Status.ENDED, None
+                session.opening.end()
+                session.opening = None
             answer_open(session, self._pool)
             if not session.requests:
                 del self._waiting[session.id]
@@ -118,7 +119,7 @@ class RequestQueue:
 
     def _open(self, request: EngineRequest, message: Open) -> None:
         if request.cancelled:
-            request.status = Status.ENDED
+            request.end()
             return
         self._waiting.pop(request.session_id, None)  # the connection has cancelled its requests
         session = self._store.open(
@@ -176,7 +177,7 @@ class RequestQueue:
         """Forget a cancelled round. Its seq counts as used, whether or not a step has run."""
         request = session.round
         assert request is not None and isinstance(request.message, Verify | Generate)
-        request.status = Status.ENDED
+        request.end()
         session.seq, session.settled, session.round = request.message.seq, None, None
 
 

@@ -208,7 +208,7 @@ class Connection:
         failure = None if rules.cancelled() else rules.exception()
         if rules.cancelled() or failure or self._streams.get(stream.number) is not stream:
             for request in held:
-                request.status = Status.ENDED  # the engine thread never gets them
+                request.end()  # the engine thread never gets them
             if failure and self._streams.get(stream.number) is stream:
                 asked = stream.round is not None
                 self._unbind(stream)

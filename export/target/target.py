@@ -22,13 +22,10 @@ from export.progress import Meter
 from export.target.target_options import TargetOptions
 from export.target.target_plan import TargetPlan, check_resources, make_plan, show_plan
 from export.target.target_report import describe, markdown
-from export.train.prompts import read_prompts
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.bundle import FORMAT_VERSION, TargetBundle, TargetBundleError
 from outrider_core.targets.source import TargetError
 
-#: what the target is asked where no --prompts are given
-PROMPTS_FILE = Path(__file__).parents[1] / "prompts.txt"
 #: in the folder under way
 BUNDLE_FOLDER, REFERENCE_FOLDER, ANSWERS_FILE, NOTE_FILE = "bundle", "reference", "answers.json", "note.json"
 REMEDY = "free some space there, or choose another --output-dir"
@@ -111,7 +108,7 @@ def _quality(plan: TargetPlan, aside: Path, bundle: TargetBundle, reference: Tar
     from outrider_core.targets.quality import compare
 
     options, path = plan.options, aside / ANSWERS_FILE
-    prompts = [turns[0] for turns in read_prompts(options.prompts or [PROMPTS_FILE])]
+    prompts = plan.prompts
     asked = {"prompts": prompts, "tokens": options.answer_tokens}
     kept = json.loads(path.read_text()) if path.is_file() else {}
     if kept.get("asked") != asked:

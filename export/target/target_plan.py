@@ -10,11 +10,14 @@ from rich.table import Table
 
 from export.places import lacking
 from export.target.target_options import TargetOptions
+from export.train.prompts import read_prompts
 from outrider_core.protocol.wire import MAX_TOKENS
 from outrider_core.targets.bundle import GRAPH_FILE, MANIFEST_FILE
 from outrider_core.targets.config import TargetConfig, UnsupportedTarget
 from outrider_core.targets.source import TargetError
 
+#: what the target is asked where no --prompts are given
+PROMPTS_FILE = Path(__file__).parents[1] / "prompts.txt"
 #: memory of the process itself and of what one layer takes to be rounded
 BASE_BYTES = 500_000_000
 #: a graph's weights that are in memory at once while it is loaded, over their size on disk (measured)
@@ -29,10 +32,11 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class TargetPlan:
-    """Sizes in bytes. with_reference: a float32 copy is made on the way."""
+    """Sizes in bytes. prompts: what both copies are asked. with_reference: a float32 copy is made on the way."""
 
     options: TargetOptions
     config: TargetConfig
+    prompts: list[str]
     bundle_bytes: int
     disk_bytes: int
     memory_bytes: int
@@ -56,6 +60,7 @@ def make_plan(options: TargetOptions) -> TargetPlan:
     return TargetPlan(
         options,
         config,
+        prompts=[turns[0] for turns in read_prompts(options.prompts or [PROMPTS_FILE])],
         bundle_bytes=size,
         disk_bytes=size + reference + (size if options.bits == 8 else 0),
         memory_bytes=int(BASE_BYTES + loaded),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,7 @@ def answer(target: Target, kind: Kind, conversations: list[Conversation], option
     Each rank takes its share of the conversations that no rank has answered yet, and writes a file of its own.
     """
     limits = AnswerLimits(options.max_prompt_tokens, options.max_new_tokens, options.max_tokens)
-    path = options.work_dir / f"answers-{key_of(target.model_hash, conversations, limits)}.jsonl"
+    path = options.work_dir / f"answers-{key_of(target.model_hash, conversations, astuple(limits))}.jsonl"
     with share.first_then_all():  # before any rank writes more
         done = {row["index"] for part in answer_files(path) for row in read_answers(part)}
     open_ones = [index for index in range(len(conversations)) if index not in done]

@@ -75,7 +75,8 @@ class TargetSource:
     @property
     def shown_name(self) -> str:
         """Its name without the folders it lies in: bundles travel, and places on this machine stay here."""
-        return self.path.name if Path(self.name).expanduser().exists() else self.name
+        is_place = self.name not in ALIASES and Path(self.name).expanduser().exists()
+        return self.path.name if is_place else self.name
 
     @property
     def converted_folder(self) -> Path:

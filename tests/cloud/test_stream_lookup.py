@@ -240,6 +240,19 @@ def test_what_is_known_of_a_text_goes_with_its_keys_and_values() -> None:
     assert all(stream.drawn == truth for stream in streams) and hand.verifier.engine.pool.evictions > 0
 
 
+def test_a_stream_that_has_ended_keeps_nothing_of_its_text() -> None:
+    """A connection may keep its last request until it asks again."""
+    hand, requests = looking_up(), []
+    hand.open(bytes(16), [4, 5] * 20)
+    hand.finish()
+    asked = hand.generate(bytes(16), 1, 40, 20)
+    while not asked.done:
+        requests += [session.round for session in hand.verifier.batcher.requests.waiting() if session.round]
+        hand.step()
+    assert any(request.generated == 20 for request in requests)
+    assert not any(request.lookup for request in requests)
+
+
 def test_where_nothing_can_be_drawn_the_tokens_before_have_come() -> None:
     """As in plain decoding: a chain that leads there is given up, and the tokens come one by one."""
     prompt = [4, 5] * 6

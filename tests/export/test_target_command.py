@@ -179,6 +179,14 @@ def test_a_dry_run_writes_nothing(
     assert "4-bit weights in blocks of 32" in shown and "GB" in shown and left(tmp_path) == []
 
 
+def test_prompts_are_read_before_anything_is_lowered(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--prompts", str(tmp_path / "missing.jsonl"), "--dry-run"]) == 1
+    told = capsys.readouterr().err
+    assert "missing.jsonl" in told and "lowering" not in told and left(tmp_path) == []
+
+
 def test_a_bundle_is_no_model(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--bits", "32"]) == 0
     made = tmp_path / "out" / "bundle"

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from outrider_core import cache
 from outrider_core.cache import REMEMBERED_BYTES, sha256_of
 from outrider_core.targets.identity import model_identity
+from outrider_core.targets.source import DEFAULT_TARGET, TargetSource
 
 
 @pytest.fixture(autouse=True)
@@ -189,3 +190,9 @@ def test_hashing_that_takes_long_says_so_once(
     assert [record.message for record in caplog.records] == [f"hashing {large.parent} (0.0 GB), once until it changes"]
     sha256_of([large])
     assert len(caplog.records) == 1
+
+
+def test_an_alias_stays_one_beside_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / DEFAULT_TARGET).mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert TargetSource(DEFAULT_TARGET, tmp_path / "weights.gguf").shown_name == DEFAULT_TARGET
