@@ -320,6 +320,7 @@ def test_that_masked_row_changes_no_result(numpy_runtime: dict[str, Method], pro
         target_hash="", target_layers=(0,), target_kv_heads=1, target_head_dim=4, vocab_size=30, draft_vocab_size=12,
         hidden_size=16, lsa_heads=1, lsa_kv_heads=1, lsa_mlp=8, heads=4, head_dim=4, sa_kv_heads=2, sa_mlp=24,
         ca_kv_heads=1, ca_mlp=24, rope_theta=100.0, norm_eps=1e-5, max_context=64, null_row=True,
+        final_norm=False,
     )  # fmt: skip
     torch.manual_seed(0)
     half = DeviceHalf(config)

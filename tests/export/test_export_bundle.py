@@ -410,11 +410,12 @@ def command(folders: Folders, output: Path, *more: str) -> list[str]:
 def refused(folders: Folders, copied: Path, reused: Reused) -> Callable[..., str]:
     """Call it with options: the one line with which writing fails, for a new folder and over a bundle."""
 
-    def refused(**options: Any) -> str:
+    def refused(target: Path | None = None, **options: Any) -> str:
         before, beside, lines = snapshot(copied), folders_of(copied), []
         for output in (copied.parent / "new", copied):
             with pytest.raises((OptionsError, BundleError, TargetError, DrafterError)) as caught:
-                write_bundle(replace(folders.options(output), **options))
+                source = {} if target is None else {"target": TargetSource.resolve(str(target))}
+                write_bundle(replace(folders.options(output), **source, **options))
             lines.append(str(caught.value))
             assert folders_of(copied) == beside
         assert snapshot(copied) == before
@@ -492,14 +493,14 @@ def own_target(folders: Folders, tmp_path: Path) -> tuple[Path, Path]:
 
 def test_drafter_of_another_target(folders: Folders, refused: Refused, tmp_path: Path) -> None:
     other = save_tiny_target(tmp_path / "target", tiny_model(seed=1, dtype=torch.float32))
-    line = refused(target=str(tmp_path / "target"))
+    line = refused(target=tmp_path / "target")
     assert f"was trained on target {folders.target_hash}, but" in line and other in line
 
 
 def test_target_without_chat_template(folders: Folders, refused: Refused, tmp_path: Path) -> None:
     target, drafter = own_target(folders, tmp_path)
     (target / "chat_template.jinja").unlink()
-    line = refused(target=str(target), drafter=drafter)
+    line = refused(target=target, drafter=drafter)
     assert line.endswith("has no chat template; add chat_template.jinja to its folder")
 
 
@@ -508,7 +509,7 @@ def test_target_without_eos(refused: Refused, tmp_path: Path) -> None:
     model.config.eos_token_id = model.generation_config.eos_token_id = None
     target_hash = save_tiny_target(tmp_path / "target", model)
     save_tiny_drafter(tmp_path / "drafter", model, target_hash)
-    line = refused(target=str(tmp_path / "target"), drafter=tmp_path / "drafter")
+    line = refused(target=tmp_path / "target", drafter=tmp_path / "drafter")
     assert line.endswith("names no eos_token_id, so no answer would ever end; add it to config.json")
 
 
@@ -530,7 +531,7 @@ def test_missing_drafter(refused: Refused, tmp_path: Path) -> None:
 
 
 def test_missing_target(refused: Refused, tmp_path: Path) -> None:
-    assert "no such folder" in refused(target=str(tmp_path / "nowhere"))
+    assert "no such folder" in refused(target=tmp_path / "nowhere")
 
 
 def test_tokenizer_without_a_fast_file(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
