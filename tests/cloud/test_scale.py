@@ -295,12 +295,12 @@ def test_serve_run_builds_from_a_config_file(
     folders: Path, hello: Hello, environment: dict[str, str], tmp_path: Path
 ) -> None:
     port = free_port()
-    arguments = {"model": str(folders / "target"), "drafter": str(folders / "drafter"), "max-context": 96, "threads": 1}
+    where = {"model": str(folders / "target"), "drafter": str(folders / "drafter")}
     application = {
         "name": "verifier",
         "route_prefix": "/",
         "import_path": "cloud.scale:build",
-        "args": {"replicas": 1, "sessions_per_replica": 8, **arguments},
+        "args": {"replicas": 1, "sessions_per_replica": 8, **where, "max-model-len": 96, "threads": 1},
     }
     config = {"http_options": {"host": "127.0.0.1", "port": port}, "applications": [application]}
     (tmp_path / "serve.yaml").write_text(json.dumps(config))  # JSON is YAML
