@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 
+from cloud.engine.fair_worker import FairWorker
 from cloud.telemetry import log
 from outrider_core.chat.grammar import (
     CompiledGrammars,
@@ -45,9 +45,7 @@ class ConstraintDesk:
         self._tokenizer: ChatTokenizer | None = None
         self._grammars: Grammars | None = None  # takes memory, so it is opened for the first answer that wants one
         self._compiled: OrderedDict[str, CompiledGrammars] = OrderedDict()
-        self._executor = ThreadPoolExecutor(1, "constraints")
-        self._lock = threading.Lock()
-        self._waiting: dict[str, deque[Callable[[], None]]] = {}
+        self._worker = FairWorker("constraints")
 
     def open(self, tokenizer: ChatTokenizer | None) -> None:
         """Offer grammars too, where there is a tokenizer and the installed packages allow it."""
@@ -77,53 +75,24 @@ class ConstraintDesk:
 
         The future raises GrammarError where the schema cannot be obeyed, or where `tokens` have not obeyed it.
         """
-        future: Future[Rules] = Future()
-        call = partial(self._prepare, future, account, constraint, tokens, cancelled)
-        with self._lock:
-            self._waiting.setdefault(account, deque()).append(call)
-        try:
-            self._executor.submit(self._next)
-        except RuntimeError:  # closed
-            future.cancel()
-        return future
+        return self._worker.submit(account, partial(self._prepare, account, constraint, tokens), cancelled)
 
     def close(self) -> None:
-        """End the thread; what waits is dropped."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """End the thread; what waits is cancelled."""
+        self._worker.close()
 
-    def _next(self) -> None:
-        """Run one call of the account whose turn it is."""
-        with self._lock:
-            account = next(iter(self._waiting))
-            queue = self._waiting.pop(account)
-            call = queue.popleft()
-            if queue:
-                self._waiting[account] = queue  # behind the other accounts'
-        call()
-
-    def _prepare(
-        self,
-        future: Future[Rules],
-        account: str,
-        constraint: Constraint,
-        tokens: Sequence[int],
-        cancelled: Callable[[], bool],
-    ) -> None:
-        if cancelled():
-            future.cancel()
-        if not future.set_running_or_notify_cancel():
-            return
+    def _prepare(self, account: str, constraint: Constraint, tokens: Sequence[int]) -> Rules:
         try:
             rules = Rules(constraint, self._grammar(account, constraint).matcher() if constraint.grammar else None)
             rules.follow(tokens)
             if rules.broken:
                 raise GrammarError(f"the answer so far does not obey its constraint: {rules.broken}")
-            future.set_result(rules)
-        except GrammarError as error:
-            future.set_exception(error)
+            return rules
+        except GrammarError:
+            raise
         except BaseException as error:  # a panic in Rust is no Exception
             log.error("constraint failed", error=type(error).__name__)
-            future.set_exception(GrammarError("the constraint cannot be obeyed: compiling it failed"))
+            raise GrammarError("the constraint cannot be obeyed: compiling it failed") from None
 
     def _grammar(self, account: str, constraint: Constraint) -> Grammar:
         """Compiled, or as it was compiled for this account before."""

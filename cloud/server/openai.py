@@ -18,10 +18,10 @@ from jinja2 import TemplateError
 from starlette.requests import HTTPConnection
 
 from cloud.engine.acceptance import Chances
+from cloud.engine.fair_worker import FairWorker
 from cloud.server.completion import RETRY_SECONDS, CompletionRecord, EngineSession
 from cloud.server.limits import BYTES_PER_TOKEN, Account, Gate, RefusalReason
 from cloud.server.service import Verifier
-from cloud.server.tokenizing import FairWorker
 from cloud.telemetry import log
 from cloud.telemetry.metrics import ERROR
 from cloud.telemetry.tracing import trace_of

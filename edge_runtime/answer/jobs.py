@@ -211,7 +211,7 @@ class UnderstudyJobs:
         def job() -> None:
             try:
                 event = work()
-            except Exception as error:
+            except BaseException as error:  # a panic in Rust is no Exception
                 event = UnderstudyFailed(self._session, " ".join(str(error).split()) or type(error).__name__)
             self._loop.call_soon_threadsafe(self._inbox.put_nowait, event)
 

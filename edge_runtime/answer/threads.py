@@ -48,6 +48,8 @@ class DrafterThread:
             job()
         except Exception as error:
             failed(error)
+        except BaseException as error:  # a panic in Rust is no Exception; its answer would wait forever
+            failed(RuntimeError(f"{type(error).__name__}: {error}"))
 
     def close(self) -> None:
         """Wait for what is under way, and end."""

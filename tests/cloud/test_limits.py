@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ import trustme
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cloud.auth import main as make_token
+from cloud.engine import fair_worker
+from cloud.engine.fair_worker import FairWorker
 from cloud.server.accounts import Accounts
 from cloud.server.service import Verifier
-from cloud.server.tokenizing import FairWorker
 from outrider_core.chat.tokenizer import chat_tokenizer_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
@@ -286,6 +288,7 @@ def test_accounts_take_turns_at_the_tokenizer() -> None:
         tasks = [asyncio.create_task(call) for call in calls]
         await asyncio.sleep(0.05)
         tasks[1].cancel()
+        await asyncio.sleep(0)  # what it waits for is cancelled too
         begun.set()
         await asyncio.gather(first, *tasks, return_exceptions=True)
         with pytest.raises(ZeroDivisionError):
@@ -297,6 +300,60 @@ def test_accounts_take_turns_at_the_tokenizer() -> None:
 
     asyncio.run(run())
     assert done == ["other", "bad", "other", "bad", "bad", "bad"]
+
+
+def test_a_call_that_comes_while_memory_is_given_back_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is given back once no call waits; one that comes during that waits for no other to wake its worker."""
+    giving, let = threading.Event(), threading.Event()
+
+    def give_back() -> None:
+        giving.set()
+        assert let.wait(HANG)
+
+    monkeypatch.setattr(fair_worker, "give_back", give_back)
+    monkeypatch.setattr(fair_worker, "LONG_SECONDS", 0.0)
+
+    async def run() -> None:
+        worker = FairWorker("test")
+        await worker.run("a", lambda: threading.Event().wait(0.001))
+        assert await asyncio.to_thread(giving.wait, HANG)
+        late = asyncio.create_task(worker.run("a", lambda: 7))
+        await asyncio.sleep(0)  # it is queued
+        let.set()
+        assert await asyncio.wait_for(late, 20) == 7
+
+    asyncio.run(run())
+
+
+def test_calls_from_many_threads_all_end() -> None:
+    worker, results = FairWorker("test"), list[list[int]]()
+
+    def ask(account: int) -> None:
+        results.append([worker.submit(str(account), partial(int, n)).result(HANG) for n in range(200)])
+
+    threads = [threading.Thread(target=ask, args=(account,)) for account in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [list(range(200))] * 8
+    worker.close()
+
+
+def test_a_worker_that_closes_leaves_no_caller_waiting() -> None:
+    worker, begun, let = FairWorker("test"), threading.Event(), threading.Event()
+
+    def wait() -> bool:
+        begun.set()
+        return let.wait(HANG)
+
+    running = worker.submit("a", wait)
+    assert begun.wait(HANG)
+    waiting = [worker.submit(account, lambda: 7) for account in "aab"]
+    worker.close()
+    let.set()
+    assert running.result(HANG) is True
+    assert all(future.cancelled() for future in (*waiting, worker.submit("a", lambda: 7)))
 
 
 def test_strangers_cannot_take_all_descriptors(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from edge_runtime.answer.inbox import Compared, InboxEvent, Written
+from edge_runtime.answer.inbox import Compared, Failed, InboxEvent, UnderstudyFailed, Written
 from edge_runtime.answer.jobs import DrafterJobs, UnderstudyJobs
 from edge_runtime.answer.stats import StatsRecorder
 from edge_runtime.answer.threads import DrafterThread, UnderstudyThread
@@ -153,5 +153,46 @@ def test_a_tree_for_comparison_ends_when_the_target_falls_silent() -> None:
         session.tuning.committed([*PROMPT, 9])
         assert session.tuning.pace.compared == 0.0
         thread.close()
+
+    asyncio.run(run())
+
+
+class Panic(BaseException):
+    """As pyo3 raises where Rust panics, such as llguidance's."""
+
+
+class Panicking(Understudy):
+    def __init__(self) -> None:
+        super().__init__(Path("nowhere"), "", 64, 5, lambda ids: "")
+
+    def load(self) -> None:
+        raise Panic("out of order")
+
+    def read(self, text: Sequence[int], cancelled: Callable[[], bool] = lambda: False) -> bool:
+        raise Panic("out of order")
+
+
+def panics(*_: object) -> None:
+    raise Panic("out of order")
+
+
+def test_a_panic_in_a_writers_thread_reaches_the_answer_that_waits_for_it() -> None:
+    drafter = type("Drafter", (), {"next_token": panics})()
+
+    async def run() -> None:
+        session, inbox = World(random.Random(0)).session, asyncio.Queue[InboxEvent]()
+        thread = DrafterThread(cast(Drafter, drafter))
+        DrafterJobs(session, thread, inbox, StatsRecorder(None)).write(
+            WriteToken(PROMPT, session.job.version, Writer.DRAFTER)
+        )
+        event = await asyncio.wait_for(inbox.get(), 20)
+        assert isinstance(event, Failed) and "Panic: out of order" in str(event.error)
+        thread.close()
+
+        understudy = UnderstudyThread(Panicking())
+        UnderstudyJobs(session, understudy, inbox).write(WriteToken(PROMPT, session.job.version, Writer.UNDERSTUDY))
+        failed = await asyncio.wait_for(inbox.get(), 20)
+        assert isinstance(failed, UnderstudyFailed) and failed.why == "out of order"
+        understudy.close()
 
     asyncio.run(run())
