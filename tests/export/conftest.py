@@ -28,13 +28,14 @@ from export.bundle.steps import example_inputs
 from export.bundle.to_executorch import write_executorch
 from export.bundle.to_onnx import write_onnx
 from export.train.features import FeatureCache
-from outrider_core.drafting.bundle import MANIFEST
+from outrider_core.drafting.bundle import MANIFEST, BundleError, open_bundle
 from outrider_core.drafting.engines import Engine
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.moa import DeviceHalf, device_half_on
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target, open_target
 from outrider_core.targets.source import TargetSource
+from tests.export.checkpoints import Place, make_model
 from tests.export.tiny_training import some_sequences
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model, tiny_target
 from tests.waiting import HANG
@@ -258,3 +259,51 @@ def config(target: Target) -> MoAConfig:
 @pytest.fixture
 def cache(target: Target, config: MoAConfig, tmp_path: Path) -> FeatureCache:
     return FeatureCache(target, config, some_sequences(23), tmp_path / "features")
+
+
+@pytest.fixture
+def exact(bundles: Bundles) -> Path:
+    """A float32 bundle, not to be changed."""
+    return bundles()
+
+
+@pytest.fixture
+def copied(exact: Path, tmp_path: Path) -> Path:
+    """A bundle that a test may break."""
+    return Path(shutil.copytree(exact, tmp_path / "copied"))
+
+
+def command(folders: Folders, output: Path, *more: str) -> list[str]:
+    return ["bundle", "--target", str(folders.target), "--drafter", str(folders.drafter), "--output-dir", str(output),
+            "--quant", "fp32", *more]  # fmt: skip
+
+
+def folders_of(output: Path) -> set[str]:
+    return {path.name for path in output.parent.iterdir()}
+
+
+def no_call(*_: object, **__: object) -> None:
+    raise AssertionError("this must not be called")
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], tuple[Any, Path]]:
+    kinds = [("llama", False), ("llama", True), ("qwen2", False), ("qwen2", True)]
+    found = {}
+    for family, tied in kinds:
+        folder, model = tmp_path_factory.mktemp("target") / family, make_model(family, tied)
+        model.save_pretrained(folder)
+        found[family, tied] = model, folder
+    return found
+
+
+@pytest.fixture
+def place(tmp_path: Path, targets: dict[tuple[str, bool], tuple[Any, Path]]) -> Place:
+    return Place(tmp_path, *targets["llama", False])
+
+
+def open_error(folder: Path) -> str:
+    with pytest.raises(BundleError) as caught:
+        open_bundle(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

@@ -21,8 +21,8 @@ from outrider_core.drafting.drafter import Drafter, TreeShape
 from outrider_core.drafting.engines import Engine, open_engine
 from outrider_core.models.moa import DeviceHalf
 from outrider_core.protocol.sampling import Sampling
+from tests.export.checkpoints import VOCAB, Place, make_model
 from tests.export.conftest import Folders, correlation, eager_half, expected, stored, tree_inputs, write_loosely
-from tests.export.test_reference_import import VOCAB, Place, make_model
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model, tiny_tokenizer
 
 
