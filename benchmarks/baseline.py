@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from edge_runtime.link.websocket import Arrived, Link, LinkDown, LinkEvent, LinkRefused, LinkUp
 from outrider_core.drafting.bundle import Bundle
@@ -64,24 +65,32 @@ async def plain_decode(
 
 
 async def call_per_token(
-    server: str, bundle: Bundle, prompt: list[int], max_new: int, silence: float = 10.0
+    server: str,
+    bundle: Bundle,
+    prompt: list[int],
+    max_new: int,
+    silence: float = 10.0,
+    token: str | None = None,
+    ca_file: Path | None = None,
 ) -> PlainAnswer:
     """Ask for every token apart, as a client does that neither drafts nor streams. Greedy.
 
     A link that is lost, or silent for `silence` seconds, is dialled again, and what is missing is asked for. Raises
     TimeoutError where nothing comes for that long and `GIVE_UP` seconds.
     """
-    async with _dialled(server, bundle) as (link, events):
+    async with _dialled(server, bundle, token, ca_file) as (link, events):
         return await _one(link, events, 0, prompt, Sampling(), max_new, 1, set(bundle.manifest.eos_ids), silence)
 
 
 @asynccontextmanager
-async def _dialled(server: str, bundle: Bundle) -> AsyncIterator[tuple[Link, asyncio.Queue[LinkEvent]]]:
+async def _dialled(
+    server: str, bundle: Bundle, token: str | None = None, ca_file: Path | None = None
+) -> AsyncIterator[tuple[Link, asyncio.Queue[LinkEvent]]]:
     """A link that is up, and its events from then on."""
     manifest = bundle.manifest
     events: asyncio.Queue[LinkEvent] = asyncio.Queue()
     hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-baseline")
-    link = Link(server, hello, events.put_nowait)
+    link = Link(server, hello, events.put_nowait, token, ca_file)
     task = asyncio.create_task(link.run())
     try:
         while not isinstance(event := await asyncio.wait_for(events.get(), 30), LinkUp):

@@ -11,7 +11,7 @@ import numpy as np
 from rich.progress import Progress
 
 from benchmarks.command import Figures
-from benchmarks.links import PROFILES, EmulatedLink, Profile
+from benchmarks.links import PROFILES, LabLink, Profile
 from edge_runtime.events import Finished, Provisional, RolledBack, Verified
 from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
@@ -60,7 +60,8 @@ async def break_answers(bench: Bench) -> Figures:
             interrupted = True
     stalls = counts.stalls
     return {
-        "machine": describe_machine(), "cuts": counts.faults, "answers": counts.answers, "devices": options.devices,
+        "machine": describe_machine(), "packets": options.packets, "cuts": counts.faults, "answers": counts.answers,
+        "devices": options.devices,
         "understudy": options.understudy, "understudy_tokens": counts.understudy, "interrupted": interrupted,
         "answers_that_differ": counts.wrong, "screens_that_differ": counts.lost, "given_up": counts.given_up,
         "provisional": counts.provisional, "rolled_back": counts.rolled_back, "stalls": len(stalls),
@@ -75,8 +76,10 @@ async def _break_one(bench: Bench, port: int, rng: random.Random, counts: _Count
     number, counts.begun = rng.randrange(len(bench.prompts)), counts.begun + 1
     policy = Policy(understudy=options.understudy)
     async with (
-        EmulatedLink(port, profile, rng.randrange(2**32)) as link,
-        EdgeRuntime(bench.bundle, link.address, RuntimeOptions(threads=bench.threads, policy=policy)) as runtime,
+        bench.link(port, profile, rng.randrange(2**32)) as link,
+        EdgeRuntime(
+            bench.bundle, link.address, RuntimeOptions(threads=bench.threads, policy=policy, **bench.pass_)
+        ) as runtime,
         link.weather(),
     ):
         breaker = asyncio.create_task(_break(link, rng, profile))
@@ -109,7 +112,7 @@ def harmed(figures: Figures) -> int:
     return int(figures.get("answers_that_differ", 0) + figures.get("screens_that_differ", 0))
 
 
-async def _break(link: EmulatedLink, rng: random.Random, profile: Profile) -> None:
+async def _break(link: LabLink, rng: random.Random, profile: Profile) -> None:
     """One to five faults; between them some rounds get through."""
     for _ in range(rng.randint(1, 5)):
         await asyncio.sleep(rng.expovariate(1 / (0.8 + 4 * profile.rtt / 1000)))

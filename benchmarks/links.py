@@ -59,26 +59,83 @@ PROFILES = {
 }
 
 
-class EmulatedLink:
+class LabLink:
+    """A link of this profile to a verifier, with its outages and its luck, and faults by hand.
+
+    `silent` (what is sent reaches nobody), `cut()` (every connection is reset), `delay` (seconds each way, on top of
+    the profile's). The profile's own outages come within `weather()`, and chance starts over with it: links of one seed
+    have the same luck in the same weather. dilation: the profile's time runs slower by this factor than the clock.
+    """
+
+    def __init__(self, profile: Profile | None, seed: int, delay: float, dilation: float) -> None:
+        self.profile, self.delay, self.dilation = profile or Profile("plain"), delay, dilation
+        self.silent = self.held = False
+        self.up = self.down = 0  # bytes forwarded
+        self.cuts = 0
+        self._seed, self.rng = seed, random.Random(seed)
+
+    @property
+    def address(self) -> str:
+        """Where the device dials."""
+        raise NotImplementedError
+
+    def cut(self) -> None:
+        """Reset every connection; counted where there was one."""
+        raise NotImplementedError
+
+    def strand(self) -> None:
+        """What is sent over connections that are open now reaches nobody, however long they stay open."""
+        raise NotImplementedError
+
+    @contextlib.asynccontextmanager
+    async def weather(self, phase: float = 0.5) -> AsyncIterator[None]:
+        """Within, the profile's outages come round, the first one after `phase` periods; it decides the luck too."""
+        self.rng.seed(f"{self._seed} {phase}")
+        outages = asyncio.create_task(self._outages(phase))
+        try:
+            yield
+        finally:
+            outages.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await outages
+
+    async def _outages(self, phase: float) -> None:
+        profile, dilation = self.profile, self.dilation
+        if not profile.outage:
+            return
+        await asyncio.sleep(dilation * profile.period * phase)
+        while True:
+            self.held = True
+            if profile.half_open:
+                self.strand()
+            try:
+                await asyncio.sleep(dilation * profile.outage)
+            finally:
+                self.held = False
+            await asyncio.sleep(dilation * (profile.period - profile.outage))
+
+    def trip(self) -> float:
+        """Seconds that the next packet takes, one way, without losses."""
+        profile, seconds = self.profile, self.profile.rtt / 2000
+        if profile.jitter:  # gamma distributed, and so is a round trip: a steep start and a long tail
+            spread = profile.jitter / 1000
+            seconds = self.rng.gammavariate((profile.rtt / 1000 / spread) ** 2 / 2, spread**2 / (profile.rtt / 1000))
+        return self.delay + self.dilation * seconds
+
+
+class EmulatedLink(LabLink):
     """Listens on loopback and forwards to `upstream_port` over a link of this profile.
 
-    Faults by hand, while it runs: `silent` (bytes are swallowed, and those that follow them in that direction even
-    later; connections stay open; who dials waits, as TCP asks again), `held` (bytes wait), `cut()`, `delay` (seconds
-    each way, on top of the profile's). The profile's own outages come within `weather()`, and chance starts over with
-    it: links of one seed have the same luck in the same weather. dilation: the profile's time runs slower by this
-    factor than the clock.
+    While it is `silent`, bytes are swallowed, and those that follow them in that direction even later; connections stay
+    open, and who dials waits, as TCP asks again. While it is `held`, as in an outage, bytes wait.
     """
 
     def __init__(
         self, upstream_port: int, profile: Profile | None = None, seed: int = 0, delay: float = 0.0, dilation: float = 1
     ) -> None:
-        self.upstream_port, self.profile, self.delay = upstream_port, profile or Profile("plain"), delay
-        self.dilation = dilation
-        self.silent = self.held = False
+        super().__init__(profile, seed, delay, dilation)
+        self.upstream_port = upstream_port
         self.port = 0
-        self.up = self.down = 0  # bytes forwarded
-        self.cuts = 0
-        self._seed, self._rng = seed, random.Random(seed)
         self._server: asyncio.Server | None = None
         self._pipes: set[_Pipe] = set()
 
@@ -97,38 +154,13 @@ class EmulatedLink:
         return f"127.0.0.1:{self.port}"
 
     def cut(self) -> None:
-        """Reset every connection; counted where there was one."""
         self.cuts += bool(self._pipes)
         for pipe in list(self._pipes):
             pipe.abort()
 
-    @contextlib.asynccontextmanager
-    async def weather(self, phase: float = 0.5) -> AsyncIterator[None]:
-        """Within, the profile's outages come round, the first one after `phase` periods; it decides the luck too."""
-        self._rng.seed(f"{self._seed} {phase}")
-        outages = asyncio.create_task(self._outages(phase))
-        try:
-            yield
-        finally:
-            outages.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await outages
-
-    async def _outages(self, phase: float) -> None:
-        profile, dilation = self.profile, self.dilation
-        if not profile.outage:
-            return
-        await asyncio.sleep(dilation * profile.period * phase)
-        while True:
-            self.held = True
-            if profile.half_open:
-                for pipe in self._pipes:
-                    pipe.dead = True
-            try:
-                await asyncio.sleep(dilation * profile.outage)
-            finally:
-                self.held = False
-            await asyncio.sleep(dilation * (profile.period - profile.outage))
+    def strand(self) -> None:
+        for pipe in self._pipes:
+            pipe.dead = True
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -151,14 +183,11 @@ class EmulatedLink:
 
     def arrival(self, packets: int, at: float) -> float:
         """When a chunk of `packets` packets that leaves at `at` arrives."""
-        profile, seconds = self.profile, self.profile.rtt / 2000
-        if profile.jitter:  # gamma distributed, and so is a round trip: a steep start and a long tail
-            spread = profile.jitter / 1000
-            seconds = self._rng.gammavariate((profile.rtt / 1000 / spread) ** 2 / 2, spread**2 / (profile.rtt / 1000))
+        profile, late = self.profile, self.trip()
         if profile.loss:
-            lost = sum(self._rng.random() < profile.loss / 100 for _ in range(packets))
-            seconds += lost * max(LEAST_RETRY, RETRY_TRIPS * profile.rtt / 1000)
-        return at + self.delay + self.dilation * seconds
+            lost = sum(self.rng.random() < profile.loss / 100 for _ in range(packets))
+            late += self.dilation * lost * max(LEAST_RETRY, RETRY_TRIPS * profile.rtt / 1000)
+        return at + late
 
 
 class _Pipe:

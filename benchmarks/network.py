@@ -4,6 +4,7 @@
     python -m benchmarks.network --prompts questions.jsonl --profiles wifi 4g --step-ms 60
     python -m benchmarks.network --prompts questions.jsonl --profiles 4g --sweep 2 4 8 16 32 62
     python -m benchmarks.network --prompts questions.jsonl --cuts 500             faults in place of figures
+    python -m benchmarks.network --prompts questions.jsonl --packets              links of real packets, with TLS
 
 Modes: `ahead` trees with drafting ahead; `tree` without; `stream` the target writes and streams; `plain` the same by a
 verifier without lookup, one step a token; `token` a call for each token; `controller` whatever the device chooses;
@@ -38,6 +39,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 from rich.console import Console
@@ -47,8 +49,9 @@ from benchmarks.baseline import call_per_token
 from benchmarks.command import VERIFIER_DTYPE, Figures, common_arguments, conclude
 from benchmarks.cores import Cores
 from benchmarks.link_faults import break_answers, harmed
-from benchmarks.links import PROFILES, EmulatedLink, Profile
+from benchmarks.links import PROFILES, EmulatedLink, LabLink, Profile
 from benchmarks.network_report import plot, show
+from benchmarks.packets import TOKEN, FarVerifier, Laboratory, PacketLink, enter_own_network
 from benchmarks.questions import as_question, read_questions
 from benchmarks.slow_device import SlowEngine
 from cloud.torch_engine.process import PLAIN_STREAMS, VerifierProcess
@@ -85,6 +88,13 @@ UNDERSTUDY_MODES = {"warm", "understudy-first"}
 DEFAULT_MODES = ("ahead", "tree", "stream", "token", "controller", "device")
 #: the shares of its multiples lie evenly in [0, 1)
 GOLDEN_RATIO = (1 + 5**0.5) / 2
+
+
+class _Pass(TypedDict, total=False):
+    """Keywords of whoever dials."""
+
+    token: str
+    ca_file: Path
 
 
 @dataclass
@@ -154,6 +164,17 @@ class Bench:
         self.prompts = [question.prompt for question in questions]
         self.truth: dict[int, list[int]] = {}
         self._verifiers: dict[tuple[str, ...], VerifierProcess] = {}
+        self._laboratory = stack.enter_context(Laboratory()) if options.packets else None
+        #: what a device needs to know to be let in
+        self.pass_: _Pass = {}
+        if self._laboratory:
+            self.pass_ = {"token": TOKEN, "ca_file": self._laboratory.ca_file}
+
+    def link(self, port: int, profile: Profile | None, seed: int) -> EmulatedLink | PacketLink:
+        """One of `profile` to a verifier of this bench."""
+        if self._laboratory:
+            return PacketLink(self._laboratory, port, profile, seed, dilation=self.options.dilation)
+        return EmulatedLink(port, profile, seed, dilation=self.options.dilation)
 
     async def verifier(self, more: Sequence[str] = (), module: str = "") -> VerifierProcess:
         """One with these flags too, started when it is first asked for. module: runs it; "": the product's own."""
@@ -166,7 +187,10 @@ class Bench:
                 flags = ["--step-ms", str(options.dilation * options.step_ms), *flags]
             module = module or "cloud.verifier"
             log = options.json.with_name("verifier.log")
-            process = VerifierProcess(options.drafter, log, *flags, module=module)
+            if self._laboratory:
+                process: VerifierProcess = FarVerifier(self._laboratory, options.drafter, log, *flags, module=module)
+            else:
+                process = VerifierProcess(options.drafter, log, *flags, module=module)
             self._verifiers[own] = process
             self.stack.callback(process.stop)
             with self.cores.of(self.cores.verifier):
@@ -176,9 +200,12 @@ class Bench:
         return self._verifiers[own]
 
     async def learn_truth(self) -> None:
-        """The target's own answers, one step a token, over no link at all."""
+        """The target's own answers, one step a token, over a perfect link."""
         verifier = await self.verifier(PLAIN_STREAMS)
-        async with EdgeRuntime(self.bundle, verifier.address, pinned=Pinned(mode="stream")) as runtime:
+        async with (
+            self.link(verifier.port, None, 0) as link,
+            EdgeRuntime(self.bundle, link.address, RuntimeOptions(**self.pass_), Pinned(mode="stream")) as runtime,
+        ):
             for number in range(len(self.prompts)):
                 run = Run()
                 await self.answer(runtime, number, run)
@@ -220,7 +247,7 @@ async def measure(options: argparse.Namespace, console: Console) -> Figures:
     return {
         "machine": describe_machine(), "questions": len(bench.prompts),
         "max_new_tokens": options.max_new_tokens, "dtype": options.dtype, "step_ms": options.step_ms,
-        "device_step_ms": options.device_step_ms, "dilation": options.dilation,
+        "device_step_ms": options.device_step_ms, "dilation": options.dilation, "packets": options.packets,
         "cores": str(bench.cores), "profiles": profiles,
     }  # fmt: skip
 
@@ -236,12 +263,11 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
     runs = {name: Run(options.dilation) for name in variants}
     async with AsyncExitStack() as stack:
         runtimes: dict[str, EdgeRuntime] = {}
-        links: dict[str, EmulatedLink] = {}
+        links: dict[str, LabLink] = {}
         for name, settings in variants.items():
             module = name if name in options.stream_by else ""
             port = (await bench.verifier(VERIFIERS.get(name, ()), module)).port
-            link = links[name] = EmulatedLink(port, profile, options.seed, dilation=options.dilation)
-            await stack.enter_async_context(link)
+            link = links[name] = await stack.enter_async_context(bench.link(port, profile, options.seed))
             if settings is None:
                 continue
             engine = SlowEngine(
@@ -249,7 +275,7 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
             )
             policy, pinned = settings
             chosen = RuntimeOptions(
-                policy=policy, engine=engine, shape=shapes.get(name, TreeShape(nodes=options.nodes))
+                policy=policy, engine=engine, shape=shapes.get(name, TreeShape(nodes=options.nodes)), **bench.pass_
             )
             runtime = runtimes[name] = await stack.enter_async_context(
                 EdgeRuntime(bench.bundle, link.address, chosen, pinned)
@@ -272,11 +298,11 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
     return {name: run.figures(name == "device") for name, run in runs.items()}
 
 
-async def per_token(bench: Bench, link: EmulatedLink, number: int, run: Run) -> None:
+async def per_token(bench: Bench, link: LabLink, number: int, run: Run) -> None:
     """One call for each token, as a client without a drafter and without streaming makes."""
     options, dilation = bench.options, bench.options.dilation
     answer = await call_per_token(
-        link.address, bench.bundle, bench.prompts[number], options.max_new_tokens, 10 * dilation
+        link.address, bench.bundle, bench.prompts[number], options.max_new_tokens, 10 * dilation, **bench.pass_
     )
     seconds, first, tokens = answer.seconds / dilation, answer.first_token_seconds / dilation, len(answer.tokens)
     run.add(tokens, seconds)
@@ -345,6 +371,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="with --cuts: who else writes alone, where the bundle carries an understudy",
     )
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="with --cuts: so many answers at once")
+    parser.add_argument(
+        "--packets",
+        action="store_true",
+        help="links of real packets between two network namespaces, with TLS (Linux; needs the right to make them)",
+    )
     parser.add_argument("--step-ms", type=float, default=0.0, help="let the target's steps take at least this long")
     parser.add_argument(
         "--device-step-ms",
@@ -371,6 +402,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--dilation must be 1 or more")
     if options.cuts and options.dilation != 1:
         parser.error("--cuts measures no speed: leave --dilation out")
+    if options.packets:
+        enter_own_network([sys.executable, "-m", "benchmarks.network", *(sys.argv[1:] if argv is None else argv)])
     console = Console(width=None if sys.stdout.isatty() else 140)
 
     bad: list[int] = []

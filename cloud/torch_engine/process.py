@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ def free_port() -> int:
 class VerifierProcess:
     """A verifier on loopback. `arguments` are added to its command line; its output goes to `log`.
 
-    module: the module to run; it must take a verifier's options.
+    module: the module to run; it must take a verifier's options. trust: knows its certificate; None: it serves without.
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class VerifierProcess:
         *arguments: str,
         port: int | None = None,
         module: str = "cloud.verifier",
+        trust: ssl.SSLContext | None = None,
     ) -> None:
         self.port = port or free_port()
+        self.trust = trust
         self.log = log
         self.command = [sys.executable, "-m", module, "--drafter", str(drafter), "--port", str(self.port), *arguments]
         self.process: subprocess.Popen[bytes] | None = None
@@ -63,7 +66,8 @@ class VerifierProcess:
             tail = self.log.read_text(errors="replace").strip().splitlines()[-1:]
             raise RuntimeError(f"the verifier ended with {self.process.returncode}: {' '.join(tail)}; see {self.log}")
         try:
-            with urllib.request.urlopen(f"http://{self.address}/readyz", timeout=1) as answer:
+            url = f"{'https' if self.trust else 'http'}://{self.address}/readyz"
+            with urllib.request.urlopen(url, timeout=1, context=self.trust) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
